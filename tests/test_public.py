@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,13 +151,22 @@ def test_what_measures_accuracy_reads_no_private_module() -> None:
     assert not [path.name for path in programs if private.search(path.read_text(encoding="utf-8"))]
 
 
+def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Yield the imports of a module, those in functions too; what only type checkers see is not loaded."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            yield child
+        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _imports(child)
+
+
 def test_no_modules_import_one_another() -> None:
-    """What modules import when they are loaded goes one way, inside packages too."""
+    """What modules import, when they are loaded or in a function, goes one way, inside packages too."""
     root = Path(sw.__file__).parent.parent
     paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("shardwise/**/*.py")}
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
-        loaded = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ImportFrom)]
+        loaded = list(_imports(ast.parse(path.read_bytes())))
         names = ((f"{node.module}.{each.name}", f"{node.module}.__init__", node.module) for node in loaded
                  for each in node.names)  # fmt: skip
         graph[name] = {next(one for one in (*some, "") if one in paths or not one) for some in names} - {""}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypedDict
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
-from shardwise.hardware._cluster import Cluster, Tier
 from shardwise.hardware._device import Device, Fact
-from shardwise.hardware._links import HOST_LINK, LOCAL, NETWORK, Link, find_link
+from shardwise.hardware._links import HOST_LINK, LOCAL, NETWORK, Link, Tier, find_link
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
 
@@ -61,14 +61,26 @@ class _Draft:
         return link.latency_seconds
 
 
-def build_cluster(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:
-    """Return the cluster of a device and the options given in SI units, with the tiers given or the device's usual."""
+class ClusterFields(TypedDict):
+    """What a `Cluster` is made of."""
+
+    device: Device
+    num_devices: int
+    tiers: tuple[Tier, ...]
+    devices_per_node: int
+    usd_per_device_hour: float | None
+    name: str
+    assumptions: tuple[str, ...]
+
+
+def cluster_fields(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> ClusterFields:
+    """Return the fields of a cluster from its device and options in SI units; tiers left out are the usual ones."""
     draft = _Draft(found, given)
     draft.assume_fact("usable_memory_bytes")
     sizes = _sizes(draft)
     made = tiers or _tiers(draft, sizes)
     price = _price(draft)
-    return Cluster(
+    return ClusterFields(
         device=draft.device,
         num_devices=sizes.total,
         tiers=made,

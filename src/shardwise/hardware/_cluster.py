@@ -9,40 +9,18 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
-from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.errors import InputError, Problems
+from shardwise.files import read_toml
+from shardwise.hardware._build import cluster_fields
+from shardwise.hardware._catalogue import Lookup
 from shardwise.hardware._device import Device
-from shardwise.hardware._quantity import COUNT, RATE, SECONDS, USD, check_number
+from shardwise.hardware._links import Tier
+from shardwise.hardware._parse import fields_of_table, fields_of_text
+from shardwise.hardware._quantity import COUNT, USD, check_number
+from shardwise.hardware._toml import in_file
 from shardwise.records import dataclass
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """One level of the network: `size` devices reach each other over it, each at a rate in one direction.
-
-    `size` counts the devices inside one domain of the tier, all inner tiers included; the rate is per device, after
-    oversubscription; the latency is of one step, in seconds. `mesh` is how many devices are joined pairwise where
-    there is no switch: a group of fewer has only the links between its members. 0 is a switch.
-    """
-
-    name: str
-    size: int
-    bytes_per_second: float
-    latency_seconds: float
-    in_network: bool
-    mesh: int = 0
-
-    def __post_init__(self) -> None:
-        problems = Problems()
-        for word, quantity in (("size", COUNT), ("bytes_per_second", RATE), ("latency_seconds", SECONDS)):
-            with problems.collect():
-                check_number(quantity, getattr(self, word), word)
-        if not isinstance(self.in_network, bool):
-            rule, remedy = "must be true or false", "use true where the switch reduces"
-            problems.add("in_network", plain(self.in_network), rule, remedy)
-        if problems.items:
-            raise InputError(Problem(f"tiers.{self.name}.{p.field}", p.value, p.rule, p.remedy) for p in problems.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +74,7 @@ class Cluster:
         >>> Cluster.parse("2x4xa100-sxm-80gb", nics).tiers[-1].bytes_per_second
         12500000000.0
         """
-        from shardwise.hardware._parse import parse_cluster
-
-        return parse_cluster(text, overrides)
+        return cls(**fields_of_text(text, overrides))
 
     @classmethod
     def load(cls, path: str | Path, follow: bool = False) -> Cluster:
@@ -106,9 +82,11 @@ class Cluster:
 
         A file of its device lies below it, or anywhere where `follow` says so.
         """
-        from shardwise.hardware._parse import load_cluster
-
-        return load_cluster(Path(path), follow)
+        table = read_toml(Path(path), "cluster")
+        try:
+            return cls(**fields_of_table(table, Path(path), follow))
+        except InputError as error:
+            raise InputError(in_file(Path(path).name, error.problems)) from None
 
     def with_tiers(self, tiers: Iterable[Tier]) -> Cluster:
         """Return the cluster with these tiers, for example a domain of 72, a pod and a spine.
@@ -118,6 +96,11 @@ class Cluster:
         'nvlink'
         """
         return replace(self, tiers=tuple(tiers))
+
+
+def build_cluster(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:
+    """Return the cluster of a device and the options given in SI units, with the tiers given or the device's usual."""
+    return Cluster(**cluster_fields(name, found, given, tiers))
 
 
 def part_of(cluster: Cluster, num_devices: int) -> Cluster:

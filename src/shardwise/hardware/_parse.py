@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from shardwise.errors import InputError, Problems, plain
-from shardwise.files import below, read_toml
-from shardwise.hardware._build import build_cluster
+from shardwise.files import below
+from shardwise.hardware._build import ClusterFields, cluster_fields
 from shardwise.hardware._catalogue import Lookup, find_device, load_device
 from shardwise.hardware._clouds import Rented, find_price, find_rented
-from shardwise.hardware._cluster import Cluster, Tier
+from shardwise.hardware._links import Tier
 from shardwise.hardware._quantity import (
     BYTES,
     COUNT,
@@ -29,7 +29,7 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
-from shardwise.hardware._toml import device_from_table, in_file
+from shardwise.hardware._toml import device_from_table
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:[A-Za-z-]+)?")
@@ -59,8 +59,8 @@ OVERRIDES: Mapping[str, Quantity] = MappingProxyType(
 _TIER: Mapping[str, Quantity] = MappingProxyType({"size": COUNT, "bandwidth": RATE, "latency": SECONDS})
 
 
-def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
-    """Return the cluster of a text and its overrides; see `Cluster.parse`."""
+def fields_of_text(text: str, overrides: Mapping[str, object]) -> ClusterFields:
+    """Return the fields of the cluster of a text and its overrides; see `Cluster.parse`."""
     match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         fail("cluster", text, "is not a number of devices", _SHAPE)
@@ -91,7 +91,7 @@ def parse_cluster(text: str, overrides: Mapping[str, object]) -> Cluster:
     if named_price:
         given["price"], note = find_price(str(words), found.device.name)
         found = Lookup(device=found.device, assumptions=(*found.assumptions, note))
-    return build_cluster(text.strip(), found, {**counts, **given})
+    return cluster_fields(text.strip(), found, {**counts, **given})
 
 
 def _instances(
@@ -109,9 +109,9 @@ def _instances(
     return {**options, **number}, Lookup(device=found.device, assumptions=(*found.assumptions, *notes))
 
 
-def load_cluster(path: Path, follow: bool) -> Cluster:
-    """Return the cluster of a TOML file; see `Cluster.load`."""
-    table = dict(read_toml(path, "cluster"))
+def fields_of_table(content: Mapping[str, object], path: Path, follow: bool) -> ClusterFields:
+    """Return the fields of the cluster that the table of a TOML file describes; see `Cluster.load`."""
+    table = dict(content)
     name, device, rows = table.pop("name", path.stem), table.pop("device", None), table.pop("tiers", [])
     problems = Problems()
     found = None
@@ -122,8 +122,8 @@ def load_cluster(path: Path, follow: bool) -> Cluster:
     given.setdefault("num_devices", tiers[-1].size if tiers else 1)
     if found is not None and not problems.items:
         with problems.collect():
-            return build_cluster(str(name), found, given, tiers)
-    raise InputError(in_file(path.name, problems.items))
+            return cluster_fields(str(name), found, given, tiers)
+    raise InputError(problems.items)
 
 
 def _device_of(device: object, path: Path, follow: bool) -> Lookup:

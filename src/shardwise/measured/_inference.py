@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.errors import InputError, Known
-from shardwise.hardware import Cluster, Device, Lookup
-from shardwise.hardware._build import build_cluster
+from shardwise.hardware import Cluster, Device, Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._context import Context
 from shardwise.measured._engines import (

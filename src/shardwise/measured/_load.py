@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from shardwise.cost import band_of
-from shardwise.hardware import Lookup
-from shardwise.hardware._build import build_cluster
+from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._engines import release
 from shardwise.measured._record import Record, refuse

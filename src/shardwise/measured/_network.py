@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster, Device, Lookup
-from shardwise.hardware._build import build_cluster
+from shardwise.hardware import Cluster, Device, Lookup, build_cluster
 from shardwise.measured._record import Record
 from shardwise.measured._rules import network_words
 

@@ -1,8 +1,8 @@
 """What a model is."""
 
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE, Projection
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
-from shardwise.models._importer import model_from_config
-from shardwise.models._load import load_model, model_names
+from shardwise.models._load import model_names
 from shardwise.models._mixers import (
     Attention,
     CompressedAttention,
@@ -14,7 +14,7 @@ from shardwise.models._mixers import (
     State,
     TokenCache,
 )
-from shardwise.models._model import MLP, Block, FeedForward, Model, MoE, Projection
+from shardwise.models._model import Model, load_model, model_from_config, model_from_sizes
 from shardwise.models._recurrent import (
     GatedDelta,
     LightningAttention,
@@ -25,12 +25,12 @@ from shardwise.models._recurrent import (
     Rwkv,
     ShortConv,
 )
-from shardwise.models._sizes import model_from_sizes
 
 __all__ = [
     "FIELDS",
     "MLP",
     "SIZE_FIELDS",
+    "Architecture",
     "Attention",
     "Block",
     "CompressedAttention",

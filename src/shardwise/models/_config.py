@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwise.errors import Problem, Problems
+from shardwise.models._architecture import MOST_PREDICTIONS
 from shardwise.models._fields import FIELDS, NO_EFFECT, keys_of
-from shardwise.models._model import MOST_PREDICTIONS
 from shardwise.records import dataclass
 
 DROPOUTS = (

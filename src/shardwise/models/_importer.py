@@ -1,4 +1,4 @@
-"""From the keys of a configuration file to a `Model`."""
+"""From the keys of a configuration file to a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
+from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
-from shardwise.models._model import Model
 from shardwise.models._wrapped import PARTS, Part, Unwrapped, unwrap
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
 
@@ -37,22 +37,15 @@ _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
 _CROSSES = ("is_encoder_decoder", "add_cross_attention")
 
 
-def model_from_config(
+def architecture_from_config(
     raw: Mapping[str, Any],
     *,
     name: str = "",
     overrides: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     part: Part = "",
-) -> Model:
-    """Return the model that a Hugging Face style configuration describes.
-
-    A file of several parts is refused, each part named, unless `part` "text" asks for its language model alone.
-
-    >>> keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
-    >>> model_from_config(keys).hidden
-    768
-    """
+) -> Architecture:
+    """Return what `model_from_config` makes a model of."""
     if part not in PARTS:
         raise InputError([Problem("part", part, "is unknown", "use text for the language model alone")])
     file = unwrap(raw)
@@ -66,7 +59,7 @@ def model_from_config(
     return replace(model, name=name or model.name)
 
 
-def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Model:
+def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Architecture:
     """Return the language model of a file."""
     more = file.notes
     stated, model_type = _model_type(file, more)

@@ -11,27 +11,19 @@ from typing import Any, cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_json
-from shardwise.models._importer import model_from_config
-from shardwise.models._model import Model
+from shardwise.models._architecture import Architecture
+from shardwise.models._importer import architecture_from_config
+from shardwise.models._sizes import architecture_from_sizes
 from shardwise.models._wrapped import Part
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
 
 
-def load_model(
+def found_architecture(
     name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
-) -> Model:
-    """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
-
-    A catalogue name wins over a path of the same name; write "./gpt2" for the path. Overrides are by names of `FIELDS`.
-    `part` "text" reads the language model alone of a file that has other parts beside it.
-
-    >>> load_model("llama-3.1-70b").num_layers
-    80
-    >>> load_model("meta-llama/Llama-3.1-70B", {"num_layers": 2}).assumptions
-    ('override: num_layers = 2 (was 80)',)
-    """
+) -> Architecture:
+    """Return what `load_model` loads."""
     word = os.fspath(name_or_path)
     own = find_own("models", word)
     if own is not None:
@@ -72,18 +64,16 @@ def _own_config(file: OwnFile) -> Any:
     return content["config"] if nested else content
 
 
-def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: Part) -> Model:
+def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
     config = _own_config(file)
     if isinstance(config, dict) and "model_type" not in config:
         return _from_sizes(file, {**config, **(overrides or {})})
-    return model_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),), part=part)
+    return architecture_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),), part=part)
 
 
-def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Model:
+def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Architecture:
     """Return the model of a file that states sizes alone, without a family."""
-    from shardwise.models._sizes import model_from_sizes
-
-    model = model_from_sizes(sizes)
+    model = architecture_from_sizes(sizes)
     return replace(model, name=file.name, assumptions=(note_of(file), *model.assumptions))
 
 
@@ -125,15 +115,15 @@ def find(word: str) -> str | None:
     return None
 
 
-def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Model:
+def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Architecture:
     entry = catalogue()[name]
     notes = [f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", [])]
     if "beside" in entry:
         notes.append(f"only the language model is counted, without its {entry['beside']}")
-    return model_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+    return architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
 
 
-def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:
+def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
     folder = os.path.isdir(path)
     file = os.path.join(path, "config.json") if folder else path
     if folder and os.path.isfile(os.path.join(path, "model_index.json")):
@@ -143,7 +133,7 @@ def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Mo
     name = os.path.basename(file)
     named_by_folder = name == "config.json"
     stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
-    return model_from_config(_read(file), name=stem, overrides=overrides, part=part)
+    return architecture_from_config(_read(file), name=stem, overrides=overrides, part=part)
 
 
 def _read(file: str) -> Any:
@@ -151,7 +141,7 @@ def _read(file: str) -> Any:
     return read_json(file, "model", constants=True)
 
 
-def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Model:
+def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
     if word.count("/") != 1 or not all(word.split("/")):
         raise _fail(word, "is neither a catalogue name, a path nor a hub id")
     try:
@@ -162,7 +152,7 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Mod
         file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
         raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
-    return model_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
+    return architecture_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
 
 
 def _fail(word: str, rule: str) -> InputError:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.errors import InputError, Problems
+from shardwise.models._architecture import Architecture
 from shardwise.models._fields import FIELDS, SIZE_FIELDS
-from shardwise.models._importer import model_from_config
-from shardwise.models._model import Model
+from shardwise.models._importer import architecture_from_config
 
 VOCAB = 51200
 CONTEXT = 2048
@@ -62,17 +62,8 @@ class _Sizes:
         return size
 
 
-def model_from_sizes(fields: Mapping[str, Any]) -> Model:
-    """Return the model of some sizes, by names of `FIELDS` and `SIZE_FIELDS`; raises `InputError` with all problems.
-
-    Its assumptions list every default that was taken.
-
-    >>> model = model_from_sizes({"num_layers": 96, "hidden_size": 12288, "tied": True})
-    >>> model.layers[0].feed_forward.ffn, model.num_layers
-    (49152, 96)
-    >>> model.assumptions[0]
-    'gated false: two products and biases, as GPT has; gated models have three'
-    """
+def architecture_from_sizes(fields: Mapping[str, Any]) -> Architecture:
+    """Return what `model_from_sizes` makes a model of."""
     sizes = _Sizes(fields)
     _refuse_others(sizes)
     hidden, layers = sizes.whole("hidden_size"), sizes.whole("num_layers")
@@ -94,10 +85,10 @@ def _name(fields: Mapping[str, Any]) -> str:
     return f"{fields.get('num_layers')}-layers-{fields.get('hidden_size')}-wide{experts}"
 
 
-def _checked(sizes: _Sizes, config: dict[str, Any], name: str) -> Model:
+def _checked(sizes: _Sizes, config: dict[str, Any], name: str) -> Architecture:
     """Return the model, or raise what is wrong with single fields, what contradicts, and what the importer finds."""
     try:
-        found = model_from_config(config, name=name, notes=sizes.notes)
+        found = architecture_from_config(config, name=name, notes=sizes.notes)
     except InputError as error:
         # What follows from a field that is missing or wrong here already says nothing new.
         seen = {p.field for p in sizes.problems.items}

@@ -24,7 +24,7 @@ from shardwise.models import (
     MoE,
     NormKind,
 )
-from shardwise.models._model import MOST_PREDICTIONS, Activation
+from shardwise.models._architecture import MOST_PREDICTIONS, Activation
 
 _ACTIVATIONS: tuple[tuple[str, Activation, bool], ...] = (
     ("swiglu", "silu", True),

@@ -18,7 +18,7 @@ from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
 from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
-from shardwise.models._model import Activation
+from shardwise.models._architecture import Activation
 from shardwise.plans import Plan, Training
 from shardwise.plans.schedules import round_size
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
+from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
-from shardwise.models._model import Model
 from shardwise.models.families._parts import Row
 
 _MODULES = {
@@ -94,13 +94,13 @@ DESCRIBED: tuple[str, ...] = ("bloom", "mpt", "falcon", "nemotron", "phi", "gpt_
 """Model types that are also written field by field; the fields then have the last word."""
 
 
-def builder(model_type: str, described: bool = False) -> Callable[[Config], Model]:
+def builder(model_type: str, described: bool = False) -> Callable[[Config], Architecture]:
     """Return the function that makes a model of this type, from its class's keys or from a description."""
     row: Row = import_module(f"shardwise.models.families.{FAMILIES[model_type]}").ROWS[model_type]
     build = import_module("shardwise.models.families.described").build if described else row.build
 
-    def built(config: Config) -> Model:
+    def built(config: Config) -> Architecture:
         config.facts = row.facts
-        return cast(Model, build(config))
+        return cast(Architecture, build(config))
 
     return built

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from shardwise.models._architecture import MLP, Activation, Architecture, Block, MoE
 from shardwise.models._config import DROPOUTS, ClassFacts, Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
-from shardwise.models._model import MLP, Activation, Block, Model, MoE
 
 
 class Row(NamedTuple):
     """A family: what makes its model from a configuration, and how its class is written."""
 
-    build: Callable[[Config], Model]
+    build: Callable[[Config], Architecture]
     facts: ClassFacts = ClassFacts()
 
 
@@ -149,9 +149,9 @@ def build(kinds: Sequence[str], block_of: Callable[[str], Block]) -> tuple[Block
     return tuple(made[kind] for kind in kinds)
 
 
-def language_model(config: Config, layers: tuple[Block, ...], *, norm: NormKind = "rmsnorm") -> Model:
+def language_model(config: Config, layers: tuple[Block, ...], *, norm: NormKind = "rmsnorm") -> Architecture:
     """Return the model around the layers: embedding, final norm and head."""
-    return Model(
+    return Architecture(
         name=config.model_type,
         family=config.model_type,
         hidden=config.size("hidden_size"),
@@ -165,7 +165,7 @@ def language_model(config: Config, layers: tuple[Block, ...], *, norm: NormKind 
     )
 
 
-def renormed(model: Model, norm: NormKind) -> Model:
+def renormed(model: Architecture, norm: NormKind) -> Architecture:
     """Return the model with every norm of its residual stream of another kind."""
     made = {block: replace(block, norm=norm) for block in dict.fromkeys(model.layers)}
     return replace(model, layers=tuple(made[block] for block in model.layers), norm=norm)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, NormKind
-from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
 
-def gpt2(config: Config) -> Model:
+def gpt2(config: Config) -> Architecture:
     """Return GPT-2 or GPT-BigCode: biases everywhere, learned positions."""
     heads = config.size("num_attention_heads")
     shared = config.model_type == "gpt_bigcode" and config.flag("multi_query")
@@ -31,7 +31,7 @@ def gpt2(config: Config) -> Model:
     return replace(model, positions=config.size("max_context"))
 
 
-def gpt_neo(config: Config) -> Model:
+def gpt_neo(config: Config) -> Architecture:
     """Return GPT-Neo: bias on the output projection only, every other layer local."""
     heads, number = config.size("num_attention_heads", "num_heads"), config.layers()
     core = Attention(heads=heads, kv_heads=heads, head_dim=parts.head_dim(config, heads), out_bias=True, rotary=False)
@@ -68,7 +68,7 @@ def _run(run: Any, most: int) -> list[str]:
     return []
 
 
-def opt(config: Config) -> Model:
+def opt(config: Config) -> Architecture:
     """Return OPT: learned positions with two spare rows, embedding optionally narrower than the model."""
     bias, hidden = config.flag("enable_bias"), config.size("hidden_size")
     norm: NormKind = "layernorm" if config.flag("layer_norm_elementwise_affine") else "layernorm-no-weight"
@@ -91,14 +91,14 @@ def opt(config: Config) -> Model:
     )
 
 
-def bloom(config: Config) -> Model:
+def bloom(config: Config) -> Architecture:
     """Return BLOOM: ALiBi, biases everywhere, a norm behind the embedding."""
     core = replace(parts.attention(config, qkv_bias=True, out_bias=True), rotary=False)
     block = Block(mixers=(core,), feed_forward=_plain(config, "gelu_pytorch_tanh"), norm="layernorm")
     return replace(parts.language_model(config, (block,) * config.layers(), norm="layernorm"), embedding_norm=True)
 
 
-def mpt(config: Config) -> Model:
+def mpt(config: Config) -> Architecture:
     """Return MPT: ALiBi or learned positions, usually without biases.
 
     MosaicML's class (llm-foundry models/mpt) heeds what the file says of biases, widths and positions. Transformers'
@@ -145,7 +145,7 @@ def _mosaic_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, boo
     return core, bias, width, learned
 
 
-def falcon(config: Config) -> Model:
+def falcon(config: Config) -> Architecture:
     """Return Falcon: parallel blocks, multi-query (7B) or grouped (40B, 180B) attention."""
     heads, bias, new = config.size("num_attention_heads"), config.flag("bias"), config.flag("new_decoder_architecture")
     multi_query, parallel = config.flag("multi_query"), config.flag("parallel_attn")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
-from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
@@ -130,7 +130,7 @@ STYLES: dict[str, Style] = {
 }
 
 
-def build(config: Config) -> Model:
+def build(config: Config) -> Architecture:
     """Return the model of a dense family."""
     style = STYLES[config.model_type]
     block = _block(config, style)
@@ -141,7 +141,7 @@ def build(config: Config) -> Model:
     return replace(model, head_bias=_is(config, style.head_bias))
 
 
-def _with_cross_attention(config: Config, model: Model) -> Model:
+def _with_cross_attention(config: Config, model: Architecture) -> Architecture:
     """Llama 3.2 Vision: layers that attend to image tokens, with norms of queries and keys and two gates, no rotary.
 
     They do not run where there is no image. Eight rows of the embedding are for image tokens.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, MOST_PREDICTIONS, Architecture, Block, MoE
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
-from shardwise.models._model import MLP, MOST_PREDICTIONS, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
@@ -22,7 +22,7 @@ _POSITIONS = ("learned", "rope", "alibi", "none")
 _FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
 
-def build(config: Config) -> Model:
+def build(config: Config) -> Architecture:
     """Return the model that a description gives."""
     norm = _norm(config)
     number, core = config.layers(), _attention(config)

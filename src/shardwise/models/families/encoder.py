@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
-from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
@@ -31,11 +31,11 @@ def _block(config: Config, heads: int, hidden: int) -> Block:
     return Block(mixers=(core,), feed_forward=ffn, norm="layernorm")
 
 
-def bert(config: Config) -> Model:
+def bert(config: Config) -> Architecture:
     """Return BERT, RoBERTa or DistilBERT with the head of the class that the file names, by default of masked words."""
     hidden, heads = config.size("hidden_size", "dim"), config.size("num_attention_heads")
     distil = config.model_type == "distilbert"
-    model = Model(
+    model = Architecture(
         name=config.model_type,
         family=config.model_type,
         hidden=hidden,
@@ -66,7 +66,7 @@ _HEADS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def _with_task(config: Config, model: Model, architecture: str) -> Model:
+def _with_task(config: Config, model: Architecture, architecture: str) -> Architecture:
     """Return an encoder with the head of its class."""
     hidden = model.hidden
     mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=True)
@@ -85,7 +85,7 @@ def _with_task(config: Config, model: Model, architecture: str) -> Model:
     return replace(model, head=False, extras=tuple(extras))
 
 
-def modernbert(config: Config) -> Model:
+def modernbert(config: Config) -> Architecture:
     """Return ModernBERT: pre-norm, gated, rotary, every third layer full and the others windowed (arXiv:2412.13663).
 
     The norm of the embedding is the first norm of the first layer, which has none of its own.
@@ -104,7 +104,7 @@ def modernbert(config: Config) -> Model:
     return _with_modern_head(config, parts.language_model(config, layers, norm=norm))
 
 
-def _with_modern_head(config: Config, model: Model) -> Model:
+def _with_modern_head(config: Config, model: Architecture) -> Architecture:
     """Return ModernBERT with the head of the class that the file names, by default of masked words."""
     hidden, name = model.hidden, " ".join(config.words("architectures")) or "ModernBertForMaskedLM"
     if name.endswith("Model"):
@@ -119,7 +119,7 @@ def _with_modern_head(config: Config, model: Model) -> Model:
     return replace(model, head=False, extras=(replace(mapped, of_sequence=whole), labels))
 
 
-def clip_text(config: Config) -> Model:
+def clip_text(config: Config) -> Architecture:
     """Return the text encoder of CLIP, which sees the words before a word, or of SigLIP, which sees all and maps one.
 
     Source: arXiv:2103.00020, arXiv:2303.15343; transformers 5.23.0 models/clip, models/siglip and models/siglip2.
@@ -132,7 +132,7 @@ def clip_text(config: Config) -> Model:
         name="head", inputs=hidden, outputs=config.size("projection_size", default=hidden), bias=True, of_sequence=True
     )
     config.accept("projection_dim", "projection_size")
-    return Model(
+    return Architecture(
         name=config.model_type,
         family=config.model_type,
         hidden=hidden,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
-from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
@@ -37,7 +37,7 @@ def _widths(config: Config, number: int) -> list[int]:
     return config.sequence("intermediate_size", number, int) or [1] * number
 
 
-def _layer_inputs(config: Config, model: Model, number: int) -> Model:
+def _layer_inputs(config: Config, model: Architecture, number: int) -> Architecture:
     """Embeddings for each layer: one wide table, a projection of the stream to the same width, and their norm."""
     width = config.count("hidden_size_per_layer_input")
     if not width:
@@ -73,7 +73,7 @@ def _altup(hidden: int, streams: int) -> tuple[Projection, ...]:
     )
 
 
-def gemma3n(config: Config) -> Model:
+def gemma3n(config: Config) -> Architecture:
     """Return Gemma 3n: AltUp streams, a low-rank LAuReL branch and layer embeddings around Gemma 3's layer."""
     number, hidden, rank = config.layers(), config.size("hidden_size"), config.size("laurel_rank")
     core, window, streams = _core(config), config.size("window"), config.repeats("altup_num_inputs", default=4)
@@ -101,7 +101,7 @@ def gemma3n(config: Config) -> Model:
     return _layer_inputs(config, replace(model, extras=outer), number)
 
 
-def gemma4(config: Config) -> Model:
+def gemma4(config: Config) -> Architecture:
     """Return Gemma 4: wider heads in full layers, keys that serve as values, an MoE beside the dense part."""
     number, hidden = config.layers(), config.size("hidden_size")
     kinds = parts.windows(config, number, _PATTERN_4)

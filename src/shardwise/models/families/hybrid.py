@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
-from shardwise.models._model import MLP, Block, FeedForward, Model, Projection
 from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
@@ -17,7 +17,7 @@ from shardwise.models.families._parts import Row
 MAMBA = ("mamba", "linear", "linear_attention")
 
 
-def mamba(config: Config) -> Model:
+def mamba(config: Config) -> Architecture:
     """Return Mamba or Falcon-Mamba: one state-space mixer a layer, no feed-forward."""
     hidden = config.size("hidden_size")
     inner = round(config.scaled("expand", hidden, "ssm_expand", default=2))
@@ -41,7 +41,7 @@ def _dt_rank(config: Config, key: str) -> int:
     return config.size(key)
 
 
-def mamba2(config: Config) -> Model:
+def mamba2(config: Config) -> Architecture:
     """Return Mamba-2: heads * head_dim wide, one mixer a layer."""
     core = Mamba2(
         heads=config.size("ssm_heads", "num_heads"),
@@ -61,7 +61,7 @@ def mamba2(config: Config) -> Model:
     return parts.language_model(config, (Block(mixers=(core,), feed_forward=None, norms=1),) * config.layers())
 
 
-def jamba(config: Config) -> Model:
+def jamba(config: Config) -> Architecture:
     """Return Jamba: one attention layer a period, Mamba elsewhere; an MoE every second layer."""
     number, hidden = config.layers(), config.size("hidden_size")
     core = replace(parts.attention(config), rotary=False)
@@ -110,7 +110,7 @@ def _mamba2_of_hybrid(config: Config, *, gated_norm: bool = True) -> Mamba2:
     )
 
 
-def bamba(config: Config) -> Model:
+def bamba(config: Config) -> Architecture:
     """Return Bamba: Mamba-2 layers with attention at `attn_layer_indices`."""
     number, bias = config.layers(), config.flag("attention_bias")
     core, scan = parts.attention(config, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(config)
@@ -123,7 +123,7 @@ def bamba(config: Config) -> Model:
     return parts.language_model(config, made)
 
 
-def granitemoehybrid(config: Config) -> Model:
+def granitemoehybrid(config: Config) -> Architecture:
     """Return Granite 4: Mamba-2 or attention, then a shared expert beside the MoE, or the shared expert alone."""
     number, bias = config.layers(), config.flag("attention_bias")
     kinds = config.sequence("layer_types", number) or config.sequence("layers_block_type", number) or ["mamba"] * number
@@ -138,7 +138,7 @@ def granitemoehybrid(config: Config) -> Model:
     return parts.language_model(config, made)
 
 
-def falcon_h1(config: Config) -> Model:
+def falcon_h1(config: Config) -> Architecture:
     """Return Falcon-H1: attention and Mamba-2 side by side in every layer."""
     bias = config.flag("attention_bias")
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
@@ -155,7 +155,7 @@ _ZAMBA_LAYERS = (
 )
 
 
-def zamba2(config: Config) -> Model:
+def zamba2(config: Config) -> Architecture:
     """Return Zamba 2."""
     number, hidden = config.layers(), config.size("hidden_size")
     words = config.sequence("layers_block_type", number) or _by_hybrid_ids(config, number) or list(_ZAMBA_LAYERS)

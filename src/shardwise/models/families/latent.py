@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention
-from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 from shardwise.models.families.moe import dense_beside, with_mtp
@@ -18,7 +18,7 @@ _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _NO_CORRECTION = ("deepseek_v2", "mistral4")
 
 
-def deepseek(config: Config) -> Model:
+def deepseek(config: Config) -> Architecture:
     """Return a DeepSeek-style model: leading dense layers, then MoE layers with shared experts."""
     number, core = config.layers(), _attention(config)
     experts = parts.moe(config, shared_count=True)
@@ -74,7 +74,7 @@ def _sparse(config: Config, number: int) -> list[bool]:
     return [i >= first and i % step == 0 for i in range(number)]
 
 
-def longcat_flash(config: Config) -> Model:
+def longcat_flash(config: Config) -> Architecture:
     """Return LongCat-Flash: two attentions and two dense feed-forwards a layer, an MoE beside the first pair."""
     number, core = config.layers(), parts.latent_attention(config)
     router_bias, zero = config.flag("router_bias"), config.count("zero_expert_num")
@@ -90,7 +90,7 @@ _BY_RATE = {0: "sliding", 4: "compressed_sparse", 128: "heavily_compressed"}
 _RATES = {"compressed_sparse": 4, "heavily_compressed": 128}
 
 
-def deepseek_v4(config: Config) -> Model:
+def deepseek_v4(config: Config) -> Architecture:
     """Return DeepSeek-V4."""
     number, hidden, streams = config.layers(), config.size("hidden_size"), config.size("hc_mult")
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)

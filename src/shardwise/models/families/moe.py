@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
-from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
@@ -19,7 +19,7 @@ def _windowed(core: Attention, kind: str, window: int) -> Attention:
     return replace(core, window=window) if kind == "sliding" else core
 
 
-def _uniform(config: Config, core: Attention, experts: MoE, norm: NormKind = "rmsnorm") -> Model:
+def _uniform(config: Config, core: Attention, experts: MoE, norm: NormKind = "rmsnorm") -> Architecture:
     """Every layer MoE."""
     block = Block(mixers=(core,), feed_forward=experts, norm=norm)
     return parts.language_model(config, (block,) * config.layers(), norm=norm)
@@ -33,7 +33,7 @@ def dense_beside(config: Config, experts: MoE, sparse: Sequence[bool]) -> FeedFo
     return experts
 
 
-def _some_dense(config: Config, core: Attention, experts: MoE, sparse: list[bool], bias: bool = False) -> Model:
+def _some_dense(config: Config, core: Attention, experts: MoE, sparse: list[bool], bias: bool = False) -> Architecture:
     """MoE layers where `sparse`, dense ones elsewhere."""
     dense = dense_beside(config, experts, sparse)
     if bias and isinstance(dense, MLP):
@@ -42,13 +42,13 @@ def _some_dense(config: Config, core: Attention, experts: MoE, sparse: list[bool
     return parts.language_model(config, tuple(blocks[s] for s in sparse))
 
 
-def mixtral(config: Config) -> Model:
+def mixtral(config: Config) -> Architecture:
     """Return Mixtral: experts of `intermediate_size`."""
     window = config.count("window")
     return _uniform(config, replace(parts.attention(config), window=window), parts.moe(config, "intermediate_size"))
 
 
-def minimax_m2(config: Config) -> Model:
+def minimax_m2(config: Config) -> Architecture:
     """Return MiniMax-M2: norms over whole projections, a correction bias in the router."""
     core = replace(parts.attention(config), qk_norm="full" if config.flag("use_qk_norm", default=True) else "none")
     experts = replace(parts.moe(config, "intermediate_size"), correction_bias=True)
@@ -58,14 +58,14 @@ def minimax_m2(config: Config) -> Model:
     return _uniform(config, core, experts)
 
 
-def olmoe(config: Config) -> Model:
+def olmoe(config: Config) -> Architecture:
     """Return OLMoE or FlexOlmo: norms over whole projections."""
     bias = config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="full")
     return _uniform(config, core, parts.moe(config, "intermediate_size"))
 
 
-def phimoe(config: Config) -> Model:
+def phimoe(config: Config) -> Architecture:
     """Return Phi-3.5-MoE: LayerNorm, biases by `attention_bias` and `lm_head_bias`."""
     bias = config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), window=config.count("window"))
@@ -73,7 +73,7 @@ def phimoe(config: Config) -> Model:
     return replace(model, head_bias=config.flag("lm_head_bias"))
 
 
-def gpt_oss(config: Config) -> Model:
+def gpt_oss(config: Config) -> Architecture:
     """Return gpt-oss: biases everywhere, a sink for each head, every other layer windowed."""
     bias, number = config.flag("attention_bias", default=True), config.layers()
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), sinks=True)
@@ -84,7 +84,7 @@ def gpt_oss(config: Config) -> Model:
     return parts.language_model(config, layers)
 
 
-def granitemoe(config: Config) -> Model:
+def granitemoe(config: Config) -> Architecture:
     """Return GraniteMoe, with a shared expert where the file has one."""
     bias = config.flag("attention_bias")
     experts, shared = parts.moe(config, "intermediate_size"), 0
@@ -108,14 +108,14 @@ def qwen_shared(config: Config, experts: MoE) -> MoE:
     return replace(experts, shared=shared, shared_gate=shared is not None)
 
 
-def qwen2_moe(config: Config) -> Model:
+def qwen2_moe(config: Config) -> Architecture:
     """Return Qwen2-MoE: QKV bias, a gated shared expert, windows above `max_window_layers` when switched on."""
     core = parts.attention(config, qkv_bias=config.flag("qkv_bias", default=True))
     experts = qwen_shared(config, parts.moe(config))
     return _qwen(config, core, experts)
 
 
-def qwen3_moe(config: Config) -> Model:
+def qwen3_moe(config: Config) -> Architecture:
     """Return Qwen3-MoE: a norm for each head, no shared expert."""
     bias = config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head")
@@ -125,7 +125,7 @@ def qwen3_moe(config: Config) -> Model:
     return _qwen(config, core, parts.moe(config))
 
 
-def _qwen(config: Config, core: Attention, experts: MoE) -> Model:
+def _qwen(config: Config, core: Attention, experts: MoE) -> Architecture:
     number = config.layers()
     sparse = qwen_sparse(config, number)
     kinds = parts.windows(config, number, ("full",))
@@ -144,7 +144,7 @@ def _qwen(config: Config, core: Attention, experts: MoE) -> Model:
     return parts.language_model(config, tuple(made[pair] for pair in zip(sparse, kinds, strict=True)))
 
 
-def glm4_moe(config: Config) -> Model:
+def glm4_moe(config: Config) -> Architecture:
     """Return GLM-4.5 or dots1: shared experts, leading dense layers, a correction bias, multi-token layers."""
     bias, number = config.flag("attention_bias"), config.layers()
     dots = config.model_type == "dots1"
@@ -157,14 +157,14 @@ def glm4_moe(config: Config) -> Model:
     return with_mtp(config, model)
 
 
-def solar_open(config: Config) -> Model:
+def solar_open(config: Config) -> Architecture:
     """Return Solar-Open: every layer MoE with a shared expert."""
     bias = config.flag("attention_bias")
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
     return _uniform(config, parts.attention(config, qkv_bias=bias), experts)
 
 
-def hy_v3(config: Config) -> Model:
+def hy_v3(config: Config) -> Architecture:
     """Return Hy3: shared experts, a correction bias, a leading dense layer."""
     bias, mlp_bias, number = config.flag("attention_bias"), config.flag("mlp_bias"), config.layers()
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head")
@@ -176,13 +176,13 @@ def hy_v3(config: Config) -> Model:
     return with_mtp(config, _some_dense(config, core, experts, sparse, mlp_bias))
 
 
-def with_mtp(config: Config, model: Model) -> Model:
+def with_mtp(config: Config, model: Architecture) -> Architecture:
     """Return the model with as many multi-token-prediction layers of its last kind as the file names."""
     number = config.predictions()
     return replace(model, mtp=(model.layers[-1],) * number)
 
 
-def ernie4_5_moe(config: Config) -> Model:
+def ernie4_5_moe(config: Config) -> Architecture:
     """Return Ernie 4.5: MoE layers from one layer to another, router biases that are parameters."""
     bias, number = config.flag("use_bias"), config.layers()
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
@@ -197,7 +197,7 @@ def ernie4_5_moe(config: Config) -> Model:
     return replace(_some_dense(config, core, experts, sparse, bias), head_bias=bias)
 
 
-def ernie4_5_vl_moe(config: Config) -> Model:
+def ernie4_5_vl_moe(config: Config) -> Architecture:
     """Return Ernie 4.5 VL's language model: experts of text, and experts of images that no token of text visits.
 
     Source: transformers 5.23.0 models/ernie4_5_vl_moe, Ernie4_5_VLMoeMoeBlock.
@@ -234,7 +234,7 @@ def ernie4_5_vl_moe(config: Config) -> Model:
     return parts.language_model(config, tuple(made.get(word, made["dense"]) for word in words))
 
 
-def hunyuan_v1_moe(config: Config) -> Model:
+def hunyuan_v1_moe(config: Config) -> Architecture:
     """Return Hunyuan-A13B: a norm for each head, one shared expert of the expert width."""
     bias = config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head")
@@ -243,7 +243,7 @@ def hunyuan_v1_moe(config: Config) -> Model:
     return _uniform(config, core, replace(experts, shared=MLP(ffn=experts.ffn, activation=experts.activation)))
 
 
-def llama4(config: Config) -> Model:
+def llama4(config: Config) -> Architecture:
     """Return Llama 4: chunked attention on three layers of four, MoE every `interleave_moe_layer_step` layers."""
     bias, number = config.flag("attention_bias"), config.layers()
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
@@ -269,14 +269,14 @@ def llama4(config: Config) -> Model:
     return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def aria_text(config: Config) -> Model:
+def aria_text(config: Config) -> Architecture:
     """Return Aria's language model: Llama with shared experts beside routed ones, all of `intermediate_size`."""
     bias = config.flag("attention_bias")
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
     return _uniform(config, core, parts.moe(config, "intermediate_size", shared_count=True))
 
 
-def dbrx(config: Config) -> Model:
+def dbrx(config: Config) -> Architecture:
     """Return DBRX: bias-free LayerNorm, sizes in `attn_config` and `ffn_config`."""
     attention, ffn = config.section("attn_config"), config.section("ffn_config")
     heads = config.size("num_attention_heads")
@@ -296,7 +296,7 @@ def dbrx(config: Config) -> Model:
 
 def _assemble(
     config: Config, kinds: list[str], sparse: list[bool], cores: dict[str, Attention], experts: MoE, norms: int = 2
-) -> Model:
+) -> Architecture:
     """Return the model whose layers take their attention by kind and their feed-forward by whether they are sparse."""
     dense: FeedForward = experts if all(sparse) else parts.mlp(config)
     pairs = list(zip(kinds, sparse, strict=True))
@@ -307,7 +307,7 @@ def _assemble(
     return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def afmoe(config: Config) -> Model:
+def afmoe(config: Config) -> Architecture:
     """Return AFMoE: a gate on every attention output, four norms, router biases that are parameters."""
     number, window = config.layers(), config.size("window")
     config.expect(not config.flag("attention_bias"), "attention_bias", "is not supported for afmoe", "leave it out")
@@ -320,7 +320,7 @@ def afmoe(config: Config) -> Model:
     return _assemble(config, kinds, sparse, {"full": core, "sliding": replace(core, window=window)}, experts, norms=4)
 
 
-def mimo_v2_flash(config: Config) -> Model:
+def mimo_v2_flash(config: Config) -> Architecture:
     """Return MiMo-V2-Flash: windowed layers have twice the key-value heads, and sinks."""
     number, bias = config.layers(), config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias), v_head_dim=config.size("v_head_dim"))
@@ -346,7 +346,7 @@ def _mimo_sparse(config: Config, number: int) -> list[bool]:
     return [bool(n) for n in numbers] or [i > 0 for i in range(number)]
 
 
-def step3p5(config: Config) -> Model:
+def step3p5(config: Config) -> Architecture:
     """Return Step-3.5: a gate for each head, more heads in windowed layers, a shared expert."""
     number, bias = config.layers(), config.flag("attention_bias")
     core = replace(

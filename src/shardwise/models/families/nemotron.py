@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, MoE
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import NormKind
-from shardwise.models._model import MLP, Block, Model, MoE
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
@@ -18,7 +18,7 @@ _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: word for word in _LETTERS.values()}
 
 
-def build(config: Config) -> Model:
+def build(config: Config) -> Architecture:
     """Return Nemotron-H."""
     blocks = _blocks(config, "rmsnorm")
     kinds = spelled(config, "hybrid_override_pattern") or listed(config, "layers_block_type")

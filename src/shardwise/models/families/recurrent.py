@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Mixer
-from shardwise.models._model import MLP, Block, FeedForward, Model, MoE
 from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 from shardwise.models.families.moe import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 
-def recurrent_gemma(config: Config) -> Model:
+def recurrent_gemma(config: Config) -> Architecture:
     """Return RecurrentGemma: two recurrent blocks to each windowed attention; the file's ffn counts both halves."""
     number, hidden = config.layers(), config.size("hidden_size")
     bias, window = config.flag("attention_bias"), config.size("window")
@@ -35,7 +35,7 @@ def recurrent_gemma(config: Config) -> Model:
     return parts.renormed(parts.language_model(config, layers), "rmsnorm-offset")
 
 
-def rwkv(config: Config) -> Model:
+def rwkv(config: Config) -> Architecture:
     """Return RWKV-4: time mixing and channel mixing, a norm behind the embedding."""
     hidden = config.size("hidden_size")
     width = config.count("attention_hidden_size") or hidden
@@ -45,7 +45,7 @@ def rwkv(config: Config) -> Model:
     return replace(model, embedding_norm=True)
 
 
-def xlstm(config: Config) -> Model:
+def xlstm(config: Config) -> Architecture:
     """Return xLSTM: a matrix LSTM and a gated feed-forward a layer."""
     hidden, heads, bias = config.size("hidden_size", "embedding_dim"), config.size("num_heads"), config.flag("use_bias")
     widths = [int(config.scaled(key, hidden, default=d)) for key, d in (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))]
@@ -59,7 +59,7 @@ def xlstm(config: Config) -> Model:
     return parts.language_model(config, (block,) * config.layers())
 
 
-def lfm2(config: Config) -> Model:
+def lfm2(config: Config) -> Architecture:
     """Return LFM2 or LFM2-MoE: gated short convolutions with attention in between."""
     number = config.layers()
     core = replace(parts.attention(config), qk_norm="head")
@@ -105,7 +105,7 @@ def _lfm2_width(config: Config) -> int:
     return multiple * -(-int(wide) // multiple)
 
 
-def qwen3_next(config: Config) -> Model:
+def qwen3_next(config: Config) -> Architecture:
     """Return Qwen3-Next or Qwen3.5: three gated-delta layers to each gated full-attention layer."""
     number, bias = config.layers(), config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
@@ -140,7 +140,7 @@ def _feed_forwards(config: Config, number: int) -> tuple[list[bool], FeedForward
     return sparse, experts, dense_beside(config, experts, sparse)
 
 
-def olmo_hybrid(config: Config) -> Model:
+def olmo_hybrid(config: Config) -> Architecture:
     """Return OLMo Hybrid: three pre-normed gated-delta layers to each post-normed attention layer, all dense."""
     number, bias, hidden = config.layers(), config.flag("attention_bias"), config.size("hidden_size")
     core = parts.attention(config, qkv_bias=bias, out_bias=bias)
@@ -170,7 +170,7 @@ def _rotates(config: Config) -> bool:
     return not isinstance(said, Mapping) or said.get("rope_theta", 0) is not None
 
 
-def minimax(config: Config) -> Model:
+def minimax(config: Config) -> Architecture:
     """Return MiniMax-Text-01: lightning attention, softmax attention every so many layers, experts throughout."""
     number, experts = config.layers(), parts.moe(config, "intermediate_size")
     core = replace(parts.attention(config), window=config.count("window", default=0))
@@ -181,7 +181,7 @@ def minimax(config: Config) -> Model:
     return parts.language_model(config, layers)
 
 
-def bailing_hybrid(config: Config) -> Model:
+def bailing_hybrid(config: Config) -> Architecture:
     """Return Ling 3.0: five delta-attention layers to each gated latent-attention layer, experts behind the first."""
     number, period = config.layers(), config.period("layer_group_size", 6)
     core = replace(parts.latent_attention(config), head_gate=True)
@@ -200,7 +200,9 @@ def bailing_hybrid(config: Config) -> Model:
     return with_mtp(config, _mixed(config, {"full": core, "linear": delta}, kinds, sparse, experts))
 
 
-def _mixed(config: Config, mixers: dict[str, Mixer], kinds: list[str], sparse: list[bool], experts: MoE) -> Model:
+def _mixed(
+    config: Config, mixers: dict[str, Mixer], kinds: list[str], sparse: list[bool], experts: MoE
+) -> Architecture:
     """The model whose layers take their mixer by kind and experts where they are sparse."""
     dense = dense_beside(config, experts, sparse)
     pairs = list(zip(kinds, sparse, strict=True))
@@ -211,7 +213,7 @@ def _mixed(config: Config, mixers: dict[str, Mixer], kinds: list[str], sparse: l
     return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def kimi_linear(config: Config) -> Model:
+def kimi_linear(config: Config) -> Architecture:
     """Return Kimi Linear: three delta-attention layers to each latent-attention layer, MoE layers behind the first."""
     number, inner = config.layers(), config.section("linear_attn_config")
     heads = inner.count("num_heads", "linear_num_heads") or config.size("linear_key_heads")

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
-from shardwise.models._model import MLP, Block, Model
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
 
-def _llama_like(config: Config, core: Attention, ffn: MLP) -> Model:
+def _llama_like(config: Config, core: Attention, ffn: MLP) -> Architecture:
     return parts.language_model(config, (Block(mixers=(core,), feed_forward=ffn),) * config.layers())
 
 
-def internlm(config: Config) -> Model:
+def internlm(config: Config) -> Architecture:
     """Return InternLM: Llama with biases in attention."""
     bias = config.flag("bias", default=True)
     return _llama_like(config, parts.attention(config, qkv_bias=bias, out_bias=bias), parts.mlp(config))
 
 
-def baichuan(config: Config) -> Model:
+def baichuan(config: Config) -> Architecture:
     """Return Baichuan: Llama's layers; the 13B model has ALiBi in place of rotary positions."""
     core = parts.attention(config)
     return _llama_like(config, replace(core, rotary=config.size("hidden_size") < 5120), parts.mlp(config))
 
 
-def qwen(config: Config) -> Model:
+def qwen(config: Config) -> Architecture:
     """Return Qwen 1: biases on queries, keys and values; its own files state twice the width of a projection."""
     width = config.size("ffn")
     if (config.has("kv_channels") or config.has("no_bias")) and "ffn" not in config.overrides:
@@ -42,7 +42,7 @@ def qwen(config: Config) -> Model:
     return _llama_like(config, core, MLP(ffn=width, activation=parts.activation(config)))
 
 
-def chatglm(config: Config) -> Model:
+def chatglm(config: Config) -> Architecture:
     """Return ChatGLM 2, 3 or GLM-4-9B: grouped attention with biases on queries, keys and values."""
     heads, bias = config.size("num_attention_heads"), config.flag("add_bias_linear")
     grouped = config.flag("multi_query_attention", default=True)
@@ -57,7 +57,7 @@ def chatglm(config: Config) -> Model:
     return _llama_like(config, core, MLP(ffn=config.size("ffn"), bias=bias))
 
 
-def deci(config: Config) -> Model:
+def deci(config: Config) -> Architecture:
     """Return DeciLM: Llama whose layers differ in key-value heads."""
     number, heads, ffn = config.layers(), config.size("num_attention_heads"), parts.mlp(config)
     given = config.sequence("num_key_value_heads_per_layer", number, int)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
-from shardwise.models._model import MLP, Block, Model, Projection
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import Row
 
@@ -43,9 +43,9 @@ def _block(config: Config, core: Attention, ffn: MLP | None = None, vectors: int
     return Block(mixers=(core,), feed_forward=ffn, norm="layernorm", extra_vectors=vectors)
 
 
-def _layers(config: Config, block: Block) -> Model:
+def _layers(config: Config, block: Block) -> Architecture:
     """The layers alone."""
-    return Model(
+    return Architecture(
         name=config.model_type,
         family=config.model_type,
         hidden=config.size("hidden_size"),
@@ -67,7 +67,7 @@ def _grid(config: Config) -> int:
     return max(image // side, 1)
 
 
-def _with_patches(config: Config, layers: Model, besides: int, learned: int) -> Model:
+def _with_patches(config: Config, layers: Architecture, besides: int, learned: int) -> Architecture:
     """Add the map of patches, `besides` tokens beside them, `learned` vectors of the stream, and the last norm."""
     side = config.size("patch_size", default=16)
     inputs = config.size("num_channels", default=3) * side**2
@@ -76,7 +76,7 @@ def _with_patches(config: Config, layers: Model, besides: int, learned: int) -> 
     return replace(layers, final_norm=True, extras=(patches,), extra_vectors=vectors, max_context=tokens)
 
 
-def _with_task(config: Config, model: Model, default: str, pooler: int = 0, inputs: int = 0) -> Model:
+def _with_task(config: Config, model: Architecture, default: str, pooler: int = 0, inputs: int = 0) -> Architecture:
     """Add the head of the class that the file names: a pooler so wide (0: none), or classifiers of one token."""
     name = " ".join(config.words("architectures"))
     if not name:
@@ -93,7 +93,7 @@ def _with_task(config: Config, model: Model, default: str, pooler: int = 0, inpu
     return replace(model, extras=(*model.extras, *(replace(first, name=one, outputs=classes) for one in found)))
 
 
-def vit(config: Config) -> Model:
+def vit(config: Config) -> Architecture:
     """Return a vision transformer (arXiv:2010.11929 equations 1 to 4); without an image size its layers alone."""
     core, _ = _attention(config, (config.flag("qkv_bias", default=True),) * 3)
     model = _layers(config, _block(config, core))
@@ -103,14 +103,14 @@ def vit(config: Config) -> Model:
     return _with_task(config, _with_patches(config, model, 1, _grid(config) ** 2 + 2), _CLASSIFIER, pooler=model.hidden)
 
 
-def deit(config: Config) -> Model:
+def deit(config: Config) -> Architecture:
     """Return DeiT: a distillation token beside the class token, and a classifier of each (arXiv:2012.12877)."""
     core, _ = _attention(config, (config.flag("qkv_bias", default=True),) * 3)
     model = _with_patches(config, _layers(config, _block(config, core)), 2, _grid(config) ** 2 + 4)
     return _with_task(config, model, _CLASSIFIER, pooler=config.size("pooler_output_size", default=model.hidden))
 
 
-def beit(config: Config) -> Model:
+def beit(config: Config) -> Architecture:
     """Return BEiT: keys without biases, LayerScale, relative positions in a table a layer or one for all."""
     core, biases = _attention(config, (True, False, True))
     scaled = config.probability("layer_scale_init_value") > 0
@@ -129,7 +129,7 @@ def beit(config: Config) -> Model:
     return _with_task(config, model, _CLASSIFIER)
 
 
-def dinov2(config: Config) -> Model:
+def dinov2(config: Config) -> Architecture:
     """Return DINOv2, with or without registers: LayerScale, feed-forwards by a ratio, a class of token and mean."""
     hidden = config.size("hidden_size")
     core, _ = _attention(config, (config.flag("qkv_bias", default=True),) * 3)
@@ -146,7 +146,7 @@ def dinov2(config: Config) -> Model:
     return _with_task(config, model, "Model", inputs=2 * hidden)
 
 
-def dinov3(config: Config) -> Model:
+def dinov3(config: Config) -> Architecture:
     """Return DINOv3: rotary positions, registers, LayerScale, biases by key and value, no table of positions."""
     gated = config.flag("use_gated_mlp")
     each = tuple(config.flag(f"{name}_bias", default=name != "key") for name in ("query", "key", "value"))
