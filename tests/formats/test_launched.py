@@ -45,7 +45,11 @@ LINES = {
     ),
     "slots share a context": (
         "./llama-server -m Llama-3.1-8B-Q4_K_M.gguf -c 32768 -np 4 -ts 1,1 -ctk q8_0 -ctv q8_0 -ngl 99",
-        {"pp": 2, "max_context": 8192, "max_sequences": 4, "weights": "q4_k_m", "kv_cache": "int8"}, 2,
+        {"pp": 2, "max_context": 8192, "max_sequences": 4, "weights": "q4_k_m", "kv_cache": "int8", "gpu_layers": 99},
+        2,
+    ),
+    "layers and experts stay on the host": (
+        "llama-server -m gpt-oss-120b-mxfp4.gguf -ngl 0 --n-cpu-moe 20", {"gpu_layers": 0, "cpu_experts": 20}, 0,
     ),
 }  # fmt: skip
 

@@ -81,6 +81,8 @@ SHORT = {
     "tp": "-tp",
     "pp": "-pp",
     "ep": "-ep",
+    "gpu_layers": "-ngl",
+    "cpu_experts": "-ncmoe",
 }
 
 

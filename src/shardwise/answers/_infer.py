@@ -32,6 +32,7 @@ from shardwise.answers._search_flags import limited
 from shardwise.errors import InputError
 from shardwise.records import dataclass
 from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving._memory import StageBytes
 from shardwise.serving._report import time_tree
 from shardwise.serving._step import StepCost
 from shardwise.units import show_bytes, show_count, show_seconds
@@ -218,11 +219,12 @@ def infer_page(
 def _verdict(page: Page, report: InferReport, risk: float) -> None:
     cluster, job = report.case.cluster, report.job
     style = "bold green" if report.fits else "bold red"
-    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {_described(report)}"
     page.label("FITS" if report.fits else "NO FIT", title, style, "bold")
     gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
     memory = report.memory
-    page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} on the fullest device, {gap}", style)
+    place = "in the host's memory" if memory is report.on_host else "on the fullest device"
+    page.note(f"{show_bytes(memory.needed)} of {show_bytes(memory.limit)} {place}, {gap}", style)
     _reach(page, report, risk)
     where = " on each replica" if report.plan.dp > 1 else ""
     out = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out"
@@ -230,6 +232,18 @@ def _verdict(page: Page, report: InferReport, risk: float) -> None:
     page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
     if not report.fits:
         page.note(_nearest(report), "bold")
+
+
+def _described(report: InferReport) -> str:
+    """Return the plan in words, with what lies on the host."""
+    host = report.case.host
+    if host is None:
+        return describe(report.plan)
+    near, far = report.evaluation.sizes.stages
+    count = sum(near.layers)
+    said = [f"{count} of {report.case.model.num_layers} layers and {'the' if near.ends else 'no'} head on the device"]
+    said += [f"experts of {sum(far.experts)} of them on the host"] if any(far.experts) else []
+    return ", ".join([*said, f"the rest on {host.cluster.device.name}"])
 
 
 def _reach(page: Page, report: InferReport, risk: float) -> None:
@@ -304,13 +318,21 @@ def _measured(page: Page, report: InferReport) -> None:
 
 
 def _memory(page: Page, report: InferReport) -> None:
-    memory = report.memory
+    host = report.on_host
+    if host is None:
+        return _held(page, "MEMORY", report, report.memory)
+    _held(page, "DEVICE", report, report.on_devices[0])
+    page.blank()
+    return _held(page, "HOST", report, host)
+
+
+def _held(page: Page, word: str, report: InferReport, memory: StageBytes[float]) -> None:
     segments = [Segment(_MEMORY[n][0], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
     free = max(0.0, memory.limit - memory.needed)
     shown = show_bytes(memory.needed)
     scale = max(memory.needed, memory.limit)
-    page.bar("MEMORY", [*segments, Segment("free for cache", free, DOT, "dim")], scale, shown)
-    if not report.fits:
+    page.bar(word, [*segments, Segment("free for cache", free, DOT, "dim")], scale, shown)
+    if not report.fits and memory is report.memory:
         mark_limit(page, memory.limit / scale, f"limit {show_bytes(memory.limit)}", len(shown))
     legend(page, [*segments, Segment("free for cache", free, DOT, "dim")], memory.limit, show_bytes)
 

@@ -26,6 +26,7 @@ from shardwise.cost import (
     attention_dtype,
 )
 from shardwise.cost import op_seconds as trained_seconds
+from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.records import dataclass
@@ -363,7 +364,12 @@ def roofline(report: TrainReport | InferReport) -> Roofline:
     >>> max(roofline(report).points, key=lambda p: p.total_seconds).bound
     'compute'
     """
-    return _of_training(report) if isinstance(report, TrainReport) else _of_serving(report)
+    if isinstance(report, TrainReport):
+        return _of_training(report)
+    if report.case.host is not None:
+        rule = "runs a part of the model, and operators are held against the roofline of one device"
+        raise InputError([Problem("host", report.job.host, rule, "ask for the roofline of either alone")])
+    return _of_serving(report)
 
 
 def roofline_tree(found: Roofline) -> dict[str, Any]:

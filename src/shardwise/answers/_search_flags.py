@@ -13,7 +13,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
 from shardwise.answers._several import AT_MOST, UNIONS, several
-from shardwise.plans.fields import PLAN, TRAINING, keys
+from shardwise.plans.fields import PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
 from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
 
@@ -126,7 +126,7 @@ SERVE_LIMITS = {
 }
 _ABOVE = k.Range(above=True, example="2.5")
 _TIME = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"50ms"'))
-_SERVE_GONE = ("stage_layers",)
+_SERVE_GONE = ("stage_layers", *keys(SERVING, searched="no"))
 
 
 @cache
@@ -316,7 +316,7 @@ _FOUND = (
     "prefill_pp",
     "prefill_ep",
     "dp",
-    "stage_layers",
+    *_SERVE_GONE,
     "users",
     "think",
     "classes",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardwise.answers._answer import Answer
+from shardwise.answers._case import load_the_model
 from shardwise.answers._converters import fail
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
@@ -29,6 +30,8 @@ MONOTONE = (
 )
 # Degrees and devices help one limit and hurt another: every one that may be is tried, from the smallest.
 SCANNED = ("devices", "tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
+# Parts of a model that llama.cpp splits with the host: every number of layers is tried, the fastest split first.
+SPLITS = ("gpu_layers", "cpu_experts")
 # Real numbers: whether the smallest is wanted.
 REAL = {"rate": False, "price": False, "slow_bandwidth": True, "fast_bandwidth": True, "nic_bandwidth": True,
         "memory": True, "memory_bandwidth": True, "peak_flops": True, "oversubscription": False}  # fmt: skip
@@ -43,10 +46,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
     field = str(inputs.values["solve"]).strip().removeprefix("--").replace("-", "_")
     questions = Questions(inputs)
     questions.check(field, "solve")
-    if field not in (*MONOTONE, *SCANNED, *REAL):
-        known = ", ".join(
-            name for name in (*MONOTONE, *SCANNED, *REAL) if name == "devices" or name in questions.command.flags
-        )
+    every = (*MONOTONE, *SCANNED, *SPLITS, *REAL)
+    if field not in every:
+        known = ", ".join(name for name in every if name == "devices" or name in questions.command.flags)
         raise fail(
             "solve", field, "is not a number that can be solved for", f"use one of {known}, or --vary {field}=A,B"
         )
@@ -95,7 +97,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
 
 def _wants_least(field: str) -> bool:
-    return field in SCANNED or REAL.get(field, False)
+    return field in (*SCANNED, "cpu_experts") or REAL.get(field, False)
 
 
 def _sentence(field: str, best: float | None) -> str:
@@ -125,7 +127,7 @@ def _typed(questions: Questions, field: str, best: float) -> dict[str, object]:
 def _sought(field: str, at: Callable[[float], bool], questions: Questions) -> float | None:
     if field in REAL:
         return _real(at, REAL[field])
-    if field in SCANNED:
+    if field in (*SCANNED, *SPLITS):
         return next((value for value in _candidates(field, questions) if at(value)), None)
     return _largest(at, _step(field, questions))
 
@@ -179,6 +181,11 @@ def _candidates(field: str, questions: Questions) -> Iterator[int]:
     """Yield the values that may be: devices by doubling and then by whole nodes, degrees that divide the devices."""
     from shardwise.hardware import Cluster
 
+    if field in SPLITS:
+        model = load_the_model(questions.inputs)
+        layers = model.num_layers if model is not None else 0
+        yield from range(layers + 1, -1, -1) if field == "gpu_layers" else range(layers + 1)
+        return
     text = str(questions.raw({}).get("on", ""))
     cluster = Cluster.parse(text) if text[:1].isdigit() else None
     if field != "devices":

@@ -188,8 +188,8 @@ class LaunchLine:
         said = (Reading(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(
             system=checked["system"], version=checked["version"], source=self.source, role=role,
-            values={key: value for key, value in values.items() if value}, num_devices=num_devices,
-            understood=tuple(said),
+            values={key: value for key, value in values.items() if value or key == "gpu_layers"},
+            num_devices=num_devices, understood=tuple(said),
             assumed=tuple(self.assumed), ignored=self.ignored, silent=self.silent, unknown=self.unknown,
         )  # fmt: skip
 

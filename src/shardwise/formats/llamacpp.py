@@ -16,6 +16,7 @@ from shardwise.serving._formats import format_names
 STARTS = r"(\bllama-server|\./server|/server)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
 _USUAL = "q4_k_m"
+_EVERY = 10_000  # more layers than a model has
 
 
 def _quantised(name: str) -> str:
@@ -51,10 +52,16 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     if len(kept) > 1:
         rule = "keys and values of two types are not modelled"
         line.problems.add("--cache-type-v", line.word("--cache-type-v"), rule, "give both the same type")
+    layers, all_of_them = line.word("--n-gpu-layers"), ("", "all", "auto")
+    experts = line.whole("--n-cpu-moe")
+    if "--cpu-moe" in line.values:
+        experts = _EVERY
     values: dict[str, Any] = {
         "engine": "llama.cpp", "weights": weights or (_USUAL if file else ""), "max_sequences": slots,
         "max_batched_tokens": line.whole("--ubatch-size"), "max_context": line.whole("--ctx-size") // slots,
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
-        "pp": devices if split == "layer" else 1,
+        "pp": devices if split == "layer" else 1, "cpu_experts": experts,
     }  # fmt: skip
+    if layers not in all_of_them:
+        values["gpu_layers"] = line.whole("--n-gpu-layers", 0)
     return line.launched(values, devices if shares else 0)

@@ -184,6 +184,13 @@ class Serving:
     acceptance_length: float = 0.0
     """Mean tokens that a step makes, its own included; 0: stated as a rate."""
     draft_model: str = ""
+    gpu_layers: int = -1
+    """Layers that the device holds, the head counted as the first of them; the rest lies on the host, which runs it.
+    -1: all, as llama.cpp says it too (llama-model.cpp, n_gpu_layers)."""
+    cpu_experts: int = 0
+    """First layers whose routed experts lie on the host, which runs them."""
+    host: str = ""
+    """The host's processor, by its name in the catalogue."""
     same_prompts: bool = False
     """All requests are copies of one, as in some benchmarks, and route to the same experts."""
 
@@ -191,6 +198,11 @@ class Serving:
     def total_tokens(self) -> int:
         """Tokens of one request at its end."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def splits_with_host(self) -> bool:
+        """Whether the host holds and runs a part of the model."""
+        return self.gpu_layers >= 0 or self.cpu_experts > 0
 
 
 def objective_problems(job: Training) -> Problems:

@@ -85,7 +85,7 @@ PLAN: tuple[Field, ...] = (
     _around("dp", "whole", "replicas; left out, what fills the cluster", taken_by="infer"),
     _plan("ep", "whole", "expert-parallel degree", taken_by="infer count"),
     _plan("etp", "whole", "tensor-parallel degree of experts", taken_by="infer count"),
-    _plan("micro_batch", "whole", "sequences of a micro-batch; left out, the most that fit"),
+    _plan("micro_batch", "whole", "sequences that a replica runs in one pass; left out, the most that fit"),
     _plan("layout", "choice", "how GEMMs are split", choices=LAYOUTS),
     _plan("panels", "whole", "panels of the two-dimensional layout"),
     _plan(
@@ -251,6 +251,17 @@ SERVING: tuple[Field, ...] = (
     _job("acceptance_rate", "share", "chance that a draft token is accepted where all before it were"),
     _job("acceptance_length", "ratio", "mean tokens a verified step yields, its own included, as engines log it"),
     _job("draft_model", "text", "the draft model, or the configuration of an EAGLE head"),
+    _job(
+        "gpu_layers",
+        "whole",
+        "layers on the device, the head first; the rest lies on the host, which runs it (llama.cpp)",
+        least=0,
+        searched="no",
+    ),
+    _job(
+        "cpu_experts", "whole", "first layers whose experts the host holds and runs (llama.cpp)", least=0, searched="no"
+    ),
+    _job("host", "text", "the host's processor, for what it runs; `shardwise devices cpu` lists them", searched="no"),
     _job("engine", "text", "inference engine", sets=()),
 )
 
@@ -302,7 +313,6 @@ ALIASES = {
         "max_model_len max_model_length num_ctx ctx_size seq seq_length sequence_length context_length ctx "
         "max_seq_len max_seq_length block_size"
     ),
-    "max_context": "max_position_embeddings context_length",
     "sharding": "zero zero_stage fsdp zero1 zero2 zero3 use_distributed_optimizer",
     "recompute": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_granularity",
     "offload": "cpu_offload optimizer_offload activation_offload offload_optimizer offload_param activation_offloading "
@@ -329,6 +339,9 @@ ALIASES = {
     "trains": "finetune freeze modules_to_save",
     "rate": "request_rate qps rps requests_per_second",
     "users": "max_concurrency concurrency num_users",
+    "gpu_layers": "n_gpu_layers ngl num_gpu",
+    "cpu_experts": "n_cpu_moe ncmoe cpu_moe",
+    "max_context": "max_position_embeddings context_length",
 }
 
 

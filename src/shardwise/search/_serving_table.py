@@ -313,6 +313,8 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
             return tuple(symbols(item, f"{name}.{i}") for i, item in enumerate(value))
         if isinstance(value, dict):
             return {key: symbols(item, f"{name}.{key}") for key, item in value.items()}
+        if isinstance(value, bool):
+            return value
         if (value == value[0]).all():
             return float(value[0])
         columns[name] = value

@@ -9,7 +9,7 @@ from dataclasses import MISSING, field, fields, replace
 from functools import cached_property
 
 from shardwise.cost import Efficiencies, family_of
-from shardwise.errors import Problems
+from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
@@ -42,6 +42,8 @@ class ServingCase:
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     draft: Model | None = None
     """What guesses tokens that a step verifies."""
+    host: ServingCase | None = None
+    """The same question to the host's processor, where that runs a part of the model."""
 
     @property
     def domains(self) -> tuple[int, ...]:
@@ -106,7 +108,17 @@ def job_problems(job: Serving, model: Model) -> Problems:
     for name in ("batch", "input_tokens", "adapters"):
         if not is_count(getattr(job, name)):
             found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
-    for name in ("output_tokens", "prefix_tokens", "max_batched_tokens", "max_sequences", "adapter_rank"):
+    if job.gpu_layers != -1 and not is_count(job.gpu_layers + 1):
+        rule = "must be a whole number of at least 0"
+        found.add("gpu_layers", job.gpu_layers, rule, "leave it out for all layers on the device")
+    for name in (
+        "output_tokens",
+        "prefix_tokens",
+        "max_batched_tokens",
+        "max_sequences",
+        "adapter_rank",
+        "cpu_experts",
+    ):
         value = getattr(job, name)
         if value != 0 and not is_count(value):
             found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
@@ -239,6 +251,7 @@ def _formats(
     wide = "fp32" if form.bits == 32 else "fp16" if question.job.weights in ("fp16", "float16") else "bf16"
     if wide not in rates and wide != "fp32":
         other = "fp16" if wide == "bf16" else "bf16"
+        other = other if other in rates or "fp32" not in rates else "fp32"
         notes.append(f"{other} products: {device.name} has no rate for {wide}")
         wide = other
     with found.collect():
@@ -303,7 +316,7 @@ def whole_context(model: Model) -> Model:
 def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
     notes: list[str] = []
-    question = _one_pass(question, notes)
+    question = _on_device(_one_pass(question, notes))
     found = job_problems(question.job, question.model)
     engine = question.engine if isinstance(question.engine, Engine) else find_engine("vllm")
     with found.collect():
@@ -317,7 +330,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     form, wide, narrow = _formats(question, question.cluster.device, found, notes)
     element = 2.0
     with found.collect():
-        element = cache_bytes(question.job.kv_cache or wide)
+        element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
     found.items += speculation_problems(question.job, question.model).items
     draft = None
     with found.collect():
@@ -327,12 +340,59 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
         form = replace(
             form, expert_pads=dict(engine.quantisation.expert_pads).get(family_of(question.cluster.device), ())
         )
+    host = _host_case(question, engine)
     model = whole_context(question.model) if engine.attention.ignores_windows else question.model
     if model != question.model:
         notes.append(f"windows: {engine.name} reads the whole context unless told otherwise")
     case = ServingCase(
         model=model, cluster=question.cluster, plan=plan, job=question.job, engine=engine, format=form, dtype=wide,
         compute=narrow, cache_element_bytes=element, efficiencies=question.efficiencies,
-        draft=draft,
+        draft=draft, host=host,
     )  # fmt: skip
     return case, (*notes, *_stated(case))
+
+
+def _on_device(question: ServingQuestion) -> ServingQuestion:
+    """Return the question without a split with the host where all layers and the head lie on the device."""
+    job, most = question.job, question.model.num_layers
+    if job.gpu_layers > most:
+        job = replace(job, gpu_layers=-1)
+    return replace(question, job=replace(job, cpu_experts=min(job.cpu_experts, most)))
+
+
+def _host_problems(question: ServingQuestion, engine: Engine) -> Problems:
+    """Return what keeps the host from running a part of the model."""
+    found, job, cluster = Problems(), question.job, question.cluster
+    asked = "gpu_layers" if job.gpu_layers >= 0 else "cpu_experts"
+    value = getattr(job, asked)
+    if not engine.operators.splits_with_host:
+        found.add(asked, value, f"splits a model with the host, which {engine.name} does not", "use engine llama.cpp")
+    if cluster.num_devices > 1:
+        rule = f"splits a model between one device and its host, and there are {cluster.num_devices} devices"
+        found.add(asked, value, rule, "name one device")
+    if job.cpu_experts and not question.model.has_experts:
+        found.add("cpu_experts", job.cpu_experts, f"{question.model.name} has no experts", "use gpu_layers")
+    for name in ("speculative_method", "shard_weights"):
+        if getattr(job, name):
+            found.add(name, getattr(job, name), "is not modelled where the host runs a part", "leave it out")
+    if not cluster.device.knows("host_bytes_per_second"):
+        rule = f"crosses the host link of {cluster.device.name}, whose rate is not known"
+        found.add(asked, value, rule, "state host_bytes_per_second in a device file of your own")
+    if not job.host:
+        rule = "is needed: its memory and its cores decide how fast that part is"
+        found.add("host", "", rule, "name a processor, such as cpu-x86-2core, or one of your own catalogue")
+    return found
+
+
+def _host_case(question: ServingQuestion, engine: Engine) -> ServingCase | None:
+    """Return the question to the host's processor alone, None where the device holds the whole model."""
+    if not question.job.splits_with_host:
+        return None
+    found = _host_problems(question, engine)
+    found.raise_if_any()
+    try:
+        cluster = Cluster.parse(f"1x{question.job.host}")
+        alone = replace(question.job, gpu_layers=-1, cpu_experts=0, host="")
+        return complete(replace(question, cluster=cluster, plan=Plan(), job=alone))[0]
+    except InputError as error:
+        raise InputError(replace(p, field="host", value=question.job.host) for p in error.problems) from None

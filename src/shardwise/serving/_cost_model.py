@@ -45,7 +45,7 @@ from shardwise.serving._kernels import (
     replay_seconds,
     watts_per_core,
 )
-from shardwise.serving._sizes import ServingSizes
+from shardwise.serving._sizes import ServingSizes, sizes_of
 
 UNSHARED = 1000  # larger than any group of query heads
 
@@ -74,6 +74,8 @@ class EngineCostModel(CostModel[X]):
     starts: float = 1.0
     widened: float = 0.0
     attention: AttentionKernels | None = None
+    processor: EngineCostModel[X] | None = None
+    """The host's processor, where it runs a part of the model."""
 
     def message(self, message: Collective[X]) -> X:
         """Return seconds of one message; inside the fastest tier all-reduces take the engine's own kernels."""
@@ -297,7 +299,16 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         decoding=False,
         widened=_widened(case),
         attention=_attention_kernels(case),
+        processor=_host_costs(case, sizes),
     )
+
+
+def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X] | None:
+    """Return the processor of the host as prefill steps meet it, None where all runs on the device."""
+    if case.host is None:
+        return None
+    host = case.host
+    return engine_cost_model(host, replace(sizes, spans=sizes_of(host.model, host.plan, host.job, host.domains).spans))
 
 
 def _alone(case: ServingCase) -> ServingCase:

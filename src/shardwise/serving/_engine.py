@@ -51,6 +51,8 @@ class HostSeconds:
     """Seconds between the kernels of a layer where no captured graph holds them."""
     stage_seconds: float = 0.0
     """Seconds to hand over from one part of a layer split to the next."""
+    copy_seconds: float = 0.0
+    """Seconds of a copy between the device and its host beside its bytes."""
     row_split_seconds: float = 0.0
     """Seconds of a layer and rank where each product sends to all ranks and back."""
 
@@ -92,6 +94,10 @@ class EngineOperators:
     """The type that products are summed in."""
     gemv_bound_by_cores: bool = False
     """Products of few rows are bound by what a core can load."""
+    splits_with_host: bool = False
+    """The host's processor may hold layers and experts, and runs them."""
+    device_tokens: float = 0.0
+    """Tokens of a step from which the device runs them all the same."""
     sampling_bytes_per_logit: float = 14.0
     """Bytes that sampling moves for each logit."""
 

@@ -73,6 +73,7 @@ class StepLedger(Generic[X]):
     lines: tuple[tuple[str, tuple[Op[X], ...]], ...]
     stream_bytes: X
     adapters: tuple[X, ...]
+    step: EngineStep[X]
 
 
 def _cache_write(layout: Layout[X], block: Block, kept: bool) -> tuple[Op[X], ...]:
@@ -204,7 +205,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
         stack = case.engine.prompt_stack if step.phase == "prefill" else case.engine.stack
         return lay_out(degrees, work, LayoutOptions(stack=stack))
 
-    own, rest = case.format.bytes, case.format.rest_bytes if case.dtype != "fp32" else 4.0
+    own, rest = case.format.bytes, case.format.rest_bytes if case.format.bits != 32 else 4.0
     wide = lay(rest, case.dtype)
     same = own == rest and case.compute == case.dtype
     return LedgerViews(wide=wide, narrow=wide if same else lay(own, case.compute), format=case.format)
@@ -236,7 +237,7 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
         ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit, verifies)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
-    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, views.wide))
+    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, views.wide), step=step)
 
 
 def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:

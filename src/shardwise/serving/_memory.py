@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.models import MLP
+from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
@@ -23,6 +25,7 @@ from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
     live_bytes,
+    step_ledger,
     table_bytes,
     views_of,
     weight_bytes,
@@ -101,11 +104,15 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, beside: X)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBytes(Generic[X]):
-    """Bytes of a list of operators on one rank: weights, the embedding table among them, and most alive at once."""
+    """Bytes of a list of operators on one rank: weights, and most alive at once.
+
+    Among the weights are the embedding `table` and the routed `experts`.
+    """
 
     weights: X
     table: X
     live: X
+    experts: X
 
 
 def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[LayerBytes[X]]:
@@ -116,6 +123,7 @@ def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[Laye
             weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
             table=table_bytes(ops, form, zero),
             live=largest([zero, *map(live_bytes, ops)]),
+            experts=weight_bytes(tuple(op for op in ops if within(op.region, EXPERTS)), form, zero),
         )
         for (label, ops), adapters in zip(lines, ledger.adapters, strict=True)
     ]
@@ -161,6 +169,7 @@ def stage_weights(held: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X
     zero = 0 * held.head.weights
     layers = (n * k.weights for n, k in zip(stage.layers, held.kinds, strict=True))
     ends = stage.embeds * held.embedding.weights + stage.ends * held.head.weights
+    ends = ends + total((n * k.experts for n, k in zip(stage.experts, held.kinds, strict=False) if n), zero)
     copy = above(stage.ends, stage.embeds, held.embedding.table, zero) if tied else zero
     return named(total(layers, zero) + ends + copy, "weights")
 
@@ -183,6 +192,14 @@ def stages_bytes(
     case: ServingCase, sizes: ServingSizes[X], ledgers: Sequence[StepLedger[X]]
 ) -> tuple[StageBytes[X], ...]:
     """Return the bytes of every stage of a replica that runs some steps, for the batch of a case."""
+    if case.host is not None:
+        near, far = sizes.stages
+        there = [step_ledger(case.host, sizes, ledger.step) for ledger in ledgers]
+        sides = ((case, near, ledgers), (case.host, far, there))
+        return tuple(
+            stage_bytes(one, sizes, stage, model_bytes(one, own, 0 * sizes.tp), caches_of(one, sizes))
+            for one, stage, own in sides
+        )
     held, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
     if case.draft is not None:
         guessing = named(draft_weights(case, sizes), "weights of the draft")

@@ -116,19 +116,31 @@ class InferReport(Shown):
         return float(memory_share(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains)))
 
     @property
+    def on_devices(self) -> tuple[StageBytes[float], ...]:
+        """Bytes of the stages that devices hold."""
+        stages = zip(self.evaluation.memory, self.evaluation.sizes.stages, strict=True)
+        return tuple(memory for memory, stage in stages if not stage.on_host)
+
+    @property
+    def on_host(self) -> StageBytes[float] | None:
+        """Bytes of the part that the host's processor holds and runs, None where all lies on the device."""
+        stages = zip(self.evaluation.memory, self.evaluation.sizes.stages, strict=True)
+        return next((memory for memory, stage in stages if stage.on_host), None)
+
+    @property
     def weights_bytes_per_gpu(self) -> float:
         """Bytes of weights on a device of the heaviest stage."""
-        return max(m.weights for m in self.evaluation.memory)
+        return max(m.weights for m in self.on_devices)
 
     @property
     def kv_cache_bytes_per_gpu(self) -> float:
         """Bytes of the batch's cache at full length on a device of the heaviest stage."""
-        return max(m.kv_cache for m in self.evaluation.memory)
+        return max(m.kv_cache for m in self.on_devices)
 
     @property
     def kv_cache_budget_bytes_per_gpu(self) -> float:
         """Bytes that the engine sets aside for the cache on a device, on the tightest stage; 0 when nothing is left."""
-        return max(0.0, min(m.cache_budget for m in self.evaluation.memory))
+        return max(0.0, min(m.cache_budget for m in self.on_devices))
 
     @cached_property
     def capacity(self) -> Capacity:
@@ -294,11 +306,12 @@ def memory_tree(report: InferReport) -> dict[str, Any]:
         found = {name: float(getattr(m, name)) for name in CATEGORIES}
         return {**found, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
 
-    stages = report.evaluation.memory
+    host = report.on_host
     return {
         "peak_bytes": float(report.memory.needed),
         "limit_bytes": float(report.memory.limit),
-        "stages": [tree(m) for m in stages],
+        "stages": [tree(m) for m in report.on_devices],
+        "host": None if host is None else tree(host),
     }
 
 

@@ -9,20 +9,27 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
-from shardwise.models import Model
+from shardwise.models import Model, MoE
 from shardwise.plans import Plan, Serving, spans, split_layers
 from shardwise.records import dataclass
 
+_WHOLE = Serving()
 _DEGREES = ("tp", "pp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineStage(Generic[X]):
-    """One pipeline stage: how many layers of each kind it holds, and 1 where it has the embedding or the head."""
+    """One pipeline stage: how many layers of each kind it holds, and 1 where it has the embedding or the head.
+
+    A model that is split with the host has one stage on the device and one `on_host`. `experts` are layers of each kind
+    whose routed experts alone it holds, below 0 those that its layers lack.
+    """
 
     layers: tuple[X, ...]
     embeds: X
     ends: X
+    experts: tuple[int, ...] = ()
+    on_host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +49,29 @@ class ServingSizes(Generic[X]):
     stages: tuple[PipelineStage[X], ...]
 
 
-def stage_rows(model: Model, plan: Plan) -> tuple[PipelineStage[float], ...]:
+def host_rows(model: Model, job: Serving) -> tuple[PipelineStage[float], ...]:
+    """Return the parts of a model that is split with its host, the device's first.
+
+    The host holds the embedding and the first layers; the head goes to the device before any layer does
+    (github.com/ggml-org/llama.cpp src/llama-model.cpp, load_tensors: i_gpu_start).
+    """
+    layers, kinds = model.layers, list(model.kinds)
+    first = min(model.num_layers + 1 - job.gpu_layers, model.num_layers) if job.gpu_layers >= 0 else 0
+    held = [Counter(part) for part in (layers[first:], layers[:first], layers[first : max(first, job.cpu_experts)])]
+    near, far, apart = (tuple(part[kind] for kind in kinds) for part in held)
+    apart = tuple(n * isinstance(kind.feed_forward, MoE) for n, kind in zip(apart, kinds, strict=True))
+    ends = int(job.gpu_layers != 0)
+    lacks = tuple(-n for n in apart)
+    return (
+        PipelineStage(layers=near, embeds=0, ends=ends, experts=lacks),
+        PipelineStage(layers=far, embeds=1, ends=1 - ends, experts=apart, on_host=True),
+    )
+
+
+def stage_rows(model: Model, plan: Plan, job: Serving) -> tuple[PipelineStage[float], ...]:
     """Return the distinct stages of a plan, in order of first appearance."""
+    if job.splits_with_host:
+        return host_rows(model, job)
     kinds = list(model.kinds)
     sizes = plan.stage_layers or split_layers(model.num_layers, plan.pp, "middle")
     found, at = [], 0
@@ -61,7 +89,7 @@ def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> 
     placed = spans(plan, domains).items()
     shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in placed}
     values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
-    stages: Any = stage_rows(model, plan)
+    stages: Any = stage_rows(model, plan, job)
     return ServingSizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
 
 
@@ -79,9 +107,9 @@ def taken(value: Any, rows: Any) -> Any:
 
 
 def sizes_of_columns(
-    model: Model, plans: Sequence[Plan], batches: Sequence[int], domains: Sequence[int]
+    model: Model, plans: Sequence[Plan], batches: Sequence[int], domains: Sequence[int], job: Serving = _WHOLE
 ) -> ServingSizes[Any]:
-    """Return the numbers of many plans, each with its batch, as float64 columns."""
+    """Return the numbers of many plans, each with its batch, as float64 columns; a split with the host is the job's."""
     import numpy
 
     def column(values: Iterable[float]) -> Any:
@@ -89,11 +117,11 @@ def sizes_of_columns(
 
     placed = [spans(plan, domains) for plan in plans]
     shared = {a: tuple(column(p[a][i] for p in placed) for i in range(len(domains))) for a in placed[0]}
-    rows = [stage_rows(model, plan) for plan in plans]
+    rows = [stage_rows(model, plan, job) for plan in plans]
     empty: PipelineStage[float] = PipelineStage(layers=(0,) * len(model.kinds), embeds=0, ends=0)
     longest = max(map(len, rows))
     padded = [(*row, *(empty,) * (longest - len(row))) for row in rows]
-    stages = tuple(
+    stages: tuple[PipelineStage[Any], ...] = tuple(
         PipelineStage(
             layers=tuple(column(row[i].layers[k] for row in padded) for k in range(len(model.kinds))),
             embeds=column(row[i].embeds for row in padded),
@@ -101,5 +129,7 @@ def sizes_of_columns(
         )
         for i in range(longest)
     )
+    if job.splits_with_host:
+        stages = host_rows(model, job)
     values = {name: column(getattr(plan, name) for plan in plans) for name in _DEGREES}
     return ServingSizes(batch=column(batches), spans=shared, stages=stages, **values)

@@ -7,67 +7,16 @@ from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
-from shardwise.ledger.op import Collective, Op, OpRole
+from shardwise.ledger.op import Collective, OpRole
 from shardwise.ledger.traced import named
-from shardwise.ops.overlap import messages
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import EngineCostModel, op_seconds
+from shardwise.serving._cost_model import EngineCostModel
 from shardwise.serving._draft import draft_case, draft_ledger, draft_sizes, uses_heads
 from shardwise.serving._ledger import EngineStep, StepLedger, step_ledger
 from shardwise.serving._memory import layers_bytes
+from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._sizes import PipelineStage, ServingSizes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerCost(Generic[X]):
-    """Seconds of some operators on one rank by operator, role and axis, their FLOPs and the bytes that they move."""
-
-    seconds: X
-    operators: dict[str, X]
-    roles: dict[str, X]
-    exposed: dict[str, X]
-    hidden: dict[str, X]
-    flops: X
-    moved_bytes: X
-
-
-def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
-    """Add numbers by key to others, so many times each, in place."""
-    for key, value in more.items():
-        into[key] = into[key] + times * value if key in into else times * value
-
-
-def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) -> LayerCost[X]:
-    """Return what a list of operators adds up to in one forward pass; a message is waited for unless it is hidden."""
-    zero = 0 * ops[0].forward_bytes
-    seconds = zero
-    operators: dict[str, X] = {}
-    roles: dict[str, X] = {}
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
-    for op in ops:
-        compute = op_seconds(costs, op)
-        add(operators, {op.name: compute})
-        add(roles, {op.role: compute})
-        seconds = seconds + compute
-        if not op.forward:
-            continue
-        sent = messages(costs, op.forward, compute)
-        seconds = seconds + total(
-            (named(waiting, f"{axis} messages of {op.name}") for axis, waiting in sent.exposed.items()), zero
-        )
-        add(exposed, sent.exposed)
-        add(hidden, sent.hidden)
-    return LayerCost(
-        seconds=named(seconds, label),
-        operators=operators,
-        roles=roles,
-        exposed=exposed,
-        hidden=hidden,
-        flops=total((op.flops for op in ops), zero),
-        moved_bytes=total((op.forward_bytes for op in ops), zero),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +182,10 @@ def step_cost(
     """
     ledger = ledger or step_ledger(case, sizes, step)
     parts = model_cost(case, ledger, costs, 0 * sizes.tp)
-    rows = [*zip(case.model.kinds.values(), parts.kinds, strict=True), (1, parts.embedding), (1, parts.head)]
+    lines = (*parts.kinds, parts.embedding, parts.head)
+    rows = host_lines(case, sizes, costs, ledger, lines) or [
+        *zip((*case.model.kinds.values(), 1, 1), lines, strict=True)
+    ]
     operators: dict[str, X] = {}
     roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
@@ -255,7 +207,8 @@ def step_cost(
         hidden=hidden,
         overhead=overhead,
         overlapped=0 * seconds,
-        slowest_stage=_slowest(parts, sizes.stages) + overhead,
+        # The device and its host work in turn.
+        slowest_stage=seconds if case.host else _slowest(parts, sizes.stages) + overhead,
         flops=total((times * part.flops for times, part in rows), 0 * sizes.pp),
         moved_bytes=total((times * part.moved_bytes for times, part in rows), 0 * sizes.pp),
     )

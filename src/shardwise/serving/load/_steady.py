@@ -362,6 +362,6 @@ def lanes_of(plan: Plan) -> int:
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
     held, lanes = np.array([float(cache_tokens)]), np.array([float(lanes_of(case.plan))])
-    sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains)
+    sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
     prices = load_prices(case, sizes, policy, moments, most_running(policy, moments, held, lanes))
     return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, lanes=lanes)

@@ -1,0 +1,123 @@
+"""A model that is split between a device and the processor of its host (llama.cpp's -ngl and --n-cpu-moe)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwise as sw
+from command_line import run
+from shardwise.cost import host_of
+from shardwise.serving import InferReport, ServingOptions
+
+HOST = "cpu-generic"
+LAYERS = 32
+
+
+def ask(model: str = "llama-3.1-8b", device: str = "rtx-4090", **job: Any) -> InferReport:
+    """Return the report of one batch with llama.cpp."""
+    asked = sw.Serving(**{"input_tokens": 512, "output_tokens": 64, "weights": "q4_k_m", **job})
+    where = sw.Cluster.parse(f"1x{device}")
+    return sw.infer(sw.load_model(model), where, sw.Plan(), asked, ServingOptions(engine="llama.cpp"))
+
+
+@given(st.integers(1, 31), st.integers(16, 4096))
+def test_no_layers_on_the_device_is_the_processor_alone(batch: int, tokens: int) -> None:
+    """With no layer on the device, decode steps of fewer than 32 sequences and all bytes are the processor's."""
+    job: dict[str, Any] = {"batch": batch, "input_tokens": tokens}
+    split, alone = ask(gpu_layers=0, host=HOST, **job), ask(device=HOST, **job)
+    assert split.tpot_seconds == pytest.approx(alone.tpot_seconds, rel=1e-12)
+    assert split.on_host == alone.memory and split.weights_bytes_per_gpu == 0
+
+
+@given(st.integers(LAYERS + 1, 10**6), st.integers(1, 64))
+def test_all_layers_on_the_device_is_the_device_alone(layers: int, batch: int) -> None:
+    """With every layer and the head on the device, the host takes no part."""
+    split, alone = ask(gpu_layers=layers, host=HOST, batch=batch), ask(batch=batch)
+    assert split.evaluation == alone.evaluation and split.on_host is None
+
+
+@given(st.integers(0, LAYERS), st.integers(1, 64), st.sampled_from(["q4_k_m", "bf16"]))
+def test_more_layers_on_the_device_are_faster_and_move_bytes(layers: int, batch: int, weights: str) -> None:
+    """A layer more is faster, and takes from the host the weights and the cache that it brings to the device."""
+    job: dict[str, Any] = {"batch": batch, "weights": weights}
+    # The first thing on the device costs a copy each step.
+    few = ask(gpu_layers=max(layers, 1), host=HOST, **job)
+    more, whole = ask(gpu_layers=max(layers, 1) + 1, host=HOST, **job), ask(**job)
+    assert more.tpot_seconds < few.tpot_seconds and more.ttft_seconds < few.ttft_seconds
+    for report in (few, more):
+        held = [report.memory] if report.on_host is None else [*report.on_devices, report.on_host]
+        assert sum(one.weights for one in held) == pytest.approx(whole.weights_bytes_per_gpu)
+        assert sum(one.kv_cache for one in held) == pytest.approx(whole.kv_cache_bytes_per_gpu)
+    assert more.weights_bytes_per_gpu > few.weights_bytes_per_gpu
+
+
+@given(st.integers(1, 36))
+def test_experts_on_the_host_move_their_weights_alone(layers: int) -> None:
+    """A layer's experts on the host take their weights off the device, its cache stays, and steps take longer."""
+    job: dict[str, Any] = {"model": "gpt-oss-120b", "weights": ""}
+    few, more = (ask(**job, **({"cpu_experts": n, "host": HOST} if n else {})) for n in (layers - 1, layers))
+    assert more.weights_bytes_per_gpu < few.weights_bytes_per_gpu
+    assert more.kv_cache_bytes_per_gpu == few.kv_cache_bytes_per_gpu
+    assert more.tpot_seconds > few.tpot_seconds and more.ttft_seconds > few.ttft_seconds
+    assert more.on_host is not None
+    assert more.on_host.weights + more.weights_bytes_per_gpu == pytest.approx(ask(**job).weights_bytes_per_gpu)
+
+
+def test_the_head_goes_to_the_device_before_any_layer() -> None:
+    """As load_tensors has it: one layer is the head alone, and the last layer of the model follows it."""
+    head, one = (ask(gpu_layers=n, host=HOST).evaluation.sizes.stages[0] for n in (1, 2))
+    assert (head.layers, head.ends, one.layers, one.ends) == ((0,), 1, (1,), 1)
+
+
+def test_long_steps_read_the_host_s_weights_over_the_link() -> None:
+    """From 32 tokens on the device runs all, and waits for the weights of the host's layers and what they keep."""
+    short, long = (ask(gpu_layers=17, host=HOST, input_tokens=n) for n in (31, 32))
+    assert short.evaluation.prefill.exposed["host"] < 1e-3
+    matrices = 16 * (4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)) * 4.5 / 8
+    waited = long.evaluation.prefill.exposed["host"]
+    assert waited == pytest.approx(matrices / host_of(long.case.cluster).link_bytes_per_second, rel=0.1)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    """Operators of both sides, what crosses and the work of the host program add up to the step."""
+    for job in ({"gpu_layers": 12}, {"model": "gpt-oss-120b", "weights": "", "cpu_experts": 20}):
+        decode = ask(host=HOST, **job).evaluation.decode
+        parts = sum(decode.operators.values()) + sum(decode.exposed.values()) + decode.overhead
+        assert decode.seconds == pytest.approx(parts) == pytest.approx(decode.slowest_stage)
+        assert any(name.startswith("host.") for name in decode.operators) and decode.exposed["host"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "rule"),
+    [
+        ("--engine vllm -ngl 8 --host cpu-generic", "gpu_layers", "which vllm does not"),
+        ("--engine llama.cpp -ngl 8", "host", "is needed"),
+        ("--engine llama.cpp -ngl 8 --host cpu-none", "host", "is neither a device"),
+        ("--engine llama.cpp -ncmoe 8 --host cpu-generic", "cpu_experts", "has no experts"),
+        ("--engine llama.cpp -ngl 8 --host cpu-generic --energy", "host", "the watts of cpu-generic"),
+        ("--engine llama.cpp --gpu-layers -3 --host cpu-generic", "gpu_layers", "at least 0"),
+        ("--engine llama.cpp -ngl 8 --host cpu-generic --on 2xrtx-4090", "gpu_layers", "there are 2 devices"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(words: str, field: str, rule: str) -> None:
+    """A split that no engine makes, or whose host is not known, is refused with the field and the rule."""
+    where = [] if "--on" in words else ["--on", "1xrtx-4090"]
+    found = run("infer", "llama-3.1-8b", *where, *words.split(), "--json")
+    assert found.status == 2
+    assert any(p["field"] == field and rule in p["rule"] for p in found.tree["error"]["problems"])
+
+
+def test_serve_and_solve_take_a_split() -> None:
+    """Under load steps are as slow as in a batch, and the most layers that fit are found."""
+    asked = ("--on", "1xrtx-4090", "--engine", "llama.cpp", "--weights", "q4_k_m", "--host", HOST)
+    served = run("serve", "llama-3.1-8b", *asked, "-ngl", "20", "--rate", "0.02/s", "--requests", "40", "--json").tree
+    whole = run("serve", "llama-3.1-8b", *asked, "--rate", "0.02/s", "--requests", "40", "--json").tree
+    batch = ask(gpu_layers=20, host=HOST).tpot_seconds
+    assert served["tpot"]["p50_seconds"] == pytest.approx(batch, rel=0.05)
+    assert whole["tpot"]["p50_seconds"] < 0.4 * batch
+    found = run("infer", "llama-3.1-70b", *asked, "--solve", "gpu_layers", "--json").tree["solve"]
+    assert found["value"] == 47 and "48 does not" in found["beyond"]
