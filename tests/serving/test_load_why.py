@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import run
+from shardwise.answers._plots import styled
+from shardwise.answers._plots_load import curve_of, load_figure, series_of
+from shardwise.formats.traces import read_latencies
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
@@ -187,3 +192,61 @@ def test_rules_that_no_replica_can_follow_are_refused(words: tuple[str, ...], fi
     """Exit status 2, and the field that is wrong or missing."""
     done = run(*WORDS, *words, "--json")
     assert done.status == 2 and field in {problem["field"] for problem in done.tree["error"]["problems"]}
+
+
+def test_the_plot_of_a_load_shows_what_the_answer_says() -> None:
+    """Latencies rise with the rate, distributions end at all requests, and the timeline has who runs and waits."""
+    report = report_of("one pool")
+    report = replace(report, workload=replace(report.workload, count=200))
+    curve = curve_of(report)
+    rates, tails = ([of(one) for one in curve] for of in (_rate_of, _tail_of))
+    assert rates == sorted(rates) and rates[-1] < report.capacity_per_second
+    assert tails[0] < tails[-1]
+    with styled():
+        figure = load_figure(report, {"ttft": [0.1, 0.2], "tpot": [], "e2e": [1.0]})
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title for title in titles if title] == [
+        "Latency against rate",
+        "Goodput against rate",
+        "Share of requests within a time",
+        "Requests over time, all replicas",
+        "Where the seconds around each p99 go",
+    ]
+    shares = figure.axes[3].get_lines()
+    assert len(shares) == 5 and all(line.get_ydata()[-1] == 1.0 for line in shares)
+    found = series_of(report)
+    assert max(found["running"]) <= sum(trace.most_running for trace in report.traces)
+    assert found["running"][-1] == found["waiting"][-1] == 0
+
+
+def _rate_of(report: ServeReport) -> float:
+    return report.workload.arrivals.rate
+
+
+def _tail_of(report: ServeReport) -> float:
+    return report.latencies["e2e"]["p99"]
+
+
+VLLM = json.dumps({"ttfts": [0.1, 0.2], "itls": [[0.01, 0.03], []]})
+GUIDELLM = json.dumps({"benchmarks": [{"requests": {"successful": [
+    {"time_to_first_token_ms": 100.0, "inter_token_latency_ms": 20.0, "request_latency": 0.14}]}}]})  # fmt: skip
+ROWS = "ttft_seconds,request_seconds,output_tokens\n0.1,0.14,3\n0.2,0.2,1\n"
+
+
+@pytest.mark.parametrize("text", [VLLM, GUIDELLM, ROWS])
+def test_measured_requests_are_read(text: str, tmp_path: Path) -> None:
+    """Results of benchmarks and CSV files give the same seconds; what has one token has no time between them."""
+    path = tmp_path / "measured"
+    path.write_text(text)
+    found = read_latencies(str(path))
+    assert found["ttft"][0] == pytest.approx(0.1) and found["e2e"][0] == pytest.approx(0.14)
+    assert found["tpot"] == [pytest.approx(0.02)]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "a,b\n1,2\n", '{"ttfts": [1], "itls": "no"}', "\x00"])
+def test_files_without_measured_requests_are_refused(text: str, tmp_path: Path) -> None:
+    """Whatever a file holds that is no requests, the answer says so of `against`."""
+    path = tmp_path / "measured"
+    path.write_text(text)
+    done = run(*WORDS, "--against", str(path), "--plot", str(tmp_path / "a.svg"), "--json")
+    assert done.status == 2 and {problem["field"] for problem in done.tree["error"]["problems"]} == {"against"}

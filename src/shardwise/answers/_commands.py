@@ -61,14 +61,14 @@ def _infer() -> Command:
 
 
 def _serve() -> Command:
-    from shardwise.answers._search_flags import serve_flags
+    from shardwise.answers._search_flags import AGAINST, serve_flags
 
     exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
     return Command(
         "serve",
         SUMMARIES["serve"],
         ("model",),
-        {**_MODEL, **_flags.FROM_SERVER, **serve_flags(), **_flags.MANY, **OUTPUT},
+        {**_MODEL, **_flags.FROM_SERVER, **serve_flags(), **_flags.MANY, **_flags.PLOT, **AGAINST, **OUTPUT},
         exits,
         ("model", "on"),
     )
@@ -122,7 +122,7 @@ def _plan(kind: str = "") -> Command:
     own = {"infer": serve_search_flags, "serve": load_search_flags}.get(kind, plan_search_flags)()
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
-        flags = {"what": what, **_MODEL, **own, **OUTPUT}
+        flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
         return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
     flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"

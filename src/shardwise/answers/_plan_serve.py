@@ -13,6 +13,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected
 from shardwise.answers._plan_train import on_devices, save_best
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, LOAD_WORDS, load_search_flags
 from shardwise.answers._serve import deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
@@ -20,6 +21,8 @@ from shardwise.errors import InputError
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.search import FrontPoint, LoadResult, LoadSpace
     from shardwise.serving.load import ServeReport
 
@@ -99,6 +102,7 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan serve`."""
+    check_drawable(inputs)
     found = ask(inputs)
     save_best(inputs, "serve", case_of(inputs, found.best[0]) if found.best else None)
 
@@ -109,7 +113,13 @@ def answer(inputs: Inputs, width: int) -> Answer:
         shown = found.best[0] if found.best else found.nearest
         return load_page(found, words(shown) if shown is not None else [], (tuple(inputs.notes), width))
 
-    return Answer(0 if found.best else 1, lambda: load_tree(found, list(map(words, found.best))), page)
+    def draw() -> Figure:
+        from shardwise.answers._plots_load import front_figure
+
+        return front_figure(found)
+
+    done = Answer(0 if found.best else 1, lambda: load_tree(found, list(map(words, found.best))), page)
+    return plotted(inputs, done, draw)
 
 
 def _point(point: FrontPoint) -> dict[str, Any]:

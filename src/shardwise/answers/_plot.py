@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import fail
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
     from shardwise.answers._page import Page
     from shardwise.answers._roofline_points import Roofline
-    from shardwise.search import ServingResult, TrainingResult
+    from shardwise.search import LoadResult, ServingResult, TrainingResult
     from shardwise.serving import InferReport
+    from shardwise.serving.load import ServeReport
     from shardwise.training import TrainReport
     from shardwise.training._timeline import StepTimeline
+
+    Drawn: TypeAlias = TrainReport | InferReport | ServeReport | Roofline | TrainingResult | ServingResult | LoadResult
 
 FIGURES = (".svg", ".png", ".pdf", ".html")
 
 
-def figure_of(answer: TrainReport | InferReport | Roofline | TrainingResult | ServingResult) -> Figure:
+def figure_of(answer: Drawn) -> Figure:
     """Return the figure of an answer, to be changed further or shown in a notebook; draw it within `styled`."""
     from shardwise.answers._roofline_points import Roofline
     from shardwise.serving import InferReport
@@ -45,8 +48,17 @@ def figure_of(answer: TrainReport | InferReport | Roofline | TrainingResult | Se
         from shardwise.answers._plots_roofline import roofline_figure
 
         return roofline_figure(answer)
-    from shardwise.search import ServingResult
+    from shardwise.search import LoadResult, ServingResult
+    from shardwise.serving.load import ServeReport
 
+    if isinstance(answer, ServeReport):
+        from shardwise.answers._plots_load import load_figure
+
+        return load_figure(answer)
+    if isinstance(answer, LoadResult):
+        from shardwise.answers._plots_load import front_figure
+
+        return front_figure(answer)
     if isinstance(answer, ServingResult):
         from shardwise.answers._plots_serving import serving_figure
 
@@ -56,7 +68,7 @@ def figure_of(answer: TrainReport | InferReport | Roofline | TrainingResult | Se
     return plan_figure(answer)
 
 
-def plot(answer: TrainReport | InferReport | Roofline | TrainingResult | ServingResult, path: str) -> None:
+def plot(answer: Drawn, path: str) -> None:
     """Write the plot of an answer to an .svg, .png, .pdf or .html file; raises `InputError` where it cannot.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train

@@ -191,6 +191,13 @@ _CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
 _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
 
+_MEASURED = (
+    "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, GuideLLM's benchmarks.json, or "
+    "a CSV of ttft_seconds, request_seconds, output_tokens"
+)
+AGAINST = _flags("output", ("against", k.FILE, _MEASURED))
+
+
 @cache
 def serve_flags() -> dict[str, Flag]:
     """Return every flag of a deployment under load."""

@@ -11,12 +11,15 @@ from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError
 from shardwise.serving.load import ServeReport, prefill_plan
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
@@ -267,8 +270,26 @@ def ask(inputs: Inputs) -> ServeReport:
     return replace(report, assumptions=tuple(dict.fromkeys((*inputs.notes, *report.assumptions))))
 
 
+def measured_of(inputs: Inputs) -> dict[str, list[float]]:
+    """Return the measured latencies that are drawn beside predicted ones; none where none were given."""
+    if "against" not in inputs.values:
+        return {}
+    from shardwise.formats.traces import read_latencies
+
+    try:
+        found = read_latencies(inputs.values["against"])
+    except InputError as error:
+        inputs.merge(error)
+        return {}
+    if "plot" not in inputs.values:
+        inputs.fail("against", inputs.values["against"], "is drawn, and no plot was asked", "add --plot load.svg")
+    return found
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise serve`."""
+    check_drawable(inputs)
+    measured = measured_of(inputs)
     report = ask(inputs)
     plan = report.base.plan
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
@@ -284,7 +305,12 @@ def answer(inputs: Inputs, width: int) -> Answer:
     def page() -> Page:
         return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies)
 
-    return Answer(0 if report.meets else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.answers._plots_load import load_figure
+
+        return load_figure(report, measured)
+
+    return plotted(inputs, Answer(0 if report.meets else 1, tree, page), draw)
 
 
 def remedy_tree(one: LoadRemedy) -> dict[str, Any]:

@@ -244,3 +244,46 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
         blocks=tuple(blocks) if any(blocks) else (),
         count=len(pairs),
     )
+
+
+# Latencies of a request by a benchmark: of GuideLLM the seconds of one unit of each field.
+_GUIDELLM = {"ttft": ("time_to_first_token_ms", 1e-3), "tpot": ("inter_token_latency_ms", 1e-3),
+             "e2e": ("request_latency", 1.0)}  # fmt: skip
+
+
+def read_latencies(path: str) -> dict[str, list[float]]:
+    """Return the measured ttft, tpot and e2e of the requests of a run, in seconds.
+
+    Read are the results of vLLM's benchmark (ttfts and itls of --save-detailed), GuideLLM's benchmarks.json, and CSV
+    files with the columns ttft_seconds, request_seconds and output_tokens.
+    """
+    text = read_csv_text(path, "against")
+    data = _document(text) if text.lstrip()[:1] in ("{", "[") else None
+    try:
+        if data is None:
+            rows = list(_measured_rows(path, text))
+        elif isinstance(data, dict) and isinstance(data.get("benchmarks"), list):
+            requests = [one for run in data["benchmarks"] for one in _at(run, "requests", "successful") or ()]
+            rows = [tuple(_at(one, key) * unit for key, unit in _GUIDELLM.values()) for one in requests]
+        elif isinstance(data, dict) and isinstance(data.get("itls"), list):
+            rows = [
+                (ttft, sum(gaps) / len(gaps) if gaps else math.nan, ttft + sum(gaps))
+                for ttft, gaps in zip(data["ttfts"], data["itls"], strict=True)
+            ]
+        else:
+            rows = []
+    except (KeyError, TypeError, ValueError):
+        rows = []
+    if not rows:
+        rule = "has no latencies of single requests"
+        remedy = "give vLLM's --save-detailed result, GuideLLM's benchmarks.json, or ttft_seconds,request_seconds,..."
+        raise InputError([Problem("against", path, rule, remedy)])
+    columns = dict(zip(_GUIDELLM, zip(*rows, strict=True), strict=True))
+    return {name: [value for value in found if math.isfinite(value)] for name, found in columns.items()}
+
+
+def _measured_rows(path: str, text: str) -> Iterator[tuple[float, float, float]]:
+    """Yield ttft, tpot and e2e of the rows of a CSV file."""
+    for row in csv.DictReader(io.StringIO(text)):
+        first, whole, made = (float(row[key]) for key in ("ttft_seconds", "request_seconds", "output_tokens"))
+        yield first, (whole - first) / (made - 1) if made > 1 else math.nan, whole

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwise.serving.load._report import ServeReport
 
 EXPLAINED: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
-_WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
+WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
 OWN_PROMPT, OWN_DECODE = "own prompt", "own decode steps"
 MATES, PROMPTS, OTHERS = "other requests in the steps of its prompt", "prompts of others", "other batches and groups"
 BATCH, LOST = "other sequences in its decode steps", "sent away: waiting and recomputing"
@@ -53,7 +53,7 @@ def _of_the_first_token(report: ServeReport, request: Request) -> dict[str, floa
     ran, sent = request.prompt_seconds, request.transfer_seconds
     own = min(prompt_alone_seconds(report, request), ran)
     joining = request.first - request.scheduled - ran - sent
-    parts = dict(zip(_WAITS, request.waits, strict=True))
+    parts = dict(zip(WAITS, request.waits, strict=True))
     return {
         **parts, OWN_PROMPT: own, MATES: ran - own, "transfer of the cache": sent, "joining the decode pool": joining,
     }  # fmt: skip
