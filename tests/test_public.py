@@ -153,7 +153,7 @@ def test_what_measures_accuracy_reads_no_private_module() -> None:
 
 def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
     """Yield the imports of a module, those in functions too; what only type checkers see is not loaded."""
-    for child in ast.iter_child_nodes(node):
+    for child in (one for part in ("body", "orelse", "handlers", "finalbody") for one in getattr(node, part, [])):
         if isinstance(child, ast.ImportFrom):
             yield child
         elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):

@@ -149,7 +149,6 @@ def timed(inputs: Inputs, answer: Answer, report: TrainReport) -> Answer:
     path = inputs.get("timeline")
     if path is None:
         return answer
-    from shardwise.answers._plot import plot_timeline
     from shardwise.answers._trace import compared
 
     try:
