@@ -36,6 +36,7 @@ FILES = {
     "study.toml": (
         '[fixed]\nmodel = "gpt2"\nglobal_batch = 8\nseq_len = 256\ncp = 1\npp = 1\n[grid]\non = ["2xa100-sxm-80gb"]\n'
     ),
+    "serve.sh": "vllm serve meta-llama/Llama-3.1-8B -tp 2 --port 8000",
     "ds.json": '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}',
 }
 

@@ -164,6 +164,42 @@ def test_the_launch_fills_what_flags_leave_open(tmp_path: Path) -> None:
     assert run("serve", *words, "--rate", "1/s", "--requests", "50").tree["plan"]["tp"] == 4
 
 
+def test_a_search_takes_what_is_served_from_a_launch_and_finds_the_layout(tmp_path: Path) -> None:
+    """Model, format and share of the memory are the launch's; degrees and limits of a step are what is searched."""
+    file = tmp_path / "run.sh"
+    file.write_text("vllm serve meta-llama/Llama-3.1-8B -tp 4 --quantization fp8 --gpu-memory-utilization 0.8\n")
+    asked = ("--from", str(file), "--input-tokens", "500", "--output-tokens", "50")
+    best = run("plan", "infer", *asked, "--json", "--on", "h100", "--batch", "8", "--top", "1").tree["best"][0]
+    assert best["plan"]["tp"] < 4 and best["weights"] == "fp8"
+    assert best["cluster"]["num_devices"] == 4
+    found = " ".join(run("plan", "serve", *asked, "--on", "2xh100", "--rate", "1/s", "--top", "1").out.split())
+    assert "1.00 requests/s: 1 x h100" in found and "tp, pp are searched, not taken from it" in found
+
+
+def test_import_shows_what_became_of_the_words_of_a_server(tmp_path: Path) -> None:
+    """A launch of a server is imported as one of a training is: its fields, and every word of it."""
+    file = tmp_path / "run.sh"
+    file.write_text(VLLM + "-tp 4 --enforce-eager --port 8000\n")
+    told = run("import", str(file), "--json").tree
+    assert told["serving"]["tp"] == 4 and told["num_devices"] == 4 and told["silent"] == ["--port"]
+    assert "--enforce-eager" in run("import", str(file)).out
+
+
+def test_rows_take_what_they_leave_blank_from_a_launch(tmp_path: Path) -> None:
+    """A row that says what was measured alone is predicted as the launch of the server, or of the training, ran it."""
+    file, rows = tmp_path / "run.sh", tmp_path / "runs.csv"
+    file.write_text(VLLM + "-tp 4 --quantization fp8\n")
+    rows.write_text("metric,value,device,serving_mode,batch,input_tokens,output_tokens\n"
+                    "tpot,0.02,h100-sxm-80gb,static,8,500,50\n")  # fmt: skip
+    told = run("validate", str(rows), "--from", str(file), "--rows", str(tmp_path / "found.csv"), "--json").tree
+    assert told["rows"]["predicted"] == 1 and not told["unread"]
+    rows.write_text("metric,value,device,tp\nstep_time,9.0,h100-sxm-80gb,2\n")
+    words = "torchrun --nproc_per_node 8 run_recipe.py --recipe llama3_8b_pretrain_config train.global_batch_size=64 "
+    file.write_text(words + "dataset.seq_length=4096 train.micro_batch_size=1 model.tensor_model_parallel_size=4\n")
+    assert run("validate", str(rows), "--from", str(file), "--json").tree["rows"]["predicted"] == 1
+    assert run("validate", str(rows), "--json").status == 2
+
+
 def test_a_line_without_a_model_asks_for_one(tmp_path: Path) -> None:
     """A file of weights has no name of a catalogue: the model is to be named."""
     file = tmp_path / "run.sh"

@@ -122,9 +122,10 @@ def _plan(kind: str = "") -> Command:
     own = {"infer": serve_search_flags, "serve": load_search_flags}.get(kind, plan_search_flags)()
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
-        flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
+        flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **_flags.PLOT, **OUTPUT}
         return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
-    flags = {"what": what, **_MODEL, **own, **_flags.PLOT, **OUTPUT}
+    server = _flags.FROM_SERVER if kind == "infer" else {}
+    flags = {"what": what, **_MODEL, **server, **own, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 
@@ -147,7 +148,7 @@ def _import() -> Command:
         "file": Flag(
             "file",
             _converters.FILE,
-            "a launch script, DeepSpeed's JSON, accelerate's YAML or torchtitan's TOML",
+            "the launch of a training or of a server, or a trainer's settings (docs/formats.md)",
             "positional",
         )
     }
@@ -177,7 +178,12 @@ def _export(kind: str = "") -> Command:
 def _validate() -> Command:
     help_of_files = "CSV files of measurements, a row for each"
     files = {"files": Flag("files", _converters.WORDS, help_of_files, "positional")}
-    output = {**_flags.VALIDATE, **_flags.PLOT, **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")}}
+    output = {
+        **_flags.FROM_EITHER,
+        **_flags.VALIDATE,
+        **_flags.PLOT,
+        **{key: OUTPUT[key] for key in ("json", "width", "catalogue", "help")},
+    }
     exits = "exit status: 0 done, 1 no row could be predicted, 2 bad input"
     return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)
 

@@ -133,6 +133,11 @@ FROM_SERVER = {
     "set": FROM["set"],
 }
 
+FROM_EITHER = {key: FROM[key] for key in ("set", "skip")} | {
+    "from": replace(FROM["from"], help="the launch of a training or of a server, which says what rows leave blank"),
+    "follow": WHERE["follow"],
+}
+
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
 SIDES = _flags(
     "sides",

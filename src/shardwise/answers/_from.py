@@ -25,7 +25,9 @@ def take(inputs: Inputs) -> None:
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
     if not {"from", "from_args"} & inputs.values.keys():
         return
-    if inputs.command in SERVED:
+    if inputs.command == "validate":
+        return  # what a file says stands where rows are blank
+    if inputs.command in SERVED or inputs.get("what", "") in SERVED:
         _take_server(inputs)
         return
     try:
@@ -46,7 +48,7 @@ def take(inputs: Inputs) -> None:
 
 
 SERVED = ("infer", "serve")
-"""The commands whose `--from` is the launch of a server."""
+"""The commands, and the kinds of a search, whose `--from` is the launch of a server."""
 
 
 def _take_server(inputs: Inputs) -> None:
@@ -59,24 +61,28 @@ def _take_server(inputs: Inputs) -> None:
         inputs.problems.items += error.problems
         inputs.bad.add("from")
         return
-    given = inputs.values.keys() | inputs.bad
+    given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, inputs.get("what", "")).flags
+    # Numbers are searched; a format is the checkpoint's, the one choice of a search.
+    space = {key: value for key, value in server.values.items() if key in flags and flags[key].group == "space"}
+    searched = [key for key, value in space.items() if not isinstance(value, str)]
+    if searched:
+        inputs.notes.append(f"{server.source}: {', '.join(searched)} are searched, not taken from it")
     for key, value in server.values.items():
-        if key in _flags_of(inputs.command):
-            inputs.values.setdefault(key, value)
+        if key in searched:
+            continue
+        if key in flags:
+            inputs.values.setdefault(key, (value,) if key in space else value)
         elif key not in given:
             inputs.notes.append(f"{server.source}: {key} {value} is not of {inputs.command}")
     if "model" not in inputs.values:
         inputs.fail("model", None, f"is missing, and {server.source} names none", "name a model")
-    _complete(inputs, server)
+    if inputs.get("what", "") != "serve":
+        _complete(inputs, server)  # a search for a load asks how many devices there must be
     del inputs.values["from"]
     inputs.values.pop("set", None)
     inputs.notes += [f"{server.source}: {text}" for text in server.assumed]
     for word, readings in (("without effect", server.ignored), ("not known", server.unknown)):
         inputs.notes += [f"{server.source}: {one.argument} {word}: {one.meaning}" for one in readings]
-
-
-def _flags_of(command: str) -> frozenset[str]:
-    return frozenset(found(command).flags)
 
 
 def read(inputs: Inputs) -> Imported:

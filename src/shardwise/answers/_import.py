@@ -12,7 +12,7 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError
-from shardwise.formats import Imported, Reading
+from shardwise.formats import Imported, Launched, Reading, import_server, starts_server
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters
 from shardwise.plans import Plan, Training, find_stack
@@ -25,6 +25,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
         inputs.values["from"] = inputs.values.pop("file")
     if not {"from", "from_args"} & inputs.values.keys() and not inputs.problems.items:
         inputs.fail("file", None, "is missing", "name a file, or give the training command behind --")
+    if "from" in inputs.values and not inputs.problems.items and starts_server(inputs.values["from"]):
+        return _served(inputs, width)
     if inputs.imported is None and not inputs.problems.items:
         _from.take(inputs)
     case = inputs.imported
@@ -48,14 +50,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
 def import_tree(case: Imported) -> dict[str, Any]:
     """Return an imported case as the record that `--json` prints."""
-
-    def listed(readings: Sequence[Reading]) -> list[dict[str, object]]:
-        return [{**asdict(reading), "value": _plain(reading.value)} for reading in readings]
-
     return {
-        "system": case.system,
-        "version": case.version,
-        "source": case.source,
+        **_checked(case),
         "model": None if case.model is None else {"name": case.model.name, **_sizes(case.model)},
         "plan": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(case.plan).items()},
         "job": asdict(case.job),
@@ -63,12 +59,54 @@ def import_tree(case: Imported) -> dict[str, Any]:
         "num_devices": case.num_devices,
         "devices_per_node": case.devices_per_node,
         "accumulation": case.accumulation,
+        **_readings(case),
+    }
+
+
+def _checked(case: Imported | Launched) -> dict[str, Any]:
+    return {"system": case.system, "version": case.version, "source": case.source}
+
+
+def _readings(case: Imported | Launched) -> dict[str, Any]:
+    """Return what became of every word of a file."""
+
+    def listed(readings: Sequence[Reading]) -> list[dict[str, object]]:
+        return [{**asdict(reading), "value": _plain(reading.value)} for reading in readings]
+
+    return {
         "understood": listed(case.understood),
         "assumed": list(case.assumed),
         "ignored": listed(case.ignored),
         "silent": list(case.silent),
         "unknown": listed(case.unknown),
     }
+
+
+def _served(inputs: Inputs, width: int) -> Answer:
+    """Return the answer for the launch of a server."""
+    server = import_server(inputs.values["from"], _from.variables(inputs))
+
+    def tree() -> dict[str, Any]:
+        values = {key: _plain(value) for key, value in server.values.items()}
+        return {**_checked(server), "serving": values, "num_devices": server.num_devices, **_readings(server)}
+
+    def page() -> Page:
+        from shardwise.answers._files import command_words
+
+        made = Page(width)
+        made.label("FROM", f"{server.source}, read as {server.system} {server.version}")
+        launch = counted(server.num_devices, "device") if server.num_devices else "devices that are not said"
+        role = f", which run {server.role} alone" if server.role else ""
+        said = ", ".join(f"{key} {_word(value)}" for key, value in server.values.items())
+        made.label("SERVER", f"{launch}{role}: {said}")
+        _words_of(made, server)
+        kept = {key: value for key, value in inputs.values.items() if key in ("from", "set")}
+        named = {} if "model" in server.values else {"model": "MODEL"}
+        on = "h100-sxm-80gb" if server.num_devices else "8xh100-sxm-80gb"
+        command_lines(made, "NEXT", command_words("infer", {**named, **kept, "on": inputs.get("on", on)}))
+        return made
+
+    return Answer(0, tree, page)
 
 
 def _plain(value: object) -> object:
@@ -109,6 +147,13 @@ def import_page(case: Imported, command: Sequence[str], width: int) -> Page:
     page.label("JOB", _said(case.job, Training(seq_len=0, global_batch=0)))
     changes = ", ".join(f"{name} {_word(value)}" for name, value in stack_changes(case).items())
     page.label("STACK", case.stack.name + (f": {changes}" if changes else ""))
+    _words_of(page, case)
+    command_lines(page, "NEXT", command)
+    return page
+
+
+def _words_of(page: Page, case: Imported | Launched) -> None:
+    """Append what became of every word of a file."""
     page.blank()
     page.add((f"UNDERSTOOD ({len(case.understood)})", "bold"))
     page.table([(r.argument, _word(r.value), r.meaning.replace("+", ", ")) for r in case.understood])
@@ -118,8 +163,6 @@ def import_page(case: Imported, command: Sequence[str], width: int) -> Page:
     _listed(page, "UNKNOWN", unknown)
     _listed(page, "WITHOUT EFFECT ON BYTES AND SECONDS", [", ".join(case.silent)] if case.silent else [])
     page.blank()
-    command_lines(page, "NEXT", command)
-    return page
 
 
 def model_line(model: Model) -> str:

@@ -10,11 +10,14 @@ from shardwise.answers._files import write_text
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary
+from shardwise.errors import InputError
+from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary, words
 from shardwise.units import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from shardwise.formats import Imported
 
 
 def ask(inputs: Inputs) -> Validation:
@@ -27,8 +30,52 @@ def ask(inputs: Inputs) -> Validation:
             inputs.fail("by", name, "is not a field of rows", "use some of " + ", ".join(BY))
     if not inputs.get("files", ()):
         inputs.fail("files", None, "names no file of measurements", "give a CSV file; docs/own-runs.md has its columns")
+    given = _given(inputs) if "from" in inputs.values else {}
     inputs.problems.raise_if_any()
-    return validate(inputs.get("files", ()))
+    return validate(inputs.get("files", ()), given=given)
+
+
+def _given(inputs: Inputs) -> dict[str, str]:
+    """Return what the launch of a training or of a server says, by the columns of rows that may leave it blank."""
+    from shardwise.answers._from import read, variables
+    from shardwise.formats import import_server, starts_server
+    from shardwise.models._load import find
+
+    try:
+        if starts_server(inputs.values["from"]):
+            server = import_server(inputs.values["from"], variables(inputs))
+            found = {_SERVED[key]: value for key, value in server.values.items() if key in _SERVED}
+            found |= {"num_gpus": server.num_devices, "model": find(found.get("model", "")) or found.get("model", "")}
+        else:
+            found = _of_training(read(inputs))
+    except InputError as error:
+        inputs.problems.items += error.problems
+        return {}
+    return {name: str(value) for name, value in found.items() if value not in ("", 0, 0.0)}
+
+
+# Fields that the launch of a server sets -> the columns of rows.
+_SERVED = {
+    "model": "model", "engine": "engine", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep", "kv_cache": "kv_dtype",
+    "memory_fraction": "memory_utilization", "max_context": "max_model_len", "weights": "weight_dtype",
+    "max_batched_tokens": "max_num_batched_tokens",
+}  # fmt: skip
+
+
+def _of_training(case: Imported) -> dict[str, object]:
+    """Return the columns of a training: those of its plan and job, and the framework and the recipe by name."""
+    names = {ours: theirs for kind in ("sharding", "optimizer") for theirs, ours in reversed(words(kind).items())}
+    plan, job = case.plan, case.job
+    found: dict[str, object] = {name: getattr(plan, name) for name in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")}
+    found |= {"sp": int(plan.sequence_parallel), "micro_batch": plan.micro_batch, "recompute": plan.recompute}
+    found |= {"sharding": names.get(plan.sharding, ""), "optimizer": names.get(job.optimizer, "")}
+    found |= {"seq_len": job.seq_len, "global_batch": job.global_batch, "finetune": job.adapter, "lora_rank": job.rank}
+    return found | {
+        "model": case.model.name if case.model else "",
+        "stack": case.stack.name,
+        "precision": job.precision or case.stack.precision,
+        "num_gpus": case.num_devices,
+    }
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

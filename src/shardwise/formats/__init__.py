@@ -1,7 +1,7 @@
-"""Other systems' files: Megatron-LM, DeepSpeed, accelerate with FSDP, in and out."""
+"""Other systems' files, in and out: trainers' settings and launch scripts, and launches of serving engines."""
 
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._files import import_file, import_server
+from shardwise.formats._files import import_file, import_server, starts_server
 from shardwise.formats._imported import Around, Imported, Reading
 from shardwise.formats._launched import Launched
 from shardwise.formats.megatron import from_megatron_args
@@ -16,4 +16,5 @@ __all__ = [
     "from_megatron_args",
     "import_file",
     "import_server",
+    "starts_server",
 ]

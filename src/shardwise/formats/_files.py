@@ -66,6 +66,20 @@ def read_text(path: str) -> str:
     return text
 
 
+def starts_server(path: str | PathLike[str]) -> bool:
+    """Return whether a file is the launch of a server rather than of a training."""
+    from shardwise.formats import dynamo
+    from shardwise.formats._launched import engine_in
+
+    name = fspath(path)
+    with bounded("from", name):
+        text = read_text(name)
+        if dynamo.recognises(name, text):
+            return True
+        own = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS if system not in ("fsdp", "megatron"))
+        return bool(engine_in(text)) and not any(module.recognises(name, text) for module in own)
+
+
 def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None = None) -> Launched:
     """Return the server that a file starts: a launch script or command line, or Kubernetes YAML of engines.
 

@@ -6,7 +6,7 @@ import csv
 import difflib
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -55,19 +55,21 @@ class Table:
     unread: tuple[tuple[str, str], ...] = ()
 
 
-def read_table(path: str, kinds: Sequence[FileKind]) -> Table:
+def read_table(path: str, kinds: Sequence[FileKind], given: Mapping[str, str] | None = None) -> Table:
     """Return the rows of a CSV file and their kind; names of columns may have capitals and spaces around them.
 
-    Raises `InputError` where the file cannot be read, is of no known kind or has no rows.
+    What is `given` by its column stands where a row has a blank cell, or the file no such column. Raises `InputError`
+    where the file cannot be read, is of no known kind or has no rows.
     """
     try:
         reader = csv.DictReader(io.StringIO(read_csv_text(path), newline=""), restkey=BEYOND, restval="")
         names = [name.strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = names
         _check_header(names, path)
-        kind = kind_of(set(names), kinds, path)
+        kind = kind_of({*names, *(given or {})}, kinds, path)
+        usual = {name: cell for name, cell in (given or {}).items() if name in kind.columns | kind.further}
         with bounded("file", path):
-            rows = tuple(map(_texts, islice(reader, MOST_ROWS + 1)))
+            rows = tuple(_filled(_texts(row), usual) for row in islice(reader, MOST_ROWS + 1))
     except csv.Error as error:
         raise InputError([Problem("file", path, f"cannot be read ({error})", "give a CSV file")]) from None
     if len(rows) > MOST_ROWS:
@@ -80,6 +82,10 @@ def read_table(path: str, kinds: Sequence[FileKind]) -> Table:
 
 def _texts(row: dict[str, str | list[str]]) -> dict[str, str]:
     return {name: cell if isinstance(cell, str) else "".join(cell) for name, cell in row.items()}
+
+
+def _filled(row: dict[str, str], usual: Mapping[str, str]) -> dict[str, str]:
+    return {**row, **{name: cell for name, cell in usual.items() if not row.get(name, "").strip()}}
 
 
 def _check_header(names: list[str], path: str) -> None:

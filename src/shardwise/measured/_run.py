@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,15 +41,21 @@ class Validation:
         return len(self.predicted) / len(self.rows) if self.rows else 1.0
 
 
-def validate(files: Iterable[str], kinds: Sequence[FileKind] = (), context: type[Context] = Context) -> Validation:
+def validate(
+    files: Iterable[str],
+    kinds: Sequence[FileKind] = (),
+    context: type[Context] = Context,
+    given: Mapping[str, str] | None = None,
+) -> Validation:
     """Return every row of some CSV files with its prediction; the kind of each file is told by its columns.
 
     Models and devices are looked up beside each file (models*.json, devices*.csv), then in the catalogue. Raises
     `InputError` for a file that cannot be read; a row that cannot be predicted is refused with the reason. Files are
-    of the `kinds` given, runs of training and serving where none are, and read with what a `context` knows.
+    of the `kinds` given, runs of training and serving where none are, and read with what a `context` knows. What is
+    `given` by its column stands where rows are blank.
     """
     paths = tuple(files)
-    tables = [read_table(path, kinds or KINDS) for path in paths]
+    tables = [read_table(path, kinds or KINDS, given) for path in paths]
     rows = tuple(row for table in tables for row in compared(table, context(Path(table.path).parent)))
     return Validation(rows, paths, tuple((table.path, *column) for table in tables for column in table.unread))
 
