@@ -206,9 +206,9 @@ def test_fusion_of_the_loss_is_read() -> None:
 
 def test_what_changes_bytes_or_seconds_and_is_left_out_says_why() -> None:
     """Offloading, capacity factors and the like are listed with the reason; defaults and logging are not."""
-    case = read(optimizer_cpu_offload=True, moe_z_loss_coeff=0.1, log_interval=10, fp8_recipe="delayed")
+    case = read(fine_grained_activation_offloading=True, moe_z_loss_coeff=0.1, log_interval=10, fp8_recipe="delayed")
     assert [(r.argument, r.meaning.split(",")[0]) for r in case.ignored] == [
-        ("--optimizer-cpu-offload", "moves tensors to host memory")
+        ("--fine-grained-activation-offloading", "moves tensors to host memory")
     ]
     assert {"--log-interval", "--moe-z-loss-coeff"} <= set(case.silent)
 

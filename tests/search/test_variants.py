@@ -38,6 +38,7 @@ CASES: dict[str, tuple[Any, tuple[Cluster, ...], str, dict[str, Any]]] = {
                                                      "shard": IntRanges.parse("2..4")}),
     "groups of an optimizer": (SPARSE, (H200,), "megatron", {**SMALL, "pp": upto(2),
                                                              "shard": IntRanges.parse("1,2")}),
+    "optimizer on the host": (DENSE, (A100,), "megatron", {**SMALL, "offload": ((), ("optimizer",)), "tp": upto(1)}),
     "offload": (DENSE, (A100,), "fsdp2", {**SMALL, "offload": ((), ("optimizer", "gradients", "parameters"))}),
     "jobs": (DENSE, (A100, H100), "megatron", {**SMALL, "pp": upto(2), "precision": ("bf16", "fp8"),
                                                "optimizer": ("adam", "sgd")}),

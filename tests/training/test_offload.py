@@ -96,13 +96,15 @@ def test_gradients_need_their_optimizer_there() -> None:
 
 
 def test_frameworks_say_what_they_offload() -> None:
-    """FSDP takes all three at once, Megatron's activations no recompute, and each names what would do."""
-    fsdp = Plan(sharding="fsdp", offload=("optimizer",))
+    """FSDP takes all three at once over several ranks, Megatron a sharded optimizer, and each names what would do."""
+    fsdp = Plan(dp=2, sharding="fsdp", offload=("optimizer",))
     assert [p.field for p in stack_problems(find_stack("fsdp2"), fsdp)] == ["offload"]
     every = replace(fsdp, offload=("optimizer", "gradients", "parameters"))
     assert not stack_problems(find_stack("fsdp2"), every)
-    megatron = Plan(offload=("activations",), recompute="full")
-    assert [p.field for p in stack_problems(find_stack("megatron"), megatron)] == ["recompute"]
+    assert [p.field for p in stack_problems(find_stack("fsdp2"), replace(every, dp=1))] == ["dp"]
+    for offload, field in (("activations", "offload"), ("optimizer", "sharding")):
+        megatron = Plan(dp=2, offload=(offload,))
+        assert [p.field for p in stack_problems(find_stack("megatron"), megatron)] == [field]
     assert [p.field for p in stack_problems(find_stack("pytorch"), Plan(offload=("optimizer",)))] == ["offload"]
 
 

@@ -80,6 +80,7 @@ def build(r: Reader, num_devices: int) -> Plan:
         shard=shard,
         recompute=mode,
         recompute_layers=layers,
+        offload=("optimizer",) if r.flag("optimizer_cpu_offload") else (),
         modules=modules,
         stage_layers=pieces,
         order=_PP_FIRST if r.flag("use_tp_pp_dp_mapping") else _DEFAULT_ORDER,

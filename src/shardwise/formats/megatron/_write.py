@@ -64,7 +64,7 @@ def export(case: ExportCase) -> Exported:
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
     _check_layers(case.model)
-    plan, found = untold(canonical_plan(worded(case).plan), TOLD)
+    plan, found = untold(canonical_plan(worded(case).plan), TOLD | {"offload"})
     case = replace(case, plan=plan)
     words = arguments(case)
     refuse("Megatron-LM", found | _lost(case, words), case)
@@ -278,11 +278,11 @@ def _plan(p: Plan, m: Model) -> Words:
         "--sequence-parallel": p.sequence_parallel and p.tp > 1,
         "--micro-batch-size": p.micro_batch,
         "--use-tp-pp-dp-mapping": p.order.index("pp") < p.order.index("dp"),
+        "--num-distributed-optimizer-instances": p.dp // p.shard if p.shard > 1 else None,
+        **dict.fromkeys(("--optimizer-cpu-offload", "--use-precision-aware-optimizer"), "optimizer" in p.offload),
     }
     words |= _SHARDINGS.get(p.sharding, {})
     words |= {"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {}
-    if p.shard > 1:
-        words["--num-distributed-optimizer-instances"] = p.dp // p.shard
     return words | _pieces(p, len(m.mtp)) | _recompute(p)
 
 
