@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.answers._plots import styled
 from shardwise.answers._plots_load import curve_of, load_figure, series_of
-from shardwise.formats.traces import read_latencies
+from shardwise.formats.traces import read_latencies, read_trace
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.plans._workload import ArrivalKind
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import SIGNALS, Autoscale, LoadOptions, ServeReport, serve
 from shardwise.serving.load._autoscale import Signal
@@ -250,3 +252,60 @@ def test_files_without_measured_requests_are_refused(text: str, tmp_path: Path) 
     path.write_text(text)
     done = run(*WORDS, "--against", str(path), "--plot", str(tmp_path / "a.svg"), "--json")
     assert done.status == 2 and {problem["field"] for problem in done.tree["error"]["problems"]} == {"against"}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    stages=st.lists(st.tuples(st.floats(0.5, 50), st.floats(1, 30)), min_size=1, max_size=4),
+    kind=st.sampled_from(["constant", "poisson", "gamma"]),
+    seed=st.integers(0, 99),
+)
+def test_stages_have_the_requests_of_their_rates(
+    stages: list[tuple[float, float]], kind: ArrivalKind, seed: int
+) -> None:
+    """Arrivals rise, all within the stages; constant ones are as many in each as its rate and time say."""
+    found = Arrivals(kind=kind, cv=2.0).through(stages, Random(seed))
+    whole = sum(seconds for _, seconds in stages)
+    assert found.times == tuple(sorted(found.times)) and found.times[-1] <= whole + 1e-9
+    if kind == "constant":
+        assert len(found.times) == pytest.approx(sum(rate * seconds for rate, seconds in stages), abs=1)
+        first, seconds = stages[0]
+        assert sum(at < seconds - 1e-6 for at in found.times) == pytest.approx(first * seconds, abs=1)
+
+
+def test_stages_and_the_end_of_a_trace_are_served(tmp_path: Path) -> None:
+    """A burst in the middle fills the queue; the last minute of a trace is a trace of its own."""
+    words = ("serve", "llama-3.1-8b", "--on", "1xh100", "--stages", "5/s:20s,90/s:5s,5/s:20s", "--json")
+    tree = run(*words).tree
+    assert tree["waiting"]["max"] > 10 and tree["method"]["requests"] == pytest.approx(650, rel=0.15)
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{at},100,10\n" for at in range(0, 300, 10))
+    path.write_text("arrival_seconds,input_tokens,output_tokens\n" + rows)
+    whole, last = read_trace(str(path)), read_trace(str(path), last=60.0)
+    assert (whole.count, last.count) == (30, 7) and last.arrivals.times == whole.arrivals.times[:7]
+
+
+@pytest.mark.parametrize(
+    "text", ["5/s", "5/s:0s", "0/s:10s", "5/s:10s,", "5/s:nan", "nan:10s", "1e6/s:1h", ":", "5:day"]
+)
+def test_wrong_stages_are_refused(text: str) -> None:
+    """Exit status 2 with the field."""
+    done = run("serve", "llama-3.1-8b", "--on", "1xh100", "--stages", text, "--json")
+    assert done.status == 2 and {problem["field"] for problem in done.tree["error"]["problems"]} == {"stages"}
+
+
+def test_engines_share_requests_over_their_groups_of_attention() -> None:
+    """By loads the fullest group has less to do than in turns; a router in turns still gives each replica its part."""
+    model, cluster, plan, _ = PLACES["groups"]
+    asked = Workload(
+        input_tokens=Length(kind="lognormal", mean=1000, cv=1.5),
+        output_tokens=Length(kind="lognormal", mean=200, cv=1.5),
+        arrivals=Arrivals(rate=60.0), count=1500, finite=True,
+    )  # fmt: skip
+    most = {}
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        options = LoadOptions(serving=ServingOptions(engine=engine))
+        report = serve(load_model(model), Cluster.parse(cluster), plan, asked, Serving(), options)
+        spread = [trace.running_seconds for trace in report.traces]
+        most[engine] = max(spread) / min(spread)
+    assert most["vllm"] < most["sglang"] and most["tensorrt-llm"] < most["sglang"]

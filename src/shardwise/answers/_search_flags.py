@@ -178,6 +178,35 @@ def parse_rate(text: str, field: str) -> float:
     return parse_count(number.strip(), field) / _PER.get(unit.strip(), 1.0)
 
 
+def _read_stages(value: object, field: str) -> str:
+    """Return rates with their times as they are written.
+
+    >>> _read_stages("5/s:10min, 40/s:90s", "stages")
+    '5/s:10min,40/s:90s'
+    """
+    text = str(value).replace(" ", "")
+    stages_of(text, field)
+    return text
+
+
+def stages_of(text: str, field: str = "stages") -> list[tuple[float, float]]:
+    """Return requests a second and seconds of each stage of a text.
+
+    >>> stages_of("5/s:10min,40/s:90s")
+    [(5.0, 600.0), (40.0, 90.0)]
+    """
+    found = []
+    for part in text.split(","):
+        rate, colon, time = part.partition(":")
+        if not colon:
+            raise k.fail(field, text, "must be rates with their times", "write for example 5/s:10min,40/s:90s")
+        found.append((parse_rate(rate, field), parse_seconds(time, field)))
+    if not all(0 < rate <= 1e6 and seconds > 0 for rate, seconds in found) or sum(a * b for a, b in found) > 1e6:
+        rule = "must have rates and times above 0, and at most a million requests in all"
+        raise k.fail(field, text, rule, "write for example 5/s:10min,40/s:90s")
+    return found
+
+
 def _read_tokens(value: object, field: str) -> str:
     """Return a number of tokens, or a range of them, as it is written."""
     if isinstance(value, str) and TOKENS_RANGE.fullmatch(value):
@@ -214,6 +243,8 @@ def serve_flags() -> dict[str, Flag]:
             "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake (hash blocks: what the prefix cache hits),"
             " requests of vLLM's benchmark, GuideLLM or inference-perf, or arrival_seconds,input_tokens,...",
         ),
+        ("last", k.SECONDS, "of the trace its last hour or so, such as 1h"),
+        ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),
         ("speed", k.SHARE_OF, "play the trace so many times as fast"),
         ("classes", k.FILE, "TOML of [[class]]: name, share, lengths and limits of each kind of requests"),
         ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
@@ -331,7 +362,7 @@ _FOUND = (
     "speed",
     "finite",
     "order",
-    *("autoscale", "startup_time", "min_replicas", "scale_interval", "scale_down_after"),
+    *("last", "stages", "autoscale", "startup_time", "min_replicas", "scale_interval", "scale_down_after"),
 )
 
 

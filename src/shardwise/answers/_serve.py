@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers import _case
@@ -12,7 +13,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags
+from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError
 from shardwise.serving.load import ServeReport, prefill_plan
@@ -48,16 +49,19 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     """Return when requests arrive; records a problem where nothing or two things say so."""
     from shardwise.plans import Arrivals
 
-    said = [name for name in ("rate", "users", "trace") if name in inputs.values]
+    said = [name for name in ("rate", "users", "trace", "stages") if name in inputs.values]
     word, _, cv = str(inputs.get("arrivals", "poisson")).partition(":")
+    for key, of in (("speed", "trace"), ("last", "trace"), ("think", "users")):
+        if key in inputs.values and of not in inputs.values:
+            inputs.fail(key, inputs.values[key], f"has no effect without --{of}", "leave it out")
     if word == "burst" and not said:
         return Arrivals(kind="burst")
-    if not said and inputs.bad & {"rate", "users", "trace"}:
+    if not said and inputs.bad & {"rate", "users", "trace", "stages"}:
         return Arrivals(kind="burst")
     if len(said) != 1:
         rule = "is given beside " + " and ".join(said[1:]) if said else "is missing: nothing says when requests arrive"
         inputs.problems.add(
-            said[0] if said else "rate", None, rule, "give one of --rate 50/s, --users 64, --trace FILE"
+            said[0] if said else "rate", None, rule, "give one of --rate 50/s, --users 64, --trace FILE, --stages"
         )
         return Arrivals(kind="burst")
     if said == ["users"]:
@@ -70,6 +74,9 @@ def _arrivals(inputs: Inputs) -> Arrivals:
         inputs.problems.add("arrivals", f"{word}:{cv}", "must have a number behind the colon", "write gamma:4")
         spread = 1.0
     kind: Any = word if word in ("constant", "gamma", "burst") else "poisson"
+    if said == ["stages"]:
+        random = Random(f"stages {inputs.get('seed', 0)}")
+        return Arrivals(kind=kind, cv=spread).through(stages_of(inputs.values["stages"]), random)
     return Arrivals(kind=kind, rate=inputs.get("rate", 0.0), cv=spread)
 
 
@@ -145,13 +152,13 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
     changes = {
         key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
     }
-    if "trace" in inputs.values and "rate" not in inputs.values and "users" not in inputs.values:
+    if "trace" in inputs.values and not {"rate", "users", "stages"} & inputs.values.keys():
         from shardwise.formats.traces import read_trace
 
-        found = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)))
+        found = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
         return replace(found, count=min(inputs.get("requests", found.count), found.count), **changes)
     arrivals = _arrivals(inputs)
-    usual = max(2000, needed, 10 * arrivals.users)
+    usual = len(arrivals.times) or max(2000, needed, 10 * arrivals.users)
     if classes:
         asked, made = (
             Length(mean=sum(one.share * getattr(one, key).mean for one in classes))

@@ -207,15 +207,17 @@ class _Said:
         return tuple((name, min(_HASH_TOKENS, asked - _HASH_TOKENS * i)) for i, name in enumerate(found))
 
 
-def read_trace(path: str, speed: float = 1.0) -> Workload:
+def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workload:
     """Return the requests of a file as a workload, `speed` times as fast; raises `InputError` naming the row.
+
+    Of a longer trace the `last` seconds are taken.
 
     Requests without a prompt or an answer are left out, as engines refuse them; times start at 0.
     """
     times: list[float] = []
     pairs: list[tuple[int, int]] = []
     blocks: list[tuple[tuple[int, int], ...]] = []
-    said = _Said(path)
+    said, early = _Said(path), 0
     for number, (row, (when, asked, made, unit)) in enumerate(_rows(path, read_csv_text(path, "trace")), 1):
         try:
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))
@@ -229,10 +231,13 @@ def read_trace(path: str, speed: float = 1.0) -> Workload:
             times.append(at)
             pairs.append((tokens, out))
             blocks.append(said.before(row, number, tokens, out))
-        if len(times) > MOST_REQUESTS:
+            while times[early] < at - last:
+                early += 1
+        if len(times) - early > MOST_REQUESTS:
             raise _fail(path, number, f"is beyond the {MOST_REQUESTS:,} requests that are read")
     if not times:
         raise _fail(path, 0, "holds no request")
+    times, pairs, blocks = times[early:], pairs[early:], blocks[early:]
     first = times[0]
     rising = tuple((at - first) / speed for at in times)
     mean_in, mean_out = (sum(pair[i] for pair in pairs) / len(pairs) for i in (0, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from random import Random
@@ -108,6 +108,25 @@ class Arrivals:
                 shape = 1 / self.cv**2
                 at += random.gammavariate(shape, 1 / (shape * self.rate))
             yield at
+
+    def through(self, stages: Sequence[tuple[float, float]], random: Random) -> Arrivals:
+        """Return arrivals whose rate changes: so many requests a second for so many seconds, one stage after another.
+
+        Gaps are of the kind of these arrivals, stretched as the rate is.
+
+        >>> Arrivals(kind="constant").through([(2, 1.0), (1, 2.0)], Random(0)).times
+        (0.0, 0.5, 1.0, 2.0)
+        """
+        unit, times, start, passed = replace(self, rate=1.0), list[float](), 0.0, 0.0
+        whole = sum(rate * seconds for rate, seconds in stages)
+        gaps = iter(unit.seconds(math.ceil(whole * 2 + 1000), random))
+        at = next(gaps)
+        for rate, seconds in stages:
+            while at < passed + rate * seconds - 1e-9:
+                times.append(start + (at - passed) / rate)
+                at = next(gaps)
+            passed, start = passed + rate * seconds, start + seconds
+        return Arrivals(kind="trace", times=tuple(time - times[0] for time in times))
 
     def problems(self) -> Problems:
         """Return what is wrong with the arrivals."""

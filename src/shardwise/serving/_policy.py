@@ -59,6 +59,9 @@ class Policy:
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
     balance_steps: int = 0
     """Steps that prompts wait until every group of attention that shares the experts has one; 0: they do not wait."""
+    balances: Literal["turns", "loads", "queues"] = "turns"
+    """Which group of attention of a replica takes a request: the next, that with the fewest, or with the least of
+    requests that run and four times those that wait."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 

@@ -106,17 +106,33 @@ class Routing:
         """Return the group that a request goes to; to look at loads all that happens before is simulated first.
 
         vLLM production stack and SGLang's router call it least loaded; ties go to the first. With prefixes it is the
-        least loaded of those whose cache has most of the prompt, unless loads are far apart.
+        least loaded of those whose cache has most of the prompt, unless loads are far apart. Behind the router a
+        replica gives a request to one of its groups as its engine does.
         """
         self.sent += 1
-        if self.router == "random":
-            return self.every[self.random.randrange(len(self.every))]
-        if self.router == "round-robin":
-            return self.every[(self.sent - 1) % len(self.every)]
-        for engine in () if self.clocked else self.engines:
-            engine.advance(at)
+        if self.router in ("random", "round-robin"):
+            turn, index = divmod(self.sent - 1, len(self.engines))
+            if self.router == "random":
+                index = self.random.randrange(len(self.engines))
+            return self._within(self.engines[index], turn, at)
+        self._advance(self.engines, at)
         among = self._matching(request) if self.router == "prefix" and request.blocks else self.every
         return min(among, key=lambda one: one.outstanding)
+
+    def _advance(self, engines: list[Replica], at: float) -> None:
+        """Simulate what happens before a time, where nobody else does."""
+        for engine in () if self.clocked else engines:
+            engine.advance(at)
+
+    def _within(self, engine: Replica, turn: int, at: float) -> Scheduler:
+        """Return the group of a replica that its engine gives a request to."""
+        groups, balances = engine.groups, engine.balances
+        if len(groups) == 1 or balances == "turns" or engine.stages > 1:
+            return groups[turn % len(groups)]
+        self._advance([engine], at)
+        if balances == "loads":
+            return min(groups, key=lambda one: one.outstanding)
+        return min(groups, key=lambda one: one.outstanding + 3 * (len(one.waiting) + len(one.pending)))
 
     def _matching(self, request: Request) -> list[Scheduler]:
         """Return the groups with most of a prompt in their cache; all where that is little, or loads are far apart."""

@@ -30,7 +30,7 @@ class Replica:
         follow: Follow | None = None,
         stage: Stage = "both",
     ) -> None:
-        self.table, self.balance_steps = table, policy.balance_steps
+        self.table, self.balance_steps, self.balances = table, policy.balance_steps, policy.balances
         self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
         self.now = 0.0
         self.horizon = math.inf
