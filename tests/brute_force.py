@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.hardware import part_of
 from shardwise.models import MoE
-from shardwise.plans import Plan, spans, split_layers
+from shardwise.plans import Plan, find_rules, spans, split_layers
 from shardwise.plans._legality import batch_problems, plan_problems
 from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
 from shardwise.search import SearchSpace, SearchTask
@@ -55,7 +55,7 @@ def _pipelines(case: TrainingCase, space: SearchSpace, pp: int) -> list[tuple[st
         else:
             even = [v for v in range(2, layers // pp + 1) if layers % (pp * v) == 0]
             powers = [v for v in (2, 4, 8, 16, 32) if v <= layers // pp]
-            several = [v for v in (powers if layers % pp else even) if v == 2 or schedule not in ("zb-v", "dualpipe-v")]
+            several = [v for v in (powers if layers % pp else even) if v == 2 or not find_rules(schedule).folded]
             found += [(schedule, v) for v in space.vpp.of(several)]
     return found
 

@@ -1,11 +1,15 @@
-"""Store orders of torch.distributed.pipelining's schedules; needs torch 2.13 (CPU), numpy is not needed.
+"""Store orders of torch.distributed.pipelining's schedules, and of V-Half and V-Min by their authors' scheduler.
 
-Run as `python tests/oracles/make_pipeline_orders.py`; nothing runs on devices: a fake process group stands for them.
+Run as `python tests/oracles/make_pipeline_orders.py FORK` with torch 2.13 (CPU), FORK a checkout of
+github.com/sail-sg/zero-bubble-pipeline-parallelism (39f2c18); nothing runs on devices: a fake process group
+stands for them.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,10 @@ SIZES: dict[str, list[tuple[int, int, int]]] = {
     "InterleavedZeroBubble": [(2, 4, 2), (4, 8, 2), (4, 10, 2), (3, 6, 3)],
     "ZBVZeroBubble": [(2, 2, 2), (2, 6, 2), (4, 8, 2), (4, 5, 2), (3, 9, 2)],
     "DualPipeV": [(2, 4, 2), (2, 7, 2), (4, 8, 2), (3, 9, 2), (5, 11, 2)],
+}
+CONTROLLED: dict[str, list[tuple[int, int]]] = {
+    "half": [(2, 5), (3, 6), (4, 8), (5, 12), (6, 12), (8, 17)],
+    "min": [(2, 5), (3, 6), (4, 8), (5, 12), (6, 12), (8, 17)],
 }
 LETTERS = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
 
@@ -47,11 +55,37 @@ def _slot(action: Any) -> str:
     return "+".join(f"{a.stage_index}{LETTERS[a.computation_type.name]}{a.microbatch_index}" for a in parts)
 
 
+def controlled(memory: str, pp: int, micro_batches: int) -> list[str]:
+    """Return the slots of every rank in the same words; a type of the scheduler is one of F, f, B, b, W, w."""
+    scheduler = importlib.import_module("zbv_greedy").PipelineGraph(pp, micro_batches, memory, 1, 1, 1, 0)
+    pattern = getattr(scheduler, f"stable_pattern_v_{memory}")(pp)
+    _, _, order = scheduler.schedule_from_pattern(pattern, micro_batches, [1] * 6)
+
+    def word(rank: int, kind: int, micro_batch: int) -> str:
+        up = kind in (1, 2, 4)
+        return f"{2 * pp - 1 - rank if up else rank}{'FFIIWW'[kind]}{micro_batch}"
+
+    return [" ".join(word(rank, *task) for task in tasks) for rank, tasks in enumerate(order)]
+
+
+def _scheduler(fork: str) -> None:
+    """Make the scheduler's file importable without the rest of the fork, which needs CUDA."""
+    folder = Path(fork) / "megatron" / "core" / "pipeline_parallel" / "zerobubble" / "scheduler"
+    sys.path.insert(0, str(folder))
+    sys.modules["megatron.core.pipeline_parallel.zerobubble.scheduler.graph"] = importlib.import_module("graph")
+
+
 if __name__ == "__main__":
+    _scheduler(sys.argv[1])
     found = [
         {"schedule": name, "pp": pp, "micro_batches": m, "vpp": vpp, "order": orders(name, pp, m, vpp)}
         for name, sizes in SIZES.items()
         for pp, m, vpp in sizes
+    ]
+    found += [
+        {"schedule": f"V{memory}", "pp": pp, "micro_batches": m, "vpp": 2, "order": controlled(memory, pp, m)}
+        for memory, sizes in CONTROLLED.items()
+        for pp, m in sizes
     ]
     path = Path(__file__).parents[1] / "data" / "pipeline_orders.json"
     path.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")

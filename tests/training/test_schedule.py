@@ -36,8 +36,10 @@ RATIOS: tuple[Costs, ...] = ((1, 1, 1), (1, 1.5, 0.6), (1, 0.8, 1.1), (1, 2.5, 0
 SCHEDULES: tuple[tuple[Schedule, int], ...] = tuple(
     (name, chunks) for name, row in RULES.items() for chunks in row.chunks_of([1, 2, 3])
 )
+# Schedules whose passes lie where a greedy search put them: what their forms may differ with equal stages.
+FITTED: dict[Schedule, float] = {"v-half": 0.045, "v-min": 0.04}
 # Schedules whose seconds are the largest of some waits, which unequal stages and messages change.
-WAITING = ("interleaved-zb", "zb-v", "dualpipe-v")
+WAITING = ("interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v")
 STAGES = (1, 2, 3, 4, 6, 8, 13, 16)
 MICRO = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 32, 64)
 # Most that a form may differ from the simulation when stages differ by up to 20 %.
@@ -93,12 +95,27 @@ def varied(source: random.Random, p: int, *, together: bool) -> list[Costs]:
 
 @pytest.mark.parametrize(("schedule", "v"), SCHEDULES)
 def test_equal_stages_match_the_simulation(schedule: Schedule, v: int) -> None:
-    """With equal stages and free messages every form is the simulation to 1e-9, fewer micro-batches than stages too."""
+    """With equal stages and free messages every form is the simulation to 1e-9, but for those that are fitted."""
     for p, m in sizes(schedule, v):
+        loose = FITTED.get(schedule, 1e-9) / (2 if schedule in FITTED and p > 2 else 1)
         for costs in RATIOS:
             shape = shape_of(p, m, v)
             found = pipeline_time(schedule, (run_of(p, costs),), shape).total
-            assert found == pytest.approx(simulated(schedule, [costs] * p, shape).seconds, rel=1e-9), (p, m, costs)
+            assert found == pytest.approx(simulated(schedule, [costs] * p, shape).seconds, rel=loose), (p, m, costs)
+
+
+# README of sail-sg/zero-bubble-pipeline-parallelism: with equal passes the bubble of 1F1B, B, and its activations.
+@pytest.mark.parametrize(
+    ("schedule", "bubble", "held"), [("zb-v", 0, 1), ("v-half", 1 / 2, 1 / 2), ("v-min", 2 / 3, 1 / 3)]
+)
+def test_memory_buys_the_bubbles_that_the_authors_state(schedule: Schedule, bubble: float, held: float) -> None:
+    """ZB-V, V-Half and V-Min hold all, half and a third of 1F1B's micro-batches for 0, 1/2 and 2/3 of its bubble."""
+    p, m = 16, 64
+    shape = shape_of(p, m, 2)
+    own = simulated(schedule, [(2, 2, 2)] * p, shape)
+    plain_bubble = simulated("1f1b", [(2, 2, 2)] * p, shape_of(p, m)).seconds - 6 * m
+    assert (own.seconds - 6 * m) / plain_bubble == pytest.approx(bubble, abs=0.2)
+    assert max(own.peak_in_flight) / p == pytest.approx(held, abs=0.07)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -10,7 +10,7 @@ from shardwise.plans import Plan, Training
 from shardwise.training import Options, TrainReport, comm, train
 
 JOB = Training(seq_len=1024, global_batch=32)
-V = ("zb-v", "dualpipe-v")
+V = ("zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 def answer(schedule: str, vpp: int, model: str = "gpt2") -> TrainReport:
@@ -39,7 +39,8 @@ def _owned(report: TrainReport) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "vpp", "hops"), [("1f1b", 1, 3), ("interleaved", 2, 7), ("zb-v", 2, 6), ("dualpipe-v", 2, 6)]
+    ("schedule", "vpp", "hops"),
+    [("1f1b", 1, 3), ("interleaved", 2, 7), ("zb-v", 2, 6), ("v-half", 2, 6), ("dualpipe-v", 2, 6)],
 )
 def test_messages_cross_every_border_between_pieces_once_each_way(schedule: str, vpp: int, hops: int) -> None:
     """A micro-batch is sent over each border of pieces on two stages, forward and back: the turn of a V is none."""

@@ -1,4 +1,4 @@
-"""Orders of tasks against those of torch.distributed.pipelining, which tests/oracles/make_pipeline_orders.py stores."""
+"""Orders of tasks against torch.distributed.pipelining and the zero-bubble authors' scheduler, executed and stored."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from shardwise.training.schedules import FULL, B, F, W, device_order
 STORED = json.loads((Path(__file__).parents[1] / "data" / "pipeline_orders.json").read_text(encoding="utf-8"))
 KINDS = {"F": F, "I": B, "W": W, "B": FULL}
 NAMES = {rules.torch: rules.name for rules in RULES.values() if rules.torch}
+NAMES |= {"Vhalf": "v-half", "Vmin": "v-min"}
 
 
 @pytest.mark.parametrize("row", STORED, ids=lambda row: f"{row['schedule']}-{row['pp']}-{row['micro_batches']}")
-def test_orders_are_those_of_torch(row: dict[str, Any]) -> None:
-    """Every device runs the tasks of torch's schedule in torch's order, pairs as pairs."""
+def test_orders_are_those_of_their_schedulers(row: dict[str, Any]) -> None:
+    """Every device runs the tasks of torch's, or of the authors' own schedule, in that order, pairs as pairs."""
     name, p, v = NAMES[row["schedule"]], row["pp"], row["vpp"]
     piece = RULES[name].piece
     for device, said in enumerate(row["order"]):

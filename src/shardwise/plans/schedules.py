@@ -11,7 +11,17 @@ from typing import Literal, TypeAlias, get_args
 from shardwise.records import dataclass
 
 Schedule: TypeAlias = Literal[
-    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "interleaved-zb", "zb-v", "dualpipe", "dualpipe-v"
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "interleaved-zb",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe",
+    "dualpipe-v",
 ]
 Placement: TypeAlias = Literal["loop", "v", "both ways"]
 Rounds: TypeAlias = Literal["whole", "equal", "any"]
@@ -132,6 +142,7 @@ class ScheduleRules:
         return [v for v in several if v >= least and (not most or v <= most)]
 
 
+_CONTROLLED = "a pattern of V-Half and V-Min repeats from at least 2 x pp = {twice}"
 RULES: dict[Schedule, ScheduleRules] = {
     row.name: row
     for row in (
@@ -161,6 +172,8 @@ RULES: dict[Schedule, ScheduleRules] = {
             next_count=_twice,
             needs="the V of ZB-V is filled by at least 2 x pp = {twice}",
         ),
+        ScheduleRules(name="v-half", chunks=(2, 2), placement="v", next_count=_twice, needs=_CONTROLLED),
+        ScheduleRules(name="v-min", chunks=(2, 2), placement="v", next_count=_twice, needs=_CONTROLLED),
         ScheduleRules(
             name="dualpipe",
             placement="both ways",
