@@ -135,6 +135,54 @@ def test_what_is_exported_is_read_back(system, tp, dp, cache, batch, chunk, moe)
         assert (values["ep"], values["etp"]) == (1, tp)
 
 
+PROPOSED = (
+    ("llama-3.1-8b", "--on", "1xh100", "--speculative-method", "ngram"),
+    ("llama-3.1-8b", "--on", "1xh100", "--speculative-method", "draft_model", "--draft-model", "llama-3.2-1b"),
+    ("deepseek-v3", "--on", "8xh200", "--tp", "8", "--ep", "8", "--speculative-method", "mtp"),
+)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("words", PROPOSED)
+def test_what_proposes_tokens_is_said_to_every_engine(system: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """The method, its depth and the draft model are written in the engine's words, and read from them again."""
+    more = ("--num-speculative-tokens", "3", "--acceptance-rate", "0.6", "--batch", "4", "--json")
+    made = run("export", system, *words, *more).tree["files"]
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    values = import_server(str(tmp_path / next(iter(made)))).values
+    assert (values["speculative_method"], values["num_speculative_tokens"]) == (
+        words[words.index("--speculative-method") + 1],
+        3,
+    )
+    draft = "meta-llama/Llama-3.2-1B" if "--draft-model" in words else ""
+    assert values.get("draft_model", "") == draft
+
+
+def test_a_head_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """An engine loads EAGLE's head from a checkpoint, so an answer that made its own up has none to name."""
+    words = ("--speculative-method", "eagle", "--num-speculative-tokens", "3", "--acceptance-rate", "0.6", "--json")
+    done = run("export", "vllm", "llama-3.1-8b", "--on", "1xh100", *words)
+    assert done.status == 2 and done.fields == ["draft_model"]
+
+
+POOLS = ("llama-3.1-8b", "--on", "4xh100", "--tp", "1", "--rate", "2/s", "--requests", "50", "--prefill-workers", "3",
+         "--input-tokens", "500", "--output-tokens", "20", "--json")  # fmt: skip
+
+
+def test_both_pools_are_written(tmp_path: Path) -> None:
+    """Workers that compute prompts and those that decode are servers with a role, or two services of a graph."""
+    (tmp_path / "dynamo.yaml").write_text(run("export", "dynamo", *POOLS).tree["files"]["dynamo.yaml"])
+    found = import_server(str(tmp_path / "dynamo.yaml"))
+    assert (found.values["prefill_workers"], found.num_devices) == (3, 4) and not found.unknown
+    for system in ("vllm", "sglang"):
+        for name, text in run("export", system, *POOLS).tree["files"].items():
+            (tmp_path / name).write_text(text)
+        roles = {role: import_server(str(tmp_path / f"{system}-{role}.sh")).role for role in ("prefill", "decode")}
+        assert roles == {"prefill": "prefill", "decode": "decode"}
+    assert run("export", "trtllm", *POOLS).fields == ["prefill_workers"]
+
+
 def test_two_pools_are_read_from_a_graph(tmp_path: Path) -> None:
     """A worker that computes prompts and one that decodes become a deployment with both pools."""
     worker = (

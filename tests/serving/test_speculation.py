@@ -134,11 +134,3 @@ def test_guesses_that_say_too_little_are_errors(command: str, words: str, field:
     done = run(*f"{command} {words} --json".split())
     assert done.status == 2
     assert done.fields == [field]
-
-
-def test_an_exporter_does_not_drop_speculation() -> None:
-    """Launch lines do not say speculation yet: they refuse it by name."""
-    words = "--speculative-method ngram --num-speculative-tokens 3 --acceptance-length 2"
-    done = run(*f"export vllm llama-3.1-8b --on 1xh100 {words} --json".split())
-    assert done.status == 2
-    assert "speculative_method" in done.fields

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ _STACKS = {
 }
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}
+# Systems whose servers are told that they compute prompts, or decode.
+_POOLED = ("vllm", "sglang", "dynamo")
 # What says when requests arrive.
 _LOADS = {"rate", "users", "trace", "arrivals"}
 _SHARDED = ("fsdp", "torchtitan", "verl")
@@ -92,17 +94,21 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
     if target in _ENGINES:
         inputs.values.setdefault("engine", _ENGINES[target])
-    if workers := inputs.get("prefill_workers", 0):
-        rule = "are servers of their own, and one launch line is written"
-        inputs.problems.add(
-            "prefill_workers", workers, rule, "export each pool without them, with its own --on and --tp"
-        )
-        inputs.problems.raise_if_any()
+    workers = inputs.get("prefill_workers", 0)
+    if workers and target not in _POOLED:
+        rule = "are started by an orchestrator of its own, which is not written"
+        inputs.problems.add("prefill_workers", workers, rule, f"export {', '.join(_POOLED)}")
+    if workers and "wrap" in inputs.values:
+        inputs.problems.add("wrap", inputs.values["wrap"], "stands around one server", "export dynamo, or leave it out")
+    if workers and not inputs.values.keys() & _LOADS:
+        rule = "are of a load, and nothing says when requests arrive"
+        inputs.problems.add("prefill_workers", workers, rule, "add --rate, --users or --trace")
+    inputs.problems.raise_if_any()
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
-    report = ask_load(inputs).base if inputs.values.keys() & _LOADS else ask_batch(inputs)
-    module = import_module(f"shardwise.formats.{target}")
+    load = ask_load(inputs) if inputs.values.keys() & _LOADS else None
+    report = load.base if load else ask_batch(inputs)
     try:
-        found: Exported = module.export(report, prefixes)
+        found = _exported(target, report, prefixes, load.prefill.base if load and load.prefill else None)
     except InputError as error:
         inputs.merge(error)
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
@@ -110,6 +116,18 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         found = _wrapped(inputs, found, report)
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
+
+
+def _exported(target: str, report: InferReport, prefixes: bool, prefill: InferReport | None) -> Exported:
+    """Return what starts a server, or both of its pools."""
+    export: Callable[..., Exported] = import_module(f"shardwise.formats.{target}").export
+    if prefill is None:
+        return export(report, prefixes)
+    if target == "dynamo":
+        return export(report, prefixes, prefill)
+    first, last = export(prefill, prefixes, "prefill"), export(report, prefixes, "decode")
+    notes = (*last.notes, f"{first.copies} servers of the prefill pool and {last.copies} that decode, behind a router")
+    return replace(last, files={**first.files, **last.files}, notes=tuple(dict.fromkeys(notes)), launch="")
 
 
 def _wrapped(inputs: Inputs, found: Exported, report: TrainReport | InferReport) -> Exported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -23,12 +24,14 @@ class Deployment:
     """What an answer assumed of a server, in the terms of a launch: `plan.dp` replicas run beside each other.
 
     With `spread` experts lie on the devices of all replicas, which then are one engine. `prefixes` is whether requests
-    find what they share in the cache, `apart` whether other replicas are launched one by one.
+    find what they share in the cache, `apart` whether other replicas are launched one by one. `role` is "prefill" or
+    "decode" of a pool that does one of both.
     """
 
     report: InferReport
     prefixes: bool = False
     apart: bool = False
+    role: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -112,7 +115,7 @@ def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequenc
         )
     if not job.use_kv_cache:
         found.add("use_kv_cache", False, f"cannot be said to {system}", "leave it out")
-    for name in ("shard_weights", "compute", "misc_bytes", "speculative_method"):
+    for name in ("shard_weights", "compute", "misc_bytes"):
         if value := getattr(job, name):
             found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
     wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]
@@ -149,6 +152,20 @@ def types(one: Deployment, system: str, caches: Mapping[str, str], found: Proble
     return words
 
 
+def proposer(one: Deployment, system: str, names: Mapping[str, str], found: Problems) -> tuple[str, str]:
+    """Return an engine's word for what proposes tokens, and the checkpoint that it loads; both empty for nothing.
+
+    Where a head is one of EAGLE's third version, its checkpoint's name says so.
+    """
+    method, draft = one.job.speculative_method, one.job.draft_model
+    if not method:
+        return "", ""
+    if method == "eagle" and not draft:
+        found.add("draft_model", "", f"is missing: {system} loads the checkpoint of a head", "name it: --draft-model")
+    third = method == "eagle" and re.search(r"eagle-?3", draft, re.IGNORECASE) is not None
+    return names["eagle3" if third else method], hub_name(draft) if draft else ""
+
+
 def stage_variable(one: Deployment, name: str) -> str:
     """Return the assignment that cuts layers into stages, empty where all are equal."""
     layers = one.plan.stage_layers
@@ -160,6 +177,7 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
     checked: Mapping[str, str] = table(f"{system}.toml")["checked"]
     devices = one.plan.tp * one.plan.pp * one.together
     lines = [f"    {name}" + ("" if value is True else f" {_shown(value)}") for name, value in words.items()]
+    file = f"{system}-{one.role}.sh" if one.role else f"{system}.sh"
     case, many = one.report.case, one.plan.dp // one.together
     head = f"#!/bin/bash\n# {case.model.name} on {devices} x {case.cluster.device.name}, for "
     said = list(notes)
@@ -172,8 +190,8 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
     text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
     text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
     return Exported(
-        system=checked["system"], version=checked["version"], files={f"{system}.sh": text}, notes=tuple(said),
-        launch=f"bash {system}.sh", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,
+        system=checked["system"], version=checked["version"], files={file: text}, notes=tuple(said),
+        launch=f"bash {file}", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,
     )  # fmt: skip
 
 

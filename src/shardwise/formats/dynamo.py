@@ -76,10 +76,31 @@ def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> L
     )  # fmt: skip
 
 
-def export(report: InferReport, prefixes: bool = False) -> Exported:
-    """Return a graph of workers, each a vLLM server as an answer assumed it, behind Dynamo's frontend."""
-    one = Deployment(report=report, prefixes=prefixes, apart=True)
-    words = vllm.words_of(one)
+def export(report: InferReport, prefixes: bool = False, prefill: InferReport | None = None) -> Exported:
+    """Return a graph of workers, each a vLLM server as an answer assumed it, behind Dynamo's frontend.
+
+    With a `prefill` pool its workers compute prompts, and the others decode.
+    """
+    services = {"Worker": _worker(Deployment(report=report, prefixes=prefixes, apart=True))}
+    if prefill is not None:
+        pools = {role: Deployment(report=pool, prefixes=prefixes, apart=True, role=role)
+                 for role, pool in (("prefill", prefill), ("decode", report))}  # fmt: skip
+        services = {f"{role.title()}Worker": _worker(one) for role, one in pools.items()}
+    name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
+    tree = {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": name},
+        "spec": {"services": {"Frontend": {"componentType": "frontend", "replicas": 1}, **services}},
+    }
+    notes = ("the images of frontend and workers are the cluster's to name",)
+    return Exported(system="Dynamo", version="v1alpha1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)
+
+
+def _worker(one: Deployment) -> dict[str, Any]:
+    """Return the service of like workers."""
+    words, report = vllm.words_of(one), one.report
+    words |= {f"--is-{one.role}-worker": True} if one.role else {}
     model, each = hub_name(report.case.model.name), one.plan.tp * one.plan.pp * one.together
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
     line = shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
@@ -89,14 +110,8 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
         "resources": {"limits": {"gpu": str(each // max(one.nodes, 1))}},
         "extraPodSpec": {"mainContainer": {"command": ["/bin/sh", "-c"], "args": [line]}},
     }
+    if one.role:
+        worker["subComponentType"] = one.role
     if one.nodes > 1:
         worker["multinode"] = {"nodeCount": one.nodes}
-    name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
-    tree = {
-        "apiVersion": "nvidia.com/v1alpha1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": name},
-        "spec": {"services": {"Frontend": {"componentType": "frontend", "replicas": 1}, "Worker": worker}},
-    }
-    notes = ("the images of frontend and workers are the cluster's to name",)
-    return Exported(system="Dynamo", version="v1alpha1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)
+    return worker

@@ -13,7 +13,17 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
-from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
+from shardwise.formats._served import (
+    Deployment,
+    Words,
+    check,
+    hub_name,
+    proposer,
+    refuse,
+    stage_variable,
+    types,
+    written,
+)
 from shardwise.serving import InferReport
 
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
@@ -67,14 +77,30 @@ def _limits(one: Deployment) -> Words:
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
     found = check(one, "SGLang", ("sglang",))
-    words = _parallel(one, found) | _limits(one) | types(one, "SGLang", _CACHES, found)
+    words = _parallel(one, found) | _limits(one) | types(one, "SGLang", _CACHES, found) | _proposed(one, found)
+    if one.role:
+        words["--disaggregation-mode"] = one.role
     refuse(found)
     return words
 
 
-def export(report: InferReport, prefixes: bool = False) -> Exported:
-    """Return the script that starts a server as an answer assumed it."""
-    one = Deployment(report=report, prefixes=prefixes)
+def _proposed(one: Deployment, found: Problems) -> Words:
+    """Return what proposes tokens: a chain of them, as the answer has it, and the token that a step makes anyway."""
+    method, draft = proposer(one, "SGLang", _PROPOSERS, found)
+    if not method:
+        return {}
+    depth = one.job.num_speculative_tokens
+    chain: Words = {} if method == "NGRAM" else {"--speculative-num-steps": depth, "--speculative-eagle-topk": 1}
+    words: Words = {"--speculative-algorithm": method, **chain, "--speculative-num-draft-tokens": depth + 1}
+    return words | ({"--speculative-draft-model-path": draft} if draft else {})
+
+
+_PROPOSERS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
+
+
+def export(report: InferReport, prefixes: bool = False, role: str = "") -> Exported:
+    """Return the script that starts a server as an answer assumed it, or one of a pool that has a role."""
+    one = Deployment(report=report, prefixes=prefixes, apart=bool(role), role=role)
     words = words_of(one)
     notes = [] if report.case.step_tokens else ["--chunked-prefill-size is the whole batch of prompts in one step"]
     variable = stage_variable(one, "SGLANG_PP_LAYER_PARTITION")

@@ -18,9 +18,10 @@ from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._keys import flat_keys
 from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
-from shardwise.formats._served import Deployment, check, hub_name, refuse, written
+from shardwise.formats._served import Deployment, check, hub_name, proposer, refuse, written
 from shardwise.serving import InferReport
 
+_PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
 
@@ -71,6 +72,11 @@ def tree_of(one: Deployment) -> dict[str, Any]:
         tree["enable_chunked_prefill"] = True
     if one.wide and one.wide != "bf16":
         found.add("weights", one.job.weights, "is the checkpoint's to say to TensorRT-LLM", "leave it out, or use bf16")
+    method, draft = proposer(one, "TensorRT-LLM", _PROPOSERS, found)
+    if method:
+        depth = "num_nextn_predict_layers" if method == "MTP" else "max_draft_len"
+        tree["speculative_config"] = {"decoding_type": method, depth: one.job.num_speculative_tokens}
+        tree["speculative_config"] |= {"speculative_model": draft} if draft else {}
     if rank := one.job.adapter_rank:
         tree["lora_config"] = {"max_lora_rank": rank, "max_loras": one.job.adapters}
     refuse(found)
@@ -117,6 +123,21 @@ def _options(line: LaunchLine, beside: LaunchFiles) -> dict[str, Any]:
     return {_KEYS.get(key, key): value for key, value in flat_keys(_yaml.parse(text, named)) if value is not None}
 
 
+def _speculation(line: LaunchLine) -> dict[str, Any]:
+    """Return what proposes tokens, and how many; how many are accepted no launch says."""
+    known = {theirs: "eagle" if ours == "eagle3" else ours for ours, theirs in _PROPOSERS.items()}
+    method = line.named("speculative_config.decoding_type", known | {"DraftTarget": "draft_model"})
+    if not method:
+        return {}
+    line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
+    keys = [f"speculative_config.{name}" for name in ("speculative_model", "speculative_model_dir")]
+    draft = next((line.word(key) for key in keys if line.word(key)), "")
+    depths = ("max_draft_len", "num_nextn_predict_layers")
+    depth = next((n for name in depths if (n := line.whole(f"speculative_config.{name}"))), 1)
+    named = {"draft_model": draft} if method in ("eagle", "draft_model") else {}
+    return {"speculative_method": method, "num_speculative_tokens": depth, **named}
+
+
 def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
     """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
 
@@ -138,6 +159,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
         "max_context": line.whole("--max-seq-len"),
         "adapter_rank": line.whole("lora_config.max_lora_rank"), "adapters": line.whole("lora_config.max_loras"),
     }  # fmt: skip
+    values |= _speculation(line)
     if model and line.experts(model):
         ep = line.whole("--ep-size") or 1
         values |= {"ep": ep, "etp": line.whole("moe_tensor_parallel_size") or max(ranks // ep, 1)}

@@ -6,6 +6,7 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,23 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
-from shardwise.formats._served import Deployment, Words, check, hub_name, refuse, stage_variable, types, written
+from shardwise.formats._served import (
+    Deployment,
+    Words,
+    check,
+    hub_name,
+    proposer,
+    refuse,
+    stage_variable,
+    types,
+    written,
+)
 from shardwise.serving import InferReport
 
 _ENGINES = ("vllm", "vllm-2025", "vllm-flashinfer", "vllm-rocm")
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
+_PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
+_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
 
@@ -68,15 +81,22 @@ def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that vLLM cannot be told."""
     found = check(one, "vLLM", _ENGINES)
     words = _parallel(one, found) | _limits(one, found) | types(one, "vLLM", _CACHES, found)
+    method, draft = proposer(one, "vLLM", _PROPOSERS, found)
+    if method:
+        said = {"method": method, "num_speculative_tokens": one.job.num_speculative_tokens}
+        words["--speculative-config"] = json.dumps(said | ({"model": draft} if draft else {}))
     refuse(found)
     return words
 
 
-def export(report: InferReport, prefixes: bool = False) -> Exported:
-    """Return the script that starts a server as an answer assumed it."""
+def export(report: InferReport, prefixes: bool = False, role: str = "") -> Exported:
+    """Return the script that starts a server as an answer assumed it, or one of a pool that has a role."""
     case = report.case
-    one = Deployment(report=report, prefixes=prefixes, apart=case.model.has_experts)
+    one = Deployment(report=report, prefixes=prefixes, apart=case.model.has_experts or bool(role), role=role)
     words = words_of(one)
+    if role:
+        said = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
+        words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
     start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {hub_name(case.model.name)}"
     if "--data-parallel-size-local" not in words:
@@ -135,5 +155,10 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank") or 16, "adapters": line.whole("--max-loras") or 1}
     role = "prefill" if line.flag("--is-prefill-worker") else "decode" if line.flag("--is-decode-worker") else ""
-    role = line.word("--disaggregation-mode") or role
+    sends = {theirs: ours for ours, theirs in _ROLES.items()}
+    role = (
+        line.word("--disaggregation-mode")
+        or role
+        or sends.get(str(line.tree("--kv-transfer-config").get("kv_role")), "")
+    )
     return line.launched(values | _speculation(line), tp * pp * dp, role)
