@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.plans import Plan, spans
-from shardwise.training import TrainReport
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
+    from shardwise.training import TrainReport
 
 
 def describe(plan: Plan) -> str:

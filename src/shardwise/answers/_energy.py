@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
+from shardwise.plans import Training
 from shardwise.records import dataclass
-from shardwise.training import TrainReport
 from shardwise.units import show_count
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
+    from shardwise.training import TrainReport
 
 _JOULES_PER_KWH = 3.6e6
 ASSUMED = "energy is that of the devices; hosts, network and cooling are what --pue says"
@@ -71,7 +72,7 @@ def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: 
     per_token = joules / tokens if tokens else math.inf
     kwh = per_token * 1e6 / _JOULES_PER_KWH
     run = None
-    if isinstance(report, TrainReport) and report.job.run_tokens:
+    if isinstance(report.job, Training) and report.job.run_tokens:
         run = per_token * report.job.run_tokens / _JOULES_PER_KWH
     grams = None if grid_intensity is None else grid_intensity / 1000
     return Energy(
@@ -120,10 +121,11 @@ def _busy(report: TrainReport | InferReport) -> tuple[float, float]:
 
 def _work(report: TrainReport | InferReport) -> tuple[float, float]:
     """Return seconds and tokens: of a training step, or of a batch from its arrival to its last token."""
-    if isinstance(report, TrainReport):
-        return report.step_seconds, float(report.job.tokens_per_step)
     job = report.job
-    return report.request_seconds, float(report.batch_in_flight * (job.output_tokens or job.input_tokens))
+    if isinstance(job, Training):
+        return cast("TrainReport", report).step_seconds, float(job.tokens_per_step)
+    served = cast("InferReport", report)
+    return served.request_seconds, float(served.batch_in_flight * (job.output_tokens or job.input_tokens))
 
 
 def asked_energy(inputs: Inputs, report: TrainReport | InferReport) -> Energy | None:

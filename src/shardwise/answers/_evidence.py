@@ -18,12 +18,13 @@ from shardwise.answers._page import Page
 from shardwise.cost import Conditions, spreads
 from shardwise.models import Model
 from shardwise.ops import count_parameters
+from shardwise.plans import Training
 from shardwise.records import dataclass
-from shardwise.training import TrainReport
 from shardwise.units import counted
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
+    from shardwise.training import TrainReport
 
 SHOWN = 3
 
@@ -84,6 +85,11 @@ def published_runs() -> tuple[PublishedRuns, ...]:
     )
 
 
+def _trains(report: TrainReport | InferReport) -> bool:
+    """Return whether a report is of training; to ask for its class would load what trains where nothing does."""
+    return isinstance(report.job, Training)
+
+
 def evidence_of(report: TrainReport | InferReport) -> Evidence:
     """Return what stands behind the band of a plan's step, or of its requests.
 
@@ -92,8 +98,7 @@ def evidence_of(report: TrainReport | InferReport) -> Evidence:
     >>> len(evidence_of(report).nearest)
     3
     """
-    training = isinstance(report, TrainReport)
-    headline = "step_seconds" if training else "request_seconds"
+    headline = "step_seconds" if _trains(report) else "request_seconds"
     known = report.conditions
     band = spreads()[headline]
     own = [one for one in published_runs() if one.headline == headline]
@@ -148,7 +153,7 @@ def fits_at(report: TrainReport | InferReport, risk: float) -> bool:
 def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
     """Add the published runs that the band of a plan's seconds rests on, and the nearest of them with their errors."""
     found = evidence_tree(report)
-    alike = f"{found['same_stack']:,} of them with its {'stack' if isinstance(report, TrainReport) else 'engine'}"
+    alike = f"{found['same_stack']:,} of them with its {'stack' if _trains(report) else 'engine'}"
     text = f"the band rests on {found['runs']:,} runs of {found['sources']} sources, {alike} on such devices"
     page.label("MEASURED", f"{text}; the nearest:")
     for one in found["nearest"]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers._described import describe_placed, placed_words, placement
 from shardwise.answers._evidence import show_band
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.answers._train_tree import step_tree, train_tree
 from shardwise.errors import Problem
 from shardwise.plans import Plan
-from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TrainingResult, runners_up
-from shardwise.training import TrainingCase, TrainReport
-from shardwise.training._case import stated
+from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, runners_up
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    pass
+    from shardwise.search import TrainingResult
+    from shardwise.training import TrainingCase, TrainReport
 
 _FRONT = 8
 _LIMITS: dict[str, Callable[[float], str]] = {
@@ -32,6 +30,8 @@ _LIMITS: dict[str, Callable[[float], str]] = {
 
 def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
+    from shardwise.answers._train_tree import train_tree
+
     counts, nearest = found.counts, found.nearest
     best = [
         {
@@ -58,9 +58,8 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
         "best": best,
         "front": [short_tree(report) for report in found.front],
         "runners_up": [
-            {**short_tree(report), **runner_up_tree(runner_up)}
+            {**short_tree(cast("TrainReport", runner_up.report)), **runner_up_tree(runner_up)}
             for runner_up in runners_up(found)
-            if isinstance(report := runner_up.report, TrainReport)
         ],
         "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
         "nearest": short_tree(nearest) if nearest is not None else None,
@@ -109,6 +108,8 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
     said = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:
+        from shardwise.training._case import stated
+
         said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(said))
 
@@ -195,6 +196,8 @@ def _described(found: TrainingResult, report: TrainReport) -> str:
 
 
 def _best(page: Page, found: TrainingResult) -> None:
+    from shardwise.answers._train_tree import step_tree
+
     priced = found.grid.case.job.run_tokens > 0
     money = ("days", "$") if priced else ()
     rows = [

@@ -18,8 +18,6 @@ from shardwise.answers._search_flags import FAST, JOBS, LIMITS, LISTS, WHOLES, W
 from shardwise.answers._several import SHAPE, sized
 from shardwise.answers._streams import is_terminal, tell
 from shardwise.errors import InputError
-from shardwise.search import TrainingResult
-from shardwise.training import TrainReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.hardware import Cluster
     from shardwise.plans import Stack
-    from shardwise.search import SearchOptions, SearchSpace, SearchTask
+    from shardwise.search import SearchOptions, SearchSpace, SearchTask, TrainingResult
+    from shardwise.training import TrainReport
 
 
 INTERRUPTED = 130
@@ -135,15 +134,15 @@ def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
     from shardwise.search import searched
 
-    plans = work.num_plans
-    return searched(work, _engine(inputs, plans), _progress(plans))
+    return searched(work, _engine(inputs, len(work.parts())), _progress(work.num_plans))
 
 
-def _engine(inputs: Inputs, num_plans: int) -> Any:
+def _engine(inputs: Inputs, num_parts: int) -> Any:
     from shardwise.search import ProcessExecutor, SerialExecutor
 
     workers = min(inputs.get("workers", 64), os.cpu_count() or 1)
-    small = num_plans < 20_000_000
+    # A part takes about 0.4 s; each process records the formulas that it reads.
+    small = num_parts < 16
     return SerialExecutor() if workers == 1 or (small and "workers" not in inputs.values) else ProcessExecutor(workers)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
@@ -27,6 +26,7 @@ def tunes(inputs: Inputs) -> bool:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer: 0 where some way fits, else 1."""
+    from shardwise.answers import _train
     from shardwise.search import tuning_recipes
 
     _check_wishes(inputs)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-
-from shardwise.plans import Plan, splits_replicas
-from shardwise.training import Evaluation, TrainingCase, evaluate, sizes_of_columns, stages_of
-from shardwise.training._stages import Stages
 
 Columns = dict[str, Any]
 # Codes stay below it, so that one more column never wraps around.
@@ -95,36 +90,6 @@ def products(factors: Sequence[Sequence[int]], whole: int) -> Any:
         row, at = np.nonzero(left[:, None] % column == 0)
         rows, used = np.column_stack([rows[row], column[at]]), used[row] * column[at]
     return rows
-
-
-def structure(plan: Plan) -> tuple[object, ...]:
-    """Return what plans must have in common to be evaluated as one column.
-
-    >>> structure(Plan(tp=2)) == structure(Plan(pp=4)), structure(Plan()) == structure(Plan(recompute="full"))
-    (True, False)
-    """
-    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules", "offload")
-    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
-
-
-def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
-    """Return memory and time of plans of one `structure` as columns; who has fewer runs has runs of no stages."""
-    rows = [stages_of(replace(case, plan=plan)) for plan in plans]
-    longest = max(map(len, rows))
-    padded = [(*row, *[replace(row[-1], count=0)] * (longest - len(row))) for row in rows]
-    sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
-    return evaluate(replace(case, plan=plans[0]), sizes, tuple(_stacked(runs) for runs in zip(*padded, strict=True)))
-
-
-def _stacked(runs: Sequence[Stages[float]]) -> Stages[Any]:
-    """Return a run of many plans, its numbers columns."""
-
-    def column(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], tuple):
-            return tuple(map(column, zip(*values, strict=True)))
-        return np.array(values, np.float64)
-
-    return Stages(**{one.name: column([getattr(run, one.name) for run in runs]) for one in fields(Stages)})
 
 
 def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], Any]) -> tuple[Any, Any]:

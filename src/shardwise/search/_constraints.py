@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from shardwise.plans.laws import (
 from shardwise.plans.schedules import Rounds, find_rules, runnable_count
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
-from shardwise.training import TrainingCase
+
+if TYPE_CHECKING:
+    from shardwise.training import TrainingCase
 
 _WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 

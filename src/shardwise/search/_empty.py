@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem
 from shardwise.plans import divisors, find_rules
-from shardwise.search._grid import PlanGrid
 from shardwise.search._result import Rejection
 from shardwise.search._space import IntRanges
 
 if TYPE_CHECKING:
+    from shardwise.search._grid import PlanGrid
     from shardwise.search._serving_table import ServingGrid
 
 EMPTY = "space"

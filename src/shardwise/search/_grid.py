@@ -13,16 +13,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, split_layers, with_groups
+from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, exact_sum, products
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
-from shardwise.search._space import SearchSpace, chunk_choices
+from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase
 from shardwise.training._evaluate import PricedBlocks
+from shardwise.training.schedules import find_schedule
 
 DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
@@ -335,3 +336,26 @@ def _crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]]
 def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:
     """Return the case under changed fields of its plan."""
     return replace(case, plan=replace(case.plan, **fields))
+
+
+def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Schedule, int]]:
+    """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
+
+    Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
+
+    >>> chunk_choices(SearchSpace(schedule=("1f1b", "zb-h1")), 1, 8)
+    [('1f1b', 1)]
+    >>> chunk_choices(SearchSpace(schedule=("interleaved",)), 2, 8)
+    [('interleaved', 2), ('interleaved', 4)]
+    """
+    if pp == 1:
+        single = [find_schedule(s) for s in space.schedule if not (find_rules(s).chunked or find_rules(s).even_stages)]
+        alike = [s.name for s in single if not s.holds_heads][:1]
+        return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
+    found: list[tuple[Schedule, int]] = []
+    most = num_layers // pp
+    several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
+    for schedule in space.schedule:
+        chunks = find_rules(schedule).chunks_of([1, *several])
+        found += [(schedule, v) for v in space.vpp.of(chunks)]
+    return found

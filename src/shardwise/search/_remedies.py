@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,8 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.hardware import part_of
-from shardwise.plans import Plan, divisors
+from shardwise.plans import Plan, divisors, splits_replicas
 from shardwise.records import dataclass
-from shardwise.search._columns import evaluate_columns, structure
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid
@@ -26,10 +25,11 @@ from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._remedy import Remedy, loss_of, missed
 from shardwise.search._result import Counts, Rejection
-from shardwise.training import TrainReport
+from shardwise.training import Evaluation, TrainingCase, TrainReport, evaluate, sizes_of_columns, stages_of
 from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._memory import device_bytes
 from shardwise.training._report import report_of
+from shardwise.training._stages import Stages
 from shardwise.units import show_bytes
 
 _BASES = 4
@@ -309,3 +309,33 @@ def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]
         columns = (np.broadcast_to(column, len(some)).tolist() for column in (held, evaluated.step.total))
         found |= dict(zip(places, zip(*columns, strict=True), strict=True))
     return [found[place] for place in range(len(plans))]
+
+
+def structure(plan: Plan) -> tuple[object, ...]:
+    """Return what plans must have in common to be evaluated as one column.
+
+    >>> structure(Plan(tp=2)) == structure(Plan(pp=4)), structure(Plan()) == structure(Plan(recompute="full"))
+    (True, False)
+    """
+    same = ("layout", "sequence_parallel", "cp_kind", "schedule", "sharding", "recompute", "modules", "offload")
+    return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
+
+
+def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
+    """Return memory and time of plans of one `structure` as columns; who has fewer runs has runs of no stages."""
+    rows = [stages_of(replace(case, plan=plan)) for plan in plans]
+    longest = max(map(len, rows))
+    padded = [(*row, *[replace(row[-1], count=0)] * (longest - len(row))) for row in rows]
+    sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
+    return evaluate(replace(case, plan=plans[0]), sizes, tuple(_stacked(runs) for runs in zip(*padded, strict=True)))
+
+
+def _stacked(runs: Sequence[Stages[float]]) -> Stages[Any]:
+    """Return a run of many plans, its numbers columns."""
+
+    def column(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], tuple):
+            return tuple(map(column, zip(*values, strict=True)))
+        return np.array(values, np.float64)
+
+    return Stages(**{one.name: column([getattr(run, one.name) for run in runs]) for one in fields(Stages)})

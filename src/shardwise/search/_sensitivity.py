@@ -11,22 +11,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
+from shardwise.plans import Training
 from shardwise.records import dataclass
 from shardwise.search._remedy import loss_of
-from shardwise.search._training import TrainingResult
-from shardwise.training import TrainingCase, TrainReport, sizes_of_columns, stages_of
-from shardwise.training._evaluate import machine_of, step_of
-from shardwise.training._report import report_of
 
 if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult
+    from shardwise.search._training import TrainingResult
     from shardwise.serving import InferReport
+    from shardwise.training import TrainingCase, TrainReport
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 _STEPS = 40
@@ -119,6 +118,8 @@ def _moved_case(name: str, case: TrainingCase, factor: float) -> TrainingCase:
 
 def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
     """Return a training plan with one constant moved."""
+    from shardwise.training._report import report_of
+
     return report_of(_moved_case(name, report.case, factor), ())
 
 
@@ -144,8 +145,14 @@ def stacked(values: Sequence[Any]) -> Any:
 
 def moved_seconds(report: TrainReport, moves: Sequence[tuple[str, float]]) -> list[float]:
     """Return seconds of a step of a training plan with each of some constants moved, all as one column."""
+    from shardwise.training import sizes_of, sizes_of_columns, stages_of
+    from shardwise.training._evaluate import machine_of, step_of
+
     case = report.case
     cases = [_moved_case(name, case, factor) for name, factor in moves]
+    if len(moves) == 1:
+        z: Any = sizes_of(case.plan, case.job.global_batch, case.domains)
+        return [float(step_of(cases[0], z, stages_of(case), machine_of(cases[0], z.spans)).total)]
     z = sizes_of_columns([case.plan] * len(moves), case.job.global_batch, case.domains)
     machine = stacked([machine_of(one, z.spans) for one in cases])
     one = replace(case, stack=stacked([moved.stack for moved in cases]))
@@ -173,7 +180,12 @@ CONSTANTS = (*RATES, OVERHEAD)
 
 def with_constant(report: TrainReport | InferReport, name: str, factor: float) -> TrainReport | InferReport:
     """Return a plan as predicted with one constant moved by a factor."""
-    return _trained(name, report, factor) if isinstance(report, TrainReport) else _served(name, report, factor)
+    return _trained(name, report, factor) if _trains(report) else _served(name, cast("InferReport", report), factor)
+
+
+def _trains(report: TrainReport | InferReport) -> TypeGuard[TrainReport]:
+    """Return whether a report is of training; to ask for its class would load what serves, or what trains."""
+    return isinstance(report.job, Training)
 
 
 def constant_band(name: str, band: Band) -> tuple[float, float]:
@@ -217,7 +229,7 @@ def _value(found: TrainingResult | ServingResult, report: Any) -> float:
 
 def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
-    if isinstance(found, TrainingResult):
+    if _trains(best):
         return band_of("step_seconds", best.conditions)
     quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
     return band_of(quantity, best.conditions)
@@ -235,12 +247,15 @@ class _Moved:
     def value(self, report: Any, constant: str, factor: float) -> float:
         """Return the objective of a plan with a constant moved."""
         key = (id(report), constant, factor)
-        if key not in self._known:
+        if key not in self._known and _trains(report) and self.found.options.objective in TIMED:
+            self._know(report, [(constant, factor)])
+        elif key not in self._known:
             self._known[key] = _value(self.found, with_constant(report, constant, factor))
         return self._known[key]
 
-    def _know(self, found: TrainingResult, report: Any, moves: Sequence[tuple[str, float]]) -> None:
+    def _know(self, report: TrainReport, moves: Sequence[tuple[str, float]]) -> None:
         """Keep the objective of a training plan with each of some constants moved."""
+        found = cast("TrainingResult", self.found)
         for (constant, factor), value in zip(moves, moved_seconds(report, moves), strict=True):
             self._known[id(report), constant, factor] = found.value_at(report, value)
 
@@ -251,10 +266,10 @@ class _Moved:
 
     def look(self, report: Any) -> None:
         """Work out the objective of a training plan at all ends at once."""
-        if isinstance(self.found, TrainingResult) and self.found.options.objective in TIMED:
+        if _trains(report) and self.found.options.objective in TIMED:
             moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
             if moves:
-                self._know(self.found, report, moves)
+                self._know(report, moves)
 
     def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
         """Yield the constants that put another plan ahead of the best within their bands."""
@@ -263,12 +278,12 @@ class _Moved:
         for name, (low, high) in self.ends.items():
 
             def gap(factor: float, name: str = name) -> float:
-                """Return how far the other plan is behind with the constant moved."""
-                return self.value(other, name, factor) - self.value(best, name, factor)
+                """Return the share by which the other plan is behind with the constant moved."""
+                return self.value(other, name, factor) / self.value(best, name, factor) - 1
 
             for end in (low, high):
                 # Plans that are the same but for rounding do not overtake each other.
-                if end != 1 and gap(end) < -_ROUNDING * self.value(best, name, end):
+                if end != 1 and gap(end) < -_ROUNDING:
                     regret = self.value(best, name, end) / self.value(other, name, end) - 1
                     factor = crossing(gap, end)
                     yield Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret)
@@ -288,6 +303,8 @@ def crossing(gap: Callable[[float], float], end: float) -> float:
         # A gap may jump where another operator binds: every third step halves what is left.
         middle = (near + far) / 2 if i % 3 == 2 else far - (far - near) * below / (below - above)
         value = gap(math.exp(middle))
+        if abs(value) < _ROUNDING:
+            return math.exp(middle)
         # The end that stays counts half, so that it does not stay for long (Illinois form of regula falsi).
         if value < 0:
             far, below, above = middle, value, above / 2

@@ -17,7 +17,6 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
 from shardwise.search._empty import empty_rejections, why_empty_serving
-from shardwise.search._frames import serving_frame
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
 from shardwise.search._remedy import Remedy
 from shardwise.search._result import Counts, Rejection, Reports, SearchResult
@@ -49,6 +48,8 @@ class ServingResult(SearchResult[InferReport]):
 
     def frame(self) -> Frame:
         """Return every legal plan of the space as a row, whether it fits or not."""
+        from shardwise.search._frames import serving_frame
+
         return serving_frame(self.grid, self.table)
 
     @property

@@ -21,10 +21,8 @@ from shardwise.plans import (
     SHARDINGS,
     SHIFTS,
     Schedule,
-    find_rules,
 )
 from shardwise.records import dataclass
-from shardwise.training.schedules import find_schedule
 
 Order = tuple[str, ...]
 ORDERS: tuple[Order, ...] = tuple(permutations(AXES))
@@ -174,26 +172,3 @@ def names() -> tuple[str, ...]:
     return tuple(
         f.name for f in fields(SearchSpace) if f.name not in ("devices", "orders") and not f.name.startswith("fast")
     )
-
-
-def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Schedule, int]]:
-    """Return the (schedule, vpp) of a pipeline: without one, 1F1B and ZB-H1 are the same and one stands for both.
-
-    Chunks are those that cut the layers evenly; where the stages already do not, powers of two. The laws decide later.
-
-    >>> chunk_choices(SearchSpace(schedule=("1f1b", "zb-h1")), 1, 8)
-    [('1f1b', 1)]
-    >>> chunk_choices(SearchSpace(schedule=("interleaved",)), 2, 8)
-    [('interleaved', 2), ('interleaved', 4)]
-    """
-    if pp == 1:
-        single = [find_schedule(s) for s in space.schedule if not (find_rules(s).chunked or find_rules(s).even_stages)]
-        alike = [s.name for s in single if not s.holds_heads][:1]
-        return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
-    found: list[tuple[Schedule, int]] = []
-    most = num_layers // pp
-    several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
-    for schedule in space.schedule:
-        chunks = find_rules(schedule).chunks_of([1, *several])
-        found += [(schedule, v) for v in space.vpp.of(chunks)]
-    return found
