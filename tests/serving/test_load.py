@@ -186,6 +186,33 @@ def test_a_replica_that_is_sent_requests_one_by_one_does_the_same(name: str) -> 
         assert sent.latencies[metric] == pytest.approx(known.latencies[metric], rel=1e-9)
 
 
+def test_a_scheduler_that_looks_seldom_lets_requests_wait() -> None:
+    """Who comes while sequences decode waits for some of the steps between two looks; alone it is seen at once."""
+    model, cluster, plan, engine = CASES["moe"]
+
+    def ttft(users: int, steps: int | None) -> float:
+        options = LoadOptions(receive_steps=steps, serving=ServingOptions(engine=engine))
+        lengths = Length(kind="uniform", mean=100, low=80, high=120)
+        loop = Arrivals(kind="closed", users=users)
+        asked = workload(count=100 * users, output_tokens=lengths, arrivals=loop, finite=True)
+        found = serve(load_model(model), Cluster.parse(cluster), plan, asked, None, options)
+        return found.latencies["ttft"]["mean"]
+
+    step = answer("moe", workload(1.0)).base.tpot_seconds
+    assert ttft(4, 1) == ttft(4, None)
+    assert 10 * step < ttft(4, 30) - ttft(4, 1) < 30 * step
+    assert ttft(1, 30) == ttft(1, 1)
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_a_scheduler_that_never_looks_is_refused(steps: int) -> None:
+    """Steps between two looks at new requests are one or more."""
+    model, cluster, plan, engine = CASES["moe"]
+    options = LoadOptions(receive_steps=steps, serving=ServingOptions(engine=engine))
+    with pytest.raises(InputError, match="receive_steps"):
+        serve(load_model(model), Cluster.parse(cluster), plan, workload(1.0), None, options)
+
+
 def test_looking_at_loads_serves_better_than_chance() -> None:
     """On four replicas near what they carry, the least loaded one has a lower p99 of TTFT than a random one."""
     model, cluster, plan, _ = CASES["dense"]

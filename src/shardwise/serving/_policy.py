@@ -62,6 +62,8 @@ class Policy:
     balances: Literal["turns", "loads", "queues"] = "turns"
     """Which group of attention of a replica takes a request: the next, that with the fewest, or with the least of
     requests that run and four times those that wait."""
+    receive_steps: int = 1
+    """Decode steps after which the scheduler looks for new requests; it looks after every step of prompts, too."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 

@@ -36,6 +36,8 @@ class LoadOptions:
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     balance_steps: int | None = None
     """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
+    receive_steps: int | None = None
+    """Decode steps after which the scheduler looks for new requests, SGLang's --scheduler-recv-interval; None: one."""
     autoscale: Autoscale | None = None
     """When replicas are started and stopped; None: all of them run all the time."""
     risk: float = 0.0

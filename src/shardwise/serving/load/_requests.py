@@ -115,6 +115,16 @@ def request_of(arrival: float, drawn: tuple[int, int, int, Blocks, int], user: i
     return found
 
 
+@dataclass(slots=True)
+class Step:
+    """The next iteration of a scheduler, or so many decode steps alike: seconds of each, and tokens that run in it."""
+
+    pieces: Sequence[tuple[Request, int]]
+    steps: int
+    seconds: float
+    tokens: int
+
+
 class PrefixCache:
     """Blocks that are in the cache of a group: those of requests that run, and of others until room is needed.
 

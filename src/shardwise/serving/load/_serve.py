@@ -32,6 +32,8 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     if base.fits and prompt + made > base.kv_cache_tokens:
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
         found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
+    if options.receive_steps is not None and options.receive_steps < 1:
+        found.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
     if options.autoscale:
         found.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
     for limit in options.limits:
@@ -70,6 +72,8 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
         policy = replace(policy, async_scheduling=options.async_scheduling)
     if options.balance_steps is not None:
         policy = replace(policy, balance_steps=options.balance_steps)
+    if options.receive_steps is not None:
+        policy = replace(policy, receive_steps=options.receive_steps)
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some.
         least = prompt + made + (policy.max_sequences if policy.mixed else 0)

@@ -15,24 +15,13 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Literal
 
-from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Trace
+from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Step, Trace
 from shardwise.serving.load._steps import StepTable
 
 Stage = Literal["both", "prefill", "decode"]
 """What a replica runs of a request: all of it, or what its pool is for."""
 Follow = Callable[[Request], Request | None]
-
-
-@dataclass(slots=True)
-class Step:
-    """The next iteration of a scheduler, or so many decode steps alike: seconds of each, and tokens that run in it."""
-
-    pieces: Sequence[tuple[Request, int]]
-    steps: int
-    seconds: float
-    tokens: int
 
 
 class Scheduler:
@@ -67,6 +56,8 @@ class Scheduler:
         """Seconds that steps took longer for prompts in them, and for other groups or batches in flight."""
         self.cause = STEP
         self.barred = False
+        self.unseen = 0
+        """Decode steps since the scheduler last looked for new requests."""
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
         self.half = policy.block_tokens // 2
@@ -89,7 +80,9 @@ class Scheduler:
         """Take in who has arrived by a time; False where nothing runs or waits."""
         self.now = now
         pending, waiting = self.pending, self.waiting
-        while pending and pending[0].ready <= now + 1e-12:
+        # SGLang python/sglang/srt/managers/scheduler_recv_skipper.py: decode steps count one, others a thousand.
+        looks = not self.unseen or not self.decoding
+        while looks and pending and pending[0].ready <= now + 1e-12:
             request = pending.popleft()
             # A step under way counts from the arrival to its end.
             request.seen = tuple(self.clocks)
@@ -141,6 +134,7 @@ class Scheduler:
         self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
         self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps
+        self.unseen = (self.unseen + steps) % self.policy.receive_steps
         self._decoded(steps)
         self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
 
@@ -294,6 +288,7 @@ class Scheduler:
             self.trace.gaps.append((seconds / self.made, round(beside * self.made)))
         self._pass_time(seconds, seconds)
         self.trace.iterations += 1
+        self.unseen = 0
         if beside:
             self._decoded(1)
         for request, tokens in pieces:
@@ -352,7 +347,9 @@ class Scheduler:
         elif count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
             until = min(self.pending[0].ready if self.pending else math.inf, self.horizon) - self.now
             if until < steps * seconds:
-                steps = max(1, math.ceil(until / seconds))
+                every = self.policy.receive_steps
+                after = self.unseen + max(1, math.ceil(until / seconds))
+                steps = min(steps, -(-after // every) * every - self.unseen)
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)
         return Step((), steps, seconds, count)
