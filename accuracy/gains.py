@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from accuracy.files import read
-from accuracy.published import KINDS, Entry, Published, documenting, joined
+from accuracy.published import KINDS, Entry, Published, documented, documenting, joined
 from shardwise.measured import Comparison, Context, Table, compared, framework_of, matches, read_table
 from shardwise.measured import read as known
 
@@ -89,7 +89,7 @@ def removals() -> Iterator[Removal]:
 
 
 def _documents(one: Entry) -> Speaks:
-    return lambda row, _: documenting(row.get("citation", ""), row) is one
+    return lambda row, _: any(told is one for told in documenting(row.get("citation", ""), row))
 
 
 def _sets(cells: Mapping[str, Any]) -> str:
@@ -102,8 +102,8 @@ def _does(one: Mapping[str, Any]) -> str:
 
 def _of_framework(one: Mapping[str, Any]) -> Speaks:
     def speaks(row: Mapping[str, str], _: Comparison) -> bool:
-        told = documenting(row.get("citation", ""), row)
-        name = (told or {"cells": {}})["cells"].get("framework") or row.get("framework", "")
+        told = documented(row.get("citation", ""), row)[0]
+        name = told.get("framework") or row.get("framework", "")
         found = framework_of(Published.frameworks, name, row)
         return bool(found.pattern == one["pattern"] and dict(found.where) == one.get("where", {}))
 

@@ -38,15 +38,14 @@ Entry: TypeAlias = Mapping[str, Any]
 DOCUMENTED: tuple[Entry, ...] = tuple(read("documented.toml")["documented"])
 
 
-def documenting(citation: str, row: Mapping[str, str], entries: Sequence[Entry] = DOCUMENTED) -> Entry | None:
-    """Return the entry of what a source documents that counts for a row, None where there is none.
+def documenting(citation: str, row: Mapping[str, str], entries: Sequence[Entry] = DOCUMENTED) -> Sequence[Entry]:
+    """Return the entries of what a source documents that count for a row: the first, and those marked `beside`.
 
     A citation is github:OWNER/NAME@COMMIT:PATH or the page's address.
     """
     said = _ADDRESS.sub(lambda m: f"github:{m[1]}@{m[2]}:" if m[2] else f"github:{m[1]}", citation)
-    return next(
-        (one for one in entries if re.search(one["citation"], said) and matches(one.get("where", {}), row)), None
-    )
+    found = [one for one in entries if re.search(one["citation"], said) and matches(one.get("where", {}), row)]
+    return [*[one for one in found if "beside" not in one][:1], *[one for one in found if "beside" in one]]
 
 
 def documented(
@@ -61,8 +60,12 @@ def documented(
     >>> documented("https://github.com/MooreThreads/SimuMax/blob/4dcaae5/docs/b200")[0]
     {'cp_kind': 'a2a'}
     """
-    one = documenting(citation, row or {}, entries)
-    return (one["cells"], one["source"]) if one else ({}, "")
+    cells: dict[str, str] = {}
+    found = documenting(citation, row or {}, entries)
+    for one in found:
+        notes = "; ".join(filter(None, (cells.get("notes"), one["cells"].get("notes"))))
+        cells = {**one["cells"], **cells, **({"notes": notes} if notes else {})}
+    return cells, "; ".join(one["source"] for one in found)
 
 
 def completed(record: Record, entries: Sequence[Entry] = DOCUMENTED) -> Record:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accuracy.published import padded
+from accuracy.published import documented, padded
 from measured_rows import INFERENCE
 from measured_rows import published as only
 from shardwise.hardware import find_device
@@ -99,6 +99,20 @@ def test_a_source_may_document_the_release_of_some_of_its_rows(tmp_path: Path) -
     row = {**BATCH, "citation": "github:argonne-lcf/LLM-Inference-Bench@4211f5d4 Plots/All_results.csv row 1"}
     assert "engine_version: 0.6.1, as documented" in said(only(tmp_path, {**row, "device": "mi300x"}))
     assert "as documented" not in said(only(tmp_path, row))
+
+
+def test_recipes_say_what_a_table_of_runs_leaves_out() -> None:
+    """What holds for all runs of a collection is read beside what the recipe of a model says."""
+    row = {
+        "citation": "aiconfigurator silicon_sample.csv id x", "notes": "origin=db-dump", "engine": "sglang",
+        "model": "qwen3.5-397b-a17b", "device": "b300", "weight_dtype": "nvfp4", "concurrency": "16",
+    }  # fmt: skip
+    few, many = (documented(row["citation"], {**row, "concurrency": users})[0] for users in ("8", "16"))
+    assert "scheduler_recv_interval=10" in few["notes"]
+    assert "scheduler_recv_interval=30" in many["notes"]
+    assert few["kv_dtype"] == "fp8"
+    assert "lengths=0.8 to 1" in few["notes"]
+    assert documented(row["citation"], {**row, "notes": "origin=sweep"}) == ({}, "")
 
 
 @pytest.mark.parametrize(

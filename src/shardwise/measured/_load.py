@@ -6,6 +6,7 @@ A run is finite: where its requests come faster than they are served, its latenc
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from shardwise.cost import band_of
@@ -79,10 +80,22 @@ def _length(record: Record, name: str, closed: bool, context: int) -> Length:
         record.taken("lengths")
         most = max(int(context * mean / max(both, 1.0)), round(mean))
         return Length(kind="lognormal", mean=mean, cv=table["lengths_cv"], high=most)
-    if closed:
-        share = table["closed_spread"]
-        return Length(kind="uniform", mean=mean, low=max(round(mean * (1 - share)), 1), high=round(mean * (1 + share)))
+    shares = _shares(record.notes.get("lengths", ""))
+    if shares or closed:
+        low, high = shares or (1 - table["closed_spread"], 1 + table["closed_spread"])
+        least, most = max(round(mean * low), 1), max(round(mean * high), 1)
+        return Length(kind="uniform", mean=(least + most) / 2, low=least, high=most)
     return Length(mean=max(round(mean), 1))
+
+
+def _shares(said: str) -> tuple[float, float] | None:
+    """Return the least and the most of lengths drawn evenly, as shares of the stated one, as the notes say them.
+
+    >>> _shares("0.8 to 1"), _shares("fixed")
+    ((0.8, 1.0), None)
+    """
+    found = re.fullmatch(r"(\d{1,6}(?:[.]\d{1,6})?) to (\d{1,6}(?:[.]\d{1,6})?)", said)
+    return (float(found[1]), float(found[2])) if found and 0 < float(found[1]) <= float(found[2]) else None
 
 
 def _count(record: Record, arrivals: Arrivals) -> int:
@@ -90,7 +103,7 @@ def _count(record: Record, arrivals: Arrivals) -> int:
     stated = int(record.noted("num_requests"))
     if not stated and record.noted("stage_seconds"):
         stated = int(arrivals.rate * record.noted("stage_seconds"))
-    usual = max(10 * arrivals.users, 500)
+    usual = int(record.noted("requests_of_a_user")) * arrivals.users or max(10 * arrivals.users, 500)
     return max(min(stated or usual, max(_MOST, arrivals.users)), arrivals.users, 1)
 
 
@@ -139,6 +152,7 @@ def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeR
     options = LoadOptions(
         serving=ServingOptions(engine=case.engine), async_scheduling=waits, prefill=prefill,
         balance_steps=_BALANCE if balances else None,
+        receive_steps=int(record.noted("scheduler_recv_interval")) or None,
     )  # fmt: skip
     model = _ran(record, case.model)
     context = record.whole("max_model_len") or model.max_context or 10**6
