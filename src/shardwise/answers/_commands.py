@@ -244,6 +244,7 @@ TARGETS = (
         "nanotron",
         "nemo",
         "verl",
+        "trl",
     ),
     *SERVERS,
 )

@@ -38,6 +38,7 @@ _STACKS = {
     "nanotron": "nanotron",
     "nemo": "megatron-bridge",
     "verl": "verl",
+    "trl": "trl",
 }
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}

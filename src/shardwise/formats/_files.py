@@ -25,6 +25,7 @@ SYSTEMS = (
     "torchtune",
     "verl",
     "nemo",
+    "trl",
     "transformers",
     "fsdp",
     "torchtitan",

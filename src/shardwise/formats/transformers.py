@@ -16,7 +16,7 @@ from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table, top_level
+from shardwise.formats._keys import Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
 
@@ -33,10 +33,9 @@ _ADAPTER = _trainer.AdapterKeys(
 
 
 def recognises(name: str, text: str) -> bool:
-    """Return whether a file starts a training with transformers' arguments, or holds TRL's."""
-    if name.endswith((".yaml", ".yml")):
-        return "model_name_or_path" in top_level(text)
-    return any(word in text for word in _TELLING) and "--micro-batch-size" not in text and not name.endswith(".json")
+    """Return whether a file starts a training with transformers' arguments."""
+    others = name.endswith((".json", ".yaml", ".yml")) or "--micro-batch-size" in text
+    return any(word in text for word in _TELLING) and not others
 
 
 def read(text: str, source: str = "train.sh", around: Around = PLAIN) -> Imported:

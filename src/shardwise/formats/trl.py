@@ -1,0 +1,81 @@
+"""TRL's own YAML of supervised fine-tuning, which `trl sft --config` takes: all of Trainer's settings and peft's.
+
+Source: trl 1.16.0 scripts/sft.py, trainer/{base,sft,model}_config.py; what a setting means is `transformers`'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.formats import _trainer, transformers
+from shardwise.formats._exported import ExportCase, Exported
+from shardwise.formats._imported import PLAIN, Around, Imported
+from shardwise.formats._keys import top_level
+from shardwise.plans import Training, rank_of
+
+_TABLE = "transformers.toml"
+_TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
+_SHARDED = {"fsdp": "full_shard auto_wrap", "shard-grad-op": "shard_grad_op auto_wrap"}
+_PRECISIONS: dict[str, dict[str, Any]] = {"bf16-pure": {"dtype": "bfloat16"}, "fp32": {"bf16": False}}
+
+
+def recognises(name: str, text: str) -> bool:
+    """Return whether a file is TRL's: YAML with a model's name."""
+    return name.endswith((".yaml", ".yml")) and "model_name_or_path" in top_level(text)
+
+
+def read(text: str, source: str = "trl.yaml", around: Around = PLAIN) -> Imported:
+    r"""Return the case of a configuration.
+
+    >>> case = read("model_name_or_path: Qwen/Qwen3-4B\nuse_peft: true\npacking: true", around=Around(num_devices=1))
+    >>> case.stack.name, case.job.rank, case.job.seq_len, case.plan.recompute
+    ('trl', 16, 1024, 'full')
+    """
+    return transformers.read(text, source, around)
+
+
+def tree_of(case: ExportCase) -> dict[str, Any]:
+    """Return the configuration of a case."""
+    p, job = case.plan, case.job
+    tree: dict[str, Any] = {
+        "model_name_or_path": _trainer.hub_id(case.model),
+        **_PRECISIONS.get(job.precision or case.stack.precision, {"bf16": True}),
+        "max_length": job.seq_len,
+        "packing": True,
+        "per_device_train_batch_size": p.micro_batch,
+        "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
+        "optim": _trainer.optimizer_word(job.optimizer),
+        "gradient_checkpointing": p.recompute == "full",
+        **_adapter(job),
+    }
+    if job.run_tokens:
+        tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
+    if p.sharding in _SHARDED:
+        tree["fsdp"] = _SHARDED[p.sharding]
+    if "activations" in p.offload:
+        tree["activation_offloading"] = True
+    if case.stack.settings.loss == "fused-linear":
+        tree["use_liger_kernel"] = True
+    return tree
+
+
+def _adapter(job: Training) -> dict[str, Any]:
+    if not job.adapter:
+        return {}
+    switches = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+    targets = "all-linear" if job.targets in ((), ("all-linear",)) else list(job.targets)
+    tree: dict[str, Any] = {"use_peft": True, "lora_r": rank_of(job), "lora_target_modules": targets}
+    tree |= {"lora_dropout": job.adapter_dropout, **switches.get(job.adapter, {})}
+    tree |= {"lora_alpha": job.adapter_alpha} if job.adapter_alpha else {}
+    saved = _trainer.saved_words(job)
+    tree |= {"lora_modules_to_save": saved} if saved else {}
+    four = {"load_in_4bit": True, "use_bnb_nested_quant": job.base == "nf4-dq"}
+    return tree | (four if job.base in ("nf4", "nf4-dq") else {"load_in_8bit": True} if job.base == "int8" else {})
+
+
+def export(case: ExportCase) -> Exported:
+    """Return TRL's YAML for a case; raises `InputError` naming every field that it cannot be told."""
+    text = _trainer.written(case, _TOLD, tree_of, read)
+    nodes, each = _trainer.processes(case)
+    start = f"torchrun --nnodes {nodes} --nproc_per_node {each} -m trl.scripts.sft --config trl.yaml"
+    return _trainer.checked_file(case, _TABLE, "trl.yaml", text, start)
