@@ -120,10 +120,12 @@ def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str
 
     >>> list(_wrapped(["1", "tp 4, dp 2"], [1, 6]))
     [('1', 'tp 4,'), ('', 'dp 2')]
+    >>> list(_wrapped(["", "tp 4, dp 2"], [0, 6]))
+    [('', 'tp 4,'), ('', 'dp 2')]
     """
     if all(len(cell) <= widths[i] for i, cell in enumerate(row)):
         return [row]
-    pieces = [textwrap.wrap(cell, widths[i]) or [""] for i, cell in enumerate(row)]
+    pieces = [textwrap.wrap(cell, max(1, widths[i])) or [""] for i, cell in enumerate(row)]
     return zip_longest(*pieces, fillvalue="")
 
 
