@@ -6,18 +6,22 @@ import json
 import pickle
 import zipfile
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, Imported, from_megatron_args, import_file
+from shardwise.formats import Around, Imported, from_megatron_args, import_file, megatron
+from shardwise.formats._exported import ExportCase
 from shardwise.formats.megatron import Launch, read_args, read_command
 from shardwise.formats.megatron import read as read_script
 from shardwise.formats.megatron._reader import spelled_out
 from shardwise.formats.megatron._values import arguments, facts
-from shardwise.models import MLP, Attention, MoE
+from shardwise.hardware import Cluster
+from shardwise.models import MLP, Attention, MoE, load_model
+from shardwise.plans import Plan, Training, find_stack
 
 BASE: dict[str, Any] = {
     "--num-layers": 8, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024,
@@ -196,6 +200,44 @@ def test_unknown_arguments_are_listed_unless_they_speak_of_sizes() -> None:
     words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]
     skipped = read_command([*words, "--extra-vocab-size", "3"], Around(skipped=("extra-vocab-size",)))
     assert [r.argument for r in skipped.unknown] == ["--extra-vocab-size"]
+
+
+BESIDE: dict[str, Any] = {"num_experts": 4, "expert_model_parallel_size": 4, "overlap_moe_expert_parallel_comm": True}
+
+
+def test_experts_beside_another_micro_batch_are_read() -> None:
+    """The overlap of expert messages is the stack's; pieces of a stage and expert parallelism are asked for."""
+    found = read(devices=8, **BESIDE, delay_wgrad_compute=True)
+    assert found.stack.overlap_experts == "always"
+    assert not any("wgrad" in reading.argument for reading in found.ignored)
+    assert any("--delay-wgrad-compute" in text for text in read(devices=8, **BESIDE).assumed)
+    for more, named in (
+        ({"pipeline_model_parallel_size": 2}, "several pieces"),
+        ({"expert_model_parallel_size": 1}, "expert parallelism"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, "recompute"),
+    ):
+        with pytest.raises(InputError, match=named):
+            read(devices=8, **(BESIDE | more))
+    with pytest.raises(InputError, match="--overlap-moe-expert-parallel-comm"):
+        read(delay_wgrad_compute=True)
+
+
+@pytest.mark.parametrize(("plan", "written"), [({"ep": 8}, True), ({"ep": 8, "pp": 2, "vpp": 1}, False), ({}, False)])
+def test_experts_beside_another_micro_batch_are_written(plan: dict[str, int], written: bool) -> None:
+    """What Megatron-Core overlaps is said in both of its arguments, and left out where it refuses them."""
+    stack = replace(find_stack("megatron"), overlap_experts="always")
+    whole = Plan(**{"dp": 16 // plan.get("pp", 1), "sharding": "distributed-optimizer", **plan})
+    found = megatron.export(
+        ExportCase(
+            model=load_model("qwen3-30b-a3b"),
+            cluster=Cluster.parse("16xh200-sxm-141gb"),
+            plan=whole,
+            job=Training(seq_len=1024, global_batch=64),
+            stack=stack,
+        )
+    )
+    (text,) = found.files.values()
+    assert all((word in text) == written for word in ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"))
 
 
 def test_fusion_of_the_loss_is_read() -> None:

@@ -91,6 +91,13 @@ def test_expert_messages_hide_beside_another_micro_batch(when: str, ep: int, hid
     assert (beside.step_seconds < apart.step_seconds) == hides
 
 
+def test_a_pass_ahead_of_experts_holds_one_more_piece() -> None:
+    """Where messages of experts run beside the next micro-batch, a stage holds one more of its pieces."""
+    apart, beside = (ask("megatron", MIXTURE, "qwen3-30b-a3b", overlap_experts=w) for w in ("never", "always"))
+    held = [r.evaluation.memory[-1].in_flight for r in (apart, beside)]
+    assert held[1] - held[0] == pytest.approx(1 / MIXTURE.vpp)
+
+
 def test_expert_messages_between_nodes_wait_without_chunks() -> None:
     """Without interleaving no other micro-batch is at hand, and expert messages wait."""
     plan = replace(MIXTURE, vpp=1, schedule="1f1b")

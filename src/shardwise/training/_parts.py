@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
-from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_sharding
+from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_sharding
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
 from shardwise.training._sizes import PlanSizes
@@ -167,7 +167,9 @@ class InFlight(Generic[X]):
 def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
     """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
 
-    Counted from the order of tasks in github.com/deepseek-ai/DualPipe.
+    Counted from the order of tasks in github.com/deepseek-ai/DualPipe. Where messages of experts run beside the pass
+    of another micro-batch, one more forward goes ahead (Megatron-LM core/pipeline_parallel/schedules.py
+    get_pp_rank_microbatches, combined_1f1b.py).
     """
     shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
     held = in_flight(schedule, shape, s.position)
@@ -175,6 +177,8 @@ def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[
     if stack.buffered_stages:
         deep = above(s.heads, 0, held, minimum(z.num_micro, stack.buffered_stages * z.pp))
         held = above(z.pp, 1, deep, held)
+    if stack.overlap_experts == "always" and not find_rules(schedule).paired:
+        held = minimum(held + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), z.num_micro)
     if find_schedule(schedule).mirrored:
         mirrored = held * divide(s.position + 1, z.pp + 1)
         return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)

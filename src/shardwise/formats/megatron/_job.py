@@ -127,6 +127,7 @@ def stack(r: Reader, name: str = "megatron") -> Stack:
         overlap_gradients=r.flag("overlap_grad_reduce") or fsdp,
         overlap_parameters=r.flag("overlap_param_gather") or fsdp,
         overlap_tensor=r.flag("tp_comm_overlap"),
+        overlap_experts="always" if _overlaps_experts(r) else base.overlap_experts,
         overlap_sends=sends,
         loss=_loss(r, base),
         library_workspace=_scratch(r, base),
@@ -135,6 +136,35 @@ def stack(r: Reader, name: str = "megatron") -> Stack:
         vocab_multiple=_vocab_multiple(r),
         dispatch=_dispatch(r, base),
     )
+
+
+def _overlaps_experts(r: Reader) -> bool:
+    """Return whether messages of experts run beside the pass of another micro-batch, where Megatron-Core lets them.
+
+    megatron/core/transformer/transformer_config.py and pipeline_parallel/combined_1f1b.py.
+    """
+    name, delayed = "overlap_moe_expert_parallel_comm", r.flag("delay_wgrad_compute")
+    if not r.flag(name):
+        if delayed:
+            r.fail("delay_wgrad_compute", f"does nothing without {r.option(name)}", f"give {r.option(name)} too")
+        return False
+    pieces = [
+        *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "hybrid_layer_pattern"),
+        *("pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size"),
+    ]
+    if r.count("expert_model_parallel_size") < 2:
+        r.fail(name, "needs expert parallelism", "give --expert-model-parallel-size, or leave it out")
+    if r.count("pipeline_model_parallel_size") > 1 and not any(map(r.has, pieces)):
+        r.fail(name, "needs several pieces of the model on a stage", "give --num-virtual-stages-per-pipeline-rank 2")
+    if r.word("recompute_granularity") == "full" or "moe" in r.words("recompute_modules"):
+        r.fail(name, "does not go with full recompute, nor with that of experts", "recompute other modules")
+    if r.flag("moe_shared_expert_overlap"):
+        r.fail(name, "does not go with --moe-shared-expert-overlap", "leave one of them out")
+    if not delayed:
+        r.assume(
+            f"weight gradients among what hides messages of experts: {r.option('delay_wgrad_compute')} is not given"
+        )
+    return True
 
 
 def era(r: Reader) -> str:

@@ -29,8 +29,6 @@ _PRECISIONS: dict[str, Words] = {
     "bf16-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True},
     "fp16": {"--fp16": True, "--accumulate-allreduce-grads-in-fp32": True},
     "fp16-grads16": {"--fp16": True},
-    "fp32": {},
-    "tf32": {},
     "fp8": {"--bf16": True, "--fp8-format": "hybrid"},
     "fp8-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True, "--fp8-format": "hybrid"},
     "fp4": {"--bf16": True, "--fp4-format": "e2m1"},
@@ -47,6 +45,7 @@ _SHARDINGS: dict[str, Words] = {
     "fsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
     "hsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
 }
+_BESIDE = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
 _CONTEXT = {"ring": "p2p", "all-gather": "allgather", "all-to-all": "a2a"}
 # validate_args wants one connection for tensor parallelism before Blackwell, and more with FSDP.
 _ENVIRONMENT = ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "unset CUDA_DEVICE_MAX_CONNECTIONS")
@@ -326,9 +325,9 @@ def _job(case: ExportCase) -> Words:
 
 
 def _stack(case: ExportCase) -> Words:
-    s, sharded = case.stack, case.plan.sharding == "distributed-optimizer"
-    dense, moe = _first(case.model, MLP), _first(case.model, MoE)
-    feed = dense or moe
+    s, p, moe = case.stack, case.plan, _first(case.model, MoE)
+    sharded, feed = p.sharding == "distributed-optimizer", _first(case.model, MLP) or moe
+    lets = p.ep > 1 and (p.pp == 1 or p.vpp > 1) and p.recompute != "full" and "moe" not in p.modules
     fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
     words: Words = {
         "--transformer-impl": "transformer_engine",
@@ -342,6 +341,7 @@ def _stack(case: ExportCase) -> Words:
         "--cross-entropy-loss-fusion": s.loss in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
         "--cross-entropy-fusion-impl": "te" if s.loss == "vocab-parallel-in-place" else None,
     }
+    words |= dict.fromkeys(_BESIDE, lets and s.overlap_experts == "always")
     return words | ({"--moe-token-dispatcher-type": "flex"} if s.dispatch == "deduplicated" and moe is not None else {})
 
 
