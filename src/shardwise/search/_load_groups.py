@@ -114,6 +114,13 @@ class LoadGroup:
     case: ServingCase
 
     @cached_property
+    def empty(self) -> Steady[Any]:
+        """What a replica of each layout takes that nobody else uses."""
+        if self.form is None:
+            raise LookupError(self)
+        return self.form.at(0.0)
+
+    @cached_property
     def devices(self) -> Any:
         """Devices of one replica of each layout."""
         return np.array([plan.num_devices for plan in self.plans])
@@ -222,7 +229,7 @@ class LoadSearch:
         if group.form is None:
             raise LookupError(group)
         most = devices // group.devices
-        empty = group.form.at(0.0)
+        empty = group.empty
         rate = self.workload.arrivals.rate
         low = np.maximum(np.ceil(rate / (_FULLEST * group.form.capacity)), 1.0)
         high = np.maximum(most, low).astype(float)
@@ -268,7 +275,7 @@ class LoadSearch:
                 steady = group.form.at(rate)
                 kept = np.ones(len(rate), bool)
                 for limit in self.options.limits:
-                    kept &= least(steady, group.form.at(0.0), limit) * self.margin(group.case, limit) <= limit.seconds
+                    kept &= least(steady, group.empty, limit) * self.margin(group.case, limit) <= limit.seconds
                 for row in np.flatnonzero(kept).tolist():
                     user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
                     each = float(rate[row]) * output / float(group.devices[row])
@@ -306,7 +313,7 @@ class LoadSearch:
     def _by_limit(self) -> Iterator[Rejection]:
         """Yield the limits that even an empty replica misses."""
         for limit in self.options.limits:
-            floors = [least(one, one, limit) for g in self.groups if g.form for one in [g.form.at(0.0)]]
+            floors = [least(one, one, limit) for g in self.groups if g.form for one in [g.empty]]
             every = np.concatenate(floors) if floors else np.zeros(0)
             fell = int(np.count_nonzero(every > limit.seconds))
             if fell:

@@ -14,6 +14,7 @@ from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
+from shardwise.serving.load._replica import uncollected
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage
@@ -219,9 +220,11 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
         return report
     if options.autoscale:
         own = Autoscaler(pool, options.autoscale, (options.router, workload.seed), report.replicas)
-        ran, scaling = own.run(requests_of(workload, workload.count))
+        with uncollected():
+            ran, scaling = own.run(requests_of(workload, workload.count))
         return replace(report, traces=tuple(ran), scaling=scaling)
-    prompts, traces = fleet.run(workload, options.router)
+    with uncollected():
+        prompts, traces = fleet.run(workload, options.router)
     if report.prefill:
         report = replace(report, prefill=replace(report.prefill, traces=tuple(prompts)))
     return replace(report, traces=tuple(traces))

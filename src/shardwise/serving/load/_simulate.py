@@ -144,7 +144,8 @@ class Scheduler:
 
     def _overflows(self) -> bool:
         """Return whether the next step of all that runs finds no place in the cache."""
-        if (not self.decoding and len(self.prompts) < 2) or self.decoding + len(self.prompts) < 2:
+        near = self.used + self.policy.step_tokens + self.decoding * self.made > self.capacity
+        if not near or self.decoding + len(self.prompts) < 2:
             return False
         ahead, room = 0, self._room()
         for request in self.prompts:
@@ -201,15 +202,14 @@ class Scheduler:
                 break
             pieces.append((request, tokens))
             room -= tokens
-        self.cause = STEP
+        self.cause, planned = STEP, self._room() - room
         while self.waiting:
             request = self.waiting[0]
-            tokens = self._admit(request, room, sum(tokens for _, tokens in pieces))
-            if tokens < 0:
+            if (tokens := self._admit(request, room, planned)) < 0:
                 break
             if tokens:
                 pieces.append((request, tokens))
-                room -= tokens
+                room, planned = room - tokens, planned + tokens
             else:
                 self.prompts.remove(request)
                 self._first_token(request)
