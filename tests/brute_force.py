@@ -12,8 +12,16 @@ from shardwise.errors import Problems
 from shardwise.hardware import part_of
 from shardwise.models import MoE
 from shardwise.plans import Plan, find_rules, spans, split_layers
-from shardwise.plans._legality import batch_problems, plan_problems
-from shardwise.plans.laws import all_blocks, context_laws, expert_laws, pipeline_laws, summa_laws, tensor_laws
+from shardwise.plans.laws import (
+    all_blocks,
+    batch_problems,
+    context_laws,
+    expert_laws,
+    pipeline_laws,
+    plan_problems,
+    summa_laws,
+    tensor_laws,
+)
 from shardwise.search import SearchSpace, SearchTask
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within

@@ -12,7 +12,7 @@ from accuracy.published import Published
 from shardwise.measured import framework_of, frameworks
 from shardwise.measured._frameworks import adjusted, has_habit, variant_of
 from shardwise.measured._record import Record
-from shardwise.measured._training_stack import precision_of
+from shardwise.measured._training_plan import precision_of
 from shardwise.plans import Stack, find_stack, stack_names
 
 TABLE: dict[str, Any] = Published.frameworks

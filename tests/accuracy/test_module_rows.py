@@ -10,7 +10,7 @@ from accuracy.files import read
 from accuracy.kernels.modules import held_share, module_of, operators, parts
 from accuracy.kernels.streaming import cached_rate, memory_rate, streaming
 from measured_rows import published as only
-from shardwise.cost._attention import DECODE_PARTS
+from shardwise.cost._kernels import DECODE_PARTS
 from shardwise.hardware import find_device
 from shardwise.measured._record import Record
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwise.cost import Chip
-from shardwise.cost._attention import (
+from shardwise.cost._kernels import (
     DECODE_PARTS,
     PARTS,
     PROMPT_PARTS,

@@ -18,7 +18,7 @@ from shardwise.formats.megatron import read as read_script
 from shardwise.hardware import Cluster
 from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.plans._legality import batch_problems, plan_problems, stack_problems
+from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
 
 MODELS = ("llama-3.1-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b", "nemotron-h-8b",
           "deepseek-v3")  # fmt: skip

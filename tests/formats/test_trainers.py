@@ -31,7 +31,7 @@ from shardwise.formats._canonical import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.plans._legality import batch_problems, plan_problems, stack_problems
+from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
 
 ROOT = Path(__file__).parents[2]
 FEW = st.sampled_from((1, 2, 4))

@@ -40,7 +40,7 @@ from shardwise.plans import (
     stack_names,
 )
 from shardwise.plans._laws import all_blocks, module_names
-from shardwise.plans._legality import batch_problems, plan_problems
+from shardwise.plans.laws import batch_problems, plan_problems
 from shardwise.training import TrainingCase
 
 # Recipes whose products every device of the cases has, presets of widths and the user's apart.

@@ -16,7 +16,7 @@ from shardwise.errors import Problem
 from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Training
 from shardwise.plans._laws import MODULE_NAMES, all_blocks, module_names
-from shardwise.plans._legality import batch_problems, divisors, field_problems, one_of, plan_problems
+from shardwise.plans.laws import batch_problems, divisors, field_problems, one_of, plan_problems
 from shardwise.plans.schedules import Rounds
 from shardwise.training import TrainingCase
 

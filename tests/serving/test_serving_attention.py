@@ -9,7 +9,7 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.cost import Chip, Efficiencies, last_cache_bytes
-from shardwise.cost._attention import Prompt, costed_seconds, kernel_costs, prompt_parts
+from shardwise.cost._kernels import Prompt, costed_seconds, kernel_costs, prompt_parts
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serving.serving_cases import ask
 from shardwise.cost import constants
-from shardwise.cost._attention import kernel_costs
+from shardwise.cost._kernels import kernel_costs
 from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._engine import engine_names, find_engine

@@ -13,7 +13,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.ops import train_flops
 from shardwise.plans import TUNINGS, Plan, Training
-from shardwise.plans._legality import batch_problems, plan_problems
+from shardwise.plans.laws import batch_problems, plan_problems
 from shardwise.training import Options, TrainReport, train
 
 LLAMA, GPT2 = load_model("llama-3.1-8b"), load_model("gpt2")

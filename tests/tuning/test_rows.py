@@ -8,8 +8,7 @@ from shardwise.errors import InputError
 from shardwise.measured import read
 from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
-from shardwise.measured._training_plan import _micro_batch, optimizer_of, optimizer_rank_of
-from shardwise.measured._training_stack import effort_of
+from shardwise.measured._training_plan import _micro_batch, effort_of, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Training, find_stack, tuning_of

@@ -47,7 +47,7 @@ def tiers_words(report: TrainReport | InferReport) -> list[str]:
     return said
 
 
-def placement(report: TrainReport) -> dict[str, int]:
+def placement(report: TrainReport | InferReport) -> dict[str, int]:
     """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
     placed = spans(report.plan, report.case.domains)
     return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
@@ -76,12 +76,6 @@ def describe_placed(report: TrainReport) -> str:
     said += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
     said += [f"stage layers {shift}"] if shift and plan.stage_layers else []
     return ", ".join([*said, *tiers_words(report)])
-
-
-def serve_placement(report: InferReport) -> dict[str, int]:
-    """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
-    placed = spans(report.plan, report.case.domains)
-    return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
 
 
 def describe_deployment(report: InferReport) -> str:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._described import describe_deployment, serve_placement
+from shardwise.answers._described import describe_deployment, placement
 from shardwise.answers._evidence import show_band
 from shardwise.answers._files import command_words
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
-from shardwise.answers._plan_page import change_tree, next_best, rejected, runner_up_tree, wrapped
+from shardwise.answers._plan_page import next_best, rejected, result_tree, wrapped
 from shardwise.answers._plan_train import on_devices, order_of, save_best
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
@@ -122,32 +122,13 @@ def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[
         {
             **infer_tree(report),
             "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
-            "placement": serve_placement(report),
+            "placement": placement(report),
             "command": " ".join(words),
         }
         for report, words in zip(found.best, commands, strict=True)
     ]
-    return {
-        "search": {
-            "plans": found.num_plans,
-            "legal": found.counts.legal,
-            "fitting": found.counts.fitting,
-            "evaluated": found.counts.evaluated,
-            "seconds": found.seconds,
-            "covered": 1.0,
-            "objective": found.options.objective,
-            "limits": {name: getattr(found.options, name) for name in SERVE_LIMITS if getattr(found.options, name)},
-        },
-        "best": best,
-        "front": [short_serve_tree(report) for report in found.front],
-        "runners_up": [
-            {**short_serve_tree(report), **runner_up_tree(runner_up)}
-            for runner_up in runners_up(found)
-            if isinstance(report := runner_up.report, InferReport)
-        ],
-        "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
-        "nearest": short_serve_tree(found.nearest) if found.nearest is not None else None,
-    }
+    limits = {name: getattr(found.options, name) for name in SERVE_LIMITS if getattr(found.options, name)}
+    return result_tree(found, best, short_serve_tree, {"limits": limits})
 
 
 def short_serve_tree(report: InferReport) -> dict[str, Any]:

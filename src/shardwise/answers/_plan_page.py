@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe_placed, placed_words, placement
 from shardwise.answers._evidence import show_band
@@ -16,7 +16,7 @@ from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, runners_
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.search import TrainingResult
+    from shardwise.search import ServingResult, TrainingResult
     from shardwise.training import TrainingCase, TrainReport
 
 _FRONT = 8
@@ -32,7 +32,6 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     from shardwise.answers._train_tree import train_tree
 
-    counts, nearest = found.counts, found.nearest
     best = [
         {
             **train_tree(_with_assumptions(report), found.options.risk),
@@ -43,26 +42,32 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
         }
         for report, words in zip(found.best, commands, strict=True)
     ]
+    return result_tree(found, best, short_tree, {"limits": limits_of(found), "risk": found.options.risk})
+
+
+def result_tree(
+    found: TrainingResult | ServingResult,
+    best: list[dict[str, Any]],
+    short: Callable[[Any], dict[str, Any]],
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what any search answers as plain values: its best plans, others in short, and why the rest fell out."""
     return {
         "search": {
             "plans": found.num_plans,
-            "legal": counts.legal,
-            "fitting": counts.fitting,
-            "evaluated": counts.evaluated,
+            "legal": found.counts.legal,
+            "fitting": found.counts.fitting,
+            "evaluated": found.counts.evaluated,
             "seconds": found.seconds,
             "covered": found.covered,
             "objective": found.options.objective,
-            "limits": limits_of(found),
-            "risk": found.options.risk,
+            **asked,
         },
         "best": best,
-        "front": [short_tree(report) for report in found.front],
-        "runners_up": [
-            {**short_tree(cast("TrainReport", runner_up.report)), **runner_up_tree(runner_up)}
-            for runner_up in runners_up(found)
-        ],
+        "front": [short(report) for report in found.front],
+        "runners_up": [{**short(one.report), **runner_up_tree(one)} for one in runners_up(found)],
         "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
-        "nearest": short_tree(nearest) if nearest is not None else None,
+        "nearest": short(found.nearest) if found.nearest is not None else None,
     }
 
 

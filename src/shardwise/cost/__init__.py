@@ -5,24 +5,6 @@ carries its source: those that were fitted in constants.toml and cpu.toml, those
 other packages use is listed here.
 """
 
-from shardwise.cost._attention import (
-    PARTS,
-    PARTS_IN_SECONDS,
-    TILE_KEYS,
-    Cached,
-    KernelCosts,
-    Prompt,
-    Tiled,
-    costed_seconds,
-    decode_parts,
-    heads_together,
-    kernel_costs,
-    nearest_costs,
-    part_costs,
-    prompt_parts,
-    seen_pairs,
-    tiled_parts,
-)
 from shardwise.cost._bands import (
     Band,
     Conditions,
@@ -33,13 +15,28 @@ from shardwise.cost._bands import (
     spreads,
     typical_slack,
 )
-from shardwise.cost._energy import mean_watts, power_model
 from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
+    PARTS,
+    PARTS_IN_SECONDS,
+    TILE_KEYS,
     TILE_ROWS,
+    Cached,
     Chip,
+    KernelCosts,
+    Prompt,
+    Tiled,
+    costed_seconds,
+    decode_parts,
     experts_seconds,
+    heads_together,
+    kernel_costs,
+    nearest_costs,
     others_seconds,
+    part_costs,
+    prompt_parts,
+    seen_pairs,
+    tiled_parts,
 )
 from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds
 from shardwise.cost._load import changes, record
@@ -55,6 +52,7 @@ from shardwise.cost._network import (
     with_peers,
 )
 from shardwise.cost._operators import PassSeconds, blend, inside_share, kernel_seconds, op_seconds, product_seconds
+from shardwise.cost._power import mean_watts, power_model
 from shardwise.cost._rates import (
     OVERLAP_AXES,
     WIDE_DTYPES,

@@ -21,15 +21,18 @@ from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import (
     PAGED,
+    dropout_of,
+    effort_of,
     global_batch_of,
     method_of,
+    named_stack,
     optimizer_of,
     optimizer_rank_of,
     plan_of,
+    precision_of,
     recompute_unknown,
     recomputed,
 )
-from shardwise.measured._training_stack import dropout_of, effort_of, named_stack, precision_of
 from shardwise.measured._training_tuning import is_tuned, natural, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack

@@ -1,37 +1,48 @@
-"""The laws between a plan, a model, a job and a cluster, for what checks plans and what searches them.
+"""Every way in which a plan can be impossible, all checked at once, each with the values that would do.
 
-They stand beside the package and not in it, since they know models, which plans alone do not.
+It stands beside the package and not in it, since laws know models, which plans alone do not.
 """
 
-from shardwise.plans._capabilities import refusals
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from shardwise.errors import Problem, Problems
+from shardwise.models import Model
+from shardwise.plans._capabilities import Refusal, refusals, shown
 from shardwise.plans._laws import (
+    MODULE_NAMES,
     all_blocks,
     context_laws,
     expert_laws,
+    module_laws,
     module_names,
+    offload_laws,
     pipeline_laws,
+    sharding_laws,
     splits_sequence,
     summa_laws,
     tensor_laws,
 )
-from shardwise.plans._legality import (
-    batch_problems,
-    domain_problems,
-    field_problems,
-    is_count,
-    plan_problems,
-    stack_problems,
-)
+from shardwise.plans._plan import AXES, OFFLOADS, Plan
+from shardwise.plans._stack import Stack, find_stack, stack_names
+from shardwise.plans._values import divisors, one_of
+from shardwise.plans.fields import PLAN
+from shardwise.plans.schedules import ROUNDS, Rounds, find_rules, runnable_count
 
 __all__ = [
+    "MODULE_NAMES",
     "all_blocks",
     "batch_problems",
     "context_laws",
+    "divisors",
     "domain_problems",
     "expert_laws",
     "field_problems",
     "is_count",
     "module_names",
+    "one_of",
     "pipeline_laws",
     "plan_problems",
     "refusals",
@@ -40,3 +51,150 @@ __all__ = [
     "summa_laws",
     "tensor_laws",
 ]
+
+_COUNTS = tuple(f.key for f in PLAN if f.type == "whole" and f.least == 1)
+_CHOICES = {f.key: f.choices for f in PLAN if f.choices and f.type == "choice"}
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number of at least one; True and 1.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_whole(value: object) -> bool:
+    return is_count(value) or (value == 0 and not isinstance(value, bool))
+
+
+def field_problems(plan: Plan) -> Problems:
+    """Return what is wrong with the fields of a plan taken one by one."""
+    found = Problems()
+    for name in _COUNTS:
+        if not is_count(getattr(plan, name)):
+            found.add(name, getattr(plan, name), "must be a whole number of at least 1", "use 1 to leave it out")
+    for name, allowed in _CHOICES.items():
+        if getattr(plan, name) not in allowed:
+            found.add(name, getattr(plan, name), "is not a known choice", one_of(allowed))
+    _unknown_words(plan, found)
+    if not _is_whole(plan.recompute_layers):
+        found.add(
+            "recompute_layers", plan.recompute_layers, "must be a whole number of layers", "use 0 for all of a stage"
+        )
+    if not all(_is_whole(n) for n in plan.stage_layers):
+        found.add("stage_layers", plan.stage_layers, "must be whole numbers of layers", "leave it out for equal stages")
+    if sorted(plan.order) != sorted(AXES):
+        found.add("order", ",".join(map(str, plan.order)), "must name every axis once", f"for example {','.join(AXES)}")
+    if plan.fast and not (len(plan.fast) == len(AXES) and all(map(is_count, plan.fast))):
+        rule = "must give whole numbers of ranks of " + ", ".join(AXES)
+        found.add("fast", str(plan.fast), rule, "leave it out to fill the fastest domain in order")
+    if not isinstance(plan.sequence_parallel, bool):
+        found.add("sequence_parallel", plan.sequence_parallel, "must be true or false", "use true or false")
+    return found
+
+
+def _unknown_words(plan: Plan, found: Problems) -> None:
+    """Record words of lists that plans do not have."""
+    for key, known, rule in (
+        ("offload", OFFLOADS, "is nothing that can lie in the host's memory"),
+        ("modules", MODULE_NAMES, "is not a module that can be recomputed"),
+    ):
+        for name in getattr(plan, key):
+            if name not in known:
+                found.add(key, name, rule, one_of(known))
+
+
+def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
+    """Return every law that a plan breaks for a model and a sequence length; empty when it is legal.
+
+    A length of 0 leaves the laws of the sequence out.
+    """
+    found = field_problems(plan)
+    if found.items:
+        return tuple(found.items)
+    blocks = tuple(all_blocks(model))
+    tensor_laws(model, blocks, plan, found)
+    expert_laws(model, blocks, plan, found)
+    pipeline_laws(model, plan, found)
+    module_laws(model, blocks, plan, found)
+    context_laws(blocks, plan, seq_len, found)
+    summa_laws(model, blocks, plan, seq_len, found)
+    sharding_laws(plan, found)
+    offload_laws(plan, found)
+    _fast_laws(plan, found)
+    return tuple(dict.fromkeys(found.items))
+
+
+def _fast_laws(plan: Plan, found: Problems) -> None:
+    """Record axes that do not have as many ranks as they are to have in the fastest domain."""
+    for axis, ranks in zip(AXES, plan.fast, strict=False):
+        degree = getattr(plan, axis)
+        if degree % ranks:
+            found.add("fast", f"{axis}={ranks}", f"must divide {axis} = {degree}", one_of(divisors(degree)))
+
+
+def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
+    """Return what is wrong between the ranks that are to share the fastest domain and its devices.
+
+    >>> [str(p) for p in domain_problems(Plan(tp=16, fast=(16, 1, 1, 1, 1)), 8)]
+    ['fast = 16: ranks multiplied must divide the 8 devices of the fastest domain; use one of 1, 2, 4, 8']
+    """
+    found, ranks = Problems(), prod(plan.fast)
+    if plan.fast and domain % ranks:
+        rule = f"ranks multiplied must divide the {domain} devices of the fastest domain"
+        found.add("fast", ranks, rule, one_of(divisors(domain)))
+    return tuple(found.items)
+
+
+def batch_problems(plan: Plan, global_batch: int, rounds: Rounds = "whole") -> tuple[Problem, ...]:
+    """Return what is wrong between a plan and a global batch, `rounds` as the framework fills those of micro-batches.
+
+    >>> [str(p) for p in batch_problems(Plan(dp=4), 6)]
+    ['global_batch = 6: must be a multiple of dp x micro_batch = 4; use one of 4, 8']
+    """
+    found = Problems()
+    unit = plan.dp * plan.micro_batch
+    if not is_count(global_batch):
+        rule = "must be a whole number of sequences of at least 1"
+        found.add("global_batch", global_batch, rule, f"use {unit}, or a multiple of it")
+    elif global_batch % unit:
+        low = max(unit, global_batch // unit * unit)
+        rule = f"must be a multiple of dp x micro_batch = {unit}"
+        found.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
+    else:
+        _micro_batches(plan, global_batch // unit, rounds, found)
+    return tuple(found.items)
+
+
+def _micro_batches(plan: Plan, count: int, rounds: Rounds, found: Problems) -> None:
+    """Record what the schedule needs of the number of micro-batches."""
+    rules, unit = find_rules(plan.schedule), plan.dp * plan.micro_batch
+    most = runnable_count(rules, plan.pp, count, rounds)
+    if most != count:
+        in_rounds = rules.rounds and rules.next_count(plan.pp, count) == count
+        words = f"{rules.name} needs {ROUNDS[rounds]}" if in_rounds else rules.needs
+        rule = f"makes {count} micro-batches, and {words.format(pp=plan.pp, twice=2 * plan.pp)}"
+        found.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
+
+
+def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:
+    """Return everything of a plan, and of a job's precision and optimizer, that its framework cannot run.
+
+    >>> from shardwise.plans import find_stack
+    >>> [str(p) for p in stack_problems(find_stack("deepspeed"), Plan(pp=2, sharding="zero1"))]
+    ['pp = 2: deepspeed does not split over this axis; use 1, or stack megatron or megatron-bridge']
+    """
+    return tuple(_stack_problem(stack, one, plan, job) for one in dict.fromkeys(refusals(stack.runs, plan, **job)))
+
+
+def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str]) -> Problem:
+    """Return the problem of one value, with the values of the framework and the frameworks that run it."""
+    known = {find_stack(name).runs: name for name in reversed(stack_names())}
+    able = [
+        name
+        for runs, name in sorted(known.items(), key=lambda pair: (not pair[0].exporter, stack_names().index(pair[1])))
+        if not any(other.field == one.field for other in refusals(runs, plan, **job))
+    ]
+    value = one.value if isinstance(one.value, str | int) else shown(one.value)
+    remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
+    if able:
+        remedy += f", or stack {' or '.join(able[:2])}"
+    return Problem(one.field, value, f"{stack.name} {one.because}", remedy)
