@@ -301,7 +301,9 @@ def probed(words: str) -> dict[str, float] | None:
     if done.status not in (0, 1):
         return None
     if "--json" not in words:
-        page = "\n".join(line for line in done.out.splitlines() if not re.search(r"plans? in .*s\b|seconds of", line))
+        lines = (line for line in done.out.splitlines() if not re.search(r"seconds of", line))
+        # How long a search took stands in a sentence that may be wrapped anywhere.
+        page = re.sub(r"\bin\s+[\d.,]+\s+(ms|s|min|h)\b", "", "\n".join(lines))
         return {str(place): float(found) for place, found in enumerate(re.findall(r"\d+\.?\d*", page))}
     tree = done.tree
     tree.get("search", {}).pop("seconds", None)
