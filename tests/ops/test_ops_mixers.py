@@ -332,6 +332,22 @@ def test_the_loss_reads_and_writes_its_logits(stack: str, ahead: int, back: int)
     assert op.forward_bytes == (ahead + y.stack.metric_logit_bytes) * scores
 
 
+@pytest.mark.parametrize(
+    ("stack", "tp", "bytes_a_logit"), [("fsdp2", 1, 12), ("fsdp2", 8, 16), ("transformers", 8, 12)]
+)
+def test_a_loss_of_shared_logits_holds_one_fp32_copy_more(stack: str, tp: int, bytes_a_logit: int) -> None:
+    """At its fullest the loss holds 12 bytes a logit, and 16 where ranks share the vocabulary.
+
+    Run with torch 2.13.0 on a fake process group of eight, every storage counted: F.cross_entropy(logits.float()) and
+    torchtitan's _LossParallelCrossEntropy (b5bcd76).
+    """
+    core = Attention(heads=8, kv_heads=8, head_dim=12)
+    model = Model(name="m", family="llama", hidden=D, vocab=8192, layers=(Block(mixers=(core,), feed_forward=None),))
+    (op,) = loss(layout(stack=stack, tp=tp), model)
+    kept = op.saves[0].size_bytes
+    assert kept + op.transient_bytes == bytes_a_logit / 4 * kept
+
+
 def test_every_mixer_has_its_operators() -> None:
     """Each class of mixer that a block can have is a row of `_MIXERS`."""
     named = (one for one in vars(models).values() if isinstance(one, type) and issubclass(one, Mixer))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, ceil, divide, log2, minimum, raised
+from shardwise.ledger.number import X, above, ceil, divide, log2, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection
@@ -250,6 +250,9 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
 }
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel.
 _EAGER = {"eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12}
+# Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
+# (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
+_ZEROS = 4
 # Bytes a logit of a second fp32 copy.
 _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
@@ -258,7 +261,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """Return the cross entropy over logits of T tokens and V / tp entries.
 
     "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
-    8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; "eager-narrow" does so to the
+    8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; where ranks share the vocabulary
+    16 T V / tp, as torchtitan's own function held when it was run; "eager-narrow" does so to the
     16-bit logits as they are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last
     token, 8 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the answer holds the fp32
     logits, 16 T V. "vocab-parallel" (Megatron's
@@ -290,6 +294,8 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     narrow = in_place or kernel in ("compiled", "eager-narrow", "eager-narrow-shifted")
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
     extra = (_EAGER.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
+    if kernel == "eager":
+        extra = extra + above(y.vocab_ranks, 1, _ZEROS, 0 * scores) * scores
     if in_place:
         extra = y.a * y.tokens * m.hidden
     ahead, back = _TRAFFIC[kernel]
