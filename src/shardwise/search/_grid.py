@@ -297,7 +297,8 @@ class PlanGrid:
             d: sum(self.case.job.global_batch % (d * b) == 0 for b in self.micro_batches)
             for d in set(columns["dp"].tolist())
         }
-        sizes = self._lawful_ways * _looked_up(columns["dp"], fitting)
+        # Times of blocks are of places: rows of many of them count for more.
+        sizes = self._lawful_ways * _looked_up(columns["dp"], fitting) * np.maximum(columns["places"] // 4, 1)
         found, start = [], 0
         for end in range(1, len(sizes) + 1):
             if end == len(sizes) or sizes[start : end + 1].sum() > most_rows:
