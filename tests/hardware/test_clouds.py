@@ -19,6 +19,8 @@ from shardwise.hardware import Cluster, find_device, offers
         ("18xp6e-gb200.36xlarge", 72, 4, "gb200"),
         ("BM.GPU.H200.8", 8, 8, "h200-sxm-141gb"),
         ("gpu_2x_h100_sxm5", 2, 2, "h100-sxm-80gb"),
+        ("2x1H100.80S.32V", 2, 1, "h100-sxm-80gb"),
+        ("1x_A100-80GB_SECURE", 1, 1, "a100-pcie-80gb"),
         ("g5.xlarge", 1, 1, "a10g-24gb"),
         ("v5e-256", 256, 4, "tpu-v5e"),
         ("v5litepod-16", 16, 4, "tpu-v5e"),
@@ -33,10 +35,10 @@ def test_an_instance_is_a_cluster(text: str, devices: int, node: int, device: st
 
 
 def test_every_offer_is_of_a_known_device_and_can_be_asked_for() -> None:
-    """Each row names a device of the catalogue, and each instance is a cluster unless its name begins with a digit."""
+    """Each row names a device of the catalogue, and each instance is a cluster by its name."""
     for offer in offers():
         assert find_device(offer.device).device.name == offer.device
-        if offer.instance and not offer.instance[0].isdigit():
+        if offer.instance:
             assert Cluster.parse(offer.instance).num_devices == offer.devices
         for commitment, usd in offer.usd.items():
             assert 0.1 < usd / offer.devices < 30, (offer, commitment)

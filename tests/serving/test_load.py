@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.formats.traces import read_trace
+from shardwise.formats.traces import read_latencies, read_lengths, read_trace
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
@@ -314,18 +314,52 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield json.dumps({"benchmarks": [{"metrics": {}}]}), "lists no requests"
     few = {"requests": {"successful": [{}]}, "metrics": {"request_totals": {"successful": 20}}}
     yield json.dumps({"benchmarks": [few]}), "1 of the 20"
-    yield json.dumps({"aggregated_metrics": {}, "individual_request_metrics": []}), "genai-bench"
+    yield json.dumps({"aggregated_metrics": {}}), "genai-bench"
     yield json.dumps({"load_summary": {}, "successes": {}}), "per_request_lifecycle"
     yield json.dumps([{"start_time": 1.0, "info": {}}, 3]), "row 1"
     yield json.dumps({"some": 1}), "of no known trace"
     yield "{}", "of no known trace"
     yield "[]", "holds no request"
-    yield json.dumps([{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}]), "without tokens"
+    yield json.dumps([{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}]), "without times"
     yield "arrival_seconds,input_tokens,output_tokens,conversation\n1,20,3,x\n2,23,3,x\n", "has 23 input tokens"
     row = '{"timestamp": 0, "input_length": 700, "output_length": 4, "hash_ids": '
     yield row + "[0, 1, 2]}\n", "3 hash blocks"
     yield row + '["a"]}\n', "whole numbers"
     yield row + "7}\n", "whole numbers"
+
+
+# Facts of sgl-project/genai-bench parallel_feature_branch/D100_100_..._num_concurrency_1_time_300s.json.
+GENAI = {
+    "aggregated_metrics": {"scenario": "D(100,100)", "num_concurrency": 2, "iteration_type": "num_concurrency"},
+    "individual_request_metrics": [
+        {"ttft": 0.28, "tpot": 0.0098, "e2e_latency": 1.25, "num_input_tokens": 106, "num_output_tokens": 100,
+         "error_code": None},
+        {"ttft": 0.23, "tpot": 0.0095, "e2e_latency": 1.17, "num_input_tokens": 90, "num_output_tokens": 60,
+         "error_code": None},
+        {"ttft": None, "tpot": None, "e2e_latency": None, "num_input_tokens": None, "num_output_tokens": None,
+         "error_code": 500},
+    ],
+}  # fmt: skip
+# As vllm/benchmarks/datasets.py reads ShareGPT: the first question and its answer; one is too short, one too long.
+TALKS = [{"id": str(i), "conversations": [{"from": "human", "value": a * "x"}, {"from": "gpt", "value": b * "y"}]}
+         for i, (a, b) in enumerate(((400, 800), (8, 800), (40, 9000), (80, 40)))]  # fmt: skip
+
+
+def test_lengths_without_times_arrive_as_is_said(tmp_path: Path) -> None:
+    """A run of genai-bench keeps its requests in flight, ShareGPT's arrive at a rate; both are simulated in order."""
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(GENAI), encoding="utf-8")
+    found = read_lengths(str(path))
+    assert found is not None and found.pairs == ((106, 100), (90, 60))
+    assert (found.arrivals.kind, found.arrivals.users) == ("closed", 2)
+    assert read_latencies(str(path))["ttft"] == [0.28, 0.23]
+    path.write_text(json.dumps(TALKS), encoding="utf-8")
+    asked = ("serve", "llama-3.1-8b", "--on", "1xh100", "--trace", str(path), "--requests", "40", "--json")
+    told = run(*asked, "--rate", "2/s").tree
+    assert told["stable"] and any("it holds no times" in note for note in told["assumptions"])
+    assert "add --rate or --users" in run(*asked[:-1]).err
+    rated = read_lengths(str(path), Arrivals(rate=2.0))
+    assert rated is not None and rated.pairs == ((100, 200), (20, 10))
 
 
 @pytest.mark.parametrize(("text", "said"), list(wrong()))

@@ -221,8 +221,8 @@ _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
 
 _MEASURED = (
-    "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, GuideLLM's benchmarks.json, or "
-    "a CSV of ttft_seconds, request_seconds, output_tokens"
+    "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, JSON of GuideLLM or "
+    "genai-bench, or a CSV of ttft_seconds, request_seconds, output_tokens"
 )
 AGAINST = _flags("output", ("against", k.FILE, _MEASURED))
 
@@ -241,7 +241,8 @@ def serve_flags() -> dict[str, Flag]:
             "trace",
             k.FILE,
             "a trace: CSV of Azure or BurstGPT, JSON lines of Mooncake (hash blocks: what the prefix cache hits),"
-            " requests of vLLM's benchmark, GuideLLM or inference-perf, or arrival_seconds,input_tokens,...",
+            " requests of vLLM's benchmark, GuideLLM, inference-perf or genai-bench, ShareGPT's texts beside --rate, or"
+            " arrival_seconds,input_tokens,...",
         ),
         ("last", k.SECONDS, "of the trace its last hour or so, such as 1h"),
         ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),

@@ -152,9 +152,19 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
     changes = {
         key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
     }
-    if "trace" in inputs.values and not {"rate", "users", "stages"} & inputs.values.keys():
-        from shardwise.formats.traces import read_trace
+    timed = {"rate", "users", "stages"} & inputs.values.keys()
+    if "trace" in inputs.values:
+        from shardwise.formats.traces import read_lengths, read_trace
 
+        named = inputs.values.pop("trace")
+        try:
+            lengths = read_lengths(named, _arrivals(inputs) if timed else None)
+        finally:
+            inputs.values["trace"] = named
+        if lengths is not None:
+            inputs.notes.append(f"{named}: lengths of {lengths.count} requests, in their order; it holds no times")
+            return replace(lengths, count=inputs.get("requests", max(lengths.count, needed)), **changes)
+    if "trace" in inputs.values and not timed:
         found = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
         return replace(found, count=min(inputs.get("requests", found.count), found.count), **changes)
     arrivals = _arrivals(inputs)

@@ -9,7 +9,8 @@ another where all before them are; github.com/kvcache-ai/Mooncake). What benchma
 that succeeded by the time they were sent: vLLM (bench serve --save-result --save-detailed: input_lens, output_lens,
 start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
 guidellm/schemas/request_stats.py) and inference-perf (per_request_lifecycle_metrics.json: start_time, info;
-inference_perf/apis/base.py). genai-bench (genai_bench/metrics/metrics.py) writes lengths without times.
+inference_perf/apis/base.py). Lengths without times are those of genai-bench (genai_bench/metrics/metrics.py), which
+keeps so many requests in flight, and of ShareGPT's conversations, of which vLLM's benchmark sends the first question.
 """
 
 from __future__ import annotations
@@ -110,9 +111,8 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     """Return when each request of a benchmark was sent, its tokens in and out; sorted, as results are by their end."""
     if isinstance(data, list):
         if data and _at(data[0], "conversations") is not None:
-            rule = "holds texts, as ShareGPT does, without tokens and times"
-            remedy = "count them with the model's tokenizer: arrival_seconds, input_tokens, output_tokens, conversation"
-            raise _fail(path, 0, rule, remedy)
+            rule = "holds texts, as ShareGPT does, without times"
+            raise _fail(path, 0, rule, "add --rate or --users")
         found = _of_inference_perf(path, data)
     elif isinstance(data.get("benchmarks"), list):
         found = _of_guidellm(path, data)
@@ -120,7 +120,7 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
         found = _of_vllm(path, data)
     elif "individual_request_metrics" in data or "aggregated_metrics" in data:
         rule = "is a result of genai-bench, which does not write when requests were sent"
-        raise _fail(path, 0, rule, "say --rate or --users with --input-tokens and --output-tokens")
+        raise _fail(path, 0, rule, "add --rate or --users")
     elif "load_summary" in data:
         rule = "is a summary of inference-perf, without its requests"
         raise _fail(path, 0, rule, "give its per_request_lifecycle_metrics.json")
@@ -251,6 +251,54 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
     )
 
 
+# platform.openai.com/tokenizer (2026-11): a token is about four characters of English text.
+_CHARACTERS = 4.0
+# vllm/benchmarks/datasets.py is_valid_sequence: what ShareGPT's conversations are left out for.
+_LEAST, _MOST_IN, _MOST_ALL = 4, 1024, 2048
+
+
+def read_lengths(path: str, arrivals: Arrivals | None = None) -> Workload | None:
+    """Return the lengths of a file that holds no times, as requests that arrive as is said; None where it has times.
+
+    A run of genai-bench itself says how many requests are in flight. Tokens of texts are their characters over four.
+    """
+    text = read_csv_text(path, "trace")
+    data = _document(text) if text.lstrip()[:1] in ("{", "[") else None
+    if isinstance(data, dict) and isinstance(data.get("individual_request_metrics"), list):
+        done = [one for one in data["individual_request_metrics"] if _at(one, "error_code") is None]
+        pairs = [(_at(one, "num_input_tokens"), _at(one, "num_output_tokens")) for one in done]
+        users = _at(data, "aggregated_metrics", "num_concurrency")
+        arrivals = arrivals or (Arrivals(kind="closed", users=users) if type(users) is int and users > 0 else None)
+    elif isinstance(data, list) and data and _at(data[0], "conversations") is not None:
+        pairs = [pair for one in data if (pair := _first_turns(one)) is not None]
+    else:
+        return None
+    whole = [(int(a), int(b)) for a, b in pairs if _count(a) and _count(b)]
+    if not whole or arrivals is None:
+        rule = "says no arrivals" if whole else "holds no request with its tokens"
+        raise _fail(path, 0, rule, "add --rate or --users" if whole else _REMEDY)
+    means = [sum(pair[i] for pair in whole) / len(whole) for i in (0, 1)]
+    return Workload(
+        input_tokens=Length(mean=means[0]), output_tokens=Length(mean=means[1]), arrivals=arrivals,
+        pairs=tuple(whole[:MOST_REQUESTS]), count=len(whole[:MOST_REQUESTS]),
+    )  # fmt: skip
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 10**8
+
+
+def _first_turns(one: Any) -> tuple[int, int] | None:
+    """Return the tokens of a conversation's first question and answer, None where it is left out."""
+    turns = _at(one, "conversations")
+    said = [_at(turn, "value") for turn in turns[:2]] if isinstance(turns, list) else []
+    if len(said) < 2 or not all(isinstance(text, str) for text in said):
+        return None
+    asked, made = (round(len(text) / _CHARACTERS) for text in said)
+    short = min(asked, made) < _LEAST
+    return None if short or asked > _MOST_IN or asked + made > _MOST_ALL else (asked, made)
+
+
 # Latencies of a request by a benchmark: of GuideLLM the seconds of one unit of each field.
 _GUIDELLM = {"ttft": ("time_to_first_token_ms", 1e-3), "tpot": ("inter_token_latency_ms", 1e-3),
              "e2e": ("request_latency", 1.0)}  # fmt: skip
@@ -259,17 +307,21 @@ _GUIDELLM = {"ttft": ("time_to_first_token_ms", 1e-3), "tpot": ("inter_token_lat
 def read_latencies(path: str) -> dict[str, list[float]]:
     """Return the measured ttft, tpot and e2e of the requests of a run, in seconds.
 
-    Read are the results of vLLM's benchmark (ttfts and itls of --save-detailed), GuideLLM's benchmarks.json, and CSV
-    files with the columns ttft_seconds, request_seconds and output_tokens.
+    Read are the results of vLLM's benchmark (ttfts and itls of --save-detailed), GuideLLM's benchmarks.json,
+    genai-bench's requests, and CSV files with the columns ttft_seconds, request_seconds and output_tokens.
     """
     text = read_csv_text(path, "against")
     data = _document(text) if text.lstrip()[:1] in ("{", "[") else None
+    rows: list[tuple[float, ...]] = []
     try:
         if data is None:
             rows = list(_measured_rows(path, text))
         elif isinstance(data, dict) and isinstance(data.get("benchmarks"), list):
             requests = [one for run in data["benchmarks"] for one in _at(run, "requests", "successful") or ()]
             rows = [tuple(_at(one, key) * unit for key, unit in _GUIDELLM.values()) for one in requests]
+        elif isinstance(data, dict) and isinstance(data.get("individual_request_metrics"), list):
+            done = (one for one in data["individual_request_metrics"] if _at(one, "error_code") is None)
+            rows = [tuple(float(_at(one, key)) for key in ("ttft", "tpot", "e2e_latency")) for one in done]
         elif isinstance(data, dict) and isinstance(data.get("itls"), list):
             rows = [
                 (ttft, sum(gaps) / len(gaps) if gaps else math.nan, ttft + sum(gaps))
@@ -281,7 +333,9 @@ def read_latencies(path: str) -> dict[str, list[float]]:
         rows = []
     if not rows:
         rule = "has no latencies of single requests"
-        remedy = "give vLLM's --save-detailed result, GuideLLM's benchmarks.json, or ttft_seconds,request_seconds,..."
+        remedy = (
+            "give vLLM's --save-detailed result, GuideLLM's or genai-bench's JSON, or ttft_seconds,request_seconds,..."
+        )
         raise InputError([Problem("against", path, rule, remedy)])
     columns = dict(zip(_GUIDELLM, zip(*rows, strict=True), strict=True))
     return {name: [value for value in found if math.isfinite(value)] for name, found in columns.items()}

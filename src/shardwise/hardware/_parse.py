@@ -61,10 +61,7 @@ _TIER: Mapping[str, Quantity] = MappingProxyType({"size": COUNT, "bandwidth": RA
 
 def fields_of_text(text: str, overrides: Mapping[str, object]) -> ClusterFields:
     """Return the fields of the cluster of a text and its overrides; see `Cluster.parse`."""
-    match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None:
-        fail("cluster", text, "is not a number of devices", _SHAPE)
-    first, second, name = match.groups()
+    first, second, name = _counted(text)
     problems = Problems()
     rented, words = find_rented(name), overrides.get("price")
     named_price = isinstance(words, str) and bool(_WORDS.fullmatch(words.strip()))
@@ -92,6 +89,24 @@ def fields_of_text(text: str, overrides: Mapping[str, object]) -> ClusterFields:
         given["price"], note = find_price(str(words), found.device.name)
         found = Lookup(device=found.device, assumptions=(*found.assumptions, note))
     return cluster_fields(text.strip(), found, {**counts, **given})
+
+
+def _counted(text: object) -> tuple[str | None, str | None, str]:
+    """Return the numbers before a name, and the name, which may be that of an instance that begins with a digit.
+
+    >>> _counted("32x8xh100"), _counted("2x1H100.80S.32V")
+    (('32', '8', 'h100'), ('2', None, '1H100.80S.32V'))
+    """
+    whole = text.strip() if isinstance(text, str) else ""
+    before, _, name = whole.partition("x") if re.match(r"\d{1,9}x\d", whole) else ("", "", "")
+    if whole[:1].isdigit() and find_rented(whole):
+        return None, None, whole
+    if name[:1].isdigit() and find_rented(name):
+        return before, None, name
+    match = _TEXT.fullmatch(whole)
+    if match is None:
+        fail("cluster", text, "is not a number of devices", _SHAPE)
+    return match[1], match[2], match[3]
 
 
 def _instances(

@@ -98,16 +98,20 @@ def check_number(quantity: Quantity, value: object, field: str) -> None:
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
 
-    Signs between letters and digits do not count, and a word that others contain is close to them.
+    Signs between letters and digits do not count, and a word that others contain, or a short one that others begin
+    with, is close to them.
 
     >>> nearest("h00", ["h100", "h200", "a100"]), nearest("m3max", ["apple-m3-max-40core", "a100", "h100"])
     ('h200 or h100', 'apple-m3-max-40core')
+    >>> nearest("p5", ["a10", "p5.48xlarge", "tpu-v5p"])
+    'p5.48xlarge'
     """
     from difflib import get_close_matches  # only a mistake needs it
 
     known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
     plain = re.sub(r"[^a-z0-9]", "", word.lower())
-    held = sorted(one for squeezed, one in known.items() if len(plain) > 2 and plain in squeezed)[:3]
+    short = len(plain) < 3
+    held = sorted(one for key, one in known.items() if plain and (key.startswith(plain) if short else plain in key))[:3]
     close = held or [known[one] for one in get_close_matches(plain, sorted(known), n=3, cutoff=0.6)]
     close = close or sorted(known.values())[:5]
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))
