@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.answers._sweep import read_study
+from shardwise.answers._sweep import read_study, rows_of
 from shardwise.cli import main
 from shardwise.errors import InputError
 
@@ -226,6 +226,14 @@ def test_devices_of_ones_own_are_swept(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--catalogue", str(own)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["rank"] for row in rows if row["global_batch"] != 7} == {1, 2}
+
+
+@pytest.mark.parametrize(("name", "models", "questions"), [("landscape", 50, 50_000), ("co-design", 3, 192)])
+def test_the_examples_are_studies(name: str, models: int, questions: int) -> None:
+    """The studies of the examples ask so many questions about so many models, and the first one has an answer."""
+    task, _, asked = read_study(str(Path(__file__).parents[2] / "examples" / "studies" / f"{name}.toml"))
+    assert (len(asked), len({values["model"] for values in asked})) == (questions, models)
+    assert rows_of((task, 1, ("model", "on")), asked[0])[0]["rank"] == 1
 
 
 def test_deployments_are_swept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
