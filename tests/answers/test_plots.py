@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import xml.etree.ElementTree
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import shardwise as sw
 from command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
+from shardwise.answers._opened import Opened
+from shardwise.answers._paper import SIZES, Paper, save, styled
 from shardwise.answers._plot import figure_of
-from shardwise.answers._plots import ink_on, save, styled
+from shardwise.answers._plots import ink_on
 from shardwise.answers._plots_bars import (
     HIDDEN,
     MEMORY,
@@ -25,6 +28,7 @@ from shardwise.answers._plots_bars import (
     time_bar,
     train_figure,
 )
+from shardwise.answers._plots_explain import explain_figure, pieces
 
 CASES = {
     "pipeline": (
@@ -222,3 +226,71 @@ def test_answers_are_drawn_from_python(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(sw.InputError, match="does not say what to write"):
         sw.plot(report, "a.json")
+
+
+def _texts(figure: Any) -> list[Any]:
+    """Return the boxes of what is written, in shares of the figure."""
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    draw = figure.canvas.get_renderer()
+    # Ticks beyond the end of an axis are there and not drawn.
+    ticks = {text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    found = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible() and t not in ticks]
+    return [(text, text.get_window_extent(draw).transformed(figure.transFigure.inverted())) for text in found]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_of_every_size_hold_what_is_written(size: str, tmp_path: Path) -> None:
+    """No text leaves the picture, and header and panels stand apart, on a page, in a column and on a slide."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    report = reports("pipeline")
+    with styled(Paper(size)):
+        for figure in (train_figure(report), explain_figure(Opened(report.explain("step"), "seconds"), "step", 4)):
+            FigureCanvasAgg(figure)
+            save(figure, str(tmp_path / "x.png"))
+            boxes = _texts(figure)
+            assert all(box.x0 > -0.01 and box.x1 < 1.01 and -0.01 < box.y0 < box.y1 < 1.01 for _, box in boxes)
+            width, height = figure.get_size_inches()
+            assert size != "slide" or width / height == pytest.approx(16 / 9)
+
+
+def test_dark_pictures_have_light_words(tmp_path: Path) -> None:
+    """In the dark what is written outside of bars is light, and texts within bars stay as they read best."""
+    report = reports("sharded")
+    with styled(Paper(dark=True)):
+        figure = train_figure(report)
+        save(figure, str(tmp_path / "x.svg"))
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import to_hex
+
+        FigureCanvasAgg(figure)
+        inks = {to_hex(text.get_color()) for text, _ in _texts(figure)}
+    assert to_hex(figure.get_facecolor()) == "#1b1d21"
+    assert "#1a1a1a" not in inks and {"#e8eaed", "#9aa0a6"} <= inks
+    assert "#1b1d21" in (tmp_path / "x.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("what", ["step", "memory"])
+def test_an_icicle_adds_up(what: str) -> None:
+    """Parts lie below what they add up to, side by side and never wider, and the first level is the whole."""
+    report = reports("experts")
+    root = Opened(report.explain(what), "seconds")
+    drawn = pieces(root, 5)
+    levels = {one.level for one in drawn}
+    assert max(levels) >= 3 and drawn[0].amount == root.value
+    for one in drawn[1:]:
+        over = [up for up in drawn if up.level == one.level - 1 and up.start <= one.start + 1e-9]
+        assert any(one.start + one.share <= up.start + up.share + 1e-9 for up in over)
+        assert one.amount >= one.share * root.value * (1 - 1e-6)
+    for level in levels:
+        row = sorted((one.start, one.share) for one in drawn if one.level == level)
+        assert all(a + wide <= b + 1e-9 for (a, wide), (b, _) in pairwise(row))
+
+
+def test_sizes_that_are_not_known_are_refused() -> None:
+    """A size is one of three, from Python and on the command line."""
+    with pytest.raises(sw.InputError, match="is not a size of pictures"):
+        sw.plot(reports("sharded"), "x.svg", size="poster")
+    assert run("infer", "gpt2", "--on", "1xh100", "--plot", "x.svg", "--size", "poster", "--json").fields == ["size"]

@@ -92,7 +92,7 @@ def _comm() -> Command:
 
 
 def _explain() -> Command:
-    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.EXPLAIN, **OUTPUT}
+    flags = {**_MODEL, **_flags.infer_flags(), **_flags.train_flags(), **_flags.EXPLAIN, **_flags.PLOT, **OUTPUT}
     return Command("explain", SUMMARIES["explain"], ("model",), flags, COMMON, ("model", "on"))
 
 

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
@@ -14,11 +14,15 @@ from shardwise.answers._files import command_words
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._infer import ask
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._opened import A_COUNT, Opened, opened, show_value, unit_of
 from shardwise.answers._page import Page, command_lines
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.errors import InputError, Problem
-from shardwise.ledger.traced import Part, Traced, formula, operands, parts, plain, ratio
+from shardwise.ledger.traced import Part, formula, operands, parts, plain, ratio
 from shardwise.records import dataclass
-from shardwise.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 UNITS = {
     "step": "seconds",
@@ -47,6 +51,7 @@ def _serves(inputs: Inputs) -> bool:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise explain`."""
+    check_drawable(inputs)
     what, depth = inputs.get("what", "step"), inputs.get("depth", 2)
     at = follow(_root(inputs, what), inputs.get("path", ""))
     words = command_words("explain", {k: v for k, v in inputs.values.items() if k != "path"})
@@ -57,51 +62,18 @@ def answer(inputs: Inputs, width: int) -> Answer:
     def page() -> Page:
         return explain_page(at, what, depth, words, width)
 
-    return Answer(0, tree, page)
+    def draw() -> Figure:
+        from shardwise.answers._plots_explain import explain_figure
+
+        return explain_figure(at, what, inputs.get("depth", 6))
+
+    return plotted(inputs, Answer(0, tree, page), draw)
 
 
 _LONGEST_FORMULA = 400
 _MOST_ROWS = 12
-# A part that counts less often than this was divided by a rate, not repeated.
-_A_COUNT = 1e-6
 # Longer names in a path are cut short, and longer paths are typed in places.
-_A_NAME, _A_PATH = 50, 60
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A number being explained: how often it counts, its unit, and the names that lead to it.
-
-    `places` is the same path in places from 1.
-    """
-
-    node: Traced
-    unit: str
-    times: float = 1.0
-    path: tuple[str, ...] = ()
-    places: tuple[int, ...] = ()
-
-    @property
-    def typed(self) -> str:
-        """The path as it is typed: in names, or in places where names are long."""
-        names = "/".join(self.path)
-        return names if len(names) <= _A_PATH else "/".join(map(str, self.places))
-
-    @property
-    def value(self) -> float:
-        """The number itself, in its own unit."""
-        return float(plain(self.node))
-
-
-def show_value(value: float, unit: str) -> str:
-    """Return a number in the unit of its headline.
-
-    >>> show_value(0.25, "seconds"), show_value(2048, "bytes"), show_value(12.5, "")
-    ('250.00 ms', '2.00 KiB', '12.5')
-    """
-    if unit == "seconds":
-        return show_seconds(value)
-    return show_bytes(value) if unit == "bytes" else f"{value:.6g}"
+_A_NAME = 50
 
 
 def follow(root: Opened, path: str) -> Opened:
@@ -124,26 +96,10 @@ def _below(at: Opened) -> list[Opened]:
     if not at.node.op:
         return []
     if not found:
-        below = [Opened(o, _unit(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
+        below = [Opened(o, unit_of(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
     else:
-        below = [_opened(at, part) for part in found if part.node is not None]
+        below = [opened(at, part) for part in found if part.node is not None]
     return [replace(b, places=(*at.places, place)) for place, b in enumerate(below, 1)]
-
-
-def _opened(at: Opened, part: Part) -> Opened:
-    # Once divided by a rate, what is below is no longer in the unit of its parent.
-    node = cast(Traced, part.node)
-    unit = _unit(node.unit) or (at.unit if abs(part.times) >= _A_COUNT else "")
-    return Opened(node, unit, at.times * part.times, (*at.path, part.label))
-
-
-def _unit(word: str) -> str:
-    """Return a unit as headlines have it.
-
-    >>> _unit("s"), _unit("tokens")
-    ('seconds', 'tokens')
-    """
-    return {"s": "seconds", "B": "bytes"}.get(word, word)
 
 
 def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
@@ -196,7 +152,7 @@ def _part(at: Opened, part: Part, depth: int) -> dict[str, Any]:
         "against": [{"label": r.label, "amount": r.amount, "slack": r.slack} for r in part.against],
     }
     if part.node is not None and depth > 1:
-        row["node"] = explain_tree(_opened(at, part), depth - 1)
+        row["node"] = explain_tree(opened(at, part), depth - 1)
     return row
 
 
@@ -257,7 +213,7 @@ class _Scale:
 
     def counts(self, part: Part) -> bool:
         """Return whether `times` is a count worth printing."""
-        return abs(part.times) >= _A_COUNT
+        return abs(part.times) >= A_COUNT
 
 
 def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
@@ -272,7 +228,7 @@ def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
             said.add(part.against)
         if part.node is not None and scale.depth > 1:
             below = _Scale(scale.whole, scale.unit, scale.depth - 1, scale.factor * part.times, scale.indent + "  ")
-            _rows(page, _opened(at, part), parts(part.node), below)
+            _rows(page, opened(at, part), parts(part.node), below)
     rest = rows[_MOST_ROWS:]
     if rest:
         page.add((f"{scale.lead(sum(p.amount for p in rest) * scale.factor)}and {len(rest)} more", "dim"))

@@ -70,7 +70,8 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
-_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help", "plot", "timeline", "from_args")
+_LEFT_OUT = ("command", "model", "json", "width", "config", "save", "help", "plot", "timeline", "size", "dark",
+             "from_args")  # fmt: skip
 
 
 def command_words(command: str, values: Mapping[str, Any]) -> list[str]:

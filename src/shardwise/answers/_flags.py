@@ -99,7 +99,12 @@ OUTPUT = _flags(
     ("catalogue", k.FILE, "a folder of your own models, devices and precisions"),
     ("help", k.SWITCH, "show this help"),
 )
-PLOT = _flags("output", ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"))
+PLOT = _flags(
+    "output",
+    ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"),
+    ("size", k.choice("page", "column", "slide"), "how wide to draw: a page's text, a column of two, a slide of 16:9"),
+    ("dark", k.SWITCH, "draw on a dark background"),
+)
 _TIMELINE = "write one step: .json for Perfetto, .pickle for pytorch.org/memory_viz, .svg, .png, .pdf or .html drawn"
 TIMELINE = _flags("output", ("timeline", k.file_of(".json", ".pickle", *k.FIGURES), _TIMELINE))
 VALIDATE = _flags(

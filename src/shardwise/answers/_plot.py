@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.answers._page import Page
+    from shardwise.answers._paper import Paper
     from shardwise.answers._roofline_points import Roofline
     from shardwise.search import LoadResult, ServingResult, TrainingResult
     from shardwise.serving import InferReport
@@ -68,7 +69,21 @@ def figure_of(answer: Drawn) -> Figure:
     return plan_figure(answer)
 
 
-def plot(answer: Drawn, path: str) -> None:
+def paper_of(size: str, dark: bool) -> Paper:
+    """Return what to draw on; raises `InputError` for a size that is not known."""
+    from shardwise.answers._paper import SIZES, Paper
+
+    if size not in SIZES:
+        raise InputError([Problem("size", size, "is not a size of pictures", "use one of " + ", ".join(SIZES))])
+    return Paper(size, bool(dark))
+
+
+def plot(
+    answer: Drawn,
+    path: str,
+    size: str = "page",
+    dark: bool = False,
+) -> None:
     """Write the plot of an answer to an .svg, .png, .pdf or .html file; raises `InputError` where it cannot.
 
     >>> from shardwise import Cluster, Plan, Training, load_model, train
@@ -79,13 +94,13 @@ def plot(answer: Drawn, path: str) -> None:
     shardwise.errors.InputError: path = 'step.jpg': does not say what to write; end the name in .svg or .png or ...
     """
     _check(path, FIGURES)
-    from shardwise.answers._plots import save, styled
+    from shardwise.answers._paper import save, styled
 
-    with styled():
+    with styled(paper_of(size, dark)):
         save(figure_of(answer), path)
 
 
-def plot_timeline(report: TrainReport, path: str) -> StepTimeline:
+def plot_timeline(report: TrainReport, path: str, size: str = "page", dark: bool = False) -> StepTimeline:
     """Write one step and return it; its seconds are simulated.
 
     The name's end says as what: a trace for Perfetto (.json), PyTorch's memory snapshot (.pickle), or a drawing.
@@ -106,10 +121,10 @@ def plot_timeline(report: TrainReport, path: str) -> StepTimeline:
         with open(path, "wb") as binary:
             pickle.dump(snapshot_tree(report, timeline), binary, protocol=4)
         return timeline
-    from shardwise.answers._plots import save, styled
+    from shardwise.answers._paper import save, styled
     from shardwise.answers._plots_timeline import timeline_figure
 
-    with styled():
+    with styled(paper_of(size, dark)):
         save(timeline_figure(report, timeline), path)
     return timeline
 
@@ -140,7 +155,7 @@ def plotted(inputs: Inputs, answer: Answer, draw: Callable[[], Figure]) -> Answe
     path = inputs.get("plot")
     if path is None:
         return answer
-    _draw("plot", path, draw)
+    _draw(inputs, path, draw)
     return _saying(answer, "plot", {"file": path}, f"written to {path}")
 
 
@@ -152,7 +167,7 @@ def timed(inputs: Inputs, answer: Answer, report: TrainReport) -> Answer:
     from shardwise.answers._trace import compared
 
     try:
-        timeline = plot_timeline(report, path)
+        timeline = plot_timeline(report, path, inputs.get("size", "page"), inputs.get("dark", False))
     except OSError as error:
         raise _unwritable("timeline", path, error) from None
     return _saying(answer, "timeline", {"file": path, **compared(timeline)}, f"written to {path}: {_against(timeline)}")
@@ -166,15 +181,15 @@ def _against(timeline: StepTimeline) -> str:
     return f"{show_seconds(timeline.seconds)} by simulation, {length} the step in closed form ({known})"
 
 
-def _draw(key: str, path: str, draw: Callable[[], Figure]) -> None:
-    from shardwise.answers._plots import save, styled
+def _draw(inputs: Inputs, path: str, draw: Callable[[], Figure]) -> None:
+    from shardwise.answers._paper import save, styled
 
-    with styled():
+    with styled(paper_of(inputs.get("size", "page"), inputs.get("dark", False))):
         figure = draw()
         try:
             save(figure, path)
         except OSError as error:
-            raise _unwritable(key, path, error) from None
+            raise _unwritable("plot", path, error) from None
 
 
 def _unwritable(key: str, path: str, error: OSError) -> Exception:

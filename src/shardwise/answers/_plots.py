@@ -7,12 +7,22 @@ which people with any kind of colour vision tell apart; what is hidden is hatche
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers._described import describe
+from shardwise.answers._paper import (
+    GREY,
+    INK,
+    ON_DARK,
+    ON_LIGHT,
+    RED,
+    WIDTH,
+    fitting,
+    narrow,
+    paper_width,
+)
 from shardwise.records import dataclass
 from shardwise.units import show_seconds
 
@@ -22,8 +32,6 @@ if TYPE_CHECKING:
 
     from shardwise.plans import Plan
 
-WIDTH = 7.6  # inches: the text of a page
-INK, GREY, PALE, RED = "#1a1a1a", "#5f6368", "#d9d9d9", "#b2182b"
 WHISKER = "judged by published runs, 8 of 10 lie here"
 AXES = {
     "tp": ("tensor parallel", "#D55E00"),
@@ -35,46 +43,6 @@ AXES = {
     "dp": ("data parallel", "#CC79A7"),
     "host": ("host link", "#44AA99"),
 }
-_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 8.0,
-    "axes.titlesize": 9.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8.0,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e3e3",
-    "grid.linewidth": 0.6,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.2,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.5,
-    "svg.hashsalt": "shardwise",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>body {{ margin: 2rem auto; max-width: 75rem; }} svg {{ width: 100%; height: auto; }}</style>
-</head>
-<body>
-{svg}
-</body>
-</html>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,55 +82,14 @@ class Unit:
     show: Callable[[float], str]
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw and save in the style of this project, whatever the settings of the user are."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        yield
-
-
-def save(figure: Figure, path: str) -> None:
-    """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
-    kind = path.lower().rpartition(".")[2]
-    _settle(figure)
-    if kind != "html":
-        # Without a date the same answer gives the same file.
-        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-        figure.savefig(path, format=kind, dpi=200, metadata=undated)
-        return
-    import html
-    import io
-
-    made = io.StringIO()
-    figure.savefig(made, format="svg", metadata={"Date": None})
-    drawn = made.getvalue()
-    title = html.escape(str(figure.get_label()))
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(_PAGE.format(title=title, svg=drawn[drawn.index("<svg") :]))
-
-
-def _settle(figure: Figure) -> None:
-    """Lay a figure out once and keep panels where they are, without the last digits, which vary from run to run."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        left, bottom, width, height = (round(float(v), 5) for v in axes.get_position().bounds)
-        axes.set_position((left, bottom, width, height))
-
-
-def sheet(
-    title: str, lines: Sequence[str], heights: Sequence[float], width: float = WIDTH
-) -> tuple[Figure, list[Axes]]:
+def sheet(title: str, lines: Sequence[str], heights: Sequence[float], width: float = 0.0) -> tuple[Figure, list[Axes]]:
     """Return a figure with a header, and one panel under the other of so many inches each."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    text = [piece for line in lines for piece in textwrap.wrap(line, round(14 * width))]
-    head = 0.3 + 0.16 * len(text)
+    width = width or paper_width()
+    text = wrapped(lines, width)
+    head = head_height(title, text)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(width, head + sum(heights)), layout=engine)
     figure.set_label(title)
@@ -172,20 +99,48 @@ def sheet(
     return figure, [figure.add_subplot(grid[i + 1]) for i in range(len(heights))]
 
 
+def wrapped(lines: Sequence[str], width: float) -> list[str]:
+    """Return the lines of a header, cut to the width of a picture in inches."""
+    return [piece for line in lines for piece in textwrap.wrap(line, round(14 * width))]
+
+
+def _titled(title: str) -> list[str]:
+    """Return a title in lines as long as the paper has room for beside the version."""
+    return textwrap.wrap(title, round(11 * paper_width()) - 4) or [""]
+
+
+def head_height(title: str, text: Sequence[str]) -> float:
+    """Return the inches of a header."""
+    return 0.3 + 0.16 * len(text) + 0.18 * (len(_titled(title)) - 1)
+
+
 def header(axes: Axes, title: str, text: Sequence[str]) -> None:
     """Write a title and lines below it into axes of their own."""
+    from matplotlib.transforms import blended_transform_factory
+
     axes.axis("off")
-    axes.text(0, 1, title, fontsize=11, fontweight="bold", va="top", transform=axes.transAxes, color=INK)
+    said, start, at = _titled(title), 0.0, axes.transAxes
+    if narrow():
+        # Names of bars take so much of a column that the header begins at its edge.
+        start, at = 0.03, blended_transform_factory(axes.figure.transFigure, axes.transAxes)
+    shown = axes.text(start, 1, "\n".join(said), fontsize=11, fontweight="bold", va="top", transform=at, color=INK)
     under: dict[str, Any] = {
-        "xytext": (0, -17),
+        "xytext": (0, -17 - 13.2 * (len(said) - 1)),
         "textcoords": "offset points",
         "va": "top",
         "color": GREY,
         "fontsize": 8,
     }
-    axes.annotate("\n".join(text), (0, 1), xycoords="axes fraction", linespacing=1.35, **under)
-    right: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes, "color": GREY}
-    axes.text(1, 1, f"shardwise {__version__}", fontsize=6.5, **right)
+    lines = axes.annotate("\n".join(text), (start, 1), xycoords=at, linespacing=1.35, **under)
+    if narrow():
+        for one in (shown, lines):
+            one.set_in_layout(False)
+        # Of the texts that reach beyond the panels only the height counts.
+        tall = "\n".join(" " * (1 + (len(said) + len(text)) // 2))
+        axes.annotate(tall, (0, 1), xycoords="axes fraction", linespacing=1.35, **under)
+    if not narrow():
+        right: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes, "color": GREY}
+        axes.text(1, 1, f"shardwise {__version__}", fontsize=6.5, **right)
 
 
 def time_unit(largest: float) -> Unit:
@@ -212,12 +167,12 @@ def ink_on(colour: str) -> str:
     """Return black or white, whichever reads better on a colour (WCAG 2 relative luminance).
 
     >>> ink_on("#ffffff"), ink_on("#0072B2")
-    ('#1a1a1a', 'white')
+    ('#000000', '#fefefe')
     """
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return INK if luminance > 0.22 else "white"
+    return ON_LIGHT if luminance > 0.22 else ON_DARK
 
 
 def stack(
@@ -232,7 +187,7 @@ def stack(
         for key, look in looks.items():
             amount = bar.parts.get(key, 0.0)
             if amount > 0:
-                _part(axes, (row, at, amount, bar.limit), look, unit, most / wide)
+                _part(axes, (row, at, amount, bar.limit), look, unit, most * WIDTH / wide / paper_width())
                 at += amount
         if bar.high > bar.low:
             _whisker(axes, row, bar, unit)
@@ -275,7 +230,7 @@ def totals(axes: Axes, bars: Sequence[Bar], unit: Unit, most: float, fontsize: f
 
     An axis goes to `most`; its width in points is that of a page's panel, or in small print of half of one.
     """
-    across = most / (460 if fontsize >= 8 else 150)
+    across = most / (460 if fontsize >= 8 else 150) * (1.0 if narrow() and fontsize < 8 else WIDTH / paper_width())
     for row, bar in enumerate(bars):
         text = unit.show(bar.length)
         # Bold digits are 0.7 of the size wide, and a line needs two points of air.
@@ -320,7 +275,7 @@ def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Uni
 
 def columns_of(bars: Sequence[Bar]) -> int:
     """Return the columns of a legend: amounts beside the names take the room of one."""
-    return 2 if len(bars) == 1 else 3
+    return fitting(2 if len(bars) == 1 else 3)
 
 
 def limit(axes: Axes, at: float, text: str, most: float) -> None:

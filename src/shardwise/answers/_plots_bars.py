@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.answers._described import describe
+from shardwise.answers._paper import PALE, RED
 from shardwise.answers._plots import (
     AXES,
-    PALE,
-    RED,
     Bar,
     Look,
     Unit,

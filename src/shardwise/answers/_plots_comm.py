@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._plots import GREY, INK, PALE, WIDTH, header, ink_on, plan_words, title_of
+from shardwise.answers._paper import GREY, PALE, narrow, paper_width
+from shardwise.answers._plots import head_height, header, ink_on, plan_words, title_of, wrapped
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ def comm_figure(found: CommReport) -> Figure:
 
     cluster, names = found.report.case.cluster, list(found.axes)
     title = f"Who talks to whom: {title_of(found.report.case.model.name, cluster.num_devices, cluster.device.name)}"
-    text = [piece for line in _lines(found) for piece in textwrap.wrap(line, 118)]
-    head, rows = 0.3 + 0.16 * len(text), max(1, -(-len(names) // GRIDS_A_ROW))
+    text, side = wrapped(_lines(found), paper_width()), 1 if narrow() else GRIDS_A_ROW
+    head, rows = head_height(title, text), max(1, -(-len(names) // side))
     each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))
     below = 3.6 if cluster.num_nodes > 1 else 0.0
     heights = [head, *[each] * rows, *([below] if below else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
+    figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
     figure.set_label(title)
-    grid = figure.add_gridspec(len(heights), GRIDS_A_ROW, height_ratios=heights)
+    grid = figure.add_gridspec(len(heights), side, height_ratios=heights)
     header(figure.add_subplot(grid[0, :]), title, text)
     for i, name in enumerate(names):
-        _ranks(figure.add_subplot(grid[1 + i // GRIDS_A_ROW, i % GRIDS_A_ROW]), found, name)
+        _ranks(figure.add_subplot(grid[1 + i // side, i % side]), found, name)
     if not names:
         _nothing(figure.add_subplot(grid[1, :]), found)
     if below:
@@ -158,5 +158,5 @@ def _write_bytes(axes: Axes, matrix: Any, middle: float) -> None:
     for source, row in enumerate(matrix):
         for target, amount in enumerate(row):
             if amount:
-                ink = "white" if amount <= middle else INK
+                ink = ink_on("#000000" if amount <= middle else "#ffffff")
                 axes.text(target, source, show_bytes(amount), ha="center", va="center", fontsize=6.2, color=ink)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe
-from shardwise.answers._plots import GREY, INK, RED, plan_words, sheet, title_of
+from shardwise.answers._paper import GREY, INK, RED
+from shardwise.answers._plots import plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
 from shardwise.training import TrainReport
 from shardwise.units import show_count, show_seconds
@@ -173,4 +174,6 @@ def _keys(axes: Axes, shown: Sequence[RooflinePoint]) -> None:
     handles = [Line2D([], [], marker="o", color=colour, label=name, **point) for name, colour in kinds]
     handles += [Line2D([], [], marker=marker, color=GREY, label=name, **point) for name, marker in phases]
     handles.append(Line2D([], [], linewidth=0, label="area grows with the share of the time"))
-    axes.legend(handles=handles, loc="upper left", handletextpad=0.3, labelspacing=0.35)
+    # On a background, since the ridge may run behind it.
+    ground: dict[str, Any] = {"frameon": True, "framealpha": 0.9, "edgecolor": "none", "facecolor": "white"}
+    axes.legend(handles=handles, loc="upper left", handletextpad=0.3, labelspacing=0.35, **ground)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._paper import GREY, INK, fitting, narrow, paper_width
 from shardwise.answers._plots import (
-    GREY,
-    INK,
-    WIDTH,
     Bar,
     Look,
     Unit,
     bytes_unit,
+    head_height,
     header,
     limit,
     plan_words,
@@ -22,6 +21,7 @@ from shardwise.answers._plots import (
     time_unit,
     title_of,
     totals,
+    wrapped,
 )
 from shardwise.answers._plots_bars import MEMORY, TIME, memory_bars, time_bar
 from shardwise.search import TrainingResult
@@ -53,14 +53,18 @@ def plan_figure(found: TrainingResult) -> Figure:
     case, best = found.grid.case, found.best[:_MOST_PLANS]
     text = _words(found)
     fastest = _fastest(found.front)
-    heights = [0.3 + 0.16 * len(text), 2.5 + 0.3 * (len(fastest) > 1), *([1.15 + 0.36 * len(best)] if best else [])]
-    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
     title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
+    fronts, tops = 1 + (len(fastest) > 1), 2
+    upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + 0.36 * len(best)
+    if narrow():
+        upper_inches, lower_inches = fronts * 2.6, tops * (1.6 + 0.42 * len(best))
+    heights = [head_height(title, text), upper_inches, *([lower_inches] if best else [])]
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
+    figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
     figure.set_label(title)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header(figure.add_subplot(grid[0]), title, text)
-    upper = grid[1].subgridspec(1, 2 if len(fastest) > 1 else 1)
+    upper = beside(grid[1], fronts)
     front = figure.add_subplot(upper[0])
     _front(front, found.front, best)
     front.set_title("Pareto front" + ("" if len(fastest) > 1 else " in time and memory"), pad=14)
@@ -68,7 +72,7 @@ def plan_figure(found: TrainingResult) -> Figure:
         _scaling(figure.add_subplot(upper[1]), fastest)
     if best:
         # The second legend is longer than the first, and the names of the plans stand on the left alone.
-        lower = grid[2].subgridspec(1, 2, width_ratios=[1, 1])
+        lower = beside(grid[2], tops)
         left = figure.add_subplot(lower[0])
         _tops(left, figure.add_subplot(lower[1]), best)
     return figure
@@ -84,7 +88,7 @@ def _words(found: TrainingResult) -> list[str]:
         lines.append(f"best by {found.options.objective}: {speed}: {plan_words(first.plan)}")
     else:
         lines.append("no plan of the space fits")
-    return [piece for line in lines for piece in textwrap.wrap(line, 106)]
+    return wrapped(lines, paper_width() - 0.2)
 
 
 def _fastest(front: Sequence[TrainReport]) -> list[TrainReport]:
@@ -132,7 +136,7 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
         _mark(axes, best[0], unit)
     if len(_groups(front)) > 1:
         under: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "borderaxespad": 0}
-        axes.legend(ncols=3, handletextpad=0.1, columnspacing=0.8, labelspacing=0.25, **under)
+        axes.legend(ncols=2 if narrow() else 3, handletextpad=0.1, columnspacing=0.8, labelspacing=0.25, **under)
 
 
 def _plain_log(axis: Any) -> None:
@@ -197,7 +201,7 @@ def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
     plain = [Bar(name=bar.name, parts=bar.parts, limit=bar.limit) for bar in memory]
     bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
     for axes, bars, looks, scale in ((left, bare, TIME, (unit, most)), (right, plain, MEMORY, (gib, far))):
-        stack(axes, bars, looks, *scale, wide=0.45)
+        stack(axes, bars, looks, *scale, wide=0.7 if narrow() else 0.45)
         totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
         key_below(axes, bars, looks)
@@ -207,8 +211,13 @@ def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
     limit(right, ceiling / gib.size, show_bytes(ceiling), far / gib.size)
 
 
+def beside(place: Any, count: int) -> Any:
+    """Return places for panels side by side, or below each other on narrow paper."""
+    return place.subgridspec(count, 1) if narrow() else place.subgridspec(1, count)
+
+
 def _row_name(place: int, report: TrainReport) -> str:
-    return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 34)[:3])
+    return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 20 if narrow() else 34)[:3])
 
 
 def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
@@ -221,4 +230,4 @@ def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: 
     below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
     tight: dict[str, Any] = {"borderaxespad": 0, "borderpad": 0, "fontsize": 6.6, "handletextpad": 0.5}
-    axes.legend(handles=handles, ncols=columns, handlelength=1.2, columnspacing=1.0, **tight, **place)
+    axes.legend(handles=handles, ncols=fitting(columns), handlelength=1.2, columnspacing=1.0, **tight, **place)

@@ -7,22 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe
+from shardwise.answers._paper import GREY, INK, RED, narrow, paper_width
 from shardwise.answers._plots import (
-    GREY,
-    INK,
-    RED,
-    WIDTH,
     Bar,
     bytes_unit,
+    head_height,
     header,
     limit,
     stack,
     time_unit,
     title_of,
     totals,
+    wrapped,
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
-from shardwise.answers._plots_search import SERIES, key_below
+from shardwise.answers._plots_search import SERIES, beside, key_below
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -42,15 +41,16 @@ def serving_figure(found: ServingResult) -> Figure:
     cluster, best = found.grid.cluster, found.best[:_MOST_PLANS]
     title = title_of(found.grid.model.name, cluster.num_devices, cluster.device.name)
     text = _words(found)
-    heights = [0.3 + 0.16 * len(text), 2.7, *([1.75 + 0.36 * len(best)] if best else [])]
+    each = 2 * (2.3 + 0.42 * len(best)) if narrow() else 1.75 + 0.36 * len(best)
+    heights = [head_height(title, text), 2.7, *([each] if best else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout=engine)
+    figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
     figure.set_label(title)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header(figure.add_subplot(grid[0]), title, text)
     _front(figure.add_subplot(grid[1]), found)
     if best:
-        lower = grid[2].subgridspec(1, 2)
+        lower = beside(grid[2], 2)
         _tops(figure.add_subplot(lower[0]), figure.add_subplot(lower[1]), best)
     return figure
 
@@ -66,7 +66,7 @@ def _words(found: ServingResult) -> list[str]:
         lines.append(f"best by {found.options.objective}: {speed}: {_name(first)}")
     else:
         lines.append("no plan of the space fits and keeps the limits")
-    return [piece for line in lines for piece in textwrap.wrap(line, 106)]
+    return wrapped(lines, paper_width() - 0.2)
 
 
 def _name(report: InferReport) -> str:
@@ -118,7 +118,7 @@ def _front(axes: Axes, found: ServingResult) -> None:
         place = (_latency(found.best[0]) / unit.size, _rate(found.best[0]))
         axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
         axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
-    axes.legend(loc="upper left", handletextpad=0.2, labelspacing=0.3)
+    axes.legend(loc="lower right", handletextpad=0.2, labelspacing=0.3)
 
 
 def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
@@ -134,7 +134,7 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
     far = 1.33 * max(*(bar.length for bar in memory), *ceilings)
     most = 1.2 * max(bar.length for bar in bare)
     for axes, bars, looks, scale in ((left, bare, PHASE, (unit, most)), (right, memory, SERVED, (gib, far))):
-        stack(axes, bars, looks, *scale, wide=0.45)
+        stack(axes, bars, looks, *scale, wide=0.7 if narrow() else 0.45)
         totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
         key_below(axes, bars, looks, 1)
@@ -149,4 +149,4 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
 
 
 def _row_name(place: int, report: InferReport) -> str:
-    return f"#{place}  " + "\n".join(textwrap.wrap(_name(report), 34)[:3])
+    return f"#{place}  " + "\n".join(textwrap.wrap(_name(report), 20 if narrow() else 34)[:3])

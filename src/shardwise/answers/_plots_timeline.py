@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._plots import AXES, GREY, WIDTH, Look, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
+from shardwise.answers._paper import GREY, WIDTH, fitting, paper_width
+from shardwise.answers._plots import AXES, Look, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
 from shardwise.answers._train_tree import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._lifetimes import levels, lifetimes
@@ -94,7 +95,7 @@ def _memory(axes: Axes, report: TrainReport, timeline: StepTimeline, size: float
     several = f"stage {fullest}, the fullest" + ("; lines: the others" if drawn else "")
     axes.set_title(f"tensors on {several if timeline.plan.pp > 1 else 'each device'}, {unit.name}")
     axes.grid(axis="y")
-    _legend(axes, handles, 3 if _width(timeline) < 10 else 6, -18)
+    _legend(axes, handles, fitting(3) if _width(timeline) < 10 else 6, -18)
 
 
 def _width(timeline: StepTimeline) -> float:
@@ -102,7 +103,7 @@ def _width(timeline: StepTimeline) -> float:
     chunks = _chunks([s for s in timeline.spans if s.lane == "stage"])
     needed = sorted(_SMALLEST / _fits(span, 1.0) for span, _, _ in chunks if span.micro_batch is not None)
     across = needed[len(needed) * 3 // 4] * timeline.seconds
-    return min(max(WIDTH, across / 72 + 0.9), _WIDEST)
+    return min(max(WIDTH, across / 72 + 0.9), _WIDEST) if paper_width() == WIDTH else paper_width()
 
 
 def _bubbles(report: TrainReport, timeline: StepTimeline) -> str:
@@ -236,7 +237,7 @@ def _key(axes: Axes, timeline: StepTimeline) -> None:
         if any(k == kind for k, _ in found):
             edge = GREY if kind == "bubble" else colour
             handles.append(Patch(label=name, facecolor=colour, edgecolor=edge, linewidth=0.3))
-    _legend(axes, handles, 3 if _width(timeline) < 10 else 5, -30)
+    _legend(axes, handles, fitting(3) if _width(timeline) < 10 else 5, -30)
 
 
 def _legend(axes: Axes, handles: Sequence[Any], columns: int, points: float) -> None:

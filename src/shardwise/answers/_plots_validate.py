@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._plots import GREY, RED, sheet
+from shardwise.answers._paper import GREY, RED
+from shardwise.answers._plots import sheet
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
 from shardwise.units import percent
 
@@ -153,7 +154,7 @@ def _drawing(found: Validation) -> str:
     """Return the plot as SVG; without matplotlib, where to get it."""
     if find_spec("matplotlib") is None:
         return "<p>Plots need matplotlib: pip install 'shardwise[plots]'.</p>"
-    from shardwise.answers._plots import styled
+    from shardwise.answers._paper import styled
 
     made = io.StringIO()
     with styled():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._plots import GREY, RED, sheet
+from shardwise.answers._paper import GREY, RED
+from shardwise.answers._plots import sheet
 from shardwise.answers._questions import HEADLINES, Effect, Headline, VaryPoint, title_of
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
             axes.plot(*zip(*failed, strict=True), "x", ms=6, color=RED)
     slanted = sum(map(len, places)) > _MOST_LETTERS
     axes.set_xticks(range(len(places)), places, rotation=30 if slanted else 0, ha="right" if slanted else "center")
-    axes.set_title(head.head + (" (x: does not fit)" if head.key == "device_bytes" else ""))
-    axes.set_ylim(bottom=0)
+    fails = any(not getattr(point.report, "fits", True) for point in points)
+    axes.set_title(head.head + (" (x: does not fit)" if fails and head.key == "device_bytes" else ""))
+    most = max((head.of(point.report) or 0.0 for point in points), default=0.0)
+    axes.set_ylim(0, 1.08 * most or 1.0)
     if head.key.endswith("_bytes"):
         _in_gib(axes)
     axes.yaxis.set_major_formatter(lambda value, _: head.show(value) if value else "0")

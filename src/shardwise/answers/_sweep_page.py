@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._page import Page
-from shardwise.answers._plots import GREY, WIDTH, header
+from shardwise.answers._paper import GREY, paper_width
+from shardwise.answers._plots import header
 from shardwise.answers._plots_search import SERIES
 from shardwise.units import show_seconds
 
@@ -90,7 +91,7 @@ def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Fi
         draws.append(("landscape", lambda axes: _landscape(axes, best, scales[:2], headline)))
     if any(row.get("usd") for row in best) or any(row.get("usd_per_million_output_tokens") for row in best):
         draws.append(("price", lambda axes: _by_price(axes, best)))
-    figure = Figure(figsize=(WIDTH, 0.5 + 2.6 * max(1, len(draws))), layout="constrained")
+    figure = Figure(figsize=(paper_width(), 0.5 + 2.6 * max(1, len(draws))), layout="constrained")
     axes = figure.subplots(len(draws) + 1, 1, squeeze=False, height_ratios=[0.12, *[1.0] * len(draws)])[:, 0]
     header(axes[0], "The best plan of every question", [f"{len(best):,} of {len(rows):,} rows have a plan"])
     for place, (_, draw) in zip(axes[1:], draws, strict=True):

@@ -1,0 +1,202 @@
+"""What pictures are drawn on: sizes, light and dark, the style of all of them, and writing them to a file."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 7.6  # inches: the text of a page
+SIZES = {"page": WIDTH, "column": 3.5, "slide": 9.6}
+"""Inches of a picture as it is laid out: a page's text, one of two columns of a paper, a slide of 16 to 9."""
+_SLIDE = 16 / 9
+_SLIDE_PIXELS = 1920
+INK, GREY, PALE, RED = "#1a1a1a", "#5f6368", "#d9d9d9", "#b2182b"
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 8.0,
+    "text.color": INK,
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.0,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "legend.fontsize": 7.2,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "shardwise",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>body {{ margin: 2rem auto; max-width: 75rem; background: {back}; }} svg {{ width: 100%; height: auto; }}</style>
+</head>
+<body>
+{svg}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """What is drawn on: a size by name, and whether it is dark."""
+
+    size: str = "page"
+    dark: bool = False
+
+
+_PAPERS = [Paper()]
+# What is neutral in the light, and its like in the dark; texts within coloured bars stay as they are.
+_DARK = {
+    INK: "#e8eaed",
+    GREY: "#9aa0a6",
+    PALE: "#4a4d51",
+    RED: "#ff7b7b",
+    "#e3e3e3": "#3a3d41",
+    "#ffffff": "#1b1d21",
+    "#f4f4f4": "#2a2d31",
+}
+ON_LIGHT, ON_DARK = "#000000", "#fefefe"
+
+
+@contextmanager
+def styled(paper: Paper = Paper()) -> Iterator[None]:  # noqa: B008 (frozen)
+    """Draw and save in the style of this project on some paper, whatever the settings of the user are."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        _PAPERS.append(paper)
+        try:
+            yield
+        finally:
+            _PAPERS.pop()
+
+
+def paper_width() -> float:
+    """Return inches of what is drawn on.
+
+    >>> with styled(Paper("column")):
+    ...     paper_width()
+    3.5
+    """
+    return SIZES[_PAPERS[-1].size]
+
+
+def narrow() -> bool:
+    """Return whether panels stand below each other that a page has side by side."""
+    return paper_width() < 5
+
+
+def fitting(columns: int) -> int:
+    """Return the columns of a legend that has so many on a page."""
+    return max(1, round(columns * paper_width() / WIDTH - 0.3))
+
+
+def _darken(figure: Figure) -> None:
+    """Give what is neutral in a figure its like in the dark."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patheffects import withStroke
+    from matplotlib.text import Text
+
+    def dark(colour: Any) -> Any:
+        return _DARK.get(to_hex(colour))
+
+    ways = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+    for artist in figure.findobj():
+        for way in ways:
+            read, write = getattr(artist, f"get_{way}", None), getattr(artist, f"set_{way}", None)
+            if read is None or write is None:
+                continue
+            with suppress(ValueError, TypeError):
+                found = read()
+                if isinstance(found, Sequence) or not hasattr(found, "ndim") or found.ndim == 1:
+                    new = dark(found)
+                elif len(found) == 1:
+                    new = dark(found[0])
+                else:
+                    new = None
+                if new is not None:
+                    write(new)
+    for text in figure.findobj(Text):
+        if text.get_path_effects():
+            text.set_path_effects([withStroke(linewidth=1.8, foreground=_DARK["#ffffff"])])
+    for axes in figure.axes:
+        axes.tick_params(axis="both", which="both", color=_DARK[GREY], labelcolor=_DARK[INK])
+
+
+def _as_slide(figure: Figure) -> None:
+    """Give a figure the shape of a slide: taller where it is flat, wider where it is tall."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(max(width, height * _SLIDE), max(height, width / _SLIDE))
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
+    kind, paper = path.lower().rpartition(".")[2], _PAPERS[-1]
+    if paper.size == "slide":
+        _as_slide(figure)
+    if paper.dark:
+        _darken(figure)
+    _settle(figure)
+    back: dict[str, Any] = {"facecolor": figure.get_facecolor()}
+    if kind != "html":
+        # Without a date the same answer gives the same file.
+        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+        dpi = _SLIDE_PIXELS / figure.get_size_inches()[0] if paper.size == "slide" else 200
+        figure.savefig(path, format=kind, dpi=dpi, metadata=undated, **back)
+        return
+    import html
+    import io
+
+    from matplotlib.colors import to_hex
+
+    made = io.StringIO()
+    figure.savefig(made, format="svg", metadata={"Date": None}, **back)
+    drawn = made.getvalue()
+    title = html.escape(str(figure.get_label()))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_PAGE.format(title=title, back=to_hex(figure.get_facecolor()), svg=drawn[drawn.index("<svg") :]))
+
+
+def _settle(figure: Figure) -> None:
+    """Lay a figure out once and keep panels where they are, without the last digits, which vary from run to run."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    if narrow():
+        for axes in figure.axes:
+            room = (1 - axes.get_position().x0) * figure.get_size_inches()[0] * 72
+            for text in axes.findobj(Text):
+                if text.get_text() and text.get_text() == axes.get_title("left"):
+                    text.set_text("\n".join(textwrap.wrap(text.get_text(), int(room / 5.6))))
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(float(v), 5) for v in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
