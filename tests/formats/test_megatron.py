@@ -80,6 +80,12 @@ def test_models_are_derived_as_megatron_derives_them(more: dict[str, Any], path:
 PLANS: tuple[tuple[int, dict[str, Any], dict[str, Any]], ...] = (
     (16, {"tensor_model_parallel_size": 2, "context_parallel_size": 2}, {"tp": 2, "cp": 2, "dp": 4}),
     (0, {"tensor_model_parallel_size": 2}, {"tp": 2, "dp": 0}),
+    (4, {"pipeline_model_parallel_size": 4, "zero_bubble_v_schedule": True}, {"vpp": 2, "schedule": "zb-v"}),
+    (4, {"pipeline_model_parallel_size": 4, "zero_bubble_v_schedule": True, "zero_bubble_v_schedule_mem_setup": "half"},
+     {"vpp": 2, "schedule": "v-half"}),
+    (4, {"pipeline_model_parallel_size": 4, "zero_bubble_v_schedule": True, "zero_bubble_v_schedule_mem_setup": "min"},
+     {"vpp": 2, "schedule": "v-min"}),
+    (4, {"pipeline_model_parallel_size": 4, "enable_zero_bubble": True}, {"vpp": 1, "schedule": "zb-h1"}),
     (4, {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2},
      {"vpp": 2, "schedule": "interleaved", "dp": 2}),
     (4, {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 4}, {"vpp": 4}),

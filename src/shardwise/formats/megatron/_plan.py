@@ -10,7 +10,7 @@ import re
 
 from shardwise.formats.megatron._model import num_layers, predictions
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
-from shardwise.plans import Axis, ContextKind, Plan, Recompute, Sharding, listed, schedule_for
+from shardwise.plans import Axis, ContextKind, Plan, Recompute, Schedule, Sharding, listed, schedule_for
 from shardwise.records import dataclass
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
@@ -21,6 +21,7 @@ _FSDP: dict[str, Sharding] = {
     "optim_grads": "zero2",
     "optim_grads_params": "fsdp",
 }
+_V: dict[str, Schedule] = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 _DEFAULT_ORDER: tuple[Axis, ...] = ("tp", "tp2", "cp", "dp", "pp")
 _PP_FIRST: tuple[Axis, ...] = ("tp", "tp2", "cp", "pp", "dp")
 _TERM = re.compile(r"\(([^()]{0,1000})\)(?:\*([0-9]+))?|([EtmL|])(?:\*([0-9]+))?")
@@ -55,6 +56,7 @@ def build(r: Reader, num_devices: int) -> Plan:
     """Return the plan; problems are recorded."""
     d, moe = degrees(r, num_devices), bool(r.whole("num_experts", 0))
     pieces, vpp = _pieces(r, d.pp)
+    vpp = 2 if r.flag("zero_bubble_v_schedule") else vpp
     mode, layers, modules = _recompute(r, vpp, pieces)
     sharding, shard = _sharding(r, d)
     if r.flag("sequence_parallel") and d.tp == 1:
@@ -75,7 +77,7 @@ def build(r: Reader, num_devices: int) -> Plan:
         micro_batch=_micro_batch(r),
         sequence_parallel=r.flag("sequence_parallel") and d.tp > 1,
         cp_kind="all-to-all" if r.has("ds_sequence_parallel_size") else _CONTEXT.get(min(kinds, default="p2p"), "ring"),
-        schedule=schedule_for(vpp),
+        schedule=_schedule(r, d.pp, vpp),
         sharding=sharding,
         shard=shard,
         recompute=mode,
@@ -85,6 +87,19 @@ def build(r: Reader, num_devices: int) -> Plan:
         stage_layers=pieces,
         order=_PP_FIRST if r.flag("use_tp_pp_dp_mapping") else _DEFAULT_ORDER,
     )
+
+
+def _schedule(r: Reader, pp: int, vpp: int) -> Schedule:
+    """Return the pipeline schedule; those without a bubble are of the authors' fork (core/zbpp_utils.py)."""
+    v = r.flag("zero_bubble_v_schedule")
+    if not (v or r.flag("enable_zero_bubble")):
+        return schedule_for(vpp)
+    if pp < 2:
+        r.fail("zero_bubble_v_schedule" if v else "enable_zero_bubble", "needs a pipeline", "give two stages or more")
+    if v:
+        return _V[r.word("zero_bubble_v_schedule_mem_setup", *_V)]
+    r.assume("schedule zb-h1: what its scheduler finds with backwards of one pipeline pending")
+    return "zb-h1"
 
 
 def _micro_batch(r: Reader) -> int:
