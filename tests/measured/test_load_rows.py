@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -46,6 +47,35 @@ def test_every_metric_of_a_run_is_predicted(line: str, low: float, high: float, 
     assert json.loads(done.out)["rows"]["predicted"] == 1
     head, row = (text.split(",") for text in out.read_text(encoding="utf-8").splitlines()[:2])
     assert low < float(row[head.index("predicted")]) < high
+
+
+def predicted(path: Path) -> list[float]:
+    """Return the predictions of a file's rows."""
+    out = path.with_name("rows.csv")
+    assert run("validate", str(path), "--rows", str(out)).status == 0
+    with out.open(encoding="utf-8", newline="") as file:
+        return [float(row["predicted"]) for row in csv.DictReader(file)]
+
+
+def test_notes_say_how_lengths_are_spread(tmp_path: Path) -> None:
+    """Prompts drawn up to the stated length are shorter on average; answers of one length hold a burst no longer up."""
+    burst, some = "total_tokens_per_second|20000|token/s||inf|num_requests=400", "lengths=distribution_mean"
+    path = rows(
+        tmp_path, f"{burst}; {some}", f"{burst}; {some}; output_lengths=fixed", f"{burst}; output_lengths=fixed"
+    )
+    spread, fixed, equal = predicted(path)
+    assert spread < fixed
+    assert fixed == pytest.approx(equal, rel=0.1)
+    path = rows(tmp_path, *(f"ttft|0.04|s|16||num_requests=400{more}" for more in ("", "; lengths=0.8 to 1")))
+    stated, drawn = predicted(path)
+    assert 0.8 * stated < drawn < stated
+
+
+def test_gaps_between_tokens_are_not_the_time_per_token_of_a_request(tmp_path: Path) -> None:
+    """A row whose source gives the mean of all gaps is held against that: short answers behind prompts weigh less."""
+    burst = "tpot|0.02|s||inf|num_requests=400; lengths=distribution_mean"
+    request, gap = predicted(rows(tmp_path, burst, f"{burst}; source_metric=itl_mean"))
+    assert gap < request
 
 
 def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:

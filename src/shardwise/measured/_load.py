@@ -59,6 +59,8 @@ def rated(record: Record) -> bool:
 def metric_of(record: Record) -> tuple[str, str]:
     """Return the latency and the percentile that a row measured, or a rate and nothing; raises for others."""
     metric = record.text("metric")
+    if metric == "tpot" and record.notes.get("source_metric", "").startswith("itl"):
+        metric = "itl"
     if metric in _RATES:
         return metric, ""
     name, _, quantile = metric.rpartition("_p")
@@ -71,17 +73,18 @@ def metric_of(record: Record) -> tuple[str, str]:
 def _length(record: Record, name: str, closed: bool, context: int) -> Length:
     """Return the lengths of a row: spread about the mean where the row says so, or where equal ones march in step.
 
-    Input and output share the context by their means.
+    Notes say `lengths` of both, `input_lengths` or `output_lengths` of one. Both share the context by their means.
     """
     mean = max(record.number(name), 1.0)
     both = record.number("input_tokens") + record.number("output_tokens")
     table = read("engines.toml")["load"]
-    if "distribution" in record.notes.get("lengths", ""):
+    said = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
+    if "distribution" in said:
         record.taken("lengths")
         most = max(int(context * mean / max(both, 1.0)), round(mean))
         return Length(kind="lognormal", mean=mean, cv=table["lengths_cv"], high=most)
-    shares = _shares(record.notes.get("lengths", ""))
-    if shares or closed:
+    shares = _shares(said)
+    if (shares or closed) and said != "fixed":
         low, high = shares or (1 - table["closed_spread"], 1 + table["closed_spread"])
         least, most = max(round(mean * low), 1), max(round(mean * high), 1)
         return Length(kind="uniform", mean=(least + most) / 2, low=least, high=most)
@@ -156,8 +159,10 @@ def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeR
     )  # fmt: skip
     model = _ran(record, case.model)
     context = record.whole("max_model_len") or model.max_context or 10**6
-    asked = workload_of(record, case.plan.dp, context)
     policy = policy_of(case.engine.name, device, 1, context)
+    # What ran fitted the steps of an engine that does not cut prompts, beside all that may decode.
+    whole = policy.step_tokens - policy.max_sequences if policy.mixed and not policy.chunked else context
+    asked = workload_of(record, case.plan.dp, min(context, whole))
     beside = asked.longest[0] + asked.arrivals.users + _SPARE
     if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
         record.taken("whole_prompts")
