@@ -62,9 +62,11 @@ def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: 
     True
     """
     _check(pue, grid_intensity)
-    if not isinstance(report, TrainReport) and report.case.host:
-        rule = f"runs a part of the model, and the watts of {report.job.host} under such a load are not known"
-        raise InputError([Problem("host", report.job.host, rule, "ask for the energy of one device alone")])
+    host = getattr(report.case, "host", None)
+    if host is not None:
+        name = host.cluster.device.name
+        rule = f"runs a part of the model, and the watts of {name} under such a load are not known"
+        raise InputError([Problem("host", name, rule, "ask for the energy of one device alone")])
     compute, memory = _busy(report)
     watts, low, high = mean_watts(report.case.cluster.device, compute, memory)
     seconds, tokens = _work(report)
