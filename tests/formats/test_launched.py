@@ -51,6 +51,9 @@ LINES = {
     "layers and experts stay on the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ngl 0 --n-cpu-moe 20", {"gpu_layers": 0, "cpu_experts": 20}, 0,
     ),
+    "a pattern that sends all experts to the host": (
+        "llama-server -m gpt-oss-120b-mxfp4.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu_experts": 10_000}, 0,
+    ),
 }  # fmt: skip
 
 

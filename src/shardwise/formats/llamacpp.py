@@ -17,6 +17,8 @@ STARTS = r"(\bllama-server|\./server|/server)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
 _USUAL = "q4_k_m"
 _EVERY = 10_000  # more layers than a model has
+# Patterns that send the experts of every layer to the host: no number of a layer stands in them.
+_ALL_EXPERTS = re.compile(r"[^0-9,]*exps[^0-9,]*=CPU")
 
 
 def _quantised(name: str) -> str:
@@ -54,8 +56,13 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
         line.problems.add("--cache-type-v", line.word("--cache-type-v"), rule, "give both the same type")
     layers, all_of_them = line.word("--n-gpu-layers"), ("", "all", "auto")
     experts = line.whole("--n-cpu-moe")
-    if "--cpu-moe" in line.values:
+    moved = line.word("--override-tensor")
+    if "--cpu-moe" in line.values or _ALL_EXPERTS.fullmatch(moved):
         experts = _EVERY
+    elif moved:
+        line.assumed.append(
+            f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"
+        )
     values: dict[str, Any] = {
         "engine": "llama.cpp", "weights": weights or (_USUAL if file else ""), "max_sequences": slots,
         "max_batched_tokens": line.whole("--ubatch-size"), "max_context": line.whole("--ctx-size") // slots,
