@@ -106,9 +106,10 @@ SCRIPT = """
 import signal, sys; sys.path.insert(0, {folder!r})
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from test_executor import Echo, PARTS
+from shardwise.answers._streams import is_unread
 from shardwise.search import ProcessExecutor
 try:
-    for result in ProcessExecutor(2).run(Echo(stays=6), PARTS):
+    for result in ProcessExecutor(2, {more}).run(Echo(stays=6), PARTS):
         print(result.known[1], flush=True)
     print("whole")
 except KeyboardInterrupt:
@@ -116,9 +117,9 @@ except KeyboardInterrupt:
 """
 
 
-def _running() -> tuple[subprocess.Popen[str], set[int]]:
+def _running(more: str = "") -> tuple[subprocess.Popen[str], set[int]]:
     """Return a process that searches in two others, one of which never answers, and both of those."""
-    script = SCRIPT.format(folder=os.path.dirname(__file__))
+    script = SCRIPT.format(folder=os.path.dirname(__file__), more=more)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     # All parts but the one that never answers.
@@ -143,6 +144,16 @@ def test_no_process_outlives_the_search(number: signal.Signals) -> None:
     end = time.monotonic() + 240
     while any(map(_alive, workers)) and time.monotonic() < end:
         time.sleep(0.02)
+    assert not any(map(_alive, workers))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_search_that_nobody_reads_ends_with_its_processes() -> None:
+    """Where the reader of the output goes away a search ends, though a part of it never does."""
+    process, workers = _running("unwanted=is_unread")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(timeout=240)
     assert not any(map(_alive, workers))
 
 

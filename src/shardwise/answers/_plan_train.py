@@ -16,7 +16,7 @@ from shardwise.answers._plan_page import plan_page, plan_tree
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._several import SHAPE, sized
-from shardwise.answers._streams import is_terminal, tell
+from shardwise.answers._streams import is_terminal, is_unread, tell
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ def _engine(inputs: Inputs, num_parts: int) -> Any:
     workers = min(inputs.get("workers", 64), os.cpu_count() or 1)
     # A part takes about 0.4 s; each process records the formulas that it reads.
     small = num_parts < 16
-    return SerialExecutor() if workers == 1 or (small and "workers" not in inputs.values) else ProcessExecutor(workers)
+    if workers == 1 or (small and "workers" not in inputs.values):
+        return SerialExecutor()
+    return ProcessExecutor(workers, unwanted=is_unread)
 
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:

@@ -33,6 +33,17 @@ def is_terminal(name: Literal["stdout", "stderr"]) -> bool:
         return False
 
 
+def is_unread() -> bool:
+    """Return whether standard output is a pipe whose reader has gone."""
+    import select
+
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        errors = select.poll()
+        errors.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in errors.poll(0))
+    return False
+
+
 def _write(name: Literal["stdout", "stderr"], text: str) -> bool:
     """Return whether a text was written, or its reader has left on purpose."""
     stream: TextIO | None = getattr(sys, name)

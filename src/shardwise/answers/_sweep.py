@@ -20,7 +20,7 @@ from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
-from shardwise.answers._streams import is_terminal, tell
+from shardwise.answers._streams import is_terminal, is_unread, tell
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
 
@@ -184,7 +184,11 @@ def _executor(inputs: Inputs, open_questions: int) -> Executor:
     workers = inputs.get("workers", os.cpu_count() or 1)
     if inputs.get("engine") == "ray":
         return RayExecutor(workers, inputs.get("address", ""))
-    return SerialExecutor() if min(workers, open_questions) <= 1 else ProcessExecutor(workers, renewed=_RENEWED)
+    return (
+        SerialExecutor()
+        if min(workers, open_questions) <= 1
+        else ProcessExecutor(workers, renewed=_RENEWED, unwanted=is_unread)
+    )
 
 
 def _progress(total: int) -> Callable[[int, int], None] | None:
