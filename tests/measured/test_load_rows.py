@@ -78,6 +78,19 @@ def test_gaps_between_tokens_are_not_the_time_per_token_of_a_request(tmp_path: P
     assert gap < request
 
 
+def test_a_client_that_may_not_send_more_is_a_closed_loop(tmp_path: Path) -> None:
+    """Beyond what is served, latencies are those of the requests that the client may hold, whatever rate it wanted."""
+    held = "achieved_rate=20; num_requests=400; client_concurrency=32"
+    path = rows(
+        tmp_path,
+        *(f"request_latency|1|s||{rate}|{held}" for rate in (100, 200)),
+        "request_latency|1|s|32||num_requests=400",
+    )
+    assert len({round(latency, 9) for latency in predicted(path)}) == 1
+    kept = rows(tmp_path, f"request_latency|1|s||5|{held}", "request_latency|1|s||5|num_requests=400")
+    assert len({round(latency, 9) for latency in predicted(kept)}) == 1
+
+
 def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
     """Neither a rate nor a number in flight, or a quantity that is not of a run under load: the reason is said."""
     path = rows(tmp_path, "ttft|0.04|s|||x=1", "kv_cache_bytes_per_gpu|1e9|bytes||5|x=1")
