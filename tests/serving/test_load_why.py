@@ -309,3 +309,17 @@ def test_engines_share_requests_over_their_groups_of_attention() -> None:
         spread = [trace.running_seconds for trace in report.traces]
         most[engine] = max(spread) / min(spread)
     assert most["vllm"] < most["sglang"] and most["tensorrt-llm"] < most["sglang"]
+
+
+@pytest.mark.parametrize(("input_tokens", "output_tokens"), [(2000, 300), (300, 500)])
+def test_groups_that_step_together_carry_what_the_closed_form_says(input_tokens: int, output_tokens: int) -> None:
+    """Four groups of a replica end as many requests a second of a full queue as the closed form says, within 5 %."""
+    model, cluster, plan, _ = PLACES["groups"]
+    asked = Workload(
+        input_tokens=Length(mean=input_tokens), output_tokens=Length(kind="lognormal", mean=output_tokens, cv=0.6),
+        arrivals=Arrivals(kind="burst"), count=1600, finite=True,
+    )  # fmt: skip
+    report = serve(load_model(model), Cluster.parse(cluster), plan, asked, Serving(max_sequences=64), LoadOptions())
+    ends = sorted(request.end for request in report.requests)
+    first, last = ends[400], ends[1200]
+    assert report.steady.capacity * plan.dp == pytest.approx(800 / (last - first), rel=0.05)

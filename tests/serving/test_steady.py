@@ -145,8 +145,8 @@ def test_columns_are_their_rows(seed: int) -> None:
     shares = (0.1, 0.5, 0.9)
     wide = Replicas(
         prices=type(form.prices)(**{
-            name: np.repeat(getattr(form.prices, name), 3, axis=1 if name == "added" else 0)
-            for name in ("counts", "decode", "added", "spread", "pieces", "together")
+            name: np.repeat(getattr(form.prices, name), 3, axis=1 if name in ("added", "experts") else 0)
+            for name in ("counts", "decode", "added", "experts", "spread", "pieces", "together")
         }),
         policy=form.policy, moments=form.moments, cache_tokens=np.repeat(form.cache_tokens, 3),
     )  # fmt: skip

@@ -24,9 +24,9 @@ from shardwise.serving._report import conditions_of
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, headline_of, moments_of, serve, with_tail
-from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._prices import lanes_of, load_prices
 from shardwise.serving.load._serve import policy_for
-from shardwise.serving.load._steady import Replicas, lanes_of, most_running
+from shardwise.serving.load._steady import Replicas, most_running
 
 POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")

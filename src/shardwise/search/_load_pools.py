@@ -21,9 +21,9 @@ from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import Policy, Steady, moments_of
 from shardwise.serving.load._fleet import Transfer
-from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._prices import lanes_of, load_prices
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, chained, lanes_of, most_running
+from shardwise.serving.load._steady import Replicas, chained, most_running
 
 _MORE = 12
 _FULLEST = 0.95

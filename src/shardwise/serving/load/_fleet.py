@@ -23,10 +23,11 @@ from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
+from shardwise.serving.load._prices import groups_of, lanes_of
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, chained, lanes_of
+from shardwise.serving.load._steady import Replicas, Steady, chained
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded", "prefix"]
@@ -37,8 +38,7 @@ _APART, _RATIO, _MATCHED = 64, 1.5, 0.3
 
 def attention_groups(base: InferReport) -> int:
     """Return the groups of attention data parallelism that share the experts of a replica."""
-    plan = base.plan
-    return max(plan.ep * plan.etp // plan.tp, 1) if base.case.model.has_experts else 1
+    return groups_of(base.plan, base.case.model.has_experts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
@@ -34,6 +35,8 @@ class LoadPrices:
     decode: Any
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
+    experts: Any
+    """What of it is products of experts."""
     spread: Any
     """Mean square of what a prompt adds over the square of the mean."""
     pieces: Any
@@ -42,8 +45,8 @@ class LoadPrices:
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
 
 
-def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any]:
-    """Return seconds of steps, of what reads or writes the cache, and of sampling, as [layout, step]."""
+def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return seconds of steps, of what reads or writes the cache, of sampling and of experts, as [layout, step]."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
     each = taken(sizes, np.repeat(np.arange(rows), many))
     names = ("sequences", "tokens", "context")
@@ -51,7 +54,8 @@ def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: Engine
     wide = replace(step, **columns)
     costs = replace(engine_cost_model(case, each), decoding=step.phase == "decode")
     cost = (decode_cost if step.phase == "decode" else step_cost)(case, each, wide, costs)
-    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling)
+    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
+    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling, experts)
     return tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)  # type: ignore[return-value]
 
 
@@ -84,33 +88,37 @@ def load_prices(
     known = np.array(grid(int(np.max(most)), 8, 16), float)
     one, context = np.ones(len(known)), np.full(len(known), moments.context)
     decoding = EngineStep(phase="decode", sequences=known, tokens=one, context=context)
-    whole, cached, sampled = _priced(case, sizes, len(counts), decoding)
+    whole, cached, sampled, _ = _priced(case, sizes, len(counts), decoding)
     decode, attention = _between(counts, known, whole), _between(counts, known, cached)
     host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
     prompts = _prompt_prices(case, sizes, len(counts), policy, moments)
     beside = counts * verified_tokens(case) if policy.mixed else 0.0 * counts
     guesses = 0.0 * counts
     if case.draft:
-        alone, read, _ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
+        alone, read, *_ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
         guesses = _between(counts, known, whole - cached - alone + read)
     room = np.maximum(policy.step_tokens - beside, 1.0)
-    added, pieces = [], []
+    added, pieces, routed = [], [], []
     for index, (new, _) in enumerate(moments.prompts):
         if not new:
             added.append([np.zeros_like(counts)] * PROMPTS)
+            routed.append(added[-1])
             pieces.append(np.zeros_like(counts))
             continue
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
-        costs = []
+        costs, experts = [], []
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             step = prompts.step(index, beside + many * size, many)
             step = step + _between(beside + many, known, sampled) + host * np.maximum(beside + many - 1, 0)
+            apart = prompts.expert(beside + many * size) - prompts.expert(beside)
+            experts.append(apart * np.maximum(k / fit, 1.0) * steps)
             costs.append(
                 (step + attention + guesses - decode if policy.mixed else step) * np.maximum(k / fit, 1.0) * steps
             )
         added.append(costs)
+        routed.append(experts)
         pieces.append(np.ceil(steps - 1e-9))
     each = np.array(added)
     mean = each.mean(axis=0)
@@ -119,6 +127,7 @@ def load_prices(
         counts=counts,
         decode=decode,
         added=mean,
+        experts=np.array(routed).mean(axis=0),
         spread=(each[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
         pieces=np.array(pieces).mean(axis=0),
         together=room / new if policy.chunked else np.maximum(room // new, 1.0),
@@ -131,8 +140,13 @@ class _PromptPrices:
 
     tokens: Any
     linear: Any
+    experts: Any
     start: Any
     attention: Any
+
+    def expert(self, tokens: Any) -> Any:
+        """Return seconds of products of experts in a step of so many tokens."""
+        return _between(tokens, self.tokens, self.experts)
 
     def step(self, index: int, tokens: Any, many: Any) -> Any:
         """Return seconds of a step of so many tokens with so many prompts of a class, whose launches count once."""
@@ -150,11 +164,44 @@ def _prompt_prices(
     news = np.array([*tokens, 1.0, *(max(round(size), 1) for size in pieces)])
     pasts = np.array([*(0 * tokens), 0.0, *before])
     step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
-    seconds, cached, sampled = _priced(case, sizes, rows, step)
+    seconds, cached, sampled, experts = _priced(case, sizes, rows, step)
     end = len(tokens)
     return _PromptPrices(
         tokens=tokens,
         linear=(seconds - cached - sampled)[:, :end],
+        experts=experts[:, :end],
         start=cached[:, end, None],
         attention=cached[:, end + 1 :],
     )
+
+
+# The expected most of normal values, in standard deviations, by doublings of their number (Tippett 1925).
+_MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
+
+
+def in_step(prices: LoadPrices, policy: Policy, moments: LengthMoments, groups: Any) -> LoadPrices:
+    """Return the prices of a group that steps with others: a decode step is that of the fullest.
+
+    Where requests are taken in turns each group has them with 1 / G of the variance, as far as outputs are alike.
+    """
+    groups = np.asarray(groups, float)
+    if not (groups > 1).any():
+        return prices
+    most = np.interp(np.log2(groups), range(len(_MOST_OF)), _MOST_OF)[:, None]
+    share = (1 - moments.overlap * (1 - 1 / groups))[:, None] if policy.balances == "turns" else 1 / groups[:, None]
+    fullest = prices.counts + most * np.sqrt(share * prices.counts)
+    rows = zip(fullest, prices.counts, prices.decode, strict=True)
+    return replace(prices, decode=np.array([np.interp(n, counts, decode) for n, counts, decode in rows]))
+
+
+def groups_of(plan: Plan, has_experts: bool) -> int:
+    """Return the groups of attention data parallelism that share the experts of a replica."""
+    return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
+
+
+def lanes_of(plan: Plan) -> int:
+    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
+
+    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
+    """
+    return plan.pp if plan.ep * plan.etp <= plan.tp else 1

@@ -19,12 +19,11 @@ from typing import Any, Generic, cast
 import numpy as np
 
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
-from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
-from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
+from shardwise.serving.load._prices import PROMPTS, LoadPrices, groups_of, in_step, lanes_of, load_prices
 from shardwise.serving.load._requests import LengthMoments
 
 # Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
@@ -45,6 +44,8 @@ class BatchLoad(Generic[X]):
     """What a prompt adds, where as many share a step as arrive in one."""
     first_prompt: X
     """The same in the first step after a decode step, where prompts run in steps of their own."""
+    own: X
+    """What its own prompt adds for a request, without those of other groups of attention."""
     spread: X
     """Mean square of what a prompt adds over the square of its mean."""
     pieces: X
@@ -71,7 +72,7 @@ def _batch_seconds(b: BatchLoad[X]) -> X:
 
 def _backlogged(b: BatchLoad[X]) -> X:
     """Return seconds a prompt where every step is full of them."""
-    return b.decode / b.together + b.prompt
+    return b.decode / b.together + b.own
 
 
 def _own_batch(b: BatchLoad[X]) -> X:
@@ -92,7 +93,7 @@ def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -
     that are left at the end of a decode step.
     """
     if not policy.mixed:
-        behind = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load)) + b.decode / 2
+        behind = b.rate * b.prompt * b.own * b.spread / (2 * (1 - b.load)) + b.decode / 2
         own = _own_batch(b)
         arrived = 1 + b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
         left = b.load * (own * b.prompt + (1 - own / arrived) * behind)
@@ -119,20 +120,20 @@ def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy)
     """Return mean seconds from arrival to the first token where a sequence has a place at once."""
     if not policy.mixed:
         # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
-        ahead = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load))
-        return ahead + b.decode * policy.receive_steps / 2 + b.prompt + b.prompt * (_own_batch(b) - 1) / 2
+        ahead = b.rate * b.prompt * b.own * b.spread / (2 * (1 - b.load))
+        return ahead + b.decode * policy.receive_steps / 2 + b.own + b.own * (_own_batch(b) - 1) / 2
     usual, each = step_seconds(b, policy), _backlogged(b)
     busy, many = minimum(b.rate * each, _FULL), maximum(b.together, 1.0)
-    prompts = b.prompt * many
+    prompts = b.own * many
     share = minimum(b.rate * usual / many, 0.99)
-    gated = b.rate * usual * b.prompt * b.prompt * b.spread / (1 - b.load * b.load)
+    gated = b.rate * usual * b.prompt * b.own * b.spread / (1 - b.load * b.load)
     variance = minimum(gated, prompts * prompts * share * (1 - share))
     present = usual + variance / usual
-    mates = b.prompt * minimum(b.rate * present, many - 1)
+    mates = b.own * minimum(b.rate * present, many - 1)
     # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
     left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
-    whole = present / 2 + b.decode + b.prompt + mates + left * each
-    cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.prompt
+    whole = present / 2 + b.decode + b.own + mates + left * each
+    cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.own
     cut = cut + busy * each * moments.new_cv2 / (2 * (1 - busy))
     found = above(b.together, 1, whole, cut)
     return found + usual if policy.async_scheduling else found
@@ -202,6 +203,33 @@ class Replicas:
     moments: LengthMoments
     cache_tokens: Any
     lanes: Any = 1.0
+    groups: Any = 1.0
+    """Groups of attention that step together, of one of which all else is."""
+
+    @cached_property
+    def _together(self) -> Any:
+        """Groups of each layout as a column, None where all have one."""
+        groups = np.asarray(self.groups, float).reshape(-1, 1)
+        return groups if (groups > 1).any() else None
+
+    def _slowest(self, arrivals: Any) -> Any:
+        """Return what a prompt adds to the steps of its group, where the group with most prompts decides of each.
+
+        Prompts of a step are Poisson in every group: the most of G are at most k with the chance of one to the power of
+        G. Experts take the tokens of all groups.
+        """
+        if self._together is None:
+            return self._shared(arrivals)
+        p, mean = self.prices, np.maximum(arrivals, 1e-9)
+        chance = np.exp(-mean)
+        below, before, whole = chance, chance**self._together, 0.0
+        for k in range(PROMPTS):
+            chance = chance * mean / (k + 1)
+            below = np.minimum(below + chance, 1.0)
+            most = below**self._together
+            whole, before = whole + (most - before) * (p.added[k] - p.experts[k]), most
+        beyond = (1 - before) * np.maximum(mean, PROMPTS) / PROMPTS
+        return (whole + beyond * (p.added[-1] - p.experts[-1])) / mean + p.experts[0]
 
     def _shared(self, arrivals: Any) -> Any:
         """Return what a prompt adds where those of a step are Poisson with a mean."""
@@ -223,7 +251,7 @@ class Replicas:
         ended = p.counts / max(steps, 1.0)
         if self.moments.overlap > _EQUAL:
             ended = np.maximum(ended, np.minimum(p.together, p.counts))
-        return p.counts / (steps * p.decode + p.counts * self._shared(ended))
+        return p.counts / (steps * p.decode + p.counts * self._slowest(ended))
 
     @cached_property
     def capacity(self) -> Any:
@@ -244,14 +272,15 @@ class Replicas:
         p, policy = self.prices, self.policy
         rate = np.broadcast_to(np.asarray(rate, float), p.counts.shape[:1])[:, None]
         arrivals = rate * p.decode
-        first = self._shared(arrivals)
+        first = self._slowest(arrivals)
         for _ in range(_ROUNDS):
-            prompt = self._shared(arrivals)
+            prompt = self._slowest(arrivals)
             load = np.minimum(rate * prompt, _FULL)
             more = prompt * arrivals / -np.expm1(-np.maximum(arrivals, 1e-12))
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
+            own=prompt if self._together is None else self._shared(arrivals),
             spread=p.spread, pieces=p.pieces, together=p.together,
         )  # fmt: skip
 
@@ -297,12 +326,12 @@ class Replicas:
         chance, past = scale[:, None] * weighted, scale * beyond
         empty = np.maximum(1 - chance.sum(axis=-1) - past, 0.0)
         # Prompts that run hold places too, in a stage of their own before the decode steps.
-        own = b.prompt + (b.decode * b.pieces if policy.mixed else 0.0)
+        own = b.own + (b.decode * b.pieces if policy.mixed else 0.0)
         placed = ratio + rate[:, None] * own / n
         bunches = (weighted / (1 - b.load)).sum(axis=-1) / weighted.sum(axis=-1)
         waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches)
         first = first_token_seconds(b, moments, policy)
-        alone = b.prompt[:, 0] + b.rate[:, 0] * b.prompt[:, 0] ** 2 * b.spread[:, 0] / (2 * (1 - b.load[:, 0]))
+        alone = b.own[:, 0] + b.rate[:, 0] * b.prompt[:, 0] * b.own[:, 0] * b.spread[:, 0] / (2 * (1 - b.load[:, 0]))
         ttft = (chance * first).sum(axis=-1) + past * first[:, -1] + empty * alone + waiting
         # Seconds a token as requests have it: short answers linger as long as others.
         more = (weighted * n * lingering / seconds).sum(axis=-1) / (weighted * n).sum(axis=-1) * tpot
@@ -329,7 +358,13 @@ class Replicas:
         likely, beyond = self._likely(ratio, width + (held * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
-        return chance * tail / (1 - tail) ** 2 * factor / rate
+        return chance * tail / (1 - tail) ** 2 * factor * self._pooled / rate
+
+    @property
+    def _pooled(self) -> Any:
+        """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
+        cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
+        return (1 / np.asarray(self.groups, float) + cv2) / (1 + cv2)
 
 
 def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
@@ -351,17 +386,11 @@ def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share:
     )
 
 
-def lanes_of(plan: Plan) -> int:
-    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
-
-    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
-    """
-    return plan.pp if plan.ep * plan.etp <= plan.tp else 1
-
-
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
     held, lanes = np.array([float(cache_tokens)]), np.array([float(lanes_of(case.plan))])
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
+    groups = np.array([float(groups_of(case.plan, case.model.has_experts))])
     prices = load_prices(case, sizes, policy, moments, most_running(policy, moments, held, lanes))
-    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, lanes=lanes)
+    prices = in_step(prices, policy, moments, groups)
+    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, lanes=lanes, groups=groups)
