@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._paper import GREY, INK, PALE, RED, fitting
+from shardwise.answers._paper import GREY, INK, PALE, RED, narrow
 from shardwise.answers._plots import Bar, Look, legend, limit, sheet, stack, title_of
 from shardwise.answers._plots_search import SERIES
 from shardwise.plans import Metric
@@ -75,9 +75,11 @@ def curve_of(report: ServeReport) -> list[ServeReport]:
 
 def _key(axes: Axes) -> None:
     """Name the series above a panel, beside its title, where no line is."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=fitting(6), columnspacing=1.0, handlelength=1.6, borderpad=0
-    )
+    if narrow():
+        small: dict[str, Any] = {"fontsize": 5.2, "labelspacing": 0.15, "columnspacing": 0.8, "borderpad": 0}
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, handlelength=1.6, **small)
+        return
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=6, columnspacing=1.0, handlelength=1.6, borderpad=0)
 
 
 def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: ServeReport) -> None:
