@@ -20,7 +20,7 @@ from shardwise.cost._rates import attention_dtype, product_rates
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
-from shardwise.ledger.op import Op
+from shardwise.ledger.op import Op, Tensor
 from shardwise.ledger.traced import Traced, leaf, plain, tracing
 from shardwise.models import Model
 from shardwise.ops.count import whole_layout
@@ -145,6 +145,20 @@ def test_launches_hide_behind_long_kernels() -> None:
     quiet = rates_of(H100, "bf16", 0.0, Efficiencies())
     assert op_seconds(RATES, short).forward - op_seconds(quiet, short).forward == pytest.approx(5e-6, rel=0.01)
     assert op_seconds(RATES, long).forward == op_seconds(quiet, long).forward
+
+
+def test_short_streams_stay_in_the_last_cache() -> None:
+    """Kernels of a few MB run above the rate of the memory, of what backward kept from it; long ones never do."""
+
+    def rate(moved: float, kept: float, which: str) -> float:
+        saves = (Tensor(name="kept", size_bytes=kept, born="mlp"),)
+        op = product(1, 1, 1, kind="memory", forward_bytes=moved, backward_bytes=moved, saves=saves)
+        return moved / (kernel_seconds(RATES, op, which) - RATES.memory_start)
+
+    assert RATES.memory_bytes < rate(4e7, 4e7, "forward") <= 132 * 38e9
+    assert rate(4e7, 4e7, "input") == pytest.approx(RATES.memory_bytes)
+    assert RATES.memory_bytes < rate(4e7, 2e7, "input") < rate(4e7, 0, "input")
+    assert rate(1e9, 0, "forward") == pytest.approx(RATES.memory_bytes)
 
 
 @pytest.mark.parametrize(

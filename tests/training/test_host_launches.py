@@ -1,4 +1,4 @@
-"""Experts of a rank that the host launches one by one."""
+"""Kernels that the host launches one by one: experts of a rank, and modules of Python."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ def test_a_slower_host_never_makes_a_step_shorter(precision: str) -> None:
     times = [seconds(precision, each=each) for each in (0.0, 2e-5, 1e-4)]
     assert times == sorted(times)
     assert (times[-1] > times[0]) is (precision == "fp8-grads16")
+
+
+@pytest.mark.parametrize(("tokens", "bound"), [(64, True), (16384, False)])
+def test_few_tokens_wait_for_the_modules_of_python(tokens: int, bound: bool) -> None:
+    """A step of few tokens takes as long as the host needs to launch it; a long one hides the host."""
+    job = Training(seq_len=tokens, global_batch=1, adapter="lora")
+    model, cluster = load_model("llama-3.2-1b"), Cluster.parse("1xh100-sxm-80gb")
+    stack = find_stack("transformers")
+    slow, none = (
+        train(model, cluster, Plan(dp=0, micro_batch=1), job, Options(stack=replace(stack, module_launch_seconds=each)))
+        for each in (stack.module_launch_seconds, 0.0)
+    )
+    assert (slow.step_seconds > 1.2 * none.step_seconds) is bound
+    assert bound or slow.step_seconds == pytest.approx(none.step_seconds, rel=0.01)

@@ -69,8 +69,8 @@ def test_widths_change_what_layers_keep(settings: dict[str, Any], difference: fl
     plain, other = ask(), ask(**settings)
     expected = {"activations": difference} if difference else {}
     assert changed(terms(plain), terms(other)) == expected
-    slower = bool(difference) and settings.get("norm_bytes") != 1
-    assert (other.step_seconds > plain.step_seconds) is slower
+    if settings.get("norm_bytes") != 1:  # Half a copy more is written forward, and as much less read backward.
+        assert (other.step_seconds > plain.step_seconds) is bool(difference)
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,22 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
             rate = rate * named(head_share(op.inner / 2, r.pair_dims), "share of the rate of heads of 128")
         flops = blocked_flops(r.blocks, flops, op.columns, which != "forward")
         return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
-    streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
-    return maximum(scan, maximum(moved / streaming, op.kernels * r.launch)) + op.kernels * r.memory_start
+    streamed = _streamed_seconds(r, op, which, moved)
+    return maximum(scan, maximum(streamed, op.kernels * r.launch)) + op.kernels * r.memory_start
+
+
+def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
+    """Return seconds of kernels that only move bytes: those of what the last cache holds at the rate of the cache.
+
+    A kernel reads what the one before it wrote; what was kept for backward comes from memory again.
+    """
+    streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
+    if not r.cached_rate:
+        return moved / streaming
+    kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
+    near = maximum(moved - kept, 0 * moved) * inside_share(moved / (maximum(op.kernels, 1) * r.secondary.cached_bytes))
+    return (moved - near) / streaming + near / r.cached_rate
 
 
 def _product_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:

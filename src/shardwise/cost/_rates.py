@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.cost._kinds import Blocks, Streams
 from shardwise.cost._power import derated_attention, derated_gemm, lasting_share, power_share
-from shardwise.cost._records import AttentionFit, Family, Gemm, Grouped
+from shardwise.cost._records import AttentionFit, Family, Gemm, Grouped, Memory
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES, Tiling, tiling_of
 from shardwise.errors import Problems
@@ -157,6 +157,8 @@ class Rates(ProductRates[X]):
     """Rates of products that stay in 16 bits beside narrower ones."""
     vector_flops: X | float = 0.0
     """Rate without matrix units (0: not known)."""
+    cached_rate: float = 0.0
+    """Bytes/s of kernels that find what they move in the last cache (0: not known)."""
 
 
 def lasting(row: Gemm) -> float:
@@ -342,9 +344,17 @@ def rates_of(
         if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
         else Streams.stated(memory, dtype),
         experts_in_turn=grouped.in_turn,
+        cached_rate=_cached_rate(device, memory, imposed),
         wide=_wide(device, dtype, imposed, node_busy),
         vector_flops=_vector_flops(device, imposed),
     )
+
+
+def _cached_rate(device: Device, memory: Memory, imposed: Efficiencies) -> float:
+    """Return the bytes/s at which kernels find what they move in the last cache, 0 where that is not measured."""
+    if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second or not device.knows("num_cores"):
+        return 0.0
+    return device.num_cores * memory.cached_bytes_per_second_per_core if last_cache_bytes(device) else 0.0
 
 
 def _vector_flops(device: Device, imposed: Efficiencies) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -43,6 +43,8 @@ class CostModel(Generic[X]):
     exposed_axes: tuple[str, ...] = ()
     replicas: Beside | None = None
     host: HostRates | None = None
+    module_launch: float = 0.0
+    """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
 
     def hides(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
@@ -152,6 +154,30 @@ def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterabl
         forward=t.forward + named(lost, "compute slowed by messages"),
         backward_input=t.backward_input + named(lost_back, "compute slowed by messages"),
     )
+
+
+def _launched(op: Op[X], zero: X) -> X:
+    """Return the kernels of one pass of an operator."""
+    return zero if op.kind == "none" else zero + op.kernels * (len(op.parts) if op.apart else 1)
+
+
+def host_passes(m: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X) -> tuple[X, X]:
+    """Return the seconds in which the host launches the kernels of a forward pass, and those of a backward pass.
+
+    A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
+    own thread launches the gradients from C++.
+    """
+    if not m.module_launch or m.rates.sharpness == math.inf:
+        return zero, zero
+    ahead = total((_launched(op, zero) for op in ops), zero)
+    replayed = total((_launched(op, zero) * again[id(op)] for op in ops if id(op) in again), zero)
+    back = total((_launched(op, zero) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
+    forward = named(m.module_launch * ahead, "launches by Python modules")
+    return forward, named(m.module_launch * replayed + m.rates.launch * back, "launches of the backward pass")
+
+
+def _weight_pass(op: Op[X]) -> bool:
+    return op.kind in ("matmul", "grouped") and bool(op.weights) and "weight" not in op.without
 
 
 def host_late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:

@@ -178,6 +178,8 @@ class Stack:
 
     # Host
     eager_launch_seconds: float
+    module_launch_seconds: float
+    """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden behind kernels)."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one product of it."""

@@ -14,7 +14,7 @@ from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
-from shardwise.ops.overlap import CostModel, host_late, merge, messages, slowed_passes
+from shardwise.ops.overlap import CostModel, host_late, host_passes, merge, messages, slowed_passes
 from shardwise.records import dataclass
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
@@ -256,15 +256,17 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero)
     for op in ops:
         sums.add(op, m, again.get(id(op)))
-    late = host_late(m, ops, sums.backward + sums.weight)
+    launches, launches_back = host_passes(m, ops, again, zero)
+    back = sums.backward + sums.weight
+    late = host_late(m, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(
-        forward=named(sums.forward, f"{label}forward"),
+        forward=named(maximum(sums.forward, launches), f"{label}forward"),
         backward_input=named(sums.backward + late, f"{label}input gradients"),
         backward_weight=named(sums.weight, f"{label}weight gradients"),
         replay=named(sums.replay, f"{label}recompute"),
-        compute=sums.compute + late,
+        compute=sums.compute + late + maximum(launches - sums.forward, 0.0),
         exposed=sums.exposed,
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,

@@ -190,6 +190,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=beside_of(case.cluster, compute, case.efficiencies),
         host=host_of(case.cluster) if case.recipe.offload else None,
+        module_launch=stack.module_launch_seconds,
     )
 
 
