@@ -251,7 +251,9 @@ def _formats(
     wide = "fp32" if form.bits == 32 else "fp16" if question.job.weights in ("fp16", "float16") else "bf16"
     if wide not in rates and wide != "fp32":
         other = "fp16" if wide == "bf16" else "bf16"
-        other = other if other in rates or "fp32" not in rates else "fp32"
+        # llama.cpp multiplies 16-bit and narrower weights on any processor.
+        widens = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+        other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
         notes.append(f"{other} products: {device.name} has no rate for {wide}")
         wide = other
     with found.collect():
