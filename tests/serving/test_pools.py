@@ -231,8 +231,8 @@ def test_a_prefill_plan_is_that_of_the_replicas_unless_it_is_told() -> None:
 
 
 def test_one_launch_line_does_not_drop_a_pool() -> None:
-    """Exporters write one server: prefill workers are refused by name."""
-    asked = "export vllm llama-3.1-8b --on 4xh100 --rate 2/s --prefill-workers 1 --json"
+    """Where pools are started by an orchestrator that is not written, prefill workers are refused by name."""
+    asked = "export trtllm llama-3.1-8b --on 4xh100 --rate 2/s --prefill-workers 1 --json"
     done = run(*asked.split())
     assert done.status == 2
     assert done.fields == ["prefill_workers"]
