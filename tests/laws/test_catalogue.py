@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.search._columns import evaluate_columns
+from shardwise.search._remedies import evaluate_columns
 from shardwise.training import TrainingCase
 from shardwise.training._parts import owned
 

@@ -1,6 +1,6 @@
 """Print how fast serving under load is, each figure beside its limit; exit 1 where one is broken.
 
-    python benchmarks/serving.py [--runs 3]
+    python benchmarks/serving_speed.py [--runs 3]
 
 Seconds are user CPU of one core, the least of some runs, which other work on the machine hardly changes. Ratios are
 over the seconds of a fixed loop of Python on the same core in the same run, so that machines can be compared.
