@@ -16,8 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, plain
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.search._columns import structure
-from shardwise.search._remedies import evaluate_columns
+from shardwise.search._remedies import evaluate_columns, structure
 from shardwise.training import TrainingCase
 
 JOB = Training(seq_len=4096, global_batch=128)
