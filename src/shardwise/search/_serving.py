@@ -108,8 +108,10 @@ class ServingResult(SearchResult[InferReport]):
         kept = np.flatnonzero(self._verdicts[1])
         one = table.take(kept)
         value = SERVING_OBJECTIVES[self.options.objective](one)
-        last = (one.batch, one.layout, one.setup, one.devices, one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
-        return kept[np.lexsort(last)]
+        # Replicas alike differ in the last bits of their rates, which are no reason to take more devices.
+        seconds = (one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
+        near = (np.asarray(each, np.float32) for each in seconds)
+        return kept[np.lexsort((one.batch, one.layout, one.setup, one.devices, *near))]
 
     @cached_property
     def _top(self) -> list[int]:
