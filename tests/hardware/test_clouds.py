@@ -25,6 +25,8 @@ from shardwise.hardware import Cluster, find_device, offers
         ("v5e-256", 256, 4, "tpu-v5e"),
         ("v5litepod-16", 16, 4, "tpu-v5e"),
         ("v5p-256", 128, 4, "tpu-v5p"),
+        ("tpu7x-128", 64, 4, "tpu-v7"),
+        ("2xtpu7x-standard-4t", 8, 4, "tpu-v7"),
     ],
 )
 def test_an_instance_is_a_cluster(text: str, devices: int, node: int, device: str) -> None:
