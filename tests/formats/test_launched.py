@@ -162,6 +162,27 @@ def test_what_proposes_tokens_is_said_to_every_engine(system: str, words: tuple[
     assert values.get("draft_model", "") == draft
 
 
+@pytest.mark.parametrize(
+    ("words", "depth", "tree"),
+    [
+        ("NGRAM", 11, True),
+        ("NGRAM --speculative-num-draft-tokens 4 --speculative-num-steps 2", 3, True),
+        ("NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1", 3, False),
+        ("NEXTN", 3, False),
+        ("EAGLE3 --speculative-num-draft-tokens 6", 5, False),
+        ("EAGLE --speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8", 5, True),
+    ],
+)
+def test_guesses_of_sglang_are_as_deep_as_it_makes_them(words: str, depth: int, tree: bool, tmp_path: Path) -> None:
+    """N-grams fill all rows but the last token's, in a tree unless its breadth is one; silence has SGLang's depth."""
+    (tmp_path / "run.sh").write_text(f"{SGLANG} --speculative-algorithm {words}")
+    found = import_server(str(tmp_path / "run.sh"))
+    assert found.values["num_speculative_tokens"] == depth
+    assert any("one branch" in note for note in found.assumed) == tree
+    silent = "--speculative-num-" not in words
+    assert any(note.startswith(f"num_speculative_tokens {depth}") for note in found.assumed) == silent
+
+
 def test_a_head_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     """An engine loads EAGLE's head from a checkpoint, so an answer that made its own up has none to name."""
     words = ("--speculative-method", "eagle", "--num-speculative-tokens", "3", "--acceptance-rate", "0.6", "--json")

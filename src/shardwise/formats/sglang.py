@@ -7,6 +7,7 @@ parallelism the replicas of attention lie inside, and limits of steps and reques
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,7 +91,9 @@ def _proposed(one: Deployment, found: Problems) -> Words:
     if not method:
         return {}
     depth = one.job.num_speculative_tokens
-    chain: Words = {} if method == "NGRAM" else {"--speculative-num-steps": depth, "--speculative-eagle-topk": 1}
+    chain: Words = {"--speculative-num-steps": depth, "--speculative-eagle-topk": 1}
+    if method == "NGRAM":
+        chain = {"--speculative-ngram-max-bfs-breadth": 1}
     words: Words = {"--speculative-algorithm": method, **chain, "--speculative-num-draft-tokens": depth + 1}
     return words | ({"--speculative-draft-model-path": draft} if draft else {})
 
@@ -122,11 +125,28 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     if not method:
         return {}
     line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
-    if line.whole("--speculative-eagle-topk") > 1:
+    depth, beside = _depth(line, method)
+    if beside > 1:
         line.assumed.append("guesses of one branch: a tree of them is not modelled")
-    depth = line.whole("--speculative-num-steps") or max(line.whole("--speculative-num-draft-tokens") - 1, 1)
     draft = line.word("--speculative-draft-model-path") if method in ("eagle", "draft_model") else ""
     return {"speculative_method": method, "num_speculative_tokens": depth, "draft_model": draft}
+
+
+def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
+    """Return how many tokens are guessed one after another, and how many at most beside each other."""
+    rows, steps = line.whole("--speculative-num-draft-tokens"), line.whole("--speculative-num-steps")
+    # sglang 0.5.23 kernels/jit/csrc/ngram_corpus/param.h get_draft_token_num: one row is the token before the guesses,
+    # whatever the steps; srt/arg_groups/speculative_hook.py _handle_ngram, _auto_choose_speculative_params: if silent.
+    if method == "ngram":
+        told, depth = rows, max((rows or 12) - 1, 1)
+        beside = line.whole("--speculative-ngram-max-bfs-breadth") or 10
+    else:
+        tree = method == "eagle" and re.search(r"llama-?[23]", line.word("--model-path").lower())
+        told, depth = steps or rows, steps or max(rows - 1, 0) or (5 if tree else 3)
+        beside = line.whole("--speculative-eagle-topk") or (4 if tree and not told else 1)
+    if not told:
+        line.assumed.append(f"num_speculative_tokens {depth}: SGLang's own choice where a launch says none")
+    return depth, beside
 
 
 def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)

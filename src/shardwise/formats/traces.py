@@ -253,7 +253,7 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
 
 # platform.openai.com/tokenizer (2026-11): a token is about four characters of English text.
 _CHARACTERS = 4.0
-# vllm/benchmarks/datasets.py is_valid_sequence: what ShareGPT's conversations are left out for.
+# vllm 5c92be249 vllm/benchmarks/dataset_utils.py is_valid_sequence: what ShareGPT's conversations are left out for.
 _LEAST, _MOST_IN, _MOST_ALL = 4, 1024, 2048
 
 
