@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accuracy import score, targets
+from accuracy import coverage, page, score, targets
+from accuracy.files import HERE
 from shardwise.measured import Validation
 
 TOLERANCE = 0.005
@@ -67,3 +68,25 @@ def test_every_shipped_row_is_predicted_and_cited(release: Validation) -> None:
     assert [row.reason for row in release.rows if row.status != "predicted"] == []
     assert all(row.citation for row in release.rows)
     assert len(release.rows) > 300
+
+
+def test_the_page_of_accuracy_shows_every_group_in_two_screens() -> None:
+    """At most 120 lines, and every stored stack and family stands in its tables with its figures, in few rows."""
+    assert len((HERE.parent / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()) <= 120
+    groups = [one for one in score.stored()["groups"] if one["headline"] in page.NAMES]
+    rows = [line for line in page.tables(groups) if line.startswith("| ")]
+    assert len(rows) <= 30
+    for one in groups:
+        row = [line for line in rows if line.startswith(f"| {page.name_of(one['stack'])} |")]
+        assert any(page.cell([one]) in line for line in row), one
+
+
+def test_the_page_of_accuracy_names_the_group_with_the_fewest_inside() -> None:
+    """Each headline's row of coverage names a stack and a kind of run than which none has fewer inside."""
+    found = score.stored()
+    rows = {line.split(" | ")[0]: line for line in coverage.table(found)}
+    for headline in found["left_out"].keys() & page.NAMES.keys():
+        for word in ("kinds", "groups"):
+            own = [one for one in found[word] if one["headline"] == headline and one.get("stack") != page.OTHERS]
+            worst = min(own, key=lambda one: float(one["inside"]))
+            assert f"{worst['inside']:.0%} of {worst['runs']}" in rows[f"| {page.NAMES[headline]}"]
