@@ -101,6 +101,8 @@ YAML: tuple[tuple[str, dict[str, Any]], ...] = (
     (FSDP.replace("FSDP", "MULTI_GPU"), {"sharding": "none", "dp": 8}),
     (FSDP.replace("bf16\nnum", "no\nnum"), {"precision": "fp32"}),
     (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true"), {"recompute": "full"}),
+    (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true\n"
+     "  fsdp_activation_checkpointing_offload: true"), {"recompute": "full", "offload": ("activations",)}),
     ("distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 2\n",
      {"sharding": "zero2", "precision": "bf16-grads16", "dp": 4}),
     (FSDP + "parallelism_config:\n  parallelism_config_sp_size: 4\n", {"cp": 1, "dp": 8}),

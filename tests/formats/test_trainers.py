@@ -288,12 +288,27 @@ def test_nanotron_brings_back_every_field(
     assert back.num_devices == plan.num_devices and not back.unknown
 
 
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_checkpoints_on_the_host_are_said_to_the_trainer(tmp_path: Path, sharding: Any) -> None:
+    """Inputs of checkpointed layers on the host come back from the script or, beside FSDP, from accelerate's file."""
+    plan = Plan(dp=8, recompute="full", offload=("activations",), sharding=sharding, sequence_parallel=False)
+    job = Training(seq_len=512, global_batch=16)
+    cluster, model = Cluster.parse("8xh100-sxm-80gb"), load_model("llama-3.2-1b")
+    case = ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=find_stack("transformers"))
+    for name, text in transformers.export(case).files.items():
+        (tmp_path / name).write_text(text)
+    script = (tmp_path / "train.sh").read_text()
+    assert ("--activation_checkpointing_kwargs '{\"offload\": true}'" in script) == (sharding == "none")
+    back = import_file(str(tmp_path / "train.sh"))
+    assert canonical_plan(back.plan) == plan and not back.unknown
+
+
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
     (axolotl, "axolotl", {}, {"precision": "bf16-pure"}, {"precision"}),
     (axolotl, "axolotl", {"cp": 2, "sharding": "fsdp", "micro_batch": 2}, {}, {"micro_batch"}),
-    (transformers, "transformers", {"offload": ("activations",)}, {}, {"offload"}),
+    (transformers, "transformers", {"offload": ("activations",)}, {}, {"offload", "recompute"}),
     (llamafactory, "llama-factory", {"tp": 2}, {"adapter": "ia3"}, {"tp", "adapter"}),
     (torchtune, "torchtune", {"cp": 2, "sharding": "fsdp"}, {"optimizer": "galore"}, {"cp", "optimizer"}),
     (nanotron, "nanotron", {"sharding": "zero3"}, {"precision": "fp8"}, {"sharding", "precision"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import brute_force as brute
 from shardwise import Cluster, Training, load_model
 from shardwise.errors import InputError
 from shardwise.formats import ExportCase
-from shardwise.plans import find_stack
-from shardwise.plans.laws import stack_problems
+from shardwise.plans import OFFLOADS, Plan, find_stack
+from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.search import SearchOptions, SearchSpace, plan_training, upto, work_of
 
 # Each stack that has an exporter, with a small question.
@@ -28,6 +29,12 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("fsdp2", "qwen3-30b-a3b", "32xh200-sxm-141gb"),
     ("transformers", "llama-3.2-1b", "8xh100-sxm-80gb"),
     ("pytorch", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("accelerate", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("trl", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("axolotl", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("llama-factory", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("torchtune", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("nanotron", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
 )
 
 
@@ -42,6 +49,25 @@ def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str
     for report in (*found.best, *found.front):
         exporter.export(ExportCase(model=model, cluster=cluster, plan=report.plan, job=job, stack=framework))
         assert not report.unlaunched
+
+
+WRITTEN = sorted({stack for stack, _, _ in QUESTIONS} | {"verl"})
+
+
+@pytest.mark.parametrize("stack", WRITTEN)
+def test_what_a_stack_keeps_on_the_host_is_written(stack: str) -> None:
+    """Whatever a framework's table lets lie in the host's memory, with any sharding, its exporter writes."""
+    model, cluster, framework = load_model("llama-3.2-1b"), Cluster.parse("8xh100-sxm-80gb"), find_stack(stack)
+    job = Training(seq_len=1024, global_batch=16, method="grpo" if stack == "verl" else "sft")
+    exporter, runs, seen = import_module(f"shardwise.formats.{framework.runs.exporter}"), framework.runs, set[str]()
+    hosts = [words for n in range(len(OFFLOADS) + 1) for words in combinations(OFFLOADS, n)]
+    for sharding, recompute, offload in product(runs.sharding, runs.recompute, hosts):
+        fields: Any = {"sharding": sharding, "shard": 4 if sharding == "hsdp" else 1, "recompute": recompute}
+        plan = Plan(dp=8, offload=offload, sequence_parallel=False, **fields)
+        if not plan_problems(model, plan, 8) and not stack_problems(framework, plan, optimizer="adam"):
+            exporter.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=framework))
+            seen |= set(offload)
+    assert seen == set(runs.offload)
 
 
 @pytest.mark.parametrize("stack", ["fsdp2", "deepspeed", "transformers", "megatron"])

@@ -40,6 +40,8 @@ CASES: dict[str, tuple[Any, tuple[Cluster, ...], str, dict[str, Any]]] = {
                                                              "shard": IntRanges.parse("1,2")}),
     "optimizer on the host": (DENSE, (A100,), "megatron", {**SMALL, "offload": ((), ("optimizer",)), "tp": upto(1)}),
     "offload": (DENSE, (A100,), "fsdp2", {**SMALL, "offload": ((), ("optimizer", "gradients", "parameters"))}),
+    "activations": (DENSE, (A100,), "transformers", {**SMALL, "tp": upto(1), "recompute": ("none", "full"),
+                                                     "sharding": ("none", "fsdp"), "offload": ((), ("activations",))}),
     "jobs": (DENSE, (A100, H100), "megatron", {**SMALL, "pp": upto(2), "precision": ("bf16", "fp8"),
                                                "optimizer": ("adam", "sgd")}),
     "batches": (DENSE, (A100,), "megatron", {**SMALL, "global_batch": (8, 16, 32)}),

@@ -56,7 +56,7 @@ def test_a_hopeless_full_fine_tune_is_told_what_fits() -> None:
     found = report().proposals
     assert found and all(one.fits for one in found)
     assert [one.step_seconds for one in found] == sorted(one.step_seconds for one in found)
-    assert any("--offload optimizer,gradients,activations" in one.flags for one in found)
+    assert any("--offload optimizer,gradients,parameters,activations" in one.flags for one in found)
     whole = report(stack="megatron").proposals
     assert any(one.flags.endswith("--stack transformers") for one in whole)
 

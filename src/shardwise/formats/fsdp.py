@@ -15,7 +15,7 @@ from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import ExportCase, Exported, differences, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
-from shardwise.plans import Plan, Sharding, Training, find_stack, shard_of
+from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, shard_of
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -32,7 +32,7 @@ _SHARDINGS: dict[str, Sharding] = {
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-bf16", "fp8": "fp8"}
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 # CPUOffload of FSDP moves parameters and gradients, and so the optimizer that updates them.
-_HOST = ("optimizer", "gradients", "parameters")
+HOST = ("optimizer", "gradients", "parameters")
 _MIXED = {"fp32": "no", "amp-bf16": "bf16"}
 _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
@@ -142,6 +142,10 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         sharding = "hsdp"
     elif word.startswith("hybrid") and replicas == 1:
         shard = max(devices // (keys.whole("num_machines") or 1), 1)
+    host = HOST if keys.flag("fsdp_config.fsdp_offload_params") and word != "no_shard" else ()
+    recompute: Recompute = "full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else "none"
+    if keys.flag("fsdp_config.fsdp_activation_checkpointing_offload") and recompute == "full" and word != "no_shard":
+        host = (*host, "activations")
     return Plan(
         tp=tp,
         cp=cp,
@@ -151,8 +155,8 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         cp_kind="all-gather" if keys.word(_SIZES + "cp_comm_strategy") == "allgather" else "ring",
         sharding=sharding,
         shard=shard,
-        recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
-        offload=_HOST if keys.flag("fsdp_config.fsdp_offload_params") and word != "no_shard" else (),
+        recompute=recompute,
+        offload=host,
     )
 
 
@@ -198,16 +202,26 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
             "fsdp_offload_params": "parameters" in p.offload,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+        if "activations" in p.offload:
+            tree["fsdp_config"]["fsdp_activation_checkpointing_offload"] = True
     if sharded or p.tp * p.cp > 1:
         tree["parallelism_config"] = sizes
     return tree
 
 
+def _switched(plan: Plan) -> tuple[Plan, str]:
+    """Return the plan without what is the training script's to switch where nothing is sharded, and words for it."""
+    if plan.sharding_rules.shards:
+        return plan, ""
+    words = ", gradient checkpointing" if plan.recompute == "full" else ""
+    words += ", torch.autograd.graph.save_on_cpu around forward" if "activations" in plan.offload else ""
+    kept = tuple(word for word in plan.offload if word != "activations")
+    return replace(plan, recompute="none" if plan.recompute == "full" else plan.recompute, offload=kept), words
+
+
 def export(case: ExportCase) -> Exported:
     """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    # Without shards recompute is a switch of the training script.
-    switched = case.plan.recompute == "full" and not case.plan.sharding_rules.shards
-    plain = replace(canonical_plan(case.plan), micro_batch=0, recompute="none" if switched else case.plan.recompute)
+    plain, switched = _switched(replace(canonical_plan(case.plan), micro_batch=0))
     ours, found = untold(plain, _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     text = _yaml.dump(tree)
@@ -222,7 +236,7 @@ def export(case: ExportCase) -> Exported:
     refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
     note = (
         f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
-        f"{steps} accumulation steps, optimizer {case.job.optimizer}{', gradient checkpointing' if switched else ''}"
+        f"{steps} accumulation steps, optimizer {case.job.optimizer}{switched}"
     )
     head = f"# {case.model.name} on {case.plan.num_devices} devices, for accelerate {checked['version']}.\n# {note}\n"
     files = {"accelerate.yaml": head + text}

@@ -22,7 +22,7 @@ _LORA = _trainer.AdapterKeys(
     usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
 _OFT = replace(_LORA, rank="oft_rank", dropout="module_dropout", targets="oft_target", usual_rank=0)
-_TOLD = ("dp", "micro_batch", "sharding", "recompute")
+_TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
 # hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
 
@@ -152,6 +152,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree |= {"fsdp": f"{'shard_grad_op' if p.sharding_rules.keeps_gathered else 'full_shard'} auto_wrap"}
     kinds: dict[str, dict[str, Any]] = {"bf16-pure": {"pure_bf16": True}, "amp-bf16": {"bf16": True}}
     tree |= kinds.get(precision, {})
+    if "activations" in p.offload:
+        tree["use_unsloth_gc"] = True
     if case.stack.settings.loss == "fused-linear":
         tree["enable_liger_kernel"] = True
     return tree

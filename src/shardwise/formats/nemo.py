@@ -355,7 +355,7 @@ def _peft(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return overrides of a recipe for a case; raises `InputError` naming every field that they cannot say."""
-    plan, found = untold(canonical_plan(worded(case).plan), _write.TOLD)
+    plan, found = untold(canonical_plan(worded(case).plan), _write.TOLD | {"offload"})
     case = replace(case, plan=plan)
     text, nodes = _yaml.dump(tree_of(case)), _trainer.processes(case)
     recipe = re.sub(r"[^a-z0-9]+", "_", case.model.name.lower().replace("llama-", "llama").replace(".", ""))

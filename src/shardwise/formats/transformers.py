@@ -6,12 +6,13 @@ trainer/{base,sft,model}_config.py, whose parsers were run for defaults. acceler
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problem
-from shardwise.files import YAML_BYTES, below, read_text
+from shardwise.files import YAML_BYTES, below, parse_json, read_text
 from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._canonical import canonical_plan
 from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
@@ -62,25 +63,27 @@ def _words(arguments: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = _value(value) if equals else True
+            found[name] = _value(value, name) if equals else True
         elif not name:
             problems.append(Problem("arguments", word, "follows no argument", "write --argument value"))
         else:
             held = found[name]
-            one = _value(word)
+            one = _value(word, name)
             found[name] = one if held is True else [*held, one] if isinstance(held, list) else [held, one]
     if problems:
         raise InputError(problems)
     return found
 
 
-def _value(word: str) -> Any:
+def _value(word: str, name: str = "") -> Any:
     """Return a word as the value that it spells.
 
     >>> [_value(word) for word in ("8", "1e-4", "True", "full_shard auto_wrap", "none")]
     [8, 0.0001, True, 'full_shard auto_wrap', None]
     """
     lower = word.lower()
+    if name.endswith("_checkpointing_kwargs"):
+        return parse_json(word, name, name)
     if lower in ("true", "false", "none", "null"):
         return {"true": True, "false": False}.get(lower)
     for kind in (int, float):
@@ -100,8 +103,7 @@ def _case(keys: Keys, launch: Launch, source: str, around: Around) -> Imported:
     base = launched or beside
     plan = base.plan if base else _plan(keys, devices)
     plan = replace(plan, recompute=_recompute(keys, trl) if plan.recompute == "none" else plan.recompute)
-    if keys.flag("activation_offloading"):
-        plan = replace(plan, offload=(*plan.offload, "activations"))
+    plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     seq_len = _length(keys, trl)
     job = Training(
@@ -140,13 +142,22 @@ def _plan(keys: Keys, devices: int) -> Plan:
     words = said if isinstance(said, list) else str(said or "").split()
     sharded = said is True or bool({"full_shard", "shard_grad_op", "hybrid_shard"} & set(words))
     kept = "shard_grad_op" in words or keys.flag("fsdp_config.reshard_after_forward") is False
-    return _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
+    host = sharded and ("offload" in words or keys.flag("fsdp_config.cpu_offload"))
+    plan = _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
+    return replace(plan, offload=fsdp.HOST if host else ())
 
 
 def _recompute(keys: Keys, trl: bool) -> Recompute:
     said = keys.flag("gradient_checkpointing")
     said = keys.flag("activation_checkpointing") if said is None else said
     return "full" if (trl if said is None else said) else "none"
+
+
+def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
+    """Return what lies in the host's memory, what is saved for backward as a setting of the trainer says."""
+    inputs = any([keys.flag(f"{name}_checkpointing_kwargs.offload") for name in ("activation", "gradient")])
+    saved = keys.flag("activation_offloading") or (inputs and plan.recompute == "full")
+    return tuple(dict.fromkeys((*plan.offload, *(("activations",) if saved else ()))))
 
 
 def _length(keys: Keys, trl: bool) -> int:
@@ -208,6 +219,8 @@ def _settings(case: ExportCase) -> dict[str, Any]:
         words["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.recompute == "full" and not p.sharding_rules.shards:
         words["gradient_checkpointing"] = True
+        if "activations" in p.offload:
+            words["activation_checkpointing_kwargs"] = {"offload": True}
     return words
 
 
@@ -215,6 +228,7 @@ def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
     """Return the plan and the job of the arguments of the training script and accelerate's YAML."""
     keys, beside = Keys(words, _TABLE), fsdp.read(tree)
     plan = replace(beside.plan, recompute=_recompute(keys, False) if beside.plan.recompute == "none" else "full")
+    plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, _ = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
     job = Training(
         seq_len=_length(keys, False),
@@ -262,7 +276,8 @@ def _lost(case: ExportCase, back: Training) -> Found:
 
 def _script(case: ExportCase, words: Mapping[str, Any], version: str) -> str:
     """Return the launch script."""
-    lines = ["    --" + (name if value is True else f"{name} {value}") for name, value in words.items()]
+    told = {name: f"'{json.dumps(value)}'" if isinstance(value, dict) else value for name, value in words.items()}
+    lines = ["    --" + (name if value is True else f"{name} {value}") for name, value in told.items()]
     head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers {version} reads it.\n"
     start = 'accelerate launch --config_file accelerate.yaml run_clm.py "$@" \\\n'
     return head + start + " \\\n".join(lines) + "\n"

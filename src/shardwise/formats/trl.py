@@ -51,7 +51,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.sharding in _SHARDED:
-        tree["fsdp"] = _SHARDED[p.sharding]
+        tree["fsdp"] = _SHARDED[p.sharding] + (" offload" if "parameters" in p.offload else "")
     if "activations" in p.offload:
         tree["activation_offloading"] = True
     if case.stack.settings.loss == "fused-linear":

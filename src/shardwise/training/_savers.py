@@ -122,7 +122,9 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
     lean: Changes = {"recompute": "full", "loss": "fused-linear"}
     one: Changes = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
     narrow: Changes = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
-    away: Changes = {**lean, "precision": "bf16-pure", "offload": ("optimizer", "gradients", "activations")}
+    # Frameworks send states away with what is sharded, on one device too.
+    away: Changes = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
+    away["offload"] = ("optimizer", "gradients", "parameters", "activations")
     if report.case.job.adapter:
         yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
         return
