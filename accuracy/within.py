@@ -44,7 +44,7 @@ def within(record: Record, context: Context, latencies: dict[str, float]) -> Wit
     case, ttft, tpot = base.case, latencies["ttft"], latencies["tpot"]
     degrees: dict[str, Any] = {name: _only(getattr(case.plan, name)) for name in ("tp", "pp", "dp", "ep", "etp")}
     space = ServingSpace(engine=(case.engine,), **degrees)
-    options = SearchOptions(max_ttft_seconds=ttft, max_tpot_seconds=tpot, top=1)
+    options = SearchOptions(max_ttft_seconds=ttft, max_tpot_seconds=tpot, top=1, risk=0.5)
     found = plan_serving(case.model, case.cluster, replace(case.job, batch=1), space, options).best
     flight, made = record.whole("concurrency"), case.job.output_tokens
     return Within(

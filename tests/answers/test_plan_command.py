@@ -16,7 +16,7 @@ from shardwise.answers import _commands
 INFER = shlex.split("plan infer llama-3.1-8b --on 4xh100-sxm-80gb --input-tokens 1024 --output-tokens 128")
 TRAIN = shlex.split("plan train llama-3.2-1b --on 8xa100-sxm-80gb --seq-len 2048 --global-batch 64 --layout 1d --cp 1")
 SMALL = ["--recompute", "none,full", "--sharding", "zero1", "--micro-batch", "1..4"]
-KEYS = {"plans", "legal", "fitting", "evaluated", "seconds", "covered", "objective", "limits"}
+KEYS = {"plans", "legal", "fitting", "evaluated", "seconds", "covered", "objective", "limits", "risk"}
 
 
 def _rest(command: str) -> list[str]:
@@ -36,6 +36,7 @@ def test_plan_infer_as_json() -> None:
     assert len(tree["best"]) == 3
     for best in tree["best"]:
         assert best["fits"]
+        assert best["chance_to_fit"] >= tree["search"]["risk"] == best["risk"] == 0.9
         assert best["tpot_seconds"] <= 0.012
         assert {"ttft_seconds", "request_seconds", "kv_cache_tokens", "max_concurrency", "plan", "job"} <= set(best)
     rates = [best["tokens_per_second_per_gpu"] for best in tree["best"]]
@@ -46,6 +47,22 @@ def test_plan_infer_as_json() -> None:
     for row in tree["rejected"]:
         assert row["remedy"]
         assert row["change"] is None or set(row["change"]) == {"field", "value", "loss", "best"}
+
+
+def test_a_deployment_is_as_likely_to_fit_as_asked() -> None:
+    """The page prints the chance to fit; at --risk 50% the best takes more requests; too sure a fit ends with 1."""
+    asked = ("plan", "infer", "llama-3.1-8b", "--on", "1xa100-sxm-40gb", "--input-tokens", "2048")
+    batch = {}
+    for risk in ("", "50%"):
+        done = run(*asked, *(("--risk", risk) if risk else ()))
+        assert done.status == 0
+        assert f"(--risk {risk or '90%'})" in done.out
+        tree = run(*asked, *(("--risk", risk) if risk else ()), "--json").tree
+        batch[risk] = tree["best"][0]["job"]["batch"]
+        assert tree["best"][0]["chance_to_fit"] >= (0.5 if risk else 0.9)
+    assert batch["50%"] > batch[""]
+    fixed = (*asked, "--batch", str(batch["50%"]))
+    assert (run(*fixed).status, run(*fixed, "--risk", "50%").status) == (1, 0)
 
 
 def test_the_command_of_a_deployment_gives_the_deployment() -> None:

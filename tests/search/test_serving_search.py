@@ -74,7 +74,8 @@ def _keeps(report: InferReport, options: SearchOptions) -> bool:
         (options.max_usd, report.usd_per_million_output_tokens),
     ]
     enough = report.output_tokens_per_second >= options.min_tokens_per_second
-    return report.fits and enough and all(not limit or value <= limit for limit, value in pairs)
+    fits = report.fits and report.chance_to_fit >= options.risk
+    return fits and enough and all(not limit or value <= limit for limit, value in pairs)
 
 
 def _value(objective: str, report: InferReport) -> float:
@@ -89,7 +90,9 @@ def _value(objective: str, report: InferReport) -> float:
     }[objective]
 
 
-LIMITED = SearchOptions(max_ttft_seconds=0.05, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0)
+LIMITED = SearchOptions(
+    max_ttft_seconds=0.05, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0, risk=0.5
+)
 
 
 @pytest.mark.parametrize("batch", [IntRanges(((1, 100_000_000),)), IntRanges(((1, 20_000),))])
@@ -150,6 +153,20 @@ def test_the_largest_batch_is_the_largest() -> None:
         more = replace(report.job, batch=report.job.batch + 1)
         one = infer(report.case.model, report.case.cluster, report.plan, more)
         assert report.job.batch == 300 or not _keeps(one, options)
+
+
+@pytest.mark.parametrize(("kind", "risk"), [("dense", 0.2), ("dense", 0.95), ("experts", 0.9)])
+def test_what_fits_at_a_risk_is_what_its_report_says(kind: str, risk: float) -> None:
+    """A row fits at the asked chance exactly where `infer` gives it that chance, and fits as predicted."""
+    space = ServingSpace(devices=IntRanges(((8, 8),)), batch=IntRanges(((400, 1600),)), batch_step=100)
+    found = plan_serving(MODELS[kind], ON, replace(JOB, max_batched_tokens=4096), space, SearchOptions(risk=risk))
+    assert found.table is not None
+    fits = found.table.fits_at_risk
+    assert fits.any()
+    assert not fits.all()
+    for row in range(0, len(fits), 5):
+        report = found.report(row)
+        assert fits[row] == (report.fits and report.chance_to_fit >= risk)
 
 
 def _add_up(found: ServingResult) -> bool:

@@ -13,7 +13,7 @@ from shardwise.answers._evidence import show_band
 from shardwise.answers._files import command_words
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
-from shardwise.answers._page import Page, assumptions, command_lines
+from shardwise.answers._page import Page, assumptions, command_lines, show_chance
 from shardwise.answers._plan_page import next_best, rejected, result_tree, wrapped
 from shardwise.answers._plan_train import on_devices, order_of, save_best
 from shardwise.answers._plot import plotted
@@ -50,6 +50,7 @@ def options_of(inputs: Inputs) -> SearchOptions:
     return SearchOptions(
         objective=inputs.get("objective", "throughput"),
         top=inputs.get("top", 10),
+        risk=inputs.get("risk", 0.9),
         efficiencies=_case.make_efficiencies(inputs),
         **limits,
     )
@@ -120,7 +121,7 @@ def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     best = [
         {
-            **infer_tree(report),
+            **infer_tree(report, found.options.risk),
             "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
             "placement": placement(report),
             "command": " ".join(words),
@@ -128,13 +129,13 @@ def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[
         for report, words in zip(found.best, commands, strict=True)
     ]
     limits = {name: getattr(found.options, name) for name in SERVE_LIMITS if getattr(found.options, name)}
-    return result_tree(found, best, short_serve_tree, {"limits": limits})
+    return result_tree(found, best, short_serve_tree, {"limits": limits, "risk": found.options.risk})
 
 
 def short_serve_tree(report: InferReport) -> dict[str, Any]:
     """Return a deployment with its headlines."""
-    names = ("fits", "ttft_seconds", "tpot_seconds", "request_seconds", "request_ttft_seconds", "request_tpot_seconds",
-             "output_tokens_per_second")  # fmt: skip
+    names = ("fits", "chance_to_fit", "ttft_seconds", "tpot_seconds", "request_seconds", "request_ttft_seconds",
+             "request_tpot_seconds", "output_tokens_per_second")  # fmt: skip
     job = {name: getattr(report.job, name) for name in ("batch", "weights", "kv_cache", "compute")}
     return {
         **{name: getattr(report, name) for name in names},
@@ -192,6 +193,9 @@ def _verdict(page: Page, found: ServingResult) -> None:
         for name, word in (("ttft_seconds", "TTFT"), ("tpot_seconds", "TPOT"), ("request_seconds", "request")):
             if getattr(best, name):
                 page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
+        held = f"{show_bytes(best.memory.needed)} of {show_bytes(best.memory.limit)}"
+        chance = show_chance(best.chance_to_fit)
+        page.note(f"{held}, chance to fit {chance} (--risk {found.options.risk:.0%})", "dim")
     else:
         page.label("NONE", f"{title}: no plan of the space is feasible", "bold red", "bold")
         _beyond(page, found.nearest)
@@ -201,9 +205,10 @@ def _verdict(page: Page, found: ServingResult) -> None:
         page.note(f"of one request while the batch stays full, as limits have it: TTFT {first}, TPOT {gap}")
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
     page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
+    does = "feasible" if _limits(found) else f"fit with a chance of {found.options.risk:.0%}"
     page.note(
         f"{found.num_plans:,} plans, {found.counts.evaluated:,} legal and evaluated, "
-        f"{found.counts.fitting:,} feasible, "
+        f"{found.counts.fitting:,} {does}, "
         f"in {show_seconds(found.seconds)}"
     )
 
@@ -249,6 +254,8 @@ def _best(page: Page, best: Sequence[InferReport]) -> None:
     page.blank()
     for i, report in enumerate(best, 1):
         page.label(f"{i:>3}", describe_deployment(report), "bold")
+        chance = show_chance(report.chance_to_fit)
+        page.note(f"chance to fit {chance}; request {show_band(report, 'request_seconds', show_seconds)}", "dim")
 
 
 def _price(report: InferReport) -> float | None:

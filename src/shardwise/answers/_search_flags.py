@@ -145,7 +145,7 @@ def serve_search_flags() -> dict[str, Flag]:
         ("at_most", k.SWITCH, "try every smaller number of devices too"),
         ("save_best", k.FILE, "write the best plan as a case of infer to a TOML or JSON file"),
     )
-    return {**kept, **ranges, **words, **step, **serving_limits(), **wanted}
+    return {**kept, **ranges, **words, **step, **serving_limits(), **wanted, **risk_flags()}
 
 
 @cache

@@ -108,6 +108,9 @@ def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
         name: [str(column[setup] or "") for setup in table.setup.tolist()]
         for name, column in zip(("engine", "weights", "kv_cache", "compute"), words, strict=True)
     }
-    numbers = {name: getattr(table, name) for name in (*names, "tokens_per_second_per_gpu", "short_by_bytes", "fits")}
+    numbers = {
+        name: getattr(table, name)
+        for name in (*names, "tokens_per_second_per_gpu", "short_by_bytes", "fits", "fits_at_risk")
+    }
     price = {} if grid.cluster.usd_per_device_hour is None else {"usd": table.usd}
     return Frame({**degrees, **said, **numbers, **price})

@@ -74,11 +74,10 @@ _SERVING = tuple(limit.field for limit in SERVING_LIMITS)
 class SearchOptions:
     """What is wanted of a search, of training plans or of deployments; a limit of 0 is none.
 
-    Without an `objective` the shortest step is sought, of deployments the most tokens a second and device. Of training
-    plans those are proposed that fit with a chance of at least `risk`. `max_run_seconds` and `max_usd` are of the job's
-    token budget, of deployments `max_usd` is of a million output tokens and `min_tokens_per_second` of all devices;
-    `min_free_bytes` stay free on the fullest device. With `explore` layouts are tried too that the framework cannot
-    launch.
+    Without an `objective` the shortest step is sought, of deployments the most tokens a second and device. Plans are
+    proposed that fit with a chance of at least `risk`. `max_run_seconds` and `max_usd` are of the job's token budget,
+    of deployments `max_usd` is of a million output tokens and `min_tokens_per_second` of all devices; `min_free_bytes`
+    stay free on the fullest device. With `explore` layouts are tried too that the framework cannot launch.
 
     >>> SearchOptions(objective="days", max_usd=2e6).top
     10
@@ -105,6 +104,14 @@ class SearchOptions:
     def sought(self, usual: str) -> SearchOptions:
         """Return the options with the usual objective where none is named."""
         return replace(self, objective=self.objective or usual)
+
+    def harmless(self, deployments: Any) -> Any:
+        """Return which deployments fit with the chance asked, within the limits that a larger batch makes harder."""
+        found = deployments.fits_at_risk
+        for limit in SERVING_LIMITS:
+            if limit.grows and getattr(self, limit.field):
+                found = found & (limit.ratio(deployments, self) <= 1)
+        return found
 
     def _common(self, objectives: dict[str, Any], limits: tuple[str, ...]) -> Problems:
         """Return what is wrong with the objective, the risk and limits that are asked of the wrong kind of search."""

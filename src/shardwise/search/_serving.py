@@ -85,7 +85,7 @@ class ServingResult(SearchResult[InferReport]):
         """Which plans memory and each limit reject, a plan to the first that it breaks, and which to none."""
         if self.table is None:
             return {}, np.zeros(0, bool)
-        left = self.table.fits
+        left = self.table.fits_at_risk
         found = {MEMORY: ~left}
         for limit in SERVING_LIMITS:
             if getattr(self.options, limit.field):
@@ -108,10 +108,8 @@ class ServingResult(SearchResult[InferReport]):
         kept = np.flatnonzero(self._verdicts[1])
         one = table.take(kept)
         value = SERVING_OBJECTIVES[self.options.objective](one)
-        # Replicas alike differ in the last bits of their rates, which are no reason to take more devices.
-        seconds = (one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
-        near = (np.asarray(each, np.float32) for each in seconds)
-        return kept[np.lexsort((one.batch, one.layout, one.setup, one.devices, *near))]
+        last = (one.batch, one.layout, one.setup, one.devices, one.ttft_seconds, -one.tokens_per_second_per_gpu, value)
+        return kept[np.lexsort(last)]
 
     @cached_property
     def _top(self) -> list[int]:
@@ -159,9 +157,10 @@ class ServingResult(SearchResult[InferReport]):
         if self.table is None or len(self._ranked) or not self.counts.evaluated:
             return -1
         asked = [limit.field for limit in SERVING_LIMITS if getattr(self.options, limit.field)]
-        if asked and self.table.fits.any():
+        fits = self.table.fits_at_risk
+        if asked and fits.any():
             worst = np.max([self.ranking.miss(name) for name in asked], axis=0)
-            return int(np.argmin(np.where(self.table.fits, worst, np.inf)))
+            return int(np.argmin(np.where(fits, worst, np.inf)))
         return int(np.argmin(self.ranking.miss(MEMORY)))
 
     def report(self, row: int) -> InferReport:

@@ -37,7 +37,7 @@ class Ranking:
     def miss(self, name: str) -> Any:
         """Return by how much every row breaks a limit, memory as a share of the device's."""
         if name == MEMORY:
-            return self.table.short_by_bytes / self.grid.cluster.device.usable_memory_bytes
+            return self.table.short_at_risk_bytes / self.grid.cluster.device.usable_memory_bytes
         return next(limit for limit in SERVING_LIMITS if limit.field == name).ratio(self.table, self.grid.options) - 1
 
     def word(self, row: int, name: str) -> object:

@@ -22,7 +22,7 @@ from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.records import dataclass
 from shardwise.search._columns import bisected, distinct_rows
-from shardwise.search._options import SERVING_LIMITS, SearchOptions
+from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._program import ROW, Program, ProgramShape
 from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
@@ -30,6 +30,7 @@ from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
+from shardwise.serving._report import cache_band
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns
 
 CELLS = 16_384
@@ -39,31 +40,43 @@ Word = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServingTable:
+class Each:
+    """Columns of what one replica of a kind of layout does with a batch."""
+
+    ttft_seconds: Any
+    tpot_seconds: Any
+    request_seconds: Any
+    request_ttft_seconds: Any
+    request_tpot_seconds: Any
+    short_by_bytes: Any
+    short_at_risk_bytes: Any
+
+    @property
+    def fits(self) -> Any:
+        """Which plans fit as predicted."""
+        return self.short_by_bytes <= 0
+
+    @property
+    def fits_at_risk(self) -> Any:
+        """Which plans fit with the chance that is asked."""
+        return self.short_at_risk_bytes <= 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingTable(Each):
     """Columns of plans: which setup and layout and batch, and what `infer` says of each."""
 
     setup: Any
     layout: Any
     batch: Any
     devices: Any
-    ttft_seconds: Any
-    tpot_seconds: Any
-    request_seconds: Any
-    request_ttft_seconds: Any
-    request_tpot_seconds: Any
-    tokens_per_second: Any
+    tokens_per_second_per_gpu: Any
     usd: Any
-    short_by_bytes: Any
 
     @property
-    def tokens_per_second_per_gpu(self) -> Any:
-        """Tokens a second and device, prefill included: output tokens, or input where nothing is generated."""
-        return self.tokens_per_second / self.devices
-
-    @property
-    def fits(self) -> Any:
-        """Which plans fit."""
-        return self.short_by_bytes <= 0
+    def tokens_per_second(self) -> Any:
+        """Tokens a second of all devices, prefill included: output tokens, or input where nothing is generated."""
+        return self.tokens_per_second_per_gpu * self.devices
 
     def take(self, rows: Any) -> ServingTable:
         """Return some rows."""
@@ -81,7 +94,7 @@ TITLES = {
     "experts": "experts divide over ranks",
     "pipeline": "stages divide the layers",
     FORMATS: "the device multiplies in the format",
-    MEMORY: "more memory than the engine has",
+    MEMORY: "more memory than the engine has, with the wanted chance to fit",
 }
 
 
@@ -280,18 +293,6 @@ def counted_tokens(job: Serving) -> int:
     return job.output_tokens or job.input_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Each:
-    """What one replica of a kind of layout does with a batch."""
-
-    ttft_seconds: Any
-    tpot_seconds: Any
-    request_seconds: Any
-    request_ttft_seconds: Any
-    request_tpot_seconds: Any
-    short_by_bytes: Any
-
-
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     """What `infer` says of one replica under a setup, recorded; `columns` are what it reads of the kinds of layouts."""
@@ -323,7 +324,11 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
     z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
     e = evaluate(case, z)
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
-    found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short)
+    # A cache that measures less than predicted: of a budget so much smaller `InferReport.chance_to_fit` is the risk.
+    share = min(1.0, cache_band(case, e.family).at(1 - grid.options.risk))
+    used = largest([m.kv_cache for m in e.on_devices])
+    at_risk = largest([short, *(used - share * m.cache_budget for m in e.on_devices)])
+    found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
     return _Recorded(Program(dict(zip((f.name for f in fields(Each)), found, strict=True))), columns)
 
 
@@ -345,18 +350,19 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Eac
     """Return the table of layouts with their batches, each from what one replica of its kind does."""
     layout, batch, at = cells
     c, legal = grid.layouts.columns, grid.layouts.legal[layout]
-    devices = c["tp"][legal] * c["pp"][legal] * c["dp"][legal]
     values = {f.name: getattr(each, f.name)[at] for f in fields(Each)}
-    rate = batch * c["dp"][legal] * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"]
+    # Of one replica, so that replicas alike tie to the last bit and the fewest devices come first.
+    replica = c["tp"][legal] * c["pp"][legal]
+    rate = batch * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"] / replica
     price = grid.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
     return ServingTable(
         setup=np.full(np.shape(batch), setup),
         layout=layout,
         batch=batch,
-        devices=devices,
-        tokens_per_second=rate,
-        usd=hourly * devices / 3600 / rate * 1e6,
+        devices=replica * c["dp"][legal],
+        tokens_per_second_per_gpu=rate,
+        usd=hourly / 3600 / rate * 1e6,
         **values,
     )
 
@@ -386,13 +392,4 @@ def table_of(grid: ServingGrid, setup: int) -> Iterator[ServingTable]:
 def _largest(grid: ServingGrid, setup: int, between: tuple[int, int]) -> tuple[Any, Any]:
     """Return kinds of layouts and for each the largest batch of a range that will do, where the least does."""
     every = np.arange(len(grid.kinds[0]))
-    return bisected(every, between, lambda kind, batch: harmless(_evaluated(grid, setup, kind, batch), grid.options))
-
-
-def harmless(each: Each, options: SearchOptions) -> Any:
-    """Return which plans fit and keep the limits that a larger batch makes harder."""
-    found = each.short_by_bytes <= 0
-    for limit in SERVING_LIMITS:
-        if limit.grows and getattr(options, limit.field):
-            found = found & (limit.ratio(each, options) <= 1)
-    return found
+    return bisected(every, between, lambda kind, batch: grid.options.harmless(_evaluated(grid, setup, kind, batch)))

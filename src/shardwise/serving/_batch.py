@@ -39,6 +39,11 @@ class BatchCost(Generic[X]):
     family: str
     notes: tuple[str, ...]
 
+    @property
+    def on_devices(self) -> tuple[StageBytes[X], ...]:
+        """Bytes of the stages that devices hold."""
+        return tuple(m for m, stage in zip(self.memory, self.sizes.stages, strict=True) if not stage.on_host)
+
 
 def prefill_step(case: ServingCase, sizes: ServingSizes[X]) -> tuple[EngineStep[X], X]:
     """Return the step of a prefill and how often it runs: once, or for `max_batched_tokens` at a time.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
-from shardwise.cost import Conditions, Efficiencies, band_of
+from shardwise.cost import Band, Conditions, Efficiencies, band_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
@@ -48,6 +48,12 @@ def conditions_of(case: ServingCase, family: str) -> Conditions:
     }
     words = tuple(word for word, holds in said.items() if holds)
     return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.name)
+
+
+def cache_band(case: ServingCase, family: str) -> Band:
+    """Return the band of the tokens that the cache of a case holds, however many are asked for and on any ranks."""
+    one = replace(case, plan=Plan(), job=replace(case.job, batch=1))
+    return band_of("kv_cache_tokens", conditions_of(one, family))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -103,7 +109,7 @@ class InferReport(Shown):
         used, budget = self.kv_cache_bytes_per_gpu, self.kv_cache_budget_bytes_per_gpu
         if not used or not budget:
             return float(self.fits)
-        return 1.0 - band_of("kv_cache_tokens", self.conditions).chance(used / budget)
+        return 1.0 - cache_band(self.case, self.evaluation.family).chance(used / budget)
 
     @property
     def dominant(self) -> str:
@@ -118,8 +124,7 @@ class InferReport(Shown):
     @property
     def on_devices(self) -> tuple[StageBytes[float], ...]:
         """Bytes of the stages that devices hold."""
-        stages = zip(self.evaluation.memory, self.evaluation.sizes.stages, strict=True)
-        return tuple(memory for memory, stage in stages if not stage.on_host)
+        return self.evaluation.on_devices
 
     @property
     def on_host(self) -> StageBytes[float] | None:
