@@ -46,9 +46,8 @@ def main() -> int:
     import torch
 
     from accuracy.measuring import parts
-    from accuracy.measuring.clock import Clock
-    from accuracy.measuring.machine import describe, peaks_of
     from accuracy.measuring.tables import Tables
+    from shardwise.measuring import Clock, describe
 
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     machine, tables = describe(device, given.name, given.key), Tables()
@@ -56,7 +55,7 @@ def main() -> int:
           f"{machine.memory_bytes / 2**30:.1f} GiB, torch {machine.torch_version}")  # fmt: skip
     clock = Clock(device=device, rounds=2 if given.quick else given.rounds)
     first, step = map(int, (given.share or "0/1").split("/"))
-    bench = parts.Bench(machine, tables, clock, peaks_of(machine.key), given.quick, slice(first, None, step))
+    bench = parts.Bench(machine, tables, clock, parts.peaks_of(machine.key), given.quick, slice(first, None, step))
     every: dict[str, Callable[[], str]] = {
         "products": bench.products, "attention": bench.attention, "streams": bench.streams, "experts": bench.experts,
         "steps": bench.steps, "memory": bench.memory, "inference": bench.inference,

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accuracy.measuring.clock import Case, Timing, ring, values
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.products import DTYPES, WIDTHS
 from accuracy.measuring.tables import Tables
+from shardwise.measuring import Case, Machine, Timing, ring, values
 
 _PROMPTS = {"cpu": ((1, 64), (1, 128), (4, 128), (8, 128), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024),
                     (1, 2048)),

@@ -6,9 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from accuracy.measuring import attention, products, serving, steps, streams
-from accuracy.measuring.clock import Case, Clock, noise_of
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.tables import Tables
+from shardwise.errors import InputError
+from shardwise.hardware import find_device
+from shardwise.measuring import Case, Clock, Machine, noise_of
+
+
+def peaks_of(key: str) -> dict[str, float]:
+    """Return matrix FLOP/s by data type of a device of the catalogue, nothing for one that is not in it."""
+    try:
+        return dict(find_device(key).device.matrix_flops)
+    except InputError:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

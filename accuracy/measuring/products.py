@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from accuracy.measuring.clock import Case, Timing, ring, values
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.tables import Tables
+from shardwise.measuring import WIDTHS, Case, Machine, Timing, product_of, ring, torch_dtype, values
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-WIDTHS = {"fp32": 4, "bf16": 2}
+DTYPES = {dtype: torch_dtype(dtype) for dtype in WIDTHS}
 
 _SIDES = ((256, 256), (512, 512), (1024, 512), (512, 1408), (2816, 512), (768, 768), (3072, 768), (768, 3072),
           (1024, 1024), (4096, 1024), (2048, 2048), (8192, 512), (16384, 256))  # fmt: skip
@@ -35,36 +33,6 @@ def shapes(device: str, quick: bool) -> Iterator[tuple[int, int, int]]:
                 yield m, n, k
 
 
-def _stage(stage: str, mnk: tuple[int, int, int], machine: Machine, dtype: str) -> Callable[[], Callable[[int], Any]]:
-    """Return what makes the call of one product; every operand that a step has not just made comes from memory."""
-    m, n, k = mnk
-
-    def make() -> Callable[[int], Any]:
-        def one(rows: int, columns: int) -> Any:
-            return values(rows, columns, dtype=DTYPES[dtype], device=machine.device)
-
-        width = WIDTHS[dtype]
-        x, gradient = ring(lambda: one(m, k), width * m * k), ring(lambda: one(m, n), width * m * n)
-        weight = ring(lambda: one(n, k), width * n * k)
-        results: list[Any] = [None] * max(2, len(gradient))
-        if stage == "fwd":
-
-            def call(i: int) -> None:
-                results[i % len(results)] = x[i % len(x)] @ weight[i % len(weight)].t()
-        elif stage == "bwd_input":
-
-            def call(i: int) -> None:
-                results[i % len(results)] = gradient[i % len(gradient)] @ weight[i % len(weight)]
-        else:
-
-            def call(i: int) -> None:
-                results[i % len(results)] = gradient[i % len(gradient)].t() @ x[i % len(x)]
-
-        return call
-
-    return make
-
-
 def products(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bool) -> Iterator[Case]:
     """Yield every product in its three stages: one row of kernels_gemm (forward) and of op_efficiency (all) each."""
     for dtype in DTYPES:
@@ -74,7 +42,7 @@ def products(machine: Machine, tables: Tables, peaks: dict[str, float], quick: b
                     continue
                 yield Case(
                     f"product {dtype} {stage} {mnk}",
-                    _stage(stage, mnk, machine, dtype),
+                    product_of(stage, mnk, machine.device, dtype),
                     _recorder(machine, tables, peaks.get(dtype, 0.0), (dtype, stage, layout), mnk),
                 )
 

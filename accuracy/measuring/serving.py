@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from accuracy.measuring.clock import Clock, Others, Timing
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.models import Config, Decoder
 from accuracy.measuring.products import DTYPES
 from accuracy.measuring.steps import gpt, llama, models, parameters
 from accuracy.measuring.tables import Tables
+from shardwise.measuring import Clock, Machine, Others, Timing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from accuracy.measuring.clock import Clock, Others, Timing
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.memory import cpu_peak, cuda_peak
 from accuracy.measuring.models import Config, Decoder, loss_of
 from accuracy.measuring.products import DTYPES
 from accuracy.measuring.tables import Tables
+from shardwise.measuring import Clock, Machine, Others, Timing
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),

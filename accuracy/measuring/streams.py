@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from accuracy.measuring.clock import Case, Timing, ring, values
-from accuracy.measuring.machine import Machine
 from accuracy.measuring.models import RMSNorm, rotary_tables, rotated
 from accuracy.measuring.products import DTYPES, WIDTHS
 from accuracy.measuring.tables import Tables
+from shardwise.measuring import Case, Machine, Timing, copy_of, ring, values
 
 _SIZES = {"cpu": ((64, 256), (256, 256), (256, 512), (512, 512), (512, 1408), (1024, 512), (1024, 1024), (1024, 2816),
                   (2048, 1024), (4096, 1024)),
@@ -209,17 +208,12 @@ class Streams:
             pairs += [("copy_h2d", "cpu", "cuda"), ("copy_d2h", "cuda", "cpu")]
         for op, source, target in pairs:
             for size in _COPIES[self.machine.device][: 1 if self.quick else None]:
-
-                def make(size: int = size, source: str = source, target: str = target) -> Any:
-                    def one(place: str) -> Any:
-                        pinned = self.machine.device == "cuda" and place == "cpu"
-                        return torch.ones(size // 4, device=place, pin_memory=pinned)
-
-                    a, b = ring(lambda: one(source), size), ring(lambda: one(target), size)
-                    return lambda i: b[i % len(b)].copy_(a[i % len(a)], non_blocking=True)
-
                 both = 2 if op == "copy_d2d" else 1
-                yield Case(f"{op} {size}", make, self._row(op, "fp32", (size // 4, 1), float(both * size)))
+                yield Case(
+                    f"{op} {size}",
+                    copy_of(size, source, target),
+                    self._row(op, "fp32", (size // 4, 1), float(both * size)),
+                )
 
     def cases(self) -> Iterator[Case]:
         """Yield every case."""

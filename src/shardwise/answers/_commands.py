@@ -33,6 +33,7 @@ SUMMARIES = {
     "import": "another system's launch script or configuration as a case, and what became of every word of it",
     "export": "a plan as another system's launch script or configuration",
     "validate": "predicted against measured: your own runs of CSV files",
+    "measure": "this machine's matrix products and memory, timed with PyTorch, as a device of your catalogue",
     "models": "the models that are known by name, or one with its source",
     "devices": "the devices that are known by name, or one with the source of every figure",
     "schema": "the JSON schema of case files, for editors and checks",
@@ -188,6 +189,19 @@ def _validate() -> Command:
     return Command("validate", SUMMARIES["validate"], ("files",), {**files, **output}, exits, many=True)
 
 
+def _measure() -> Command:
+    own = {
+        "out": Flag(
+            "out", _converters.FILE, "folder of the catalogue: devices/NAME.toml, and NAME.csv as timed", "output"
+        ),
+        "name": Flag("name", _converters.TEXT, "name of the device; left out, what the system calls it", "output"),
+    }
+    output = {key: OUTPUT[key] for key in ("json", "width", "help")}
+    return Command(
+        "measure", SUMMARIES["measure"], (), {**own, **output}, "exit status: 0 measured, 2 bad input", ("out",)
+    )
+
+
 def _listing(name: str) -> Command:
     search = {
         "search": Flag("search", _converters.TEXT, "words that the name holds", "positional"),
@@ -222,6 +236,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "import": _import,
     "export": _export,
     "validate": _validate,
+    "measure": _measure,
     "models": lambda: _listing("models"),
     "devices": lambda: _listing("devices"),
     "dtypes": lambda: _listing("dtypes"),

@@ -101,22 +101,26 @@ def _say(part: Any) -> str:
     return f"{type(part).__name__} ({', '.join(f'{name} {value}' for name, value in numbers.items())})"
 
 
+def device_facts(device: Device) -> dict[str, Any]:
+    """Return every figure of a device with its source and date, by field."""
+    return {f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed}
+            for f in device.sources}  # fmt: skip
+
+
 def device_record(name: str) -> dict[str, Any]:
     """Return one device with the source and date of every figure."""
     device = find_device(name).device
     words = {name: getattr(device, name) for name in ("name", "full_name", "vendor", "fast_link")}
-    facts = {
-        f.field: {"value": f.value, "source": f.source, "date": f.date, "assumed": f.assumed} for f in device.sources
-    }
     prices = [
         {"provider": o.provider, "instance": o.instance, "devices": o.devices, "commitment": commitment, "term": o.term,
          "usd_per_device_hour": o.device_usd(commitment), "source": o.where}
         for o in offers() if o.device == device.name for commitment in o.usd
     ]  # fmt: skip
-    return {**words, "facts": facts, "unknown": list(device.unknown), "prices": prices}
+    return {**words, "facts": device_facts(device), "unknown": list(device.unknown), "prices": prices}
 
 
-def _figure(device: Device, field: str) -> str:
+def figure(device: Device, field: str) -> str:
+    """Return a figure of a device with its unit, a dash where it is not known."""
     if not device.knows(field):
         return "-"
     value = device.fact(field).value
@@ -185,7 +189,7 @@ def devices_page(names: Sequence[str], width: int = 80) -> Page:
     rows = [["device", "memory", "bandwidth", "bf16", "link"]]
     for name in names:
         device = find_device(name).device
-        rows.append([name, *(_figure(device, field) for field in fields)])
+        rows.append([name, *(figure(device, field) for field in fields)])
     page.table(rows, right=(1, 2, 3, 4), header=True, indent=0)
     page.blank()
     page.add((f"{len(names)} devices; `shardwise devices NAME` shows one with its sources", "dim"))
@@ -199,8 +203,8 @@ def _one_device(page: Page, name: str) -> None:
     marks: dict[str, int] = {}
     for fact in device.sources:
         mark = marks.setdefault(f"{fact.source}, {fact.date}", len(marks) + 1)
-        figure = f"{_figure(device, fact.field):>18}  "
-        page.add((f"  {fact.field:<26}", "bold"), (figure, ""), (f"[{mark}]", "dim"))
+        said = f"{figure(device, fact.field):>18}  "
+        page.add((f"  {fact.field:<26}", "bold"), (said, ""), (f"[{mark}]", "dim"))
     page.blank()
     for source, mark in marks.items():
         page.label(f"{f'[{mark}]':>9}", source, "dim", "dim")

@@ -193,6 +193,7 @@ def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None
 def product_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> ProductRates[Any]:
     """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
 
+    A device that was measured itself (`shardwise measure`) reaches what its file states. Of others
     `by_device` holds what one device of the family reaches of the others, and `start_by_device` the same of starts;
     `engines` holds the constants of engines with a library of their own.
     """
@@ -201,11 +202,13 @@ def product_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, 
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
     scale = row.by_device.get(device.name, 1.0) * lasting_share(row, device)
-    flops = imposed.matmul_flops_per_second or effective(imposed, lasting(row) * scale, imposed.compute) * peak
+    reached = device.achieved(f"flops.{dtype}")
+    kept = float(reached.value) / peak if reached else lasting(row) * scale
+    flops = imposed.matmul_flops_per_second or effective(imposed, kept, imposed.compute) * peak
     moved = achieved_bytes(device, imposed, row.memory)
     start = 0.0 if imposed.ideal else row.start_by_device.get(device.name, 1.0)
     return ProductRates(
-        matmul_flops=leaf("achievable matrix FLOP/s", flops, row.source),
+        matmul_flops=leaf("achievable matrix FLOP/s", flops, reached.source if reached else row.source),
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row.source),
         matmul_start=leaf("kernel start", start * row.start_seconds, row.source),
         sharpness=math.inf if imposed.ideal else row.sharpness,
@@ -315,7 +318,9 @@ def rates_of(
     memory, grouped, peak = table.memory, grouped_by(table.grouped, kernels[1]), device.peak_flops(dtype)
     attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
     attention = derated_attention(attention, device, node_busy)
-    stream = achieved_bytes(device, imposed, memory.efficiency)
+    streamed = device.achieved("bytes_per_second")
+    share = float(streamed.value) / bandwidth_of(device) if streamed else memory.efficiency
+    stream = achieved_bytes(device, imposed, share)
     scale = relative(device, row, grouped.measured_on or device.name)
     forward, backward, experts = (
         effective(imposed, fitted, imposed.compute)
@@ -331,7 +336,7 @@ def rates_of(
         grouped_gradients=(1.0, 1.0) if imposed.ideal else (grouped.input_gradient, grouped.weight_gradient),
         grouped_start=leaf("grouped start", start * grouped.start_seconds, grouped.source),
         grouped_each=leaf("start of one expert", start * grouped.each_seconds, grouped.source),
-        memory_bytes=leaf("streaming HBM bytes/s", stream, memory.source),
+        memory_bytes=leaf("streaming HBM bytes/s", stream, streamed.source if streamed else memory.source),
         memory_start=leaf("kernel start", start * memory.start_seconds, memory.source),
         launch=leaf("launch", start * launch_seconds, "the stack's eager launch"),
         contention=contention_of(device, imposed),

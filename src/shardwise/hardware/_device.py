@@ -23,6 +23,7 @@ from shardwise.hardware._quantity import (
 from shardwise.records import dataclass
 
 _MATRIX = "matrix_flops."
+_ACHIEVED = "achieved_flops."
 # A round number near those of the devices whose kernels are measured (80 to 148).
 _UNKNOWN_CORES = 100
 
@@ -45,6 +46,9 @@ FIELDS: Mapping[str, tuple[Quantity | None, str]] = MappingProxyType(
         "usd_per_device_hour": (USD, "price"),
         "year": (COUNT, "a device file"),
         **{_MATRIX + dtype: (FLOPS, f"peak_flops.{dtype}") for dtype in DTYPES},
+        # What kernels of this very machine reach, where `shardwise measure` wrote the file.
+        "achieved_bytes_per_second": (RATE, "memory_bandwidth_achieved"),
+        **{_ACHIEVED + dtype: (FLOPS, "matmul_flops") for dtype in DTYPES},
     }
 )
 
@@ -143,13 +147,22 @@ class Device:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the fields that no source gives; a data type that the device lacks is not a gap."""
-        return tuple(name for name in FIELDS if not name.startswith(_MATRIX) and name not in self._values)
+        optional = (_MATRIX, "achieved_")
+        return tuple(name for name in FIELDS if not name.startswith(optional) and name not in self._values)
 
     @property
     def matrix_flops(self) -> Mapping[str, float]:
         """Return dense matrix FLOP/s by data type, in the order of increasing speed of the types."""
         rates = {dtype: self._values.get(_MATRIX + dtype) for dtype in DTYPES}
         return MappingProxyType({dtype: rate for dtype, rate in rates.items() if rate is not None})
+
+    def achieved(self, name: str) -> Fact | None:
+        """Return what kernels measured on this machine reach, such as "flops.bf16", or None where none were.
+
+        >>> from shardwise.hardware import find_device
+        >>> find_device("h100-sxm-80gb").device.achieved("bytes_per_second")
+        """
+        return self.fact(f"achieved_{name}") if self.knows(f"achieved_{name}") else None
 
     @property
     def memory_bytes(self) -> int:

@@ -15,7 +15,7 @@ from shardwise.hardware._quantity import fail, nearest
 _TEXTS = ("name", "full_name", "vendor", "fast_link")
 _KEYS = (*_TEXTS, "sources", "facts")
 _PAIR = 'write [value, "key"] with key = ["source", "date"] under [sources]'
-_MATRIX = "matrix_flops"
+_BY_TYPE = ("matrix_flops", "achieved_flops")
 
 
 def device_from_table(table: Mapping[str, object], where: str) -> Device:
@@ -103,12 +103,14 @@ def _sub(table: Mapping[str, object], key: str, problems: Problems) -> Mapping[s
 
 
 def _flat(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return the facts with the sub-table matrix_flops spread out, as in matrix_flops.bf16."""
-    flat = {name: entry for name, entry in facts.items() if name != _MATRIX}
-    rates = facts.get(_MATRIX, {})
-    if not isinstance(rates, Mapping):
-        return {**flat, _MATRIX: rates}
-    return {**flat, **{f"{_MATRIX}.{dtype}": entry for dtype, entry in rates.items()}}
+    """Return the facts with the sub-tables of data types spread out, as in matrix_flops.bf16."""
+    flat: dict[str, object] = {}
+    for name, entry in facts.items():
+        if name in _BY_TYPE and isinstance(entry, Mapping):
+            flat |= {f"{name}.{dtype}": one for dtype, one in entry.items()}
+        else:
+            flat[name] = entry
+    return flat
 
 
 def _sources(table: Mapping[str, object], problems: Problems) -> dict[str, tuple[str, str]]:

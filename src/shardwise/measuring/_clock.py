@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 SPREAD_LIMIT = 0.05
 """Distance of the quartiles over the median above which a case is measured again, and then marked."""
 OTHERS_LIMIT = 0.04
@@ -106,11 +104,15 @@ class Clock:
     def sync(self) -> None:
         """Wait for the device."""
         if self.device == "cuda":
+            import torch
+
             torch.cuda.synchronize()
 
     def elapsed(self, call: Callable[[int], Any], count: int) -> float:
         """Return seconds of one of so many calls in a row: by events on a GPU, by the wall clock on a CPU."""
         if self.device == "cuda":
+            import torch
+
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             begin.record()
@@ -118,7 +120,7 @@ class Clock:
                 call(i)
             end.record()
             end.synchronize()
-            return begin.elapsed_time(end) * 1e-3 / count
+            return float(begin.elapsed_time(end)) * 1e-3 / count
         began = time.perf_counter()
         for i in range(count):
             call(i)
@@ -145,7 +147,7 @@ class Clock:
         best: dict[str, Timing] = {}
         wanted, began = list(cases), time.perf_counter()
         for _ in range(4):
-            if time.perf_counter() - began > self.patience_seconds:
+            if best and time.perf_counter() - began > self.patience_seconds:
                 break
             for case, timing in self._timed(wanted, together):
                 old = best.setdefault(case.name, timing)
@@ -178,12 +180,14 @@ def ring(one: Callable[[], Any], size_bytes: float) -> list[Any]:
     return [one() for _ in range(count)]
 
 
-def values(*sides: int, dtype: Any = torch.float32, device: str = "cpu") -> Any:
-    """Return a new tensor of normal values, copied from one drawn once."""
+def values(*sides: int, dtype: Any = None, device: str = "cpu") -> Any:
+    """Return a new tensor of normal values in fp32 or another type, copied from one drawn once."""
+    import torch
+
     count = math.prod(sides)
     if device not in _NOISE or _NOISE[device].numel() < count:
         _NOISE[device] = torch.randn(max(count, 2**22), device=device)
-    return _NOISE[device][:count].view(sides).to(dtype, copy=True)
+    return _NOISE[device][:count].view(sides).to(dtype or torch.float32, copy=True)
 
 
 def noise_of(found: Sequence[tuple[str, Timing]]) -> str:

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from shardwise.errors import InputError
+from shardwise.hardware import find_device
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _PAD_BYTES = -1, -2, -4, 2**29
 
@@ -39,10 +40,15 @@ class Machine:
         return "plain PyTorch on CPU" if self.device == "cpu" else "plain PyTorch"
 
     @property
-    def citation(self) -> str:
-        """Who measured what where, for the column of that name."""
+    def description(self) -> str:
+        """The processor, its cores and clock, and the version of PyTorch."""
         clock = f", {self.hertz / 1e9:.2f} GHz" if self.hertz else ""
-        return f"benchmarks/measure.py on {self.full_name}, {self.cores} cores{clock}, torch {self.torch_version}"
+        return f"{self.full_name}, {self.cores} cores{clock}, torch {self.torch_version}"
+
+    @property
+    def citation(self) -> str:
+        """What was measured where, for the column of that name."""
+        return f"measured on {self.description}"
 
 
 def keep_freed_memory() -> bool:
@@ -84,6 +90,8 @@ def _key(name: str, cores: int) -> str:
 
 def describe(device: str, name: str = "", key: str = "") -> Machine:
     """Return the machine; `name` and `key` replace what a virtual machine does not tell of its processor."""
+    import torch
+
     version = str(torch.__version__)
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
@@ -104,21 +112,7 @@ def describe(device: str, name: str = "", key: str = "") -> Machine:
 
 def catalogue_key(name: str) -> str:
     """Return the name in shardwise's catalogue of a GPU that its driver calls so, or a key made of that name."""
-    from shardwise.errors import InputError
-    from shardwise.hardware import find_device
-
     try:
         return find_device(name).device.name
     except InputError:
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def peaks_of(key: str) -> dict[str, float]:
-    """Return matrix FLOP/s by data type of a device of the catalogue, nothing for one that is not in it."""
-    from shardwise.errors import InputError
-    from shardwise.hardware import find_device
-
-    try:
-        return dict(find_device(key).device.matrix_flops)
-    except InputError:
-        return {}

@@ -1,0 +1,169 @@
+"""From timed products and copies to a device of the user's catalogue: what it reaches, and the peaks that implies."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields, replace
+from functools import partial
+
+from shardwise.cost import Efficiencies, constants, family_of, matmul_row, product_rates, product_seconds
+from shardwise.errors import InputError
+from shardwise.hardware import Device, Fact, find_device
+from shardwise.measuring._clock import Case, Clock, Timing
+from shardwise.measuring._kernels import WIDTHS, copy_of, product_of
+from shardwise.measuring._machine import Machine
+from shardwise.records import dataclass
+
+Shapes = Sequence[tuple[int, int, int]]
+
+# Forward products (m, k) by (k, n), and bytes of copies, by kind of device.
+SHAPES: dict[str, Shapes] = {
+    "cpu": [
+        (m, n, k) for n, k in ((512, 1408), (1024, 1024), (4096, 1024), (2048, 2048)) for m in (1, 16, 64, 256, 1024)
+    ],
+    "cuda": [
+        (m, n, k) for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192)) for m in (1, 64, 1024, 4096)
+    ],
+}
+COPIES = {"cpu": (2**26, 2**28), "cuda": (2**28, 2**31)}
+# Products of fewer rows are bound by the reading of weights and by starts, and tell nothing of arithmetic.
+LEAST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One kernel that was timed; a copy has its bytes read and written, and no m, n and k."""
+
+    kernel: str
+    dtype: str
+    m: int
+    n: int
+    k: int
+    bytes_moved: float
+    seconds: float
+    spread: float
+    """Distance of the quartiles of the repeats over their median."""
+    others: float
+    """Share of the processors that other programs took meanwhile."""
+
+
+def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measurement]:
+    """Return the timings of forward products (m, k) by (k, n) in every type, and of copies of so many bytes."""
+    found: list[Measurement] = []
+
+    def keep(head: tuple[str, str, int, int, int, float], timing: Timing) -> None:
+        found.append(Measurement(*head, timing.seconds, timing.spread, timing.others))
+
+    cases = []
+    for size in copies:
+        row = partial(keep, ("copy", "fp32", 0, 0, 0, 2.0 * size))
+        cases.append(Case(f"copy {size}", copy_of(size, clock.device, clock.device), row))
+    for dtype, width in WIDTHS.items():
+        for m, n, k in shapes:
+            row = partial(keep, ("product", dtype, m, n, k, float(width * (m * k + n * k + m * n))))
+            cases.append(Case(f"{dtype} {m} {n} {k}", product_of("fwd", (m, n, k), clock.device, dtype), row))
+    clock.run(cases)
+    return found
+
+
+def measurements_csv(rows: Sequence[Measurement]) -> str:
+    """Return the raw table: a line of columns, and one for each kernel."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([f.name for f in fields(Measurement)])
+    writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)] for row in rows)
+    return text.getvalue()
+
+
+def device_of(machine: Machine, rows: Sequence[Measurement]) -> Device:
+    """Return the device that was measured, each rate with its source; a known one keeps its datasheet's peaks.
+
+    Where no datasheet is known, peaks are what the rates imply: over the share of peaks that its family reaches.
+    """
+    known = _known(machine)
+    base = known or _bare(machine)
+    source, date = f"shardwise measure on {machine.description}", time.strftime("%Y-%m")
+    family = constants().families[family_of(base)]
+    largest = max((row for row in rows if row.kernel == "copy"), key=lambda row: row.bytes_moved)
+    copied = largest.bytes_moved / largest.seconds
+    made = base.with_values(
+        {"achieved_bytes_per_second": copied}, f"{source}: copies of {largest.bytes_moved / 2:g} bytes", date
+    )
+    if known is None:
+        share = family.memory.efficiency
+        why = f"{source}: implied by copies, which reach {share:.2f} of the peak on {family_of(base)}"
+        made = made.with_values({"memory_bytes_per_second": copied / share}, why, date)
+    for dtype in WIDTHS:
+        chosen = [row for row in rows if (row.kernel, row.dtype) == ("product", dtype) and row.m >= LEAST_ROWS]
+        if not chosen or (known and dtype not in known.matrix_flops):
+            continue
+        rate, residual = _fitted(made, dtype, chosen)
+        why = f"{source}: fitted to {len(chosen)} products of {LEAST_ROWS} rows or more, median error {residual:.1%}"
+        values = {f"achieved_flops.{dtype}": rate}
+        if known is None:
+            share = matmul_row(family_of(base), dtype)[0].compute
+            values[f"matrix_flops.{dtype}"] = rate / share
+            why += f"; the peak is what it implies at a share of {share:.2f}, that of {family_of(base)}"
+        made = made.with_values(values, why, date)
+    return made
+
+
+def _known(machine: Machine) -> Device | None:
+    """Return the device of the catalogue that the machine's name means, under the name asked for."""
+    stem = constants_name(machine)
+    return replace(find_device(stem).device, name=machine.key) if stem not in ("", "cpu") else None
+
+
+def constants_name(machine: Machine) -> str:
+    """Return the name with which the names of devices with this machine's constants begin, "" where none is known.
+
+    A GPU has those of the catalogue's device that its driver names, a processor those of processors.
+    """
+    if machine.device == "cpu":
+        return "cpu"
+    try:
+        return find_device(machine.full_name).device.name
+    except InputError:
+        return ""
+
+
+def _bare(machine: Machine) -> Device:
+    """Return a device with its memory and cores alone, as the system states them."""
+    values = {
+        "memory_bytes": machine.memory_bytes,
+        "usable_memory_bytes": machine.memory_bytes,
+        "num_cores": machine.cores,
+        "devices_per_node": 1,
+        "fast_domain": 1,
+    }
+    where, date = "stated by the system to shardwise measure; measured as one device", time.strftime("%Y-%m")
+    facts = tuple(Fact(field=name, value=value, source=where, date=date) for name, value in values.items())
+    return Device(name=machine.key, full_name=machine.full_name, vendor="measured", fast_link="local", sources=facts)
+
+
+def _fitted(device: Device, dtype: str, rows: Sequence[Measurement]) -> tuple[float, float]:
+    """Return the FLOP/s at which half of the products are predicted too long, and the median error that it leaves."""
+
+    def ratios(rate: float) -> list[float]:
+        # At a peak of twice the rate, or the datasheet's, the form meets every rate that is tried.
+        peak = max(rate, device.matrix_flops.get(dtype, 0.0))
+        tried = device.with_values({f"matrix_flops.{dtype}": peak, f"achieved_flops.{dtype}": rate}, "tried", "now")
+        rates = product_rates(tried, dtype, matmul_row(family_of(device), dtype)[0], Efficiencies())
+        return [math.log(float(product_seconds(rates, (r.m, r.n, r.k, 1.0), r.bytes_moved)) / r.seconds) for r in rows]
+
+    best = max(2.0 * r.m * r.n * r.k / r.seconds for r in rows)
+    rate = _root(lambda x: statistics.median(ratios(x)), best / 8, best * 8)
+    return rate, statistics.median(abs(math.expm1(x)) for x in ratios(rate))
+
+
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a falling function crosses zero, or the end that is nearer to it."""
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if f(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)
