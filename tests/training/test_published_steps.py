@@ -91,5 +91,9 @@ def test_deepseek_v3_fits_and_takes_what_its_paper_reports() -> None:
     low, high = report.interval["step_seconds"]
     assert low < paper < high
     assert report.device_hours == pytest.approx(2.664e6, rel=0.05)
+    (left,) = [note for note in report.assumptions if note.startswith("stack hai-llm: the")]
+    assert "12 bits" in left
     wide = train(load_model("deepseek-v3"), cluster, plan, job, Options(stack=base))
+    (missing, _) = [note for note in wide.assumptions if note.startswith("stack hai-llm: the")]
+    assert missing.endswith("run has --mlp-input-bits 8 --activation-input-bits 8")
     assert wide.device_bytes > report.device_bytes + 15 * 2**30

@@ -39,6 +39,10 @@ class Stack:
     """What its user set."""
     runs: Capabilities
     """Which plans it can run."""
+    reported: tuple[tuple[str, Any], ...]
+    """Flags of `train` that say what the report of its run states, with their values."""
+    uncounted: tuple[str, ...]
+    """What the report states and no flag says."""
 
     # Operators
     norm: NormKernel
@@ -280,7 +284,8 @@ def find_stack(name: str) -> Stack:
         raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
-    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload")}
+    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted")}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
+    values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

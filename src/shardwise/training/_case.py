@@ -160,9 +160,24 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     return found
 
 
+def reported_otherwise(case: TrainingCase) -> list[str]:
+    """Return what the report of a stack's run states and the question does not, by flag, and what no flag says."""
+    plan, settings, found = case.plan, case.stack.settings, list[str]()
+    for name, value in case.stack.reported:
+        if name == "precision":
+            same = case.recipe.precision.name == value
+        else:
+            same = {*value} <= {*plan.modules} if name == "modules" else getattr(settings, name) == value
+        if not same:
+            text = ",".join(value) if isinstance(value, tuple) else value
+            found.append(f"--{name.replace('_', '-')} {text}")
+    flags = [f"the report of its run has {' '.join(found)}"] if found else []
+    return [f"stack {case.stack.name}: {text}" for text in (*flags, *case.stack.uncounted)]
+
+
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
-    notes = [f"stack {case.stack.name}: {case.stack.title}"]
+    notes = [f"stack {case.stack.name}: {case.stack.title}", *reported_otherwise(case)]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
     experts = case.model.has_experts
