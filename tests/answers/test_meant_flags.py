@@ -19,6 +19,8 @@ from shardwise.plans.fields import ALIASES
         ("infer", "--isl", "did you mean --input-tokens?"),
         ("infer", "--max-model-len", "did you mean --input-tokens?"),
         ("infer", "--rate", "it is a flag of serve, plan serve"),
+        ("train", "-ngl", "--gpu-layers is a flag of infer, serve,"),
+        ("infer", "--ngl", "did you mean --gpu-layers?"),
         ("train", "--gpus", "did you mean --on?"),
         ("train", "--micro-bach", "did you mean --micro-batch?"),
         ("train", "--finetune", "did you mean --adapter or --trains?"),

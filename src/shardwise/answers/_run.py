@@ -285,15 +285,17 @@ def _remedy(key: str, command: Command) -> str:
 
     options = {field: flag.option for field, flag in command.flags.items()}
     lists = f"`shardwise {command.name} --help` lists them"
-    known = meant(key, options)
-    elsewhere = [] if known else [name for name, other in _commands.every().items() if key in other.flags]
+    long = next((field for field, short in _flags.SHORT.items() if short == f"-{key}"), key)
+    known = meant(key, options) or ((long,) if long in options else ())
+    elsewhere = [] if known else [name for name, other in _commands.every().items() if long in other.flags]
     if elsewhere:
         named = ["plan train" if name == "plan" else name for name in elsewhere]
         said = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         # A limit of one command may stand in another under other statistics: max_ttft, p99_ttft.
         kin = [f.option for k, f in command.flags.items() if f.group == "limits" and k.endswith(f"_{key[4:]}")]
         here = f"here there are {', '.join(kin)}; " if kin and key.startswith("max_") else ""
-        return f"it is a flag of {said}; {here}{lists}"
+        it = "it" if long == key else "--" + long.replace("_", "-")
+        return f"{it} is a flag of {said}; {here}{lists}"
     near = [options[field] for field in known or get_close_matches(key, options, 1)]
     return f"did you mean {' or '.join(near)}? {lists}" if near else lists
 
