@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.formats import ExportCase, import_file, verl
+from shardwise.errors import InputError
+from shardwise.formats import ExportCase, import_file, nemo, verl
 from shardwise.formats._canonical import canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -117,3 +120,19 @@ def test_words_over_a_recipe_mean_what_its_launcher_does(text: str, facts: dict[
     }
     assert {field: said[field] for field in facts} == facts
     assert not case.unknown and any("what the recipe itself sets" in text for text in case.assumed)
+
+
+def test_overrides_lie_over_a_recipe_that_lacks_their_sections() -> None:
+    """A section that a recipe has as None is made from its class, and forced in words, as Hydra adds none unasked."""
+    job = Training(seq_len=512, global_batch=8, token_budget=512.0 * 8 * 10, adapter="lora", rank=8)
+    plan, model = Plan(dp=4, tp=2, sequence_parallel=True), load_model("llama-3.1-8b")
+    stack, cluster = find_stack("megatron-bridge"), Cluster.parse("8xh100")
+    case = ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=stack)
+    found = nemo.export(case).files
+    tree = yaml.safe_load(found["nemo.yaml"])
+    assert tree["comm_overlap"]["_target_"].endswith("comm_overlap.CommOverlapConfig")
+    assert (tree["train"]["train_iters"], tree["train"]["train_samples"]) == (10, None)
+    bare = [word for word in found["nemo.sh"].split() if word.startswith(("comm_overlap.", "peft."))]
+    assert "++comm_overlap._target_=" in found["nemo.sh"] and "++peft.dim=8" in found["nemo.sh"] and not bare
+    with pytest.raises(InputError, match="mixed_precision"):
+        nemo.export(replace(case, job=replace(job, precision="fp32")))

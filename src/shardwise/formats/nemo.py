@@ -325,11 +325,17 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
             section, _, last = _paths()[one.name].partition(".")
             said = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
             tree.setdefault(section, {})[last] = said
+    if "comm_overlap" in tree:  # None in most recipes, where a mapping alone would stay one
+        target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
+        tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
     precision = case.job.precision or case.stack.precision
     tree["mixed_precision"] = _MIXED.get(precision.removesuffix("-grads16"), precision)
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
     tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
     tree["dataset"] = {"seq_length": case.job.seq_len}
+    if samples := tree["train"].get("train_samples"):  # beside a recipe's train_iters, which may not stand with it
+        steps, rest = divmod(samples, case.job.global_batch)
+        tree["train"] |= {"train_iters": None} if rest else {"train_iters": steps, "train_samples": None}
     if case.model.has_experts:
         tree["model"].setdefault("moe_token_dispatcher_type", "alltoall")
     return tree | _peft(case.job)
@@ -339,7 +345,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 _SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
 _PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp4": "bf16_with_nvfp4_mixed"}
-_MIXED |= {"fp8": "bf16_with_fp8_current_scaling_mixed", "fp32": "32"}
+_MIXED |= {"fp8": "bf16_with_fp8_current_scaling_mixed"}
 
 
 def _peft(job: Training) -> dict[str, Any]:
@@ -365,10 +371,15 @@ def export(case: ExportCase) -> Exported:
     made = _trainer.checked_file(case, _TABLE, "nemo.yaml", text, start)
     said = flat_keys(_yaml.parse(text))
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in said]
+    words = [f"++{word}" if word.startswith(_FORCED) else word for word in words]
     head = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} run_recipe.py --model {recipe} --mode {mode}"
     script = " \\\n    ".join([f"#!/bin/bash\n{head}", *map(shlex.quote, words), '"$@"']) + "\n"
     notes = (*made.notes, f"the recipe names the model: nemo.sh takes {recipe}, and the same settings as words")
     return replace(made, files={**made.files, "nemo.sh": script}, notes=notes, launch="bash nemo.sh")
+
+
+# Sections that a recipe may lack, whose settings Hydra refuses unless they are forced.
+_FORCED = ("comm_overlap.", "peft.")
 
 
 def _lost(case: ExportCase, text: str) -> Found:
