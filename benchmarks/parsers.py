@@ -3,6 +3,7 @@
 `python benchmarks/parsers.py` runs where the systems are installed (without their dependencies will do, beside
 torch and what their parsers import), prints a table and stores it (parsers.json); a system that is not
 installed keeps its stored answers. It fails where a parser refuses a file or reads another value from it.
+PARSED_SOURCES names a folder with the repositories Megatron-Bridge, Megatron-LM (as its submodule has it) and lws.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
+import typing
 from collections.abc import Callable, Mapping
 from datetime import date
-from importlib import import_module, metadata
+from importlib import import_module, machinery, metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import yaml
 
@@ -27,9 +31,11 @@ from shardwise.formats._exported import worded
 from shardwise.plans import Plan, Training, find_stack, shard_of
 
 STORED = Path(__file__).with_name("parsers.json")
+SOURCES = Path(os.environ.get("PARSED_SOURCES", "sources"))
 _DEVICES = 8
 _LORA = {"adapter": "lora", "rank": 16, "adapter_alpha": 32.0, "adapter_dropout": 0.05}
 _FSDP = {"sharding": "fsdp", "recompute": "full"}
+_ZERO1 = {"sharding": "distributed-optimizer"}
 _HOST = ("optimizer", "gradients", "parameters")
 # Case -> what its plan and its job have beside eight replicas of one sequence.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -42,6 +48,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp, cp 2": (_FSDP | {"dp": 4, "cp": 2}, {}),
     "fsdp, cp 2, two sequences": (_FSDP | {"dp": 4, "cp": 2, "micro_batch": 2}, {}),
     "fsdp, pp 2": (_FSDP | {"dp": 4, "pp": 2}, {}),
+    "distributed optimizer, tp 2 with sp": (_ZERO1 | {"dp": 4, "tp": 2, "sequence_parallel": True}, {}),
+    "distributed optimizer, pp 2, vpp 2": (_ZERO1 | {"dp": 4, "pp": 2, "vpp": 2, "schedule": "interleaved"}, {}),
+    "distributed optimizer, cp 2": (_ZERO1 | {"dp": 4, "cp": 2, "recompute": "full"}, {}),
     "offload": (_FSDP | {"offload": _HOST}, {}),
     "offload of activations": (_FSDP | {"offload": ("activations",)}, {}),
     "zero2": ({"sharding": "zero2"}, {}),
@@ -54,16 +63,40 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "muon": ({}, {"optimizer": "muon"}),
     "100 steps": ({"sharding": "fsdp"}, {"token_budget": 4096.0 * 64 * 100}),
     "lora": ({"recompute": "full"}, _LORA),
+    "lora, fsdp": (_FSDP, _LORA),
     "dora": ({"recompute": "full"}, _LORA | {"adapter": "dora"}),
     "qlora": ({"recompute": "full"}, _LORA | {"base": "nf4-dq"}),
     "qlora on one device": ({"dp": 1}, _LORA | {"base": "nf4-dq"}),
 }
 Words = dict[str, Any]
+# Case -> the words of an export around which Kubernetes' objects lie, and what those should say.
+_TRAIN, _SERVE = "--seq-len 512 --global-batch 16", "--batch 8 --input-tokens 500 --output-tokens 50"
+WRAPPED: dict[str, tuple[str, Words]] = {
+    "training on a node": (
+        f"torchtitan llama-3.1-8b {_TRAIN} --on 4xh100",
+        {"kind": "Job", "nodes": 1, "each": 4, "copies": 1},
+    ),
+    "training on two nodes": (
+        f"megatron llama-3.1-8b {_TRAIN} --on 16xh100",
+        {"kind": "Job", "nodes": 2, "each": 8, "copies": 1},
+    ),
+    "two servers of a device": (
+        f"trtllm llama-3.1-8b {_SERVE} --on 2xh100 --tp 1",
+        {"kind": "Deployment", "nodes": 1, "each": 1, "copies": 2},
+    ),
+    "server on two nodes": (
+        f"vllm llama-3.1-405b {_SERVE} --on 16xh100 --tp 8 --pp 2",
+        {"kind": "LeaderWorkerSet", "nodes": 2, "each": 8, "copies": 1},
+    ),
+}
 
 
 def made(stack: str, case: str) -> ExportCase:
     """Return a case in a stack: Llama 3.1 8B on eight H100s, 64 sequences of 4096 tokens a step."""
     plan, job = CASES[case]
+    if stack == "verl":
+        told = {"method": "grpo"} | ({"adapter_dropout": 0.0} if "adapter" in job else {})
+        plan, job = plan | ({"cp_kind": "all-to-all"} if "cp" in plan else {}), job | told
     whole = Plan(**{"dp": _DEVICES, "micro_batch": 1, "sequence_parallel": False} | plan)
     return ExportCase(
         model=sw.load_model("llama-3.1-8b"),
@@ -86,6 +119,9 @@ def expected(case: ExportCase) -> Words:
         "activations": "activations" in p.offload, "stage": int(word[4:]) if word.startswith("zero") else 0,
         "adapter": bool(job.adapter), "rank": job.rank, "alpha": job.adapter_alpha, "dropout": job.adapter_dropout,
         "four_bits": job.base.startswith("nf4"), "dora": job.adapter == "dora",
+        "vpp": p.vpp, "sequence_parallel": p.sequence_parallel, "narrow": job.precision != "fp32",
+        "strategy": {"zero2": "optim_grads", "none": "no_shard", "distributed-optimizer": "no_shard"}.get(
+            p.sharding, "optim_grads_params"),
         "steps": round(job.run_tokens / job.tokens_per_step) if job.run_tokens else -1, "devices": p.num_devices,
     }  # fmt: skip
 
@@ -222,6 +258,133 @@ def peft(files: Path, case: ExportCase) -> Words:
     return {"rank": read.r, "alpha": read.lora_alpha, "dropout": read.lora_dropout, "dora": read.use_dora}
 
 
+def trl(files: Path, case: ExportCase) -> Words:
+    """Return what TRL's parser of `trl sft` makes of a file beside some data."""
+    from trl.scripts.sft import make_parser
+
+    parsed = make_parser().parse_args_and_config(["--config", str(files / "trl.yaml"), "--dataset_name", "data"])
+    training, model = parsed[1], parsed[2]
+    found: Words = {
+        **_batches(training), "seq_len": training.max_length, "sharded": bool(training.fsdp),
+        "recompute": training.gradient_checkpointing, "activations": training.activation_offloading,
+        "adapter": model.use_peft, "four_bits": model.load_in_4bit,
+    }  # fmt: skip
+    if model.use_peft:
+        found |= {"rank": model.lora_r, "alpha": model.lora_alpha, "dropout": model.lora_dropout}
+        found["dora"] = model.use_dora
+    return found
+
+
+def verl(files: Path, case: ExportCase) -> Words:
+    """Return what Hydra makes of the words behind verl's trainer, over the settings that verl brings."""
+    from hydra import compose, initialize_config_dir
+
+    words = _words_of(files / "verl.sh")
+    where = metadata.distribution("verl").locate_file("verl/trainer/config")
+    with initialize_config_dir(str(where), version_base=None):
+        read = compose("ppo_trainer", overrides=words)
+    actor, model = read.actor_rollout_ref.actor, read.actor_rollout_ref.model
+    sharded, cp = actor.fsdp_config, actor.ulysses_sequence_parallel_size
+    devices = read.trainer.nnodes * read.trainer.n_gpus_per_node
+    found: Words = {
+        "micro_batch": actor.ppo_micro_batch_size_per_gpu, "cp": cp, "devices": devices, "dp": devices // cp,
+        "global_batch": actor.ppo_mini_batch_size * read.actor_rollout_ref.rollout.n,
+        "sharded": actor.strategy[:4] == "fsdp",
+        "seq_len": read.data.max_prompt_length + read.data.max_response_length,
+        "shard": (devices if sharded.fsdp_size < 0 else sharded.fsdp_size) // cp, "offload": sharded.offload_policy,
+        "reshard": sharded.reshard_after_forward, "activations": model.enable_activation_offload,
+        "recompute": model.enable_gradient_checkpointing, "adapter": model.lora_rank > 0,
+        "narrow": sharded.dtype == "bfloat16",
+    }  # fmt: skip
+    return found | ({"rank": model.lora_rank, "alpha": model.lora_alpha} if model.lora_rank else {})
+
+
+def _words_of(file: Path) -> list[str]:
+    """Return the settings among the words of a script."""
+    words = shlex.split(file.read_text().replace("\\\n", " "), comments=True)
+    return [word for word in words if "=" in word and not word.startswith("-")]
+
+
+def nemo(files: Path, case: ExportCase) -> Words:
+    """Return what Megatron-Bridge makes of overrides over its common recipe, the same from a file and from words."""
+    from megatron.bridge.models import GPTModelProvider
+    from megatron.bridge.recipes.common import _pretrain_common
+    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+    from megatron.bridge.training.utils import omegaconf_utils
+
+    def refuse(text: str, *_: object) -> None:
+        raise ValueError(text)
+
+    omegaconf_utils.logger.warning = refuse  # it skips what it does not know
+    ways = []
+    for way in ({"config_filepath": str(files / "nemo.yaml")}, {"cli_overrides": _words_of(files / "nemo.sh")}):
+        recipe = _pretrain_common()
+        recipe.model = GPTModelProvider(num_layers=32, hidden_size=4096, num_attention_heads=32, seq_length=4096)
+        read = omegaconf_utils.process_config_with_overrides(recipe, **way)
+        model, ddp, peft = read.model, read.ddp, read.peft
+        if read.comm_overlap is not None:
+            read.comm_overlap.data_parallel_size = case.plan.dp  # as ConfigContainer.validate does
+        found: Words = {
+            "tp": model.tensor_model_parallel_size, "cp": model.context_parallel_size,
+            "pp": model.pipeline_model_parallel_size, "vpp": model.virtual_pipeline_model_parallel_size or 1,
+            "micro_batch": read.train.micro_batch_size, "global_batch": read.train.global_batch_size,
+            "seq_len": read.dataset.seq_length, "recompute": model.recompute_granularity == "full",
+            "sequence_parallel": model.sequence_parallel, "adapter": peft is not None,
+            "sharded": ddp.use_distributed_optimizer or ddp.use_megatron_fsdp,
+            "strategy": ddp.data_parallel_sharding_strategy if ddp.use_megatron_fsdp else "no_shard",
+            "narrow": get_mixed_precision_config(read.mixed_precision).bf16,
+        }  # fmt: skip
+        if peft is not None:
+            found |= {"rank": peft.dim, "alpha": peft.alpha, "dropout": peft.dropout}
+            found["dora"] = type(peft).__name__ == "DoRA"
+        ways.append(found | ({"steps": read.train.train_iters} if case.job.run_tokens else {}))
+    if ways[0] != ways[1]:
+        raise ValueError(f"the file and the words differ: {ways}")
+    return ways[0]
+
+
+def kubernetes(files: Path, case: ExportCase | None) -> Words:
+    """Return what Kubernetes' typed objects, and the schema of LeaderWorkerSet, make of a file."""
+    from jsonschema import Draft202012Validator
+    from kubernetes import client
+
+    schema = _closed(yaml.safe_load((SOURCES / "lws" / _SCHEMA).read_text())["spec"]["versions"][0])
+    trees = list(yaml.safe_load_all((files / "job.yaml").read_text()))
+    for tree in trees:
+        if tree["kind"] == "LeaderWorkerSet":
+            Draft202012Validator(schema["schema"]["openAPIV3Schema"]).validate(tree)
+            continue
+        pod = tree["spec"].get("template", {}).get("spec", {"containers": []})
+        for one in pod["containers"]:  # apimachinery resource/quantity.go UnmarshalJSON: a number will do as well
+            one["resources"]["limits"] = {key: str(count) for key, count in one["resources"]["limits"].items()}
+        api = client.ApiClient()
+        typed = api.deserialize(json.dumps(tree), f"V1{tree['kind']}", "application/json")
+        back = api.sanitize_for_serialization(typed)
+        if back != tree:
+            raise ValueError(f"{tree} is read as {back}")
+    spec = trees[-1]["spec"]
+    group = spec.get("leaderWorkerTemplate", {})
+    pod = (group.get("workerTemplate") or spec["template"])["spec"]["containers"][0]
+    return {
+        "kind": trees[-1]["kind"], "nodes": spec.get("completions") or group.get("size") or 1,
+        "each": int(next(iter(pod["resources"]["limits"].values()))), "copies": spec.get("replicas", 1),
+    }  # fmt: skip
+
+
+_SCHEMA = "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"
+
+
+def _closed(tree: Any) -> Any:
+    """Return a schema whose objects have the fields that it names and no other."""
+    if isinstance(tree, list):
+        return [_closed(one) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    closed = {key: _closed(one) for key, one in tree.items()}
+    named = isinstance(tree.get("properties"), dict) and tree.get("type") == "object"
+    return closed | ({"additionalProperties": False} if named else {})
+
+
 # System -> the stack whose cases are exported, the target, and its parser.
 PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], Words]]] = {
     "axolotl": ("axolotl", "axolotl", axolotl),
@@ -231,12 +394,18 @@ PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], Words]]] = {
     "deepspeed": ("deepspeed", "deepspeed", deepspeed),
     "torchtitan": ("fsdp2", "torchtitan", torchtitan),
     "peft": ("axolotl", "axolotl", peft),
+    "trl": ("trl", "trl", trl),
+    "verl": ("verl", "verl", verl),
+    "megatron-bridge": ("megatron-bridge", "nemo", nemo),
+    "kubernetes": ("", "", kubernetes),
 }
 
 
 def judged(system: str) -> dict[str, Any]:
     """Return by case what the parser of a system says: how many values it reads as meant, or what is wrong."""
     stack, target, parse = PARSERS[system]
+    if system == "kubernetes":
+        return {name: _read(parse, _wrapped(words), None, wanted) for name, (words, wanted) in WRAPPED.items()}
     exporter, said = import_module(f"shardwise.formats.{target}"), {}
     for name in CASES:
         case = made(stack, name)
@@ -245,11 +414,17 @@ def judged(system: str) -> dict[str, Any]:
         except sw.InputError:
             continue  # what a system cannot be told is refused here, and never reaches it
         if system != "peft" or case.job.adapter:
-            said[name] = _read(parse, files, case)
+            said[name] = _read(parse, files, case, expected(case))
     return said
 
 
-def _read(parse: Callable[[Path, ExportCase], Words], files: Mapping[str, str], case: ExportCase) -> Any:
+def _wrapped(words: str) -> Words:
+    """Return the files of an export with Kubernetes' objects around them."""
+    line = [sys.executable, "-m", "shardwise", "export", *words.split(), "--wrap", "kubernetes", "--json"]
+    return json.loads(subprocess.run(line, capture_output=True, text=True).stdout)["files"]
+
+
+def _read(parse: Callable[[Path, Any], Words], files: Mapping[str, str], case: ExportCase | None, wanted: Words) -> Any:
     """Return how many values a parser reads as meant from files, the others, or why it refuses them."""
     with tempfile.TemporaryDirectory() as made_in:
         folder = Path(made_in)
@@ -259,16 +434,45 @@ def _read(parse: Callable[[Path, ExportCase], Words], files: Mapping[str, str], 
             found = parse(folder, case)
         except Exception as error:
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    wanted = expected(case)
     other = {name: [wanted[name], value] for name, value in found.items() if wanted[name] != value}
     return other or len(found)
+
+
+class Absent(ModuleType):
+    """A module that needs a GPU to be built, as far as parsers see of it: any name is something."""
+
+    __path__: tuple[str, ...] = ()  # type: ignore[assignment]
+    __version__ = "2.9.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {}) if name[0].isupper() else MagicMock()
+
+
+class Absences:
+    """The finder and loader of such modules."""
+
+    names = ("transformer_engine", "transformer_engine_torch", "torch.utils.tensorboard", "megatron.energon")
+    names += ("ring_flash_attn",)
+
+    def find_spec(self, name: str, *_: object) -> machinery.ModuleSpec | None:
+        """Return a module that is not looked for anywhere else."""
+        ours = any(f"{name}.".startswith(f"{one}.") for one in self.names)
+        return machinery.ModuleSpec(name, self, is_package=True) if ours else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: machinery.ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return Absent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing."""
 
 
 def _as_if_on_a_gpu() -> None:
     """Let parsers that ask the machine take a file that is meant for another."""
     os.environ["DISABLE_VERSION_CHECK"] = "1"
-    # Imported by axolotl to see that it is there; it needs a GPU to be built.
-    sys.modules.setdefault("ring_flash_attn", ModuleType("ring_flash_attn"))
+    sys.meta_path.insert(0, Absences())  # type: ignore[arg-type]
     try:
         arguments = import_module("transformers.training_args")
     except ImportError:
@@ -276,13 +480,32 @@ def _as_if_on_a_gpu() -> None:
     arguments.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
 
 
+def _version(system: str) -> str:
+    """Return the release of a system, empty where it is not there; Megatron-Bridge is made importable."""
+    if system != "megatron-bridge":
+        try:
+            return metadata.version(system)
+        except metadata.PackageNotFoundError:
+            return ""
+    bridge = SOURCES / "Megatron-Bridge" / "src" / "megatron"
+    if not bridge.exists():
+        return ""
+    typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]
+    whole, recipes = ModuleType("megatron"), ModuleType("megatron.bridge.recipes")
+    whole.__path__, recipes.__path__ = (
+        [str(bridge), str(SOURCES / "Megatron-LM" / "megatron")],
+        [str(bridge / "bridge/recipes")],
+    )
+    sys.modules |= {"megatron": whole, "megatron.bridge.recipes": recipes}  # its own imports every model's
+    return str(import_module("megatron.bridge.package_info").__shortversion__)
+
+
 def main() -> int:
     """Print and store the table, or fail where a file is refused or understood otherwise."""
     kept: dict[str, Any] = json.loads(STORED.read_text(encoding="ascii"))
     for system in sys.argv[1:] or PARSERS:
-        try:
-            version = metadata.version(system)
-        except metadata.PackageNotFoundError:
+        version = _version(system)
+        if not version:
             print(f"{system} is not installed: its stored answers are kept")
             continue
         kept[system] = {"version": version, "date": date.today().isoformat(), "fields": judged(system)}
