@@ -208,6 +208,14 @@ _EMPTY = [
     ),
     ("train llama-3.1-8b --on 8xh100 --global-batch 64 --tp 8 --pp 2", "no product is the 8 devices"),
     ("train llama-3.1-8b --on 16xh100 --global-batch 64 --fast-tp 3", "fast_tp = 3: no placement"),
+    (
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --stack fsdp2 --sharding hsdp --shard 8",
+        "shard = 8: must be a part of dp, at most 8 here: a group of all replicas is none; use one of 2, 4, or",
+    ),
+    (
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --stack fsdp2 --sharding hsdp --tp 4",
+        "shard = 8: must be a part of dp, at most 2 here: a group of all replicas is none; use a sharding without",
+    ),
 ]
 
 

@@ -115,6 +115,18 @@ def test_a_search_without_plans_is_drawn() -> None:
     assert "no plan of the space fits" in texts(figure)
 
 
+def test_a_search_on_several_clusters_names_them_all() -> None:
+    """The title of the plot has every kind of device that was tried."""
+    from shardwise.answers._plots_search import plan_figure
+    from shardwise.search import IntRanges
+
+    clusters = [Cluster.parse("8xh100-sxm-80gb"), Cluster.parse("4xa100-sxm-80gb")]
+    space, job = sw.SearchSpace(tp=IntRanges.parse("1"), pp=IntRanges.parse("1")), Training(seq_len=512, global_batch=8)
+    with styled():
+        figure = plan_figure(sw.plan_training(load_model("gpt2"), clusters, job, space))
+    assert figure.get_label() == "gpt2 on 8 \u00d7 h100-sxm-80gb or 4 \u00d7 a100-sxm-80gb"
+
+
 @pytest.mark.parametrize(("on", "output"), [("8xh100", 200), ("1xh100", 200), ("8xh100", 0)])
 def test_a_search_for_deployments_is_drawn(on: str, output: int) -> None:
     """The front, its limit and the best deployments are drawn; nothing found and nothing generated are said."""

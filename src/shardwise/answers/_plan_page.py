@@ -146,11 +146,15 @@ def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tu
     return page
 
 
+def searched_on(found: TrainingResult, each: str = "{} x {}") -> str:
+    """Return the clusters of a search, each as its number and kind of devices."""
+    clusters = dict.fromkeys(task.grid.case.cluster for task in found.task.tasks)
+    return " or ".join(each.format(one.num_devices, one.device.name) for one in clusters)
+
+
 def _verdict(page: Page, found: TrainingResult) -> None:
     case, counts, limits = found.grid.case, found.counts, limits_of(found)
-    clusters = dict.fromkeys(task.grid.case.cluster for task in found.task.tasks)
-    on = " or ".join(f"{one.num_devices} x {one.device.name}" for one in clusters)
-    title = f"{case.model.name} on {on}"
+    title = f"{case.model.name} on {searched_on(found)}"
     if found.best:
         best = found.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")

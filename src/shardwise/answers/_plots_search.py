@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._paper import GREY, INK, fitting, narrow, paper_width
+from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,
     Look,
@@ -19,7 +20,6 @@ from shardwise.answers._plots import (
     plan_words,
     stack,
     time_unit,
-    title_of,
     totals,
     wrapped,
 )
@@ -53,7 +53,8 @@ def plan_figure(found: TrainingResult) -> Figure:
     case, best = found.grid.case, found.best[:_MOST_PLANS]
     text = _words(found)
     fastest = _fastest(found.front)
-    title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
+    on = searched_on(found, "{:,} \u00d7 {}")
+    title = f"{case.model.name} on {on}"
     fronts, tops = 1 + (len(fastest) > 1), 2
     upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + 0.36 * len(best)
     if narrow():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem
@@ -86,7 +87,23 @@ def why_empty(grid: PlanGrid) -> list[Problem]:
     batch = grid.case.job.global_batch
     found += _problem("micro_batch", space.micro_batch, divisors(batch), f"must divide the global batch of {batch}")
     found = found or _product_problem(space, axes, counts)
-    return found or _pipeline_problems(grid) or _place_problems(grid)
+    return found or _group_problems(grid) or _pipeline_problems(grid) or _place_problems(grid)
+
+
+def _group_problems(grid: PlanGrid) -> list[Problem]:
+    """Return the problem of a sharding group that no replicas of the space are several of."""
+    shard, space = grid.case.plan.shard, grid.space
+    replicas = set[int]()
+    for n in grid.device_counts:
+        ways = divisors(n)
+        least = prod(min(getattr(space, axis).of(ways), default=1) for axis in ("tp", "tp2", "cp", "pp"))
+        replicas |= {dp for dp in space.dp.of(ways) if dp * least <= n}
+    if shard == 1 or any(dp > shard and dp % shard == 0 for dp in replicas):
+        return []
+    good = {size for dp in replicas for size in divisors(dp) if 1 < size < dp}
+    rule = f"must be a part of dp, at most {max(replicas, default=1)} here: a group of all replicas is none"
+    whole = "a sharding without groups"
+    return [Problem("shard", shard, rule, f"{_one_of(sorted(good))}, or {whole}" if good else f"use {whole}")]
 
 
 def _pipeline_problems(grid: PlanGrid) -> list[Problem]:

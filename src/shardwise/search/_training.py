@@ -280,7 +280,8 @@ class TrainingResult(SearchResult[TrainReport]):
         """What would help the plans that were rejected, in the grid of the best plan where there are several."""
         first = self.best[0] if self.best else self.nearest
         entries = self.partial.top.entries[:1] or [e for e in (self.partial.nearest,) if e is not None]
-        task = self.task.tasks[grid_of(entries[0].key)] if entries and first is not None else self.task
+        held = next((task for task in self.task.tasks if task.grid.num_plans), self.task)
+        task = self.task.tasks[grid_of(entries[0].key)] if entries and first is not None else held
         own = [e for e in self.partial.top.entries if grid_of(e.key) == task.grid.variant.number]
         return Remedies(
             limits=task.limits,
