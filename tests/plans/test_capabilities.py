@@ -53,6 +53,7 @@ def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[s
 RUN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "dp": 2, "schedule": "interleaved", "sharding": "distributed-optimizer"}),
     ("megatron", {"dp": 8, "sharding": "zero3"}),
+    ("megatron", {"pp": 2, "vpp": 2, "schedule": "interleaved", "stage_layers": (1, 2, 1, 0)}),
     ("megatron", {"pp": 2, "dp": 4, "order": ("pp", "dp", "cp", "tp", "tp2")}),
     ("fsdp2", {"dp": 4, "tp": 2, "cp": 2, "pp": 2, "sharding": "fsdp", "cp_kind": "all-gather"}),
     ("fsdp2", {"dp": 8, "tp": 4, "ep": 2, "etp": 4, "sharding": "fsdp"}),

@@ -14,6 +14,7 @@ from shardwise.errors import InputError
 from shardwise.formats import ExportCase
 from shardwise.plans import OFFLOADS, Plan, find_stack
 from shardwise.plans.laws import plan_problems, stack_problems
+from shardwise.plans.partition import shifted
 from shardwise.search import SearchOptions, SearchSpace, plan_training, upto, work_of
 
 # Each stack that has an exporter, with a small question.
@@ -68,6 +69,24 @@ def test_what_a_stack_keeps_on_the_host_is_written(stack: str) -> None:
             exporter.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=framework))
             seen |= set(offload)
     assert seen == set(runs.offload)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "megatron-bridge", "fsdp2"])
+def test_a_last_piece_of_the_head_alone_is_launched(stack: str) -> None:
+    """With a layer a chunk the last one can give its layer away; both frameworks build chunks of no layer."""
+    framework, model, cluster = find_stack(stack), load_model("llama-3.2-1b"), Cluster.parse("8xh100-sxm-80gb")
+    torch = stack == "fsdp2"
+    plan = Plan(
+        pp=4, vpp=4, dp=2, schedule="interleaved", stage_layers=shifted((1,) * 16, "last-1"), sequence_parallel=torch,
+        sharding="fsdp" if torch else "distributed-optimizer",
+    )  # fmt: skip
+    assert plan.stage_layers[-2:] == (2, 0)
+    assert not plan_problems(model, plan, 8) and not stack_problems(framework, plan)
+    exporter, job = (
+        import_module(f"shardwise.formats.{framework.runs.exporter}"),
+        Training(seq_len=512, global_batch=64),
+    )
+    exporter.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=framework))
 
 
 @pytest.mark.parametrize("stack", ["fsdp2", "deepspeed", "transformers", "megatron"])
