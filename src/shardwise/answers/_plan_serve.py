@@ -14,7 +14,7 @@ from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected
 from shardwise.answers._plan_train import on_devices, save_best
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._search_flags import LOAD_WHOLES, LOAD_WORDS, load_search_flags
+from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.errors import InputError
@@ -23,6 +23,7 @@ from shardwise.units import show_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.plans import Plan
     from shardwise.search import FrontPoint, LoadResult, LoadSpace
     from shardwise.serving.load import ServeReport
 
@@ -37,7 +38,7 @@ def space_of(inputs: Inputs) -> LoadSpace:
 
     given = inputs.values
     layouts: dict[str, Any] = {key: IntRanges.parse(given[key]) for key in LOAD_WHOLES if key in given}
-    layouts |= {key: given[key] for key in LOAD_WORDS if key in given}
+    layouts |= {key: given[key] for key in SERVE_WORDS if key in given}
     space = LoadSpace()
     limits: dict[str, Any] = {
         name: tuple(IntRanges.parse(given[key]).of(range(1, 2**20)))
@@ -63,7 +64,7 @@ def ask(inputs: Inputs) -> LoadResult:
     workload = workload_of(inputs, limits)
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
-    searched = (*LOAD_WORDS, "max_batched_tokens", "max_sequences")
+    searched = (*SERVE_WORDS, "max_batched_tokens", "max_sequences")
     asked = Inputs(values={k: v for k, v in inputs.values.items() if k not in searched})
     job, serving = deployment_of(asked, cluster)
     inputs.notes += [] if "engine" in inputs.values else asked.notes
@@ -152,17 +153,22 @@ def load_tree(found: LoadResult, commands: Sequence[Sequence[str]]) -> dict[str,
     }
 
 
+def _degrees(plan: Plan) -> str:
+    """Return the degrees of one replica in words."""
+    said = (f"{axis} {getattr(plan, axis)}" for axis in LOAD_WHOLES if getattr(plan, axis) > 1)
+    return ", ".join(said) or "one device"
+
+
 def describe(report: ServeReport) -> str:
     """Return a deployment in words."""
     plan, policy = report.base.plan, report.policy
     many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
-    degrees = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "ep") if getattr(plan, axis) > 1)
+    degrees = _degrees(plan)
     limits = f"{policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step"
     if report.prefill:
         first = report.prefill.base.plan
-        said = ", ".join(f"{axis} {getattr(first, axis)}" for axis in ("tp", "pp", "ep") if getattr(first, axis) > 1)
-        degrees = f"{degrees or 'one device'} that decode, {first.dp} of {said or 'one device'} for prompts"
-    return f"{many} of {degrees or 'one device'}: {report.base.case.engine.name}, {limits}"
+        degrees = f"{degrees} that decode, {first.dp} of {_degrees(first)} for prompts"
+    return f"{many} of {degrees}: {report.base.case.engine.name}, {limits}"
 
 
 def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
@@ -229,8 +235,7 @@ def _front(page: Page, found: LoadResult) -> None:
     ]
     rows = [["tokens/s/GPU", "tokens/s/user", "TTFT", "layout"]]
     for point in kept:
-        degrees = ", ".join(f"{a} {getattr(point.plan, a)}" for a in ("tp", "pp", "ep") if getattr(point.plan, a) > 1)
         each = f"{point.tokens_per_second_per_gpu:,.0f}", f"{point.tokens_per_second_per_user:,.0f}"
-        rows.append([*each, show_seconds(point.ttft_seconds), degrees or "one device"])
+        rows.append([*each, show_seconds(point.ttft_seconds), _degrees(point.plan)])
     page.table(rows, right=(0, 1, 2), header=True, indent=0)
     page.blank()

@@ -13,7 +13,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
 from shardwise.answers._several import AT_MOST, UNIONS, several
-from shardwise.plans.fields import PLAN, SERVING, TRAINING, keys
+from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
 from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
 
@@ -114,8 +114,8 @@ def train_limits() -> dict[str, Flag]:
     )
 
 
-SERVE_WHOLES = ("tp", "pp", "dp", "ep", "etp", "batch")
-SERVE_WORDS = ("engine", "weights", "kv_cache", "compute")
+SERVE_WHOLES = (*DEPLOYED, *keys(SERVING, "whole", searched="values"))
+SERVE_WORDS = keys(SERVING, "text", searched="values")
 # What a wish calls a limit -> its flag.
 SERVE_LIMITS = {
     "max_ttft_seconds": "max_ttft",
@@ -346,8 +346,8 @@ def _shown(key: str, value: float) -> str:
     return f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)
 
 
-LOAD_WHOLES = ("tp", "pp", "ep", "etp")
-LOAD_WORDS = ("engine", "weights", "kv_cache", "compute")
+# How many replicas is found.
+LOAD_WHOLES = tuple(name for name in DEPLOYED if name != "dp")
 # Of a deployment under load, what a search finds itself or does not take.
 _FOUND = (
     "prefill_workers",
@@ -373,7 +373,7 @@ def load_search_flags() -> dict[str, Flag]:
     one = serve_flags()
     kept = {key: flag for key, flag in one.items() if key not in _FOUND}
     ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in LOAD_WHOLES}
-    words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in LOAD_WORDS}
+    words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
     batch = _flags(
         "space",
         ("max_batched_tokens", RANGE, "tokens of a step to try; left out, the engine's own, 2,048 and 16,384"),

@@ -228,13 +228,13 @@ SPECULATION = ("draft_model", "eagle", "mtp", "ngram")
 """Ways of speculative decoding, as vLLM names them (vllm/config/speculative.py)."""
 
 SERVING: tuple[Field, ...] = (
-    _job("batch", "whole", "requests at once on each replica"),
+    _job("batch", "whole", "requests at once on each replica", searched="values"),
     _job("input_tokens", "whole", "tokens of a prompt"),
     _job("output_tokens", "whole", "tokens generated for a request; 0 for one pass over the input", least=0),
-    _job("weights", "text", "format of the weights, such as fp8; left out, the checkpoint's own"),
+    _job("weights", "text", "format of the weights, such as fp8; left out, the checkpoint's own", searched="values"),
     _job("dtype", "text", "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them", sets=("weights",)),
-    _job("kv_cache", "text", "format of the key-value cache"),
-    _job("compute", "text", "data type of GEMMs"),
+    _job("kv_cache", "text", "format of the key-value cache", searched="values"),
+    _job("compute", "text", "data type of GEMMs", searched="values"),
     _job("memory_fraction", "share", "share of memory the engine may use, as it spells it"),
     _job("prefix_tokens", "whole", "tokens of the prompt that the cache holds already", least=0),
     _job("max_batched_tokens", "whole", "tokens of one prefill step"),
@@ -262,7 +262,7 @@ SERVING: tuple[Field, ...] = (
         "cpu_experts", "whole", "first layers whose experts the host holds and runs (llama.cpp)", least=0, searched="no"
     ),
     _job("host", "text", "the host's processor, for what it runs; `shardwise devices cpu` lists them", searched="no"),
-    _job("engine", "text", "inference engine", sets=()),
+    _job("engine", "text", "inference engine", sets=(), searched="values"),
 )
 
 
@@ -352,3 +352,7 @@ def meant(word: str, flags: Container[str]) -> tuple[str, ...]:
     (('micro_batch', 'global_batch'), ())
     """
     return tuple(field for field, words in ALIASES.items() if field in flags and word in words.split())
+
+
+DEPLOYED = keys([f for f in PLAN if "infer" in f.taken_by.split()], "whole")
+"""Degrees of a plan that a deployment has."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.plans import Plan
+from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass
 from shardwise.search._space import Order
 
-DEGREES = ("tp", "pp", "dp", "ep", "etp")
+DEGREES = DEPLOYED
 
 
 @dataclass(frozen=True, kw_only=True)
