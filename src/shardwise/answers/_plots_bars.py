@@ -110,7 +110,7 @@ def time_bar(report: TrainReport, name: str) -> Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
+class _BarScale:
     """The unit of an axis, and how far it goes in SI units."""
 
     unit: Unit
@@ -122,7 +122,7 @@ def _reach(bars: Sequence[Bar]) -> float:
     return _ROOM * max(max(bar.length, bar.high) for bar in bars)
 
 
-def _panel(axes: Axes, title: str, bars: Sequence[Bar], looks: Mapping[str, Look], scale: _Scale) -> None:
+def _panel(axes: Axes, title: str, bars: Sequence[Bar], looks: Mapping[str, Look], scale: _BarScale) -> None:
     """Draw bars with their totals."""
     unit, most = scale.unit, scale.most
     stack(axes, bars, looks, unit, most)
@@ -143,7 +143,7 @@ def _memory_panel(axes: Axes, bars: Sequence[Bar], limits: Sequence[_Limit], loo
     """Draw bars of memory with their limit: one line where it is the same for all, else one for each bar."""
     unit = bytes_unit()
     furthest = max(_reach(bars), *(_ROOM * x.bytes for x in limits))
-    _panel(axes, "Memory of a device", bars, looks, _Scale(unit, furthest))
+    _panel(axes, "Memory of a device", bars, looks, _BarScale(unit, furthest))
     if len(set(limits)) == 1:
         limit(axes, limits[0].bytes / unit.size, limits[0].text, furthest / unit.size)
     else:
@@ -162,7 +162,7 @@ def _hidden_bar(report: TrainReport, name: str) -> Bar:
 def _time_panels(axes: Sequence[Axes], bars: Sequence[Bar], hidden: Sequence[Bar]) -> None:
     shown = [bar for bar in hidden if bar.length]
     # Both axes are the same, so that what is hidden can be held against what is not.
-    scale = _Scale(time_unit(max(bar.length for bar in bars)), _reach([*bars, *shown]))
+    scale = _BarScale(time_unit(max(bar.length for bar in bars)), _reach([*bars, *shown]))
     _panel(axes[0], "Time of a step", bars, TIME, scale)
     legend(axes[0], bars, TIME, scale.unit)
     if shown:
@@ -246,7 +246,7 @@ def _served_figure(
     _memory_panel(axes[0], memory, limits, SERVED)
     for panel, text, bars in zip(axes[1:], titles, shown, strict=True):
         unit = time_unit(max(bar.length for bar in bars))
-        _panel(panel, text, bars, PHASE, _Scale(unit, _reach(bars)))
+        _panel(panel, text, bars, PHASE, _BarScale(unit, _reach(bars)))
         legend(panel, bars, PHASE, unit)
     return figure
 

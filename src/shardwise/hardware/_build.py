@@ -17,7 +17,7 @@ _GIVEN = ("given by the user", "undated")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _ChipSizes:
     """How many devices in all, in a node, and in a fast domain."""
 
     total: int
@@ -105,7 +105,7 @@ def _changed(device: Device, given: Mapping[str, float]) -> Device:
     return device.with_values(values, *_GIVEN) if values else device
 
 
-def _sizes(draft: _Draft) -> _Sizes:
+def _sizes(draft: _Draft) -> _ChipSizes:
     given, device = draft.given, draft.device
     total = int(given["num_devices"])
     if "devices_per_node" in given:
@@ -122,7 +122,7 @@ def _sizes(draft: _Draft) -> _Sizes:
         other, size = ("devices_per_node", node) if option == "fast_domain" else ("fast_domain", domain)
         choices = ", ".join(str(one) for one in range(1, size + 1) if size % one == 0)
         fail(option, value, f"must divide {other} = {size} or be a multiple of it", f"use {choices}")
-    return _Sizes(total, node, domain)
+    return _ChipSizes(total, node, domain)
 
 
 def _nest(a: int, b: int) -> bool:
@@ -159,7 +159,7 @@ def _segment(draft: _Draft, domain: int, node: int) -> int:
     return even
 
 
-def _tiers(draft: _Draft, sizes: _Sizes) -> tuple[Tier, ...]:
+def _tiers(draft: _Draft, sizes: _ChipSizes) -> tuple[Tier, ...]:
     """Return the usual tiers: the fast domain, the node's host link where domains are smaller, the network."""
     if sizes.total == 1:
         return (_local_tier(draft),)
@@ -188,7 +188,7 @@ def _local_tier(draft: _Draft) -> Tier:
     return Tier(name=LOCAL, size=1, bytes_per_second=rate, latency_seconds=latency, in_network=False)
 
 
-def _fast_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
+def _fast_tier(draft: _Draft, size: int, sizes: _ChipSizes) -> Tier:
     link = find_link(draft.device.fast_link)
     return Tier(
         name=link.name,
@@ -200,7 +200,7 @@ def _fast_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
     )
 
 
-def _mesh(draft: _Draft, sizes: _Sizes) -> int:
+def _mesh(draft: _Draft, sizes: _ChipSizes) -> int:
     """Return how many devices of a fast domain are joined pairwise, 0 where a switch joins them.
 
     Boards of four A100 or H100 have no NVSwitch: each pair shares a third of the links (NVIDIA HGX A100 and HGX H100
@@ -216,7 +216,7 @@ def _mesh(draft: _Draft, sizes: _Sizes) -> int:
     return 0
 
 
-def _host_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
+def _host_tier(draft: _Draft, size: int, sizes: _ChipSizes) -> Tier:
     """Return the tier between the fast domains of one node: through the host."""
     if not draft.device.knows("host_bytes_per_second"):
         rule = f"leaves the domains of one node joined by the host link of {draft.device.name}, which is not known"
@@ -231,7 +231,7 @@ def _host_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
     )
 
 
-def _network_tier(draft: _Draft, size: int, sizes: _Sizes) -> Tier:
+def _network_tier(draft: _Draft, size: int, sizes: _ChipSizes) -> Tier:
     return Tier(
         name=NETWORK,
         size=size,

@@ -65,7 +65,7 @@ class Autoscale:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _ScaledWorker:
     """One replica: when it was asked for, when it takes requests, and when it was stopped."""
 
     engine: Replica
@@ -129,7 +129,7 @@ class Autoscaler:
 
     def __init__(self, pool: Pool, rule: Autoscale, routing: tuple[Router, int], most: int) -> None:
         self.pool, self.rule, self.most = pool, rule, most
-        self.live = [_Worker(pool.replica(), 0.0, 0.0) for _ in range(min(rule.least, most))]
+        self.live = [_ScaledWorker(pool.replica(), 0.0, 0.0) for _ in range(min(rule.least, most))]
         self.every = list(self.live)
         self.routing = Routing([one.engine for one in self.live], *routing)
         self.tick = rule.interval_seconds
@@ -157,7 +157,7 @@ class Autoscaler:
         )  # fmt: skip
 
     @staticmethod
-    def _over(one: _Worker, end: float) -> float:
+    def _over(one: _ScaledWorker, end: float) -> float:
         """Return when a replica is not paid for any more: stopped, and done with its last request."""
         ends = (r.end for group in one.engine.groups for r in group.trace.finished)
         return max(one.stopped, max(ends, default=0.0)) if one.stopped < end else end
@@ -198,7 +198,7 @@ class Autoscaler:
 
     def _start(self, count: int, now: float) -> None:
         for _ in range(count):
-            found = _Worker(self.pool.replica(), now, now + self.rule.start_seconds)
+            found = _ScaledWorker(self.pool.replica(), now, now + self.rule.start_seconds)
             found.engine.now = found.ready
             self.live.append(found)
             self.every.append(found)
