@@ -3,27 +3,22 @@
 `python benchmarks/parsers.py` runs where the systems are installed (without their dependencies will do, beside
 torch and what their parsers import), prints a table and stores it (parsers.json); a system that is not
 installed keeps its stored answers. It fails where a parser refuses a file or reads another value from it.
-PARSED_SOURCES names a folder with the repositories Megatron-Bridge, Megatron-LM (as its submodule has it) and lws.
+What a parser read is in parsers_read.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import subprocess
 import sys
 import tempfile
-import typing
 from collections.abc import Callable, Mapping
 from datetime import date
-from importlib import import_module, machinery, metadata
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
-import yaml
+import parsers_read as read
 
 import shardwise as sw
 from shardwise.formats import ExportCase
@@ -31,7 +26,6 @@ from shardwise.formats._exported import worded
 from shardwise.plans import Plan, Training, find_stack, shard_of
 
 STORED = Path(__file__).with_name("parsers.json")
-SOURCES = Path(os.environ.get("PARSED_SOURCES", "sources"))
 _DEVICES = 8
 _LORA = {"adapter": "lora", "rank": 16, "adapter_alpha": 32.0, "adapter_dropout": 0.05}
 _FSDP = {"sharding": "fsdp", "recompute": "full"}
@@ -68,10 +62,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qlora": ({"recompute": "full"}, _LORA | {"base": "nf4-dq"}),
     "qlora on one device": ({"dp": 1}, _LORA | {"base": "nf4-dq"}),
 }
-Words = dict[str, Any]
 # Case -> the words of an export around which Kubernetes' objects lie, and what those should say.
 _TRAIN, _SERVE = "--seq-len 512 --global-batch 16", "--batch 8 --input-tokens 500 --output-tokens 50"
-WRAPPED: dict[str, tuple[str, Words]] = {
+WRAPPED: dict[str, tuple[str, read.Words]] = {
     "training on a node": (
         f"torchtitan llama-3.1-8b {_TRAIN} --on 4xh100",
         {"kind": "Job", "nodes": 1, "each": 4, "copies": 1},
@@ -107,7 +100,7 @@ def made(stack: str, case: str) -> ExportCase:
     )
 
 
-def expected(case: ExportCase) -> Words:
+def expected(case: ExportCase) -> read.Words:
     """Return what a parser should read from a case, by the name of ours."""
     p, job = case.plan, case.job
     sharded, word = {"shard": shard_of(p) if p.sharding != "none" else 1}, worded(case).plan.sharding
@@ -126,278 +119,19 @@ def expected(case: ExportCase) -> Words:
     }  # fmt: skip
 
 
-def axolotl(files: Path, case: ExportCase) -> Words:
-    """Return what axolotl's schema makes of a file beside some data."""
-    from axolotl.utils.schemas.config import AxolotlInputConfig
-
-    tree = yaml.safe_load((files / "axolotl.yaml").read_text())
-    read = AxolotlInputConfig(**tree, datasets=[{"path": "data", "type": "alpaca"}])
-    found: Words = {
-        "micro_batch": read.micro_batch_size, "accumulation": read.gradient_accumulation_steps,
-        "seq_len": read.sequence_len, "tp": read.tensor_parallel_size, "cp": read.context_parallel_size,
-        "recompute": bool(read.gradient_checkpointing), "adapter": read.adapter in ("lora", "qlora"),
-        "four_bits": bool(read.load_in_4bit), "sharded": read.fsdp_config is not None,
-        "activations": bool(read.activation_offloading), "shard": read.dp_shard_size or 1,
-        "steps": read.max_steps or -1,
-    }  # fmt: skip
-    if read.fsdp_config is not None:
-        found |= {"reshard": read.fsdp_config.reshard_after_forward, "offload": read.fsdp_config.offload_params}
-    if read.adapter:
-        found |= {"rank": read.lora_r, "alpha": read.lora_alpha, "dropout": read.lora_dropout}
-        found["dora"] = bool(read.peft_use_dora)
-    return found
-
-
-def llamafactory(files: Path, case: ExportCase) -> Words:
-    """Return what LLaMA-Factory's parser makes of a file beside some data."""
-    from llamafactory.hparams.parser import _parse_train_args
-
-    tree = yaml.safe_load((files / "llamafactory.yaml").read_text())
-    model, data, training, tuning, _ = _parse_train_args(tree | {"dataset": "data", "output_dir": str(files)})
-    found: Words = {
-        # hparams/data_args.py: one token less is packed, and packs are filled up by one more.
-        "seq_len": data.cutoff_len + 1, **_batches(training), "recompute": not model.disable_gradient_checkpointing,
-        "adapter": tuning.finetuning_type != "full", "four_bits": model.quantization_bit == 4,
-        "sharded": bool(training.fsdp),
-    }  # fmt: skip
-    if tuning.finetuning_type == "lora":
-        found |= {"rank": tuning.lora_rank, "alpha": tuning.lora_alpha, "dropout": tuning.lora_dropout}
-        found["dora"] = tuning.use_dora
-    return found
-
-
-def _batches(training: Any) -> Words:
-    """Return the words of transformers' TrainingArguments."""
-    return {
-        "micro_batch": training.per_device_train_batch_size, "accumulation": training.gradient_accumulation_steps,
-        "steps": training.max_steps,
-    }  # fmt: skip
-
-
-def transformers(files: Path, case: ExportCase) -> Words:
-    """Return what TrainingArguments make of a command line, and accelerate of the file beside it."""
-    from transformers import HfArgumentParser, TrainingArguments
-
-    line = (files / "train.sh").read_text().split("run_clm.py")[1].replace("\\\n", " ").replace('"$@"', "")
-    parser = HfArgumentParser(TrainingArguments)
-    training, rest = parser.parse_args_into_dataclasses(shlex.split(line), return_remaining_strings=True)
-    # transformers' examples/pytorch/language-modeling/run_clm.py: its own beside TrainingArguments.
-    left = {word for word in rest if word.startswith("--")} - {"--model_name_or_path", "--dtype", "--block_size"}
-    if left:
-        raise ValueError(f"some specified arguments are not used by the HfArgumentParser: {sorted(left)}")
-    beside = accelerate(files, case)
-    beside["recompute"] = bool(beside.get("recompute")) or bool(training.gradient_checkpointing)
-    return beside | _batches(training) | {"seq_len": int(rest[rest.index("--block_size") + 1])}
-
-
-def accelerate(files: Path, case: ExportCase) -> Words:
-    """Return what accelerate's launcher, its plugin and its mesh make of a file."""
-    from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_multi_gpu_env
-
-    line = ["--config_file", str(files / "accelerate.yaml"), "train.py"]
-    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(line))
-    before = dict(os.environ)
-    try:
-        os.environ.update(prepare_multi_gpu_env(arguments))
-        found: Words = {"sharded": arguments.use_fsdp, "devices": arguments.num_processes}
-        if arguments.use_fsdp:
-            plugin = FullyShardedDataParallelPlugin()
-            found["reshard"] = plugin.reshard_after_forward
-            found["offload"] = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
-            found["recompute"] = plugin.activation_checkpointing
-        if arguments.use_parallelism_config:
-            mesh = ParallelismConfig()
-            found |= {"tp": mesh.tp_size, "cp": mesh.cp_size, "shard": mesh.dp_shard_size}
-            found["dp"] = mesh.dp_shard_size * mesh.dp_replicate_size
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    return found
-
-
-def deepspeed(files: Path, case: ExportCase) -> Words:
-    """Return what DeepSpeedConfig makes of a file on as many ranks as the case has."""
-    from deepspeed import comm
-    from deepspeed.runtime.config import DeepSpeedConfig
-
-    comm.get_rank, comm.get_world_size = lambda *_: 0, lambda *_: case.plan.dp
-    read = DeepSpeedConfig(json.loads(next(files.glob("*.json")).read_text()))
-    zero = read.zero_config
-    return {
-        "global_batch": read.train_batch_size, "micro_batch": read.train_micro_batch_size_per_gpu,
-        "accumulation": read.gradient_accumulation_steps, "stage": read.zero_optimization_stage,
-        "offload": zero.offload_param is not None and str(zero.offload_param.device) != "none",
-    }  # fmt: skip
-
-
-def torchtitan(files: Path, case: ExportCase) -> Words:
-    """Return what torchtitan's job configuration makes of a file."""
-    from torchtitan.config import ConfigManager
-
-    read = ConfigManager().parse_args(["--job.config_file", str(next(files.glob("*.toml")))])
-    mesh, training = read.parallelism, read.training
-    shards, local = mesh.data_parallel_shard_degree, training.local_batch_size
-    found: Words = {
-        "tp": mesh.tensor_parallel_degree, "cp": mesh.context_parallel_degree, "pp": mesh.pipeline_parallel_degree,
-        "shard": shards, "dp": shards * mesh.data_parallel_replicate_degree, "global_batch": training.global_batch_size,
-        "micro_batch": mesh.pipeline_parallel_microbatch_size if mesh.pipeline_parallel_degree > 1 else local,
-        "seq_len": training.seq_len, "recompute": read.activation_checkpoint.mode == "full",
-    }  # fmt: skip
-    return found | ({"steps": training.steps} if case.job.run_tokens else {})
-
-
-def peft(files: Path, case: ExportCase) -> Words:
-    """Return what peft's LoraConfig makes of the adapter of a file for axolotl."""
-    from peft import LoraConfig
-
-    tree = yaml.safe_load((files / "axolotl.yaml").read_text())
-    kept = {"r": tree["lora_r"], "lora_alpha": tree["lora_alpha"], "lora_dropout": tree["lora_dropout"]}
-    read = LoraConfig(**kept, target_modules="all-linear", use_dora=tree.get("peft_use_dora", False))
-    return {"rank": read.r, "alpha": read.lora_alpha, "dropout": read.lora_dropout, "dora": read.use_dora}
-
-
-def trl(files: Path, case: ExportCase) -> Words:
-    """Return what TRL's parser of `trl sft` makes of a file beside some data."""
-    from trl.scripts.sft import make_parser
-
-    parsed = make_parser().parse_args_and_config(["--config", str(files / "trl.yaml"), "--dataset_name", "data"])
-    training, model = parsed[1], parsed[2]
-    found: Words = {
-        **_batches(training), "seq_len": training.max_length, "sharded": bool(training.fsdp),
-        "recompute": training.gradient_checkpointing, "activations": training.activation_offloading,
-        "adapter": model.use_peft, "four_bits": model.load_in_4bit,
-    }  # fmt: skip
-    if model.use_peft:
-        found |= {"rank": model.lora_r, "alpha": model.lora_alpha, "dropout": model.lora_dropout}
-        found["dora"] = model.use_dora
-    return found
-
-
-def verl(files: Path, case: ExportCase) -> Words:
-    """Return what Hydra makes of the words behind verl's trainer, over the settings that verl brings."""
-    from hydra import compose, initialize_config_dir
-
-    words = _words_of(files / "verl.sh")
-    where = metadata.distribution("verl").locate_file("verl/trainer/config")
-    with initialize_config_dir(str(where), version_base=None):
-        read = compose("ppo_trainer", overrides=words)
-    actor, model = read.actor_rollout_ref.actor, read.actor_rollout_ref.model
-    sharded, cp = actor.fsdp_config, actor.ulysses_sequence_parallel_size
-    devices = read.trainer.nnodes * read.trainer.n_gpus_per_node
-    found: Words = {
-        "micro_batch": actor.ppo_micro_batch_size_per_gpu, "cp": cp, "devices": devices, "dp": devices // cp,
-        "global_batch": actor.ppo_mini_batch_size * read.actor_rollout_ref.rollout.n,
-        "sharded": actor.strategy[:4] == "fsdp",
-        "seq_len": read.data.max_prompt_length + read.data.max_response_length,
-        "shard": (devices if sharded.fsdp_size < 0 else sharded.fsdp_size) // cp, "offload": sharded.offload_policy,
-        "reshard": sharded.reshard_after_forward, "activations": model.enable_activation_offload,
-        "recompute": model.enable_gradient_checkpointing, "adapter": model.lora_rank > 0,
-        "narrow": sharded.dtype == "bfloat16",
-    }  # fmt: skip
-    return found | ({"rank": model.lora_rank, "alpha": model.lora_alpha} if model.lora_rank else {})
-
-
-def _words_of(file: Path) -> list[str]:
-    """Return the settings among the words of a script."""
-    words = shlex.split(file.read_text().replace("\\\n", " "), comments=True)
-    return [word for word in words if "=" in word and not word.startswith("-")]
-
-
-def nemo(files: Path, case: ExportCase) -> Words:
-    """Return what Megatron-Bridge makes of overrides over its common recipe, the same from a file and from words."""
-    from megatron.bridge.models import GPTModelProvider
-    from megatron.bridge.recipes.common import _pretrain_common
-    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-    from megatron.bridge.training.utils import omegaconf_utils
-
-    def refuse(text: str, *_: object) -> None:
-        raise ValueError(text)
-
-    omegaconf_utils.logger.warning = refuse  # it skips what it does not know
-    ways = []
-    for way in ({"config_filepath": str(files / "nemo.yaml")}, {"cli_overrides": _words_of(files / "nemo.sh")}):
-        recipe = _pretrain_common()
-        recipe.model = GPTModelProvider(num_layers=32, hidden_size=4096, num_attention_heads=32, seq_length=4096)
-        read = omegaconf_utils.process_config_with_overrides(recipe, **way)
-        model, ddp, peft = read.model, read.ddp, read.peft
-        if read.comm_overlap is not None:
-            read.comm_overlap.data_parallel_size = case.plan.dp  # as ConfigContainer.validate does
-        found: Words = {
-            "tp": model.tensor_model_parallel_size, "cp": model.context_parallel_size,
-            "pp": model.pipeline_model_parallel_size, "vpp": model.virtual_pipeline_model_parallel_size or 1,
-            "micro_batch": read.train.micro_batch_size, "global_batch": read.train.global_batch_size,
-            "seq_len": read.dataset.seq_length, "recompute": model.recompute_granularity == "full",
-            "sequence_parallel": model.sequence_parallel, "adapter": peft is not None,
-            "sharded": ddp.use_distributed_optimizer or ddp.use_megatron_fsdp,
-            "strategy": ddp.data_parallel_sharding_strategy if ddp.use_megatron_fsdp else "no_shard",
-            "narrow": get_mixed_precision_config(read.mixed_precision).bf16,
-        }  # fmt: skip
-        if peft is not None:
-            found |= {"rank": peft.dim, "alpha": peft.alpha, "dropout": peft.dropout}
-            found["dora"] = type(peft).__name__ == "DoRA"
-        ways.append(found | ({"steps": read.train.train_iters} if case.job.run_tokens else {}))
-    if ways[0] != ways[1]:
-        raise ValueError(f"the file and the words differ: {ways}")
-    return ways[0]
-
-
-def kubernetes(files: Path, case: ExportCase | None) -> Words:
-    """Return what Kubernetes' typed objects, and the schema of LeaderWorkerSet, make of a file."""
-    from jsonschema import Draft202012Validator
-    from kubernetes import client
-
-    schema = _closed(yaml.safe_load((SOURCES / "lws" / _SCHEMA).read_text())["spec"]["versions"][0])
-    trees = list(yaml.safe_load_all((files / "job.yaml").read_text()))
-    for tree in trees:
-        if tree["kind"] == "LeaderWorkerSet":
-            Draft202012Validator(schema["schema"]["openAPIV3Schema"]).validate(tree)
-            continue
-        pod = tree["spec"].get("template", {}).get("spec", {"containers": []})
-        for one in pod["containers"]:  # apimachinery resource/quantity.go UnmarshalJSON: a number will do as well
-            one["resources"]["limits"] = {key: str(count) for key, count in one["resources"]["limits"].items()}
-        api = client.ApiClient()
-        typed = api.deserialize(json.dumps(tree), f"V1{tree['kind']}", "application/json")
-        back = api.sanitize_for_serialization(typed)
-        if back != tree:
-            raise ValueError(f"{tree} is read as {back}")
-    spec = trees[-1]["spec"]
-    group = spec.get("leaderWorkerTemplate", {})
-    pod = (group.get("workerTemplate") or spec["template"])["spec"]["containers"][0]
-    return {
-        "kind": trees[-1]["kind"], "nodes": spec.get("completions") or group.get("size") or 1,
-        "each": int(next(iter(pod["resources"]["limits"].values()))), "copies": spec.get("replicas", 1),
-    }  # fmt: skip
-
-
-_SCHEMA = "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"
-
-
-def _closed(tree: Any) -> Any:
-    """Return a schema whose objects have the fields that it names and no other."""
-    if isinstance(tree, list):
-        return [_closed(one) for one in tree]
-    if not isinstance(tree, dict):
-        return tree
-    closed = {key: _closed(one) for key, one in tree.items()}
-    named = isinstance(tree.get("properties"), dict) and tree.get("type") == "object"
-    return closed | ({"additionalProperties": False} if named else {})
-
-
 # System -> the stack whose cases are exported, the target, and its parser.
-PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], Words]]] = {
-    "axolotl": ("axolotl", "axolotl", axolotl),
-    "llamafactory": ("llama-factory", "llamafactory", llamafactory),
-    "transformers": ("transformers", "transformers", transformers),
-    "accelerate": ("accelerate", "fsdp", accelerate),
-    "deepspeed": ("deepspeed", "deepspeed", deepspeed),
-    "torchtitan": ("fsdp2", "torchtitan", torchtitan),
-    "peft": ("axolotl", "axolotl", peft),
-    "trl": ("trl", "trl", trl),
-    "verl": ("verl", "verl", verl),
-    "megatron-bridge": ("megatron-bridge", "nemo", nemo),
-    "kubernetes": ("", "", kubernetes),
+PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], read.Words]]] = {
+    "axolotl": ("axolotl", "axolotl", read.axolotl),
+    "llamafactory": ("llama-factory", "llamafactory", read.llamafactory),
+    "transformers": ("transformers", "transformers", read.transformers),
+    "accelerate": ("accelerate", "fsdp", read.accelerate),
+    "deepspeed": ("deepspeed", "deepspeed", read.deepspeed),
+    "torchtitan": ("fsdp2", "torchtitan", read.torchtitan),
+    "peft": ("axolotl", "axolotl", read.peft),
+    "trl": ("trl", "trl", read.trl),
+    "verl": ("verl", "verl", read.verl),
+    "megatron-bridge": ("megatron-bridge", "nemo", read.nemo),
+    "kubernetes": ("", "", read.kubernetes),
 }
 
 
@@ -418,13 +152,15 @@ def judged(system: str) -> dict[str, Any]:
     return said
 
 
-def _wrapped(words: str) -> Words:
+def _wrapped(words: str) -> read.Words:
     """Return the files of an export with Kubernetes' objects around them."""
     line = [sys.executable, "-m", "shardwise", "export", *words.split(), "--wrap", "kubernetes", "--json"]
     return json.loads(subprocess.run(line, capture_output=True, text=True).stdout)["files"]
 
 
-def _read(parse: Callable[[Path, Any], Words], files: Mapping[str, str], case: ExportCase | None, wanted: Words) -> Any:
+def _read(
+    parse: Callable[[Path, Any], read.Words], files: Mapping[str, str], case: ExportCase | None, wanted: read.Words
+) -> Any:
     """Return how many values a parser reads as meant from files, the others, or why it refuses them."""
     with tempfile.TemporaryDirectory() as made_in:
         folder = Path(made_in)
@@ -438,73 +174,11 @@ def _read(parse: Callable[[Path, Any], Words], files: Mapping[str, str], case: E
     return other or len(found)
 
 
-class Absent(ModuleType):
-    """A module that needs a GPU to be built, as far as parsers see of it: any name is something."""
-
-    __path__: tuple[str, ...] = ()  # type: ignore[assignment]
-    __version__ = "2.9.0"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {}) if name[0].isupper() else MagicMock()
-
-
-class Absences:
-    """The finder and loader of such modules."""
-
-    names = ("transformer_engine", "transformer_engine_torch", "torch.utils.tensorboard", "megatron.energon")
-    names += ("ring_flash_attn",)
-
-    def find_spec(self, name: str, *_: object) -> machinery.ModuleSpec | None:
-        """Return a module that is not looked for anywhere else."""
-        ours = any(f"{name}.".startswith(f"{one}.") for one in self.names)
-        return machinery.ModuleSpec(name, self, is_package=True) if ours else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: machinery.ModuleSpec) -> ModuleType:
-        """Return the module."""
-        return Absent(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run nothing."""
-
-
-def _as_if_on_a_gpu() -> None:
-    """Let parsers that ask the machine take a file that is meant for another."""
-    os.environ["DISABLE_VERSION_CHECK"] = "1"
-    sys.meta_path.insert(0, Absences())  # type: ignore[arg-type]
-    try:
-        arguments = import_module("transformers.training_args")
-    except ImportError:
-        return
-    arguments.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
-
-
-def _version(system: str) -> str:
-    """Return the release of a system, empty where it is not there; Megatron-Bridge is made importable."""
-    if system != "megatron-bridge":
-        try:
-            return metadata.version(system)
-        except metadata.PackageNotFoundError:
-            return ""
-    bridge = SOURCES / "Megatron-Bridge" / "src" / "megatron"
-    if not bridge.exists():
-        return ""
-    typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]
-    whole, recipes = ModuleType("megatron"), ModuleType("megatron.bridge.recipes")
-    whole.__path__, recipes.__path__ = (
-        [str(bridge), str(SOURCES / "Megatron-LM" / "megatron")],
-        [str(bridge / "bridge/recipes")],
-    )
-    sys.modules |= {"megatron": whole, "megatron.bridge.recipes": recipes}  # its own imports every model's
-    return str(import_module("megatron.bridge.package_info").__shortversion__)
-
-
 def main() -> int:
     """Print and store the table, or fail where a file is refused or understood otherwise."""
     kept: dict[str, Any] = json.loads(STORED.read_text(encoding="ascii"))
     for system in sys.argv[1:] or PARSERS:
-        version = _version(system)
+        version = read.version_of(system)
         if not version:
             print(f"{system} is not installed: its stored answers are kept")
             continue
@@ -517,5 +191,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    _as_if_on_a_gpu()
+    read.as_if_on_a_gpu()
     sys.exit(main())

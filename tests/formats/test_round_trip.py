@@ -87,7 +87,7 @@ def machines(plan: Plan) -> Cluster:
     return Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
 
 
-@MANY
+@settings(MANY, max_examples=60)
 @given(case=megatron_plans().filter(runs("megatron")), overlap=st.booleans())
 def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], overlap: bool) -> None:
     """A legal plan written as a launch script for Megatron-LM is read back as it was: model, plan, job and launch."""
