@@ -29,22 +29,25 @@ JOB = Training(seq_len=1024, global_batch=16)
 SMALL: dict[str, Any] = {"micro_batch": upto(1), "recompute": ("none",), "cp": upto(1), "tp": upto(2)}
 # Model, clusters, stack, space: every field that a grid has one of, alone and beside another.
 CASES: dict[str, tuple[Any, tuple[Cluster, ...], str, dict[str, Any]]] = {
-    "stages": (DENSE, (A100,), "megatron", {**SMALL,
+    "stages": (DENSE, (A100,), "megatron", {**SMALL, "tp": upto(1), "pp": upto(4), "vpp": upto(2),
                                             "stage_layers": ("usual", "first-1", "last-1", "ends-1")}),
-    "modules": (DENSE, (A100,), "megatron", {**SMALL, "recompute": ("none", "selective", "full"),
+    "modules": (DENSE, (A100,), "megatron", {**SMALL, "tp": upto(1), "pp": upto(4),
+                                             "recompute": ("none", "selective", "full"),
                                              "modules": ((), ("layernorm",), ("core_attn", "layernorm"))}),
-    "groups": (DENSE, (A100,), "fsdp2", {**SMALL, "sharding": ("fsdp", "hsdp"), "shard": IntRanges.parse("1..4")}),
+    "groups": (DENSE, (A100,), "fsdp2", {**SMALL, "pp": upto(2), "sharding": ("fsdp", "hsdp"),
+                                          "shard": IntRanges.parse("1..4")}),
     "experts in groups": (SPARSE, (H200,), "fsdp2", {**SMALL, "pp": upto(1), "sharding": ("hsdp",),
                                                      "shard": IntRanges.parse("2..4")}),
-    "groups of an optimizer": (SPARSE, (H200,), "megatron", {**SMALL, "pp": upto(2),
+    "groups of an optimizer": (SPARSE, (H200,), "megatron", {**SMALL, "pp": upto(2), "tp": upto(1),
                                                              "shard": IntRanges.parse("1,2")}),
     "optimizer on the host": (DENSE, (A100,), "megatron", {**SMALL, "offload": ((), ("optimizer",)), "tp": upto(1)}),
-    "offload": (DENSE, (A100,), "fsdp2", {**SMALL, "offload": ((), ("optimizer", "gradients", "parameters"))}),
+    "offload": (DENSE, (A100,), "fsdp2", {**SMALL, "pp": upto(2),
+                                           "offload": ((), ("optimizer", "gradients", "parameters"))}),
     "activations": (DENSE, (A100,), "transformers", {**SMALL, "tp": upto(1), "recompute": ("none", "full"),
                                                      "sharding": ("none", "fsdp"), "offload": ((), ("activations",))}),
-    "jobs": (DENSE, (A100, H100), "megatron", {**SMALL, "pp": upto(2), "precision": ("bf16", "fp8"),
+    "jobs": (DENSE, (A100, H100), "megatron", {**SMALL, "tp": upto(1), "pp": upto(2), "precision": ("bf16", "fp8"),
                                                "optimizer": ("adam", "sgd")}),
-    "batches": (DENSE, (A100,), "megatron", {**SMALL, "global_batch": (8, 16, 32)}),
+    "batches": (DENSE, (A100,), "megatron", {**SMALL, "pp": upto(2), "global_batch": (8, 16, 32)}),
 }  # fmt: skip
 
 
@@ -108,7 +111,7 @@ def test_what_is_found_is_launched_and_is_what_train_says(kind: str) -> None:
 
 def test_a_frame_has_all_that_is_asked() -> None:
     """Every legal plan of all grids is a row, with the device and the job that it is of."""
-    work = _work("jobs")
-    frame = searched(work, SerialExecutor()).frame()
-    assert len(frame) == searched(work, SerialExecutor()).counts.legal
+    found = searched(_work("jobs"), SerialExecutor())
+    frame = found.frame()
+    assert len(frame) == found.counts.legal
     assert set(frame["device"]) == {A100.device.name, H100.device.name} and set(frame["precision"]) == {"bf16", "fp8"}
