@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import SLACK, tried
 from laws.strategies import DEVICES
-from shardwise.cost import Efficiencies, collective_seconds, inside_share, network_of, op_seconds, rates_of
+from shardwise.cost import Efficiencies, collective_seconds, held_share, network_of, op_seconds, rates_of
 from shardwise.cost._rates import attention_dtype
 from shardwise.cost._tables import stored
 from shardwise.errors import InputError
@@ -208,8 +208,7 @@ def test_no_operator_beats_the_roofline(device: str, kind: Any, shape: tuple[int
     for efficiencies in (Efficiencies(), IDEAL, Efficiencies(compute=0.5, memory=0.5)):
         rates = rates_of(found, "bf16", 0.0, efficiencies)
         seconds, peak = op_seconds(rates, op), found.peak_flops("bf16")
-        full = max(op.forward_bytes, op.backward_bytes) / max(rates.secondary.cached_bytes, 1)
-        held = kind in ("memory", "scan") and inside_share(full) > 0
+        held = any(held_share(rates, op, moved) > 0 for moved in (op.forward_bytes, op.backward_bytes))
         bandwidth = max(found.memory_bytes_per_second, rates.cached_rate if held else 0.0)
         for got, flops, moved in (
             (seconds.forward, op.flops, op.forward_bytes),

@@ -24,6 +24,7 @@ from shardwise.cost import (
     ProductRates,
     Rates,
     attention_dtype,
+    held_share,
 )
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
@@ -183,7 +184,7 @@ LIMITS: dict[type, dict[str, Bound]] = {
         **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),
         **dict.fromkeys(("grouped_flops", "vector_flops"), "compute"),
         **dict.fromkeys(("attention_start", "grouped_start", "memory_start", "launch"), "start"),
-        "memory_bytes": "memory",
+        **dict.fromkeys(("memory_bytes", "cached_rate"), "memory"),
     },
     EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
     ExpertsFit: {"compute": "compute", "memory": "memory", "start_seconds": "start", "expert_seconds": "start"},
@@ -267,8 +268,13 @@ def _trained(
                 bound=_bound(alone, limits),
                 dtype=_dtype(device, op, dtype),
                 peak_flops_per_second=device.peak_flops(_dtype(device, op, dtype)),
-                peak_bytes_per_second=device.memory_bytes_per_second,
+                peak_bytes_per_second=_bandwidth(device, rates, op, float(getattr(op, moved))),
             )
+
+
+def _bandwidth(device: Device, rates: Rates[float], op: Op[float], moved: float) -> float:
+    """Return the bytes/s that bound an operator: those of the last cache where it holds what a kernel moves."""
+    return max(device.memory_bytes_per_second, rates.cached_rate if held_share(rates, op, moved) > 0 else 0.0)
 
 
 def _of_training(report: TrainReport) -> Roofline:
@@ -318,7 +324,7 @@ def _served(report: InferReport, phase: str, step: EngineStep[float], times: flo
                 bound=_bound(alone, limits),
                 dtype=_dtype(device, op, op.dtype or case.dtype),
                 peak_flops_per_second=device.peak_flops(_dtype(device, op, op.dtype or case.dtype)),
-                peak_bytes_per_second=device.memory_bytes_per_second,
+                peak_bytes_per_second=_bandwidth(device, server.rates, op, float(op.forward_bytes)),
             )
 
 

@@ -51,7 +51,15 @@ from shardwise.cost._network import (
     wire_of,
     with_peers,
 )
-from shardwise.cost._operators import PassSeconds, blend, inside_share, kernel_seconds, op_seconds, product_seconds
+from shardwise.cost._operators import (
+    PassSeconds,
+    blend,
+    held_share,
+    inside_share,
+    kernel_seconds,
+    op_seconds,
+    product_seconds,
+)
 from shardwise.cost._power import mean_watts, power_model
 from shardwise.cost._rates import (
     OVERLAP_AXES,
@@ -137,6 +145,7 @@ __all__ = [
     "family_of",
     "family_with",
     "heads_together",
+    "held_share",
     "host_of",
     "inside_share",
     "kernel_costs",

@@ -184,16 +184,23 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     return maximum(scan, maximum(streamed, op.kernels * r.launch)) + op.kernels * r.memory_start
 
 
+def held_share(r: Rates[X], op: Op[X], moved: X) -> X:
+    """Return the share of what the kernels of an operator move that the last cache still holds of the one before."""
+    if not r.cached_rate or not r.secondary.cached_bytes or op.kind not in ("memory", "scan"):
+        return 0 * moved
+    return inside_share(moved / (maximum(op.kernels, 1) * r.secondary.cached_bytes))
+
+
 def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
     """Return seconds of kernels that only move bytes: those of what the last cache holds at the rate of the cache.
 
     A kernel reads what the one before it wrote; what was kept for backward comes from memory again.
     """
     streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
-    if not r.cached_rate:
+    if not r.cached_rate or not r.secondary.cached_bytes:
         return moved / streaming
     kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
-    near = maximum(moved - kept, 0 * moved) * inside_share(moved / (maximum(op.kernels, 1) * r.secondary.cached_bytes))
+    near = maximum(moved - kept, 0 * moved) * held_share(r, op, moved)
     return (moved - near) / streaming + near / r.cached_rate
 
 
