@@ -26,6 +26,7 @@ from shardwise.measured import (
     TrainingRows,
     Validation,
     matches,
+    refuse,
     validate,
 )
 from shardwise.measured import read as known
@@ -71,8 +72,11 @@ def documented(
 def completed(record: Record, entries: Sequence[Entry] = DOCUMENTED) -> Record:
     """Return a row with blank cells filled in from what its source documents elsewhere (documented.toml).
 
-    Documented notes join those of the row.
+    Documented notes join those of the row; raises `InputError` for a quantity that is documented to be another one.
     """
+    for one in documenting(record.text("citation"), record.row, entries):
+        if "refused" in one:
+            raise refuse("metric", record.text("metric"), f"{one['refused']} ({one['source']})")
     told, source = documented(record.text("citation"), record.row, entries)
     blank = {name: value for name, value in told.items() if name in record.row and _lacks(record, name, value)}
     if "notes" in told:

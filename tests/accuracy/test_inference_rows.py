@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accuracy.published import documented, padded
+from accuracy.published import completed, documented, padded
 from measured_rows import INFERENCE
 from measured_rows import published as only
+from shardwise.errors import InputError
 from shardwise.hardware import find_device
-from shardwise.measured import Comparison
+from shardwise.measured import Comparison, Record
 from shardwise.models import Model
 from shardwise.serving.load import limits_of
 
@@ -113,6 +114,17 @@ def test_recipes_say_what_a_table_of_runs_leaves_out() -> None:
     assert few["kv_dtype"] == "fp8"
     assert "lengths=0.8 to 1" in few["notes"]
     assert documented(row["citation"], {**row, "notes": "origin=sweep"}) == ({}, "")
+
+
+def test_a_quantity_that_its_source_says_is_another_one_is_refused() -> None:
+    """Peft's table has the generation for the test set in what it calls the time of training."""
+    citation = (
+        "github:huggingface/peft@5d602fdbf:method_comparison/MetaMathQA/results/adalora--llama-3.2-3B-rank32.json"
+    )
+    row = {"citation": citation, "metric": "step_time", "notes": ""}
+    with pytest.raises(InputError, match="generation for the whole test set"):
+        completed(Record(row))
+    assert completed(Record({**row, "metric": "tokens_per_second"})).text("metric") == "tokens_per_second"
 
 
 @pytest.mark.parametrize(

@@ -186,4 +186,9 @@ def test_the_interpreter_is_importable_alone() -> None:
     """It needs nothing of models, devices or plans."""
     code = "import sys, shardwise.shell._interpreter; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {name.split(".")[1] for name in loaded if name.startswith("shardwise.")} <= {"errors", "records", "shell", "_version"}
+    assert {name.split(".")[1] for name in loaded if name.startswith("shardwise.")} <= {
+        "errors",
+        "records",
+        "shell",
+        "_version",
+    }
