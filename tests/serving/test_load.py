@@ -581,6 +581,17 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
     assert tree["meets"] == (status == 0)
 
 
+def test_a_run_that_ends_before_its_replicas_are_up_says_so() -> None:
+    """All replicas would carry the load: what to ask for is said beside how the queue grew."""
+    more = ("--rate", "200/s", "--autoscale", "running:32", "--startup-time", "90s")
+    done = run(*(("8xh100-sxm-80gb" if word.startswith("1x") else word) for word in COMMAND), "--tp", "1", *more)
+    assert done.status == 1
+    assert done.out.startswith("UNSTABLE")
+    assert "while replicas start" in done.out
+    alone = run(*COMMAND, "--rate", "500/s")
+    assert "while replicas start" not in alone.out
+
+
 def test_a_limit_below_an_empty_replica_says_so() -> None:
     """Where no load is light enough the page gives what an empty replica takes, and only there."""
     low = run(*COMMAND, "--rate", "10/s", "--mean-tpot", "1ms").out

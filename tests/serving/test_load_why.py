@@ -102,7 +102,7 @@ def test_looser_limits_are_likelier(metric: str, quantile: str, shares: tuple[fl
 
 
 def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
-    """Low, typical and high rise; tails are wider than means, and a load near capacity than a light one."""
+    """Low, typical and high rise; tails are wider than means, and no band is narrower near capacity."""
     report = report_of("one pool")
     near = replace(report, steady=replace(report.steady, capacity=report.steady.rate / 0.95))
 
@@ -113,7 +113,7 @@ def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
 
     for metric in ("ttft", "tpot", "e2e"):
         assert width(report, metric, "p99") > width(report, metric, "mean")
-        assert width(near, metric, "mean") > width(report, metric, "mean")
+        assert width(near, metric, "mean") >= width(report, metric, "mean")
     carried = report.interval["capacity"]["requests_per_second"]
     assert carried["low"] < report.capacity_per_second < carried["high"]
     assert "queue" not in report.interval

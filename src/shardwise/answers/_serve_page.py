@@ -76,6 +76,10 @@ def _verdict(report: ServeReport, page: Page) -> None:
         page.label("UNSTABLE", where, "bold red", "bold")
         most = rate_text(report.capacity_per_second)
         page.note(f"the queue grows by {rate_text(report.growth_per_second)}; stable up to {most}")
+        rule = report.options.autoscale
+        if rule and report.workload.arrivals.rate <= report.capacity_per_second:
+            start = show_seconds(rule.start_seconds)
+            page.note(f"while replicas start, {start} each: ask more --requests, or begin with more --min-replicas")
     elif report.broken:
         page.label("MISSES", where, "bold red", "bold")
         limit_lines(report, page, report.broken)

@@ -275,7 +275,8 @@ class ServeReport(Shown):
         """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
         if self.saturated is None:
             return self.steady.capacity * self.base.plan.dp
-        if self.growth_per_second:
+        # While replicas start a queue grows that all of them would carry.
+        if self.growth_per_second and (self.hopeless or self.options.autoscale is None):
             return self.steady.rate * self.base.plan.dp - self.growth_per_second
         return max(self.saturated, self.steady.rate) * self.base.plan.dp
 

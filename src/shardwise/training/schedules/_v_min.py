@@ -46,7 +46,7 @@ def v_min_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     >>> from shardwise.training.schedules import PipelineShape, Run
     >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
-    >>> v_min_seconds(stages, shape)
+    >>> round(v_min_seconds(stages, shape), 6)
     107.1
     """
     p = shape.num_stages
