@@ -41,8 +41,6 @@ SERVING = {
     "decode_tokens_per_second": "tpot_seconds",
     "kv_cache_tokens": "kv_cache_tokens",
 }
-# inference-perf counts chunks of several tokens as one: what it prints is not the time of a token.
-OF_CHUNKS = {"inference_perf_demo": ("load.tpot_seconds",)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -76,7 +74,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         toy = row.source.startswith("megatron_ci") and quantity == "step_seconds"
         if quantity is None or toy or row.quality in ("C", "low") or not row.measured or not row.predicted:
             continue
-        if row.conditions is None or quantity in OF_CHUNKS.get(row.source, ()):
+        if row.conditions is None:
             continue
         ratio = row.measured / row.predicted
         typical = quantity == "step_seconds" and any(said.startswith("tuning: how well") for said in row.assumed)

@@ -65,8 +65,6 @@ def metric_of(record: Record) -> tuple[str, str]:
         metric = "itl"
     if metric in _RATES:
         return metric, ""
-    if metric.startswith(("tpot", "itl")) and "counts chunks" in record.text("notes"):
-        raise refuse("metric", metric, "is of chunks that hold several tokens, not of tokens")
     name, _, quantile = metric.rpartition("_p")
     base = name if name in _LATENCIES else metric
     if base not in _LATENCIES or (base != metric and quantile not in ("50", "90", "95", "99")):
@@ -168,7 +166,8 @@ def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeR
     context = record.whole("max_model_len") or model.max_context or 10**6
     policy = policy_of(case.engine.name, device, 1, context)
     # What ran fitted the steps of an engine that does not cut prompts, beside all that may decode.
-    whole = policy.step_tokens - policy.max_sequences if policy.mixed and not policy.chunked else context
+    tokens = job.max_batched_tokens or policy.step_tokens
+    whole = tokens - job.max_sequences if policy.mixed and not policy.chunked else context
     asked = workload_of(record, case.plan.dp, min(context, whole))
     beside = asked.longest[0] + asked.arrivals.users + _SPARE
     if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
