@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.cost import Efficiencies, rates_of
-from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops, kind_of
 from shardwise.cost._operators import kernel_seconds
 from shardwise.cost._tables import constants, family_of
+from shardwise.cost._tiles import MEASURED_KERNELS, Blocks, blocked_flops, kind_of
 from shardwise.hardware import find_device
 from shardwise.ops.count import WHOLE
 from shardwise.ops.elementwise import norm

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.cost import Efficiencies, rates_of
-from shardwise.cost._kinds import Streams, kind_of
 from shardwise.cost._operators import head_share, kernel_seconds
+from shardwise.cost._tiles import Streams, kind_of
 from shardwise.hardware import find_device
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.formats import ExportCase, import_file, nemo, verl
-from shardwise.formats._canonical import canonical_plan
+from shardwise.formats._exported import canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack

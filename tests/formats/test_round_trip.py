@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.formats import Around, ExportCase, deepspeed, fsdp, nemo, torchtitan, transformers
-from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.formats._exported import canonical, canonical_plan
 from shardwise.formats.megatron import export
 from shardwise.formats.megatron import read as read_script
 from shardwise.hardware import Cluster

@@ -27,7 +27,7 @@ from shardwise.formats import (
     transformers,
     verl,
 )
-from shardwise.formats._canonical import canonical, canonical_plan
+from shardwise.formats._exported import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack

@@ -13,8 +13,7 @@ from shardwise import hardware
 from shardwise.errors import InputError
 from shardwise.hardware import Device, device_names, device_to_toml, find_device, load_device
 from shardwise.hardware._catalogue import other_names
-from shardwise.hardware._device import FIELDS
-from shardwise.hardware._links import all_links
+from shardwise.hardware._device import FIELDS, all_links
 
 NAMES = device_names()
 TB = 1e12

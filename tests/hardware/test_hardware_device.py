@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, Device, Fact, device_to_toml, find_device, load_device
+from shardwise.hardware._catalogue import device_from_table, show_number
 from shardwise.hardware._device import FIELDS
-from shardwise.hardware._toml import device_from_table, show_number
 
 H100 = find_device("h100-sxm-80gb").device
 

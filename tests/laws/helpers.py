@@ -6,14 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from shardwise.training import (
-    Evaluation,
-    TrainingCase,
-    TrainReport,
-    evaluate,
-    sizes_of,
-    stages_of,
-)
+from shardwise.training import Evaluation, TrainingCase, TrainReport, evaluate, sizes_of, stages_of
 from shardwise.training._report import report_of
 
 SLACK = 1 + 1e-9

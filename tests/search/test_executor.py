@@ -106,7 +106,7 @@ SCRIPT = """
 import signal, sys; sys.path.insert(0, {folder!r})
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from test_executor import Echo, PARTS
-from shardwise.answers._streams import is_unread
+from shardwise.answers._answer import is_unread
 from shardwise.search import ProcessExecutor
 try:
     for result in ProcessExecutor(2, {more}).run(Echo(stays=6), PARTS):

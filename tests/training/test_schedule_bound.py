@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.plans.schedules import RULES
-from shardwise.training.schedules import (
-    PipelineShape,
-    Run,
-    least_pipeline_seconds,
-    pipeline_time,
-)
+from shardwise.training.schedules import PipelineShape, Run, least_pipeline_seconds, pipeline_time
 
 SCHEDULES = tuple(RULES)
 SECONDS = st.floats(0.01, 3.0)

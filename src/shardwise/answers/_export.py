@@ -9,14 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
-from shardwise.answers._answer import Answer
+from shardwise.answers._answer import Answer, tell
 from shardwise.answers._commands import SERVERS
 from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.answers._serve import ask as ask_load
-from shardwise.answers._streams import tell
 from shardwise.errors import InputError
 from shardwise.units import show_bytes
 

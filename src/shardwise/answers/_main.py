@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise._version import __version__
+from shardwise.answers._answer import emit, tell
 from shardwise.answers._run import answer, asks_for_json
-from shardwise.answers._streams import emit, tell
 from shardwise.errors import InputError, Problem, bounded
 
 BAD_INPUT = 2

@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
-from shardwise.answers._answer import Answer
+from shardwise.answers._answer import Answer, is_terminal, is_unread, tell
 from shardwise.answers._files import command_words, write_case
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._plan_page import plan_page, plan_tree
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._several import SHAPE, sized
-from shardwise.answers._streams import is_terminal, is_unread, tell
 from shardwise.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers import _commands, _plan_infer, _plan_train
-from shardwise.answers._answer import Answer
+from shardwise.answers._answer import Answer, is_terminal, is_unread, tell
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
-from shardwise.answers._streams import is_terminal, is_unread, tell
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
 

@@ -15,7 +15,6 @@ from shardwise.cost._bands import (
     spreads,
     typical_slack,
 )
-from shardwise.cost._host import HostRates, host_of
 from shardwise.cost._kernels import (
     PARTS,
     PARTS_IN_SECONDS,
@@ -38,15 +37,19 @@ from shardwise.cost._kernels import (
     seen_pairs,
     tiled_parts,
 )
-from shardwise.cost._kinds import MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds
 from shardwise.cost._load import changes, record
 from shardwise.cost._network import (
+    EngineReduce,
+    HostRates,
     Network,
     NetworkLink,
     collective_seconds,
     exchanged_bytes,
+    host_of,
     leaving_share,
     network_of,
+    reduce_of,
+    reduce_seconds,
     sent_bytes,
     wire_of,
     with_peers,
@@ -71,15 +74,7 @@ from shardwise.cost._rates import (
     product_rates,
     rates_of,
 )
-from shardwise.cost._records import (
-    DECODE_PARTS,
-    CollectiveFit,
-    ExpertsFit,
-    Gemm,
-    Quantise,
-    ReduceFit,
-)
-from shardwise.cost._reduce import EngineReduce, reduce_of, reduce_seconds
+from shardwise.cost._records import DECODE_PARTS, CollectiveFit, ExpertsFit, Gemm, Quantise, ReduceFit
 from shardwise.cost._replicas import Beside, beside_of
 from shardwise.cost._tables import (
     bandwidth_of,
@@ -91,7 +86,7 @@ from shardwise.cost._tables import (
     matmul_row,
     stored,
 )
-from shardwise.cost._tiles import ELEMENT_BYTES
+from shardwise.cost._tiles import ELEMENT_BYTES, MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds
 from shardwise.ledger.op import Verb
 
 __all__ = [

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, cast
 
-from shardwise.cost._kinds import blocked_flops, kind_of
 from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates
 from shardwise.cost._tables import constants
-from shardwise.cost._tiles import Tiling
+from shardwise.cost._tiles import Tiling, blocked_flops, kind_of
 from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named

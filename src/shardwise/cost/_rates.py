@@ -6,11 +6,10 @@ import math
 from dataclasses import fields, replace
 from typing import Any, Generic
 
-from shardwise.cost._kinds import Blocks, Streams
 from shardwise.cost._power import derated_attention, derated_gemm, lasting_share, power_share
 from shardwise.cost._records import AttentionFit, Family, Gemm, Grouped, Memory
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
-from shardwise.cost._tiles import ELEMENT_BYTES, Tiling, tiling_of
+from shardwise.cost._tiles import ELEMENT_BYTES, Blocks, Streams, Tiling, tiling_of
 from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X

@@ -1,9 +1,17 @@
-"""How a device cuts matrix products into tiles, and what a tile is charged."""
+"""How a device cuts work: tiles of matrix products, blocks of attention, and what kinds of kernels reach.
+
+A CPU computes what a GPU hides behind memory: exponentials and roots cost as much as streaming, and attention runs
+block by block, so that its rate depends on the length (constants: cost/cpu.toml).
+"""
 
 from __future__ import annotations
 
-from shardwise.cost._records import Gemm
+from dataclasses import fields
+
+from shardwise.cost._records import AttentionFit, Gemm, Memory
 from shardwise.hardware import Device
+from shardwise.ledger.number import X, above, minimum
+from shardwise.ledger.op import Op
 from shardwise.records import dataclass
 
 # The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
@@ -58,3 +66,120 @@ def tiling_of(device: Device, dtype: str, row: Gemm, flops: float) -> Tiling:
         join_flops=join * flops,
         tiles=tiles,
     )
+
+
+# Kernels of tables as accuracy/measuring names them -> (kind of operator, kernels that the ledger counts in it).
+MEASURED_KERNELS = {
+    "rms_norm": ("norm in steps", 6),
+    "layer_norm": ("norm", 1),
+    "swiglu": ("gated activation", 2),
+    "gelu": ("activation", 1),
+    "add": ("add", 1),
+    "rotary": ("rotary", 4),
+    "cross_entropy": ("loss", 5),
+    "embedding": ("embedding", 1),
+    "adamw_fused": ("adam", 1),
+    "sgd_fused": ("sgd", 1),
+    "copy_d2d": ("other", 1),
+}
+
+
+def kind_of(op: Op[X]) -> str:
+    """Return what an operator that moves bytes does; norms written out in steps and gated activations apart.
+
+    >>> from shardwise.models import Model
+    >>> from shardwise.ops.count import whole_layout
+    >>> from shardwise.ops.head import final_norm
+    >>> kind_of(final_norm(whole_layout(1, 64), Model.load("gpt2"))[0])
+    'norm'
+    """
+    if op.role == "norm":
+        return "norm" if op.kernels == 1 else "norm in steps"
+    if op.role == "activation":
+        return "activation" if op.kernels == 1 else "gated activation"
+    return _BY_ROLE.get(op.role, "other")
+
+
+_BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding", "add")}
+_BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager"}
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Shares of the streaming rate by kind of operator: (kind, forward, backward); one where a kind is not listed."""
+
+    shares: tuple[tuple[str, float, float], ...] = ()
+
+    @classmethod
+    def stated(cls, memory: Memory, dtype: str) -> Streams:
+        """Return the shares that a family states for a data type, and those of all types."""
+        kinds = {**memory.kinds_by_type.get(dtype, {}), **memory.kinds}
+        return cls(tuple((name, ahead, back) for name, (ahead, back) in kinds.items()))
+
+    def rate(self, streaming: X, kind: str, backward: bool = False) -> X:
+        """Return the bytes/s of a kind of operator in one pass, of those that plain streaming reaches."""
+        return streaming * self.share(kind, backward) if self.shares else streaming
+
+    def share(self, kind: str, backward: bool = False) -> float:
+        """Return the share of a kind in one pass.
+
+        >>> Streams((("add", 0.9, 0.8),)).share("add", backward=True), Streams().share("add")
+        (0.8, 1.0)
+        """
+        found = {name: back if backward else ahead for name, ahead, back in self.shares}
+        return found.get(kind, found.get("other", 1.0) if kind in ("permute", "eager") else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How attention is cut: blocks of `keys` whole keys, and what packing them costs beside a row of queries.
+
+    `forward_rows` and `backward_rows` are that cost in rows of a block. No keys means that nothing is cut. One query
+    over a cache reaches `cached_compute` of the peak and `cached_memory` of the bandwidth, one after the other.
+    """
+
+    keys: float = 0.0
+    forward_rows: float = 0.0
+    backward_rows: float = 0.0
+    cached_compute: float = 0.0
+    cached_memory: float = 0.0
+    cached_start_seconds: float = 0.0
+
+    @classmethod
+    def stated(cls, attention: AttentionFit) -> Blocks:
+        """Return the blocks that a family's attention states, none where it has no such kernel."""
+        return cls(attention.block_keys, *(getattr(attention, f.name) for f in fields(cls)[1:]))
+
+
+def block_rows(keys: X) -> X:
+    """Return the queries of a block: 256 from 768 tokens, 64 from 192, else 32.
+
+    github.com/pytorch/pytorch v2.13 aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, flash_attention_kernel_impl.
+
+    >>> block_rows(100), block_rows(512), block_rows(2048)
+    (32, 64, 256)
+    """
+    return above(keys, 767, 256 + 0 * keys, above(keys, 191, 64 + 0 * keys, 32 + 0 * keys))
+
+
+def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
+    """Return FLOPs that attention in blocks is charged: whole blocks of keys, and what each block of queries packs.
+
+    Of S keys a causal query meets (S + 1) / 2 in the mean; whole blocks of b are (S + min(S, b)) / 2.
+
+    >>> blocked_flops(Blocks(512, 0, 0), 1.0, 511, False)
+    1.99609375
+    """
+    if not b.keys:
+        return flops
+    rows = b.backward_rows if backward else b.forward_rows
+    return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
+
+
+def one_query_seconds(b: Blocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
+    """Return seconds of one new query a sequence over a cache; `peaks` are FLOP/s and bytes/s of the device.
+
+    >>> one_query_seconds(Blocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
+    3.0
+    """
+    return flops / (b.cached_compute * peaks[0]) + cache_bytes / (b.cached_memory * peaks[1]) + b.cached_start_seconds

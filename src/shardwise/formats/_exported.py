@@ -1,15 +1,18 @@
-"""What an exporter hands back, and how it finds out that the target cannot say something."""
+"""What an exporter hands back, and how it finds out that the target cannot say something.
+
+Two cases that mean the same are made equal first: what has no effect is left out of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields, is_dataclass, replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
-from shardwise.models import Model
-from shardwise.plans import Plan, Sharding, Stack, Training
+from shardwise.models import Attention, Block, Mamba2, Mixer, Model
+from shardwise.plans import Axis, Plan, Sharding, Stack, Training
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
 
@@ -106,19 +109,42 @@ def _tuned(case: ExportCase, system: str) -> Iterator[Problem]:
         yield Problem("capacity_factor", case.job.capacity_factor, f"cannot be said to {system}", "leave it out")
 
 
-Found = dict[str, tuple[object, object]]
+Found = dict[str, tuple[Any, Any]]
 
 
 def untold(plan: Plan, told: frozenset[str]) -> tuple[Plan, Found]:
-    """Return a plan without what a system has no word for, and every field of that with what it was and became.
+    """Return a canonical plan without what a system has no word for, and its fields with what they were and became.
 
     >>> untold(Plan(tp=2, pp=2, sequence_parallel=False), frozenset({"tp"}))[1]
     {'pp': (2, 1)}
     """
-    plain = Plan(sequence_parallel=False)
+    plan, plain = canonical_plan(plan), Plan(sequence_parallel=False)
     pairs = {f.name: (getattr(plan, f.name), getattr(plain, f.name)) for f in fields(Plan) if f.name not in told}
-    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    found = changed(pairs)
     return replace(plan, **{name: pair[1] for name, pair in found.items()}), found
+
+
+def changed(pairs: Mapping[str, tuple[object, object]]) -> Found:
+    """Return the fields that came back otherwise than they were."""
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def plan_changes(ours: Plan, back: Plan) -> Found:
+    """Return every field of a plan that came back otherwise than it was."""
+    return {path: (a, b) for path, a, b in differences(ours, canonical_plan(back))}
+
+
+def job_changes(case: ExportCase, back: Training) -> Found:
+    """Return the fields of a job that came back otherwise than they were."""
+    job, pairs = case.job, Found()
+    for name in ("seq_len", "global_batch", "optimizer", "capacity_factor", "pad_to_capacity"):
+        pairs[name] = (getattr(job, name), getattr(back, name))
+    pairs["precision"] = (job.precision or case.stack.precision, back.precision)
+    pairs["epochs"] = (job.epochs, 1.0)
+    tokens = job.token_budget or job.sample_budget * job.seq_len
+    if abs(tokens - back.token_budget) > job.seq_len:
+        pairs["token_budget"] = (tokens, back.token_budget)
+    return changed(pairs)
 
 
 def _short(value: object) -> object:
@@ -136,3 +162,70 @@ def _short(value: object) -> object:
 
 def _remedy(value: object) -> str:
     return "leave it out" if is_dataclass(value) or value is None or value == () else f"use {_short(value)}"
+
+
+T = TypeVar("T")
+# What other implementations of a model do differently with the same sizes; Megatron-LM has its own way.
+_OWN_WAY: dict[str, Any] = {
+    "fused_projection": False, "joined_rotary": False, "float_weights": False, "float_router": False,
+    "qk_norm_kind": "rmsnorm", "normalised": False,
+}  # fmt: skip
+
+
+ORDERS: tuple[tuple[Axis, ...], ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
+
+
+def canonical_plan(p: Plan) -> Plan:
+    """Return a plan without what has no effect: an order of axes of one rank, equal stages listed, and the like.
+
+    >>> canonical_plan(Plan(pp=2, stage_layers=(4, 4), cp_kind="all-gather")) == Plan(pp=2, sequence_parallel=False)
+    True
+    """
+
+    def wide(order: tuple[Axis, ...]) -> list[Axis]:
+        return [axis for axis in order if getattr(p, axis) > 1]
+
+    rules = p.sharding_rules
+    whole = rules.weights and rules.groups != "all" and p.shard == p.dp
+    return replace(
+        p,
+        sharding="fsdp" if whole and rules.hybrid else p.sharding,
+        shard=1 if whole else p.shard,
+        sequence_parallel=p.sequence_parallel and p.tp > 1,
+        stage_layers=() if len(set(p.stage_layers)) == 1 else p.stage_layers,
+        cp_kind=p.cp_kind if p.cp > 1 else "ring",
+        order=next((order for order in ORDERS if wide(order) == wide(p.order)), p.order),
+    )
+
+
+def canonical(m: Model) -> Model:
+    """Return a model without its name and without what only other implementations do differently."""
+    made = {block: _canonical(block) for block in dict.fromkeys((*m.layers, *m.mtp))}
+    return replace(
+        m, name="", family="", layers=tuple(made[b] for b in m.layers), mtp=tuple(made[b] for b in m.mtp),
+        norm=_plain(m.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
+    )  # fmt: skip
+
+
+def _canonical(block: Block) -> Block:
+    mixers: tuple[Mixer, ...] = tuple(_own_way(mixer) for mixer in block.mixers)
+    feed = None if block.feed_forward is None else _own_way(block.feed_forward)
+    return replace(
+        block, mixers=mixers, feed_forward=feed, norm=_plain(block.norm), also=tuple(map(_canonical, block.also))
+    )
+
+
+def _own_way(part: T) -> T:
+    names = {name: value for name, value in _OWN_WAY.items() if hasattr(part, name)}
+    if isinstance(part, Attention):
+        # Without a norm its kind says nothing; one without weights is a kind of its own.
+        names["qk_norm_kind"] = part.qk_norm_kind if "no-weight" in part.qk_norm_kind else "rmsnorm"
+    if isinstance(part, Mamba2):
+        names["chunk"] = 128
+    if getattr(part, "activation", "") == "gelu-new":
+        names["activation"] = "gelu-tanh"
+    return replace(part, **names)  # type: ignore[type-var]
+
+
+def _plain(norm: Any) -> Any:
+    return {"rmsnorm-float": "rmsnorm", "rmsnorm-offset": "rmsnorm", "layernorm-float": "layernorm"}.get(norm, norm)

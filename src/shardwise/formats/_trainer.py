@@ -11,8 +11,7 @@ from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
-from shardwise.formats._canonical import canonical, canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold
+from shardwise.formats._exported import ExportCase, Exported, Found, canonical, plan_changes, refuse, untold
 from shardwise.formats._imported import Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
@@ -213,10 +212,10 @@ def written(
     read: Callable[..., Imported],
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
-    ours, found = untold(canonical_plan(case.plan), frozenset(told))
+    ours, found = untold(case.plan, frozenset(told))
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     back = read(text, around=Around(num_devices=ours.num_devices))
-    found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(back.plan))}
+    found |= plan_changes(ours, back.plan)
     refuse(back.system, found | _lost(replace(case, plan=ours), back), case, adapters=True)
     return text
 

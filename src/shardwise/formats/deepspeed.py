@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.files import parse_json
-from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, differences, refuse, untold, worded
+from shardwise.formats._exported import ExportCase, Exported, changed, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
@@ -176,11 +175,11 @@ def export(case: ExportCase) -> Exported:
     """Return ds_config.json for a case; raises `InputError` naming every field that DeepSpeed cannot be told."""
     # Full recompute is a switch of the model, which the file does not have.
     case = worded(case)
-    ours = canonical_plan(replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan)
+    ours = replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan
     ours, found = untold(ours, _TOLD)
     tree = tree_of(replace(case, plan=ours))
     back = read_tree(tree, num_devices=ours.num_devices)
-    found |= {path: (a, b) for path, a, b in differences(ours, back.plan)}
+    found |= plan_changes(ours, back.plan)
     precision = case.job.precision or case.stack.precision
     told = {
         "precision": (precision, back.job.precision),
@@ -188,7 +187,7 @@ def export(case: ExportCase) -> Exported:
         "global_batch": (case.job.global_batch, back.job.global_batch),
         "stack": (case.stack.name, "deepspeed"),
     }
-    refuse("DeepSpeed", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]}, case)
+    refuse("DeepSpeed", found | changed(told), case)
     notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say", _RATE]
     if case.plan.recompute == "full":
         notes.append("full recompute: turn gradient checkpointing on in the training script")

@@ -11,8 +11,7 @@ from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
-from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, differences, refuse, untold
+from shardwise.formats._exported import ExportCase, Exported, canonical_plan, changed, plan_changes, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, shard_of
@@ -227,13 +226,13 @@ def export(case: ExportCase) -> Exported:
     text = _yaml.dump(tree)
     back = read(text)
     steps = case.job.global_batch // max(case.plan.micro_batch * case.plan.dp, 1)
-    found |= {path: (a, b) for path, a, b in differences(ours, back.plan)}
+    found |= plan_changes(ours, back.plan)
     precision = case.job.precision or case.stack.precision
     # What is predicted for torchtitan's units runs under accelerate as well, with one root unit.
     stack = back.stack.name if case.stack.name == "fsdp2" else case.stack.name
     told = {"precision": (precision, back.job.precision), "stack": (stack, back.stack.name)}
     told |= {name: (getattr(case.job, name), getattr(back.job, name)) for name in ("adapter", "base", "trains")}
-    refuse("accelerate", found | {path: pair for path, pair in told.items() if pair[0] != pair[1]})
+    refuse("accelerate", found | changed(told))
     note = (
         f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
         f"{steps} accumulation steps, optimizer {case.job.optimizer}{switched}"

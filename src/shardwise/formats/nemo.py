@@ -18,9 +18,8 @@ from typing import Any
 
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
-from shardwise.formats import _hydra, _trainer, _yaml
-from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats import _trainer, _yaml
+from shardwise.formats._exported import ExportCase, Exported, Found, job_changes, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
@@ -67,16 +66,16 @@ def read(text: str, source: str = "nemo.yaml", around: Around = PLAIN) -> Import
     """
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
-        return _case(_hydra.resolved(dict(flat_keys(_yaml.parse(text, source)))), Launch(source=source), around)
+        return _case(_yaml.resolved(dict(flat_keys(_yaml.parse(text, source)))), Launch(source=source), around)
     found = started(text, _known, source, around.variables)
-    said, words = _hydra.assigned((*found.arguments, *around.more))
+    said, words = _yaml.assigned((*found.arguments, *around.more))
     flags = _flags(words)
     if path := flags.pop("config_file", ""):
         whole = below(source, str(path), around.follow, "config_file")
         said = dict(flat_keys(_yaml.parse(read_text(whole, YAML_BYTES, "config_file"), whole))) | flags | said
     else:
         said = flags | said
-    case = _case(_hydra.resolved(said), found.launch, around)
+    case = _case(_yaml.resolved(said), found.launch, around)
     return replace(case, assumed=(*found.notes, *case.assumed))
 
 
@@ -97,14 +96,14 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
             name = name.lstrip("-").replace("-", "_")
             if not equals:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
-            found[table(_TABLE)["flags"].get(name, name)] = _hydra.value_of(value)
+            found[table(_TABLE)["flags"].get(name, name)] = _yaml.value_of(value)
     return found
 
 
 def _case(values: Mapping[str, Any], launch: Launch, around: Around, known: Model | None = None) -> Imported:
     keys = Keys({}, _TABLE, launch.source)
     keys.values, keys.table = dict(values), _worded_table(values)
-    _hydra.refuse_open(keys)
+    _yaml.refuse_open(keys)
     launch = _devices(keys, launch, around)
     r = Reader(_given(keys))
     r.problems.items = keys.problems.items
@@ -361,7 +360,7 @@ def _peft(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return overrides of a recipe for a case; raises `InputError` naming every field that they cannot say."""
-    plan, found = untold(canonical_plan(worded(case).plan), _write.TOLD | {"offload"})
+    plan, found = untold(worded(case).plan, _write.TOLD | {"offload"})
     case = replace(case, plan=plan)
     text, nodes = _yaml.dump(tree_of(case)), _trainer.processes(case)
     recipe = re.sub(r"[^a-z0-9]+", "_", case.model.name.lower().replace("llama-", "llama").replace(".", ""))
@@ -385,9 +384,7 @@ _FORCED = ("comm_overlap.", "peft.")
 def _lost(case: ExportCase, text: str) -> Found:
     """Return every field that does not come back, as it was and as it came."""
     back = read_beside(text, case.model, case.plan.num_devices)
-    found: Found = {path: (a, b) for path, a, b in differences(case.plan, canonical_plan(back.plan))}
-    found |= _trainer.lost_job(case.job, back.job)
-    found |= {path: pair for path, pair in _write.job_differences(case, back.job) if pair[0] != pair[1]}
+    found = plan_changes(case.plan, back.plan) | _trainer.lost_job(case.job, back.job) | job_changes(case, back.job)
     if case.stack.runs.exporter != "nemo":
         found["stack"] = (case.stack.name, back.stack.name)
     return found

@@ -12,23 +12,21 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise.files import parse_toml
-from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    Found,
+    canonical_plan,
+    changed,
+    plan_changes,
+    refuse,
+    untold,
+)
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._load import catalogue
-from shardwise.plans import (
-    ContextKind,
-    Plan,
-    Recompute,
-    Schedule,
-    Sharding,
-    Training,
-    find_rules,
-    find_stack,
-    shard_of,
-)
+from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, Training, find_rules, find_stack, shard_of
 from shardwise.plans.schedules import RULES
 
 _TABLE = "torchtitan.toml"
@@ -290,7 +288,7 @@ def export(case: ExportCase) -> Exported:
     ours, found = untold(_alone(canonical_plan(case.plan)), _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
-    found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(back.plan))}
+    found |= plan_changes(ours, back.plan)
     refuse("torchtitan", found | _lost(case, back), case)
     name = f"{case.model.name.rpartition('/')[2]}.toml"
     nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
@@ -322,4 +320,4 @@ def _lost(case: ExportCase, back: Imported) -> Found:
     if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
         own = case.model.name in table(_TABLE)["models"]
         pairs["model"] = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return changed(pairs)

@@ -14,8 +14,7 @@ from typing import Any
 from shardwise.errors import InputError, Problem
 from shardwise.files import YAML_BYTES, below, parse_json, read_text
 from shardwise.formats import _trainer, _yaml, fsdp
-from shardwise.formats._canonical import canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, table
 from shardwise.formats._launch import Launch, started
@@ -242,12 +241,12 @@ def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
 def export(case: ExportCase) -> Exported:
     """Return the files of a training; raises `InputError` naming every field that the Trainer cannot be told."""
     case = worded(case)
-    ours, found = untold(canonical_plan(case.plan), _TOLD)
+    ours, found = untold(case.plan, _TOLD)
     stated = replace(case, plan=ours)
     words = _settings(stated)
     tree = _yaml.dump(fsdp.tree_of(stated) | {"mixed_precision": _mixed(case)})
     plan, job = _read_back(words, tree)
-    found |= {path: (a, b) for path, a, b in differences(ours, canonical_plan(plan))}
+    found |= plan_changes(ours, plan)
     refuse("transformers", found | _lost(case, job), case)
     checked, beside = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
     notes = ("data, learning rate and checkpoints are yours to add, behind the script's name",)
@@ -268,7 +267,7 @@ def _lost(case: ExportCase, back: Training) -> Found:
         "seq_len": (job.seq_len, back.seq_len),
         "global_batch": (job.global_batch, back.global_batch),
     }
-    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    found = changed(pairs)
     if case.stack.runs.exporter != "transformers":
         found["stack"] = (case.stack.name, "transformers")
     return found

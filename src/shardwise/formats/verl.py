@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.formats import _hydra, _trainer, _yaml
+from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported
 from shardwise.formats._keys import Keys, flat_keys, table, top_level
@@ -63,7 +63,7 @@ def read(text: str, source: str = "verl.yaml", around: Around = PLAIN) -> Import
         around.settings_alone(source)
         return _case(dict(flat_keys(_yaml.parse(text, source))), source, around)
     found = started(text, _known, source, around.variables)
-    said, rest = _hydra.assigned((*found.arguments, *around.more))
+    said, rest = _yaml.assigned((*found.arguments, *around.more))
     megatron = any("megatron" in word for word in rest)
     case = _case(({_A + "strategy": "megatron"} if megatron else {}) | said, source, around)
     return replace(case, assumed=(*found.notes, *case.assumed))
@@ -76,12 +76,12 @@ def _known(word: str) -> bool:
 
 def _case(values: Mapping[str, Any], source: str, around: Around) -> Imported:
     keys = Keys({}, _TABLE, source)
-    keys.values = _hydra.resolved(values)
+    keys.values = _yaml.resolved(values)
     keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(_of_megatron(keys), "plan")}
     path = str(keys.values.get(_M + "path") or "")
     if "$" in path and "$" not in path.rpartition("/")[2]:
         keys.values[_M + "path"] = path.rpartition("/")[2]  # a folder of the caller's, named as its model
-    _hydra.refuse_open(keys)
+    _yaml.refuse_open(keys)
     model = _trainer.model_named(keys, _M + "path")
     nodes, each = keys.whole("trainer.nnodes") or 1, keys.whole("trainer.n_gpus_per_node") or 8
     devices = around.num_devices or nodes * each

@@ -1,11 +1,9 @@
 """What runs the model: devices, each number with its source and date, and clusters of them in tiers."""
 
-from shardwise.hardware._catalogue import Lookup, device_names, find_device, load_device
+from shardwise.hardware._catalogue import Lookup, device_names, device_to_toml, find_device, load_device
 from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
 from shardwise.hardware._cluster import Cluster, build_cluster, part_of
-from shardwise.hardware._device import Device, Fact
-from shardwise.hardware._links import Tier, find_link
-from shardwise.hardware._toml import device_to_toml
+from shardwise.hardware._device import Device, Fact, Tier, find_link
 
 __all__ = [
     "COMMITMENTS",

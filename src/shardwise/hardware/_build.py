@@ -8,8 +8,7 @@ from typing import TypedDict
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
-from shardwise.hardware._device import Device, Fact
-from shardwise.hardware._links import HOST_LINK, LOCAL, NETWORK, Link, Tier, find_link
+from shardwise.hardware._device import HOST_LINK, LOCAL, NETWORK, Device, Fact, Link, Tier, find_link
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.files import read_toml
 from shardwise.hardware._clouds import instance_names
-from shardwise.hardware._device import Device
-from shardwise.hardware._links import find_link
+from shardwise.hardware._device import Device, Fact, find_link, read_field
 from shardwise.hardware._quantity import fail, nearest
-from shardwise.hardware._toml import device_from_table, in_file
 from shardwise.records import dataclass
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
@@ -105,3 +105,124 @@ def _strings(table: dict[str, object], key: str) -> dict[str, object]:
 
 def _rows(table: dict[str, object], key: str) -> dict[str, dict[str, str]]:
     return {name: row for name, row in _strings(table, key).items() if isinstance(row, dict)}
+
+
+_TEXTS = ("name", "full_name", "vendor", "fast_link")
+_KEYS = (*_TEXTS, "sources", "facts")
+_PAIR = 'write [value, "key"] with key = ["source", "date"] under [sources]'
+_BY_TYPE = ("matrix_flops", "achieved_flops")
+
+
+def device_from_table(table: Mapping[str, object], where: str) -> Device:
+    """Return the device of a table; every problem names the file (`where`) and the field."""
+    if "tiers" in table:
+        fail(where, None, "describes a cluster, not a device", "name the file without a number of devices before it")
+    problems = Problems()
+    for key in sorted(table.keys() - set(_KEYS)):
+        problems.add(key, plain(table[key]), "is not a key of a device file", f"use {nearest(key, _KEYS)}")
+    texts = {word: _text(table, word, problems) for word in _TEXTS}
+    sources = _sources(_sub(table, "sources", problems), problems)
+    sources[""] = (f"stated in {where}", "undated")
+    facts = []
+    for name, entry in _flat(_sub(table, "facts", problems)).items():
+        with problems.collect():
+            facts.append(_fact(name, entry, sources))
+    if not problems.items:
+        with problems.collect():
+            return Device(**texts, sources=tuple(facts))
+    raise InputError(in_file(where, problems.items))
+
+
+def in_file(where: str, problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems with the file's name before the field.
+
+    >>> [problem.field for problem in in_file("my.toml", [Problem("year", 0, "is wrong", "correct it")])]
+    ['my.toml: year']
+    """
+    return [Problem(f"{where}: {p.field}", p.value, p.rule, p.remedy) for p in problems]
+
+
+def device_to_toml(device: Device) -> str:
+    """Return the device as the text of a TOML file that `load_device` reads back to an equal device.
+
+    >>> from shardwise.hardware import find_device
+    >>> print(device_to_toml(find_device("generic-8gb").device))
+    name = "generic-8gb"
+    ...
+    """
+    keys: dict[tuple[str, str], str] = {}
+    for fact in device.sources:
+        keys.setdefault((fact.source, fact.date), f"s{len(keys) + 1}")
+    lines = [f"{word} = {_quote(getattr(device, word))}" for word in _TEXTS]
+    lines += ["", "[sources]"]
+    lines += [f"{key} = [{_quote(source)}, {_quote(date)}]" for (source, date), key in keys.items()]
+    lines += ["", "[facts]"]
+    for fact in device.sources:
+        lines.append(f'{fact.field} = [{show_number(fact.value)}, "{keys[fact.source, fact.date]}"]')
+    return "\n".join(lines) + "\n"
+
+
+def show_number(value: float | bool) -> str:
+    """Return the shortest TOML number that reads back to the same value.
+
+    >>> show_number(3.35e12), show_number(True), show_number(108)
+    ('3.35e12', 'true', '108')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) or 1e-3 <= abs(value) < 1e5:
+        return repr(value)
+    digits = next(text for text in (f"{value:.{places}e}" for places in range(18)) if float(text) == value)
+    mantissa, exponent = digits.split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _text(table: Mapping[str, object], word: str, problems: Problems) -> str:
+    text = table.get(word)
+    if isinstance(text, str) and text.strip():
+        return text
+    problems.add(word, plain(text), "must be text that is not empty", f'write {word} = "..."')
+    return ""
+
+
+def _sub(table: Mapping[str, object], key: str, problems: Problems) -> Mapping[str, object]:
+    sub = table.get(key, {})
+    if isinstance(sub, Mapping):
+        return sub
+    problems.add(key, plain(sub), "must be a table", f"write [{key}]")
+    return {}
+
+
+def _flat(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return the facts with the sub-tables of data types spread out, as in matrix_flops.bf16."""
+    flat: dict[str, object] = {}
+    for name, entry in facts.items():
+        if name in _BY_TYPE and isinstance(entry, Mapping):
+            flat |= {f"{name}.{dtype}": one for dtype, one in entry.items()}
+        else:
+            flat[name] = entry
+    return flat
+
+
+def _sources(table: Mapping[str, object], problems: Problems) -> dict[str, tuple[str, str]]:
+    found = {}
+    for key, entry in table.items():
+        match entry:
+            case [str(source), str(date)] if source.strip() and date.strip():
+                found[key] = (source, date)
+            case _:
+                rule, remedy = "must be the pair [source, date]", 'write ["datasheet", "2023-03"]'
+                problems.add(f"sources.{key}", plain(entry), rule, remedy)
+    return found
+
+
+def _fact(name: str, entry: object, sources: Mapping[str, tuple[str, str]]) -> Fact:
+    pair = entry if isinstance(entry, list) else [entry, ""]
+    if len(pair) != 2 or not isinstance(pair[1], str) or pair[1] not in sources:
+        fail(name, entry, "must be a value with a source that is under [sources]", _PAIR)
+    source, date = sources[pair[1]]
+    return Fact(field=name, value=read_field(name, pair[0]), source=source, date=date)

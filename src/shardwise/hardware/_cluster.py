@@ -12,12 +12,10 @@ from types import MappingProxyType
 from shardwise.errors import InputError, Problems
 from shardwise.files import read_toml
 from shardwise.hardware._build import cluster_fields
-from shardwise.hardware._catalogue import Lookup
-from shardwise.hardware._device import Device
-from shardwise.hardware._links import Tier
+from shardwise.hardware._catalogue import Lookup, in_file
+from shardwise.hardware._device import Device, Tier
 from shardwise.hardware._parse import fields_of_table, fields_of_text
 from shardwise.hardware._quantity import COUNT, USD, check_number
-from shardwise.hardware._toml import in_file
 from shardwise.records import dataclass
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})

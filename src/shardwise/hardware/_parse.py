@@ -12,9 +12,9 @@ from types import MappingProxyType
 from shardwise.errors import InputError, Problems, plain
 from shardwise.files import below
 from shardwise.hardware._build import ClusterFields, cluster_fields
-from shardwise.hardware._catalogue import Lookup, find_device, load_device
+from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, load_device
 from shardwise.hardware._clouds import Rented, find_price, find_rented
-from shardwise.hardware._links import Tier
+from shardwise.hardware._device import Tier
 from shardwise.hardware._quantity import (
     BYTES,
     COUNT,
@@ -29,7 +29,6 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
-from shardwise.hardware._toml import device_from_table
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:[A-Za-z-]+)?")

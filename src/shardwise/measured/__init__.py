@@ -8,27 +8,27 @@ a row that is not modelled is refused with the reason. `summary` gives the error
 from __future__ import annotations
 
 from shardwise.ledger.number import quantile
-from shardwise.measured._comparison import Comparison, Prediction, rows_csv
-from shardwise.measured._context import Context
-from shardwise.measured._engines import engine_named
-from shardwise.measured._files import USUAL, FileKind, Predictor, Table, read_table
-from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
-from shardwise.measured._inference import InferenceRows
-from shardwise.measured._network import cluster_of
-from shardwise.measured._record import Record, refuse
-from shardwise.measured._rules import Rule, read, rules, words
-from shardwise.measured._run import INFERENCE, KINDS, TRAINING, Validation, compared, validate
-from shardwise.measured._summary import (
+from shardwise.measured._comparison import (
     BY,
+    Comparison,
     Errors,
     Fits,
+    Prediction,
     assumptions,
     errors_of,
     examples,
     fits_of,
     reasons,
+    rows_csv,
     summary,
 )
+from shardwise.measured._context import Context, cluster_of
+from shardwise.measured._engines import engine_named
+from shardwise.measured._files import USUAL, FileKind, Predictor, Table, read_table
+from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
+from shardwise.measured._inference import InferenceRows
+from shardwise.measured._record import Record, Rule, read, refuse, rules, words
+from shardwise.measured._run import INFERENCE, KINDS, TRAINING, Validation, compared, validate
 from shardwise.measured._training import Predicted, TrainingQuestion, TrainingRows, question_of, report_of
 from shardwise.measured._training_metrics import WEIGHTY
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from shardwise.hardware import Device
-from shardwise.measured._record import Record, refuse
-from shardwise.measured._rules import read
+from shardwise.measured._record import Record, read, refuse
 from shardwise.serving import find_engine
 
 Table: TypeAlias = Mapping[str, Any]

@@ -13,8 +13,7 @@ from shardwise.cost import band_of
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._engines import release
-from shardwise.measured._record import Record, refuse
-from shardwise.measured._rules import read
+from shardwise.measured._record import Record, read, refuse
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import InferReport, ServingOptions

@@ -9,14 +9,8 @@ from typing import Any
 from shardwise.errors import Known
 from shardwise.hardware import Cluster
 from shardwise.measured._comparison import Prediction
-from shardwise.measured._context import Context
-from shardwise.measured._frameworks import (
-    Framework,
-    adjusted,
-    framework_of,
-    offload_bytes_per_second,
-)
-from shardwise.measured._network import cluster_of
+from shardwise.measured._context import Context, cluster_of
+from shardwise.measured._frameworks import Framework, adjusted, framework_of, offload_bytes_per_second
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import (

@@ -8,8 +8,7 @@ from typing import cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.measured._frameworks import Framework, Table, has_habit, variant_of
-from shardwise.measured._record import Record, refuse
-from shardwise.measured._rules import words
+from shardwise.measured._record import Record, refuse, words
 from shardwise.measured._training_tuning import is_tuned
 from shardwise.models import Model
 from shardwise.plans import (

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from shardwise.measured._record import Record, refuse
-from shardwise.measured._rules import words
+from shardwise.measured._record import Record, refuse, words
 from shardwise.models import Model
 from shardwise.ops.count import trainable_parameters
 from shardwise.plans import ADAPTERS, DROPPING, VIRTUAL, Training, base_names, find_stack, tuning_of

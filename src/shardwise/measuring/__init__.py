@@ -5,9 +5,20 @@ PyTorch (extra `torch`) is imported when something is timed, never before.
 
 from __future__ import annotations
 
-from shardwise.measuring._clock import Case, Clock, Others, Timing, noise_of, ring, values
+from shardwise.measuring._clock import (
+    WIDTHS,
+    Case,
+    Clock,
+    Others,
+    Timing,
+    copy_of,
+    noise_of,
+    product_of,
+    ring,
+    torch_dtype,
+    values,
+)
 from shardwise.measuring._device import COPIES, SHAPES, Measurement, constants_name, device_of, measurements_csv, timed
-from shardwise.measuring._kernels import WIDTHS, copy_of, product_of, torch_dtype
 from shardwise.measuring._machine import Machine, catalogue_key, describe
 
 __all__ = [

@@ -14,8 +14,7 @@ from functools import partial
 from shardwise.cost import Efficiencies, constants, family_of, matmul_row, product_rates, product_seconds
 from shardwise.errors import InputError
 from shardwise.hardware import Device, Fact, find_device
-from shardwise.measuring._clock import Case, Clock, Timing
-from shardwise.measuring._kernels import WIDTHS, copy_of, product_of
+from shardwise.measuring._clock import WIDTHS, Case, Clock, Timing, copy_of, product_of
 from shardwise.measuring._machine import Machine
 from shardwise.records import dataclass
 

@@ -12,9 +12,8 @@ from typing import Any, cast
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_json
 from shardwise.models._architecture import Architecture
-from shardwise.models._importer import architecture_from_config
+from shardwise.models._importer import Part, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
-from shardwise.models._wrapped import Part
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")

@@ -8,10 +8,9 @@ from os import PathLike
 from typing import Any
 
 from shardwise.models._architecture import Architecture
-from shardwise.models._importer import architecture_from_config
+from shardwise.models._importer import Part, architecture_from_config
 from shardwise.models._load import found_architecture
 from shardwise.models._sizes import architecture_from_sizes
-from shardwise.models._wrapped import Part
 from shardwise.notebook import Item, Shown
 from shardwise.records import dataclass
 from shardwise.units import counted

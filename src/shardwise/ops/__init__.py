@@ -1,11 +1,6 @@
 """The ledgers: what each operator of a model costs on one rank."""
 
-from shardwise.ops.count import (
-    active_parameters,
-    count_parameters,
-    parameters_by_component,
-    prediction_parameters,
-)
+from shardwise.ops.count import active_parameters, count_parameters, parameters_by_component, prediction_parameters
 from shardwise.ops.flops import CONVENTIONS, Convention, count_flops, forward_flops, train_flops
 
 __all__ = [

@@ -13,10 +13,9 @@ from typing import Any
 
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import added, branches, entry, kept_input, low_rank, scaling, step, thin
+from shardwise.ops.adapter_parts import Module, added, branches, entry, kept_input, low_rank, scaling, step, thin
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, beside
-from shardwise.ops.targets import Module
 from shardwise.plans import OFT_BLOCK, Tuning
 
 

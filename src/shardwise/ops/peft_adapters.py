@@ -12,10 +12,9 @@ from typing import Any, Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X, ceil, divide, is_plain, minimum
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import added, entry, kept_input, step, thin
+from shardwise.ops.adapter_parts import Module, added, entry, kept_input, step, thin
 from shardwise.ops.elementwise import only_weights
 from shardwise.ops.layout import Layout, memory_op
-from shardwise.ops.targets import Module
 from shardwise.plans import Tuning
 
 Held: TypeAlias = Literal["trains", "frozen", "shared", "made"]

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, ceil, divide, total
 from shardwise.ledger.op import Op, Weight
+from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
 from shardwise.ops.peft_adapters import SHARED, shared, token_rows
-from shardwise.ops.targets import matches, modules_of
 from shardwise.plans import BaseFormat, Tuning
 
 

@@ -13,6 +13,7 @@ from shardwise.plans._jobs import (
     objective_problems,
     reference_of,
 )
+from shardwise.plans._laws import divisors, one_of
 from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,
@@ -38,6 +39,10 @@ from shardwise.plans._plan import (
     Plan,
     Recompute,
     Sharding,
+    ShardingRules,
+    alike,
+    distinct_shardings,
+    find_sharding,
 )
 from shardwise.plans._precision import DTYPES, Precision, Widths, find_precision, precision_names, precision_to_toml
 from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
@@ -56,7 +61,6 @@ from shardwise.plans._tuning import (
     tuning_of,
     tuning_problems,
 )
-from shardwise.plans._values import divisors, one_of
 from shardwise.plans._workload import (
     METRICS,
     MOST_REQUESTS,
@@ -70,7 +74,6 @@ from shardwise.plans._workload import (
 )
 from shardwise.plans.partition import PARTITIONS, SHIFTS, Partition, listed, split_layers, with_stage_layers
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for
-from shardwise.plans.shardings import ShardingRules, alike, distinct_shardings, find_sharding
 
 __all__ = [
     "ADAPTERS",

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from shardwise.plans._plan import AXES, Plan
+from shardwise.plans._plan import AXES, Plan, alike
 from shardwise.plans.schedules import Rounds
-from shardwise.plans.shardings import alike
 from shardwise.records import dataclass
 
 Value: TypeAlias = str | int | bool

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardwise.errors import Problems
 from shardwise.models import Block, Model
 from shardwise.plans._plan import Plan
-from shardwise.plans._values import divisors, one_of
 from shardwise.plans.partition import listed
 from shardwise.plans.schedules import find_rules
 
@@ -232,3 +231,26 @@ def offload_laws(plan: Plan, found: Problems) -> None:
     if "parameters" in plan.offload and not plan.sharding_rules.weights:
         rule = f"brings parameters in unit by unit, which sharding {plan.sharding} does not"
         found.add("offload", said, rule, "use sharding fsdp or zero3, or leave parameters out")
+
+
+def divisors(n: int, limit: int = 10**9) -> list[int]:
+    """Return the divisors of n up to a limit, in order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
+    return [d for d in (*small, *(n // i for i in reversed(small) if i * i != n)) if d <= limit]
+
+
+def one_of(values: Iterable[object], shown: int = 12) -> str:
+    """Return a remedy that lists legal values.
+
+    >>> one_of([1, 2, 4])
+    'use one of 1, 2, 4'
+    """
+    items = [str(v) for v in values]
+    if not items:
+        return "no value is legal here"
+    more = ", ..." if len(items) > shown else ""
+    return ("use " if len(items) == 1 else "use one of ") + ", ".join(items[:shown]) + more

@@ -14,10 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
-from shardwise.plans._plan import Plan
+from shardwise.plans._plan import Plan, alike
 from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import Partition
-from shardwise.plans.shardings import alike
 from shardwise.records import dataclass
 
 Kernel: TypeAlias = Literal["eager", "fused"]

@@ -15,10 +15,12 @@ from shardwise.plans._laws import (
     MODULE_NAMES,
     all_blocks,
     context_laws,
+    divisors,
     expert_laws,
     module_laws,
     module_names,
     offload_laws,
+    one_of,
     pipeline_laws,
     sharding_laws,
     splits_sequence,
@@ -27,7 +29,6 @@ from shardwise.plans._laws import (
 )
 from shardwise.plans._plan import AXES, OFFLOADS, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
-from shardwise.plans._values import divisors, one_of
 from shardwise.plans.fields import PLAN
 from shardwise.plans.schedules import ROUNDS, Rounds, find_rules, runnable_count
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwise.search._every_plan import frame
-    from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
+    from shardwise.search._executor import Executor, ProcessExecutor, RayExecutor, SerialExecutor
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
-    from shardwise.search._ray import RayExecutor
-    from shardwise.search._remedy import Remedy
-    from shardwise.search._result import Rejection, SearchResult
+    from shardwise.search._result import Rejection, Remedy, SearchResult
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
@@ -30,9 +28,9 @@ _HOMES = {
     "OBJECTIVES": "_options",
     "ProcessExecutor": "_executor",
     "StudyQuestion": "_study",
-    "RayExecutor": "_ray",
+    "RayExecutor": "_executor",
     "Rejection": "_result",
-    "Remedy": "_remedy",
+    "Remedy": "_result",
     "RunnerUp": "_sensitivity",
     "SERVING_OBJECTIVES": "_options",
     "ScalingRow": "_scaling",

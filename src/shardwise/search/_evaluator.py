@@ -14,9 +14,19 @@ import numpy as np
 
 from shardwise.plans import Schedule
 from shardwise.records import dataclass
-from shardwise.search._batch import DEGREES, Entry, PlanBatch, key_of
+from shardwise.search._batch import (
+    DEGREES,
+    Cells,
+    Entry,
+    Fitting,
+    PlanBatch,
+    PlanKeys,
+    PlanPart,
+    key_of,
+    pieces,
+    scattered,
+)
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
-from shardwise.search._cells import Cells, Fitting, PlanKeys, PlanPart, pieces, scattered
 from shardwise.search._columns import Columns, distinct, distinct_rows, exact_sum, spread
 from shardwise.search._composition import Composition, Compositions, compositions_of
 from shardwise.search._constraints import Constraints

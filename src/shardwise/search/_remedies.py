@@ -23,8 +23,7 @@ from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
-from shardwise.search._remedy import Remedy, loss_of, missed
-from shardwise.search._result import Counts, Rejection
+from shardwise.search._result import Counts, Rejection, Remedy, loss_of, missed
 from shardwise.training import Evaluation, TrainingCase, TrainReport, evaluate, sizes_of_columns, stages_of
 from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._memory import device_bytes

@@ -19,7 +19,7 @@ from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
 from shardwise.plans import Training
 from shardwise.records import dataclass
-from shardwise.search._remedy import loss_of
+from shardwise.search._result import loss_of
 
 if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult

@@ -18,8 +18,7 @@ from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
-from shardwise.search._remedy import Remedy
-from shardwise.search._result import Counts, Rejection, Reports, SearchResult
+from shardwise.search._result import Counts, Rejection, Remedy, Reports, SearchResult
 from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import (

@@ -10,9 +10,8 @@ import numpy as np
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES
-from shardwise.search._remedy import Remedy, changed_field, loss_of, missed
-from shardwise.search._serving_layouts import Layouts
-from shardwise.search._serving_space import WORDS
+from shardwise.search._result import Remedy, changed_field, loss_of, missed
+from shardwise.search._serving_space import WORDS, Layouts
 from shardwise.search._serving_table import FORMATS, MEMORY, ServingGrid, ServingTable
 from shardwise.serving import Engine
 

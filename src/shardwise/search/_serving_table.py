@@ -25,8 +25,7 @@ from shardwise.search._columns import bisected, distinct_rows
 from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._program import ROW, Program, ProgramShape
-from shardwise.search._serving_layouts import DEGREES, Layouts, law_key, law_keys
-from shardwise.search._serving_space import ServingSpace
+from shardwise.search._serving_space import DEGREES, Layouts, ServingSpace, law_key, law_keys
 from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan

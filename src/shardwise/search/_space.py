@@ -11,17 +11,7 @@ from dataclasses import fields
 from itertools import permutations
 
 from shardwise.errors import Problems
-from shardwise.plans import (
-    AXES,
-    CONTEXT_KINDS,
-    LAYOUTS,
-    OPTIMIZERS,
-    RECOMPUTES,
-    SCHEDULES,
-    SHARDINGS,
-    SHIFTS,
-    Schedule,
-)
+from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, OPTIMIZERS, RECOMPUTES, SCHEDULES, SHARDINGS, SHIFTS, Schedule
 from shardwise.records import dataclass
 
 Order = tuple[str, ...]

@@ -24,8 +24,7 @@ from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, TopN
 from shardwise.search._remedies import Remedies, report_on
-from shardwise.search._remedy import Remedy
-from shardwise.search._result import Counts, Rejection, Reports, SearchResult
+from shardwise.search._result import Counts, Rejection, Remedy, Reports, SearchResult
 from shardwise.search._space import SearchSpace
 from shardwise.search._variants import grids_of
 from shardwise.training import TrainingCase, TrainReport

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.errors import cut
-from shardwise.shell._arithmetic import value_of
-from shardwise.shell._budget import Budget
-from shardwise.shell._conditions import matches, test
-from shardwise.shell._lexer import Word, whole_of
+from shardwise.shell._arithmetic import matches, test, value_of
+from shardwise.shell._lexer import Budget, Word, whole_of
 from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)

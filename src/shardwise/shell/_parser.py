@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardwise.shell._budget import Budget
-from shardwise.shell._lexer import Lexer, Token, Word
+from shardwise.shell._lexer import Budget, Lexer, Token, Word
 
 _RESERVED = frozenset(
     (

@@ -31,19 +31,11 @@ from shardwise.training._blocks import (
 )
 from shardwise.training._case import TrainingCase
 from shardwise.training._ledger import Lines, ledger_of
-from shardwise.training._memory import (
-    ModelBlocks,
-    Shared,
-    StageMemory,
-    reserved_bytes,
-    stage_memory,
-)
+from shardwise.training._memory import ModelBlocks, Shared, StageMemory, reserved_bytes, stage_memory
 from shardwise.training._overlap import paired_blocks, pairing
 from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes
-from shardwise.training._stages import (
-    Stages,
-)
+from shardwise.training._stages import Stages
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
 from shardwise.training._units import padded
 from shardwise.training._update import with_adapter_states, with_states

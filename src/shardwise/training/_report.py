@@ -15,13 +15,11 @@ from shardwise.notebook import Shown
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
+from shardwise.training import _headlines
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
-from shardwise.training._flops import model_flops_per_token, recomputed_flops_per_token
-from shardwise.training._intervals import GROWING, IDEAL, SHRINKING, conditions, intervals
 from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
-from shardwise.training._phases import Phase, phases_of, with_values
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
 from shardwise.training._sizes import leaves, sizes_of
@@ -141,17 +139,17 @@ class TrainReport(Shown):
     @cached_property
     def model_flops_per_token(self) -> float:
         """Model FLOPs a token, attention over the full square (PaLM appendix B)."""
-        return model_flops_per_token(self.case)
+        return _headlines.model_flops_per_token(self.case)
 
     @cached_property
     def causal_flops_per_token(self) -> float:
         """Model FLOPs a token, attention over what the mask leaves (Megatron-LM today)."""
-        return model_flops_per_token(self.case, "masked")
+        return _headlines.model_flops_per_token(self.case, "masked")
 
     @cached_property
     def hardware_flops_per_token(self) -> float:
         """FLOPs a token that are executed by convention: model FLOPs and the recomputed forward passes."""
-        return self.model_flops_per_token + recomputed_flops_per_token(self.case)
+        return self.model_flops_per_token + _headlines.recomputed_flops_per_token(self.case)
 
     @property
     def model_flops_per_second_per_gpu(self) -> float:
@@ -178,9 +176,9 @@ class TrainReport(Shown):
         return tuning_summary(self.case.model, self.job, self.case.stack)
 
     @cached_property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[_headlines.Phase, ...]:
         """The phases of a step of preferences or rewards, none of next tokens."""
-        return phases_of(self.case, self.evaluation)
+        return _headlines.phases_of(self.case, self.evaluation)
 
     @cached_property
     def goodput(self) -> float:
@@ -243,9 +241,9 @@ class TrainReport(Shown):
         return {name: typical for name, (_, typical, _) in self._intervals(False).items()}
 
     def _intervals(self, assumed: bool) -> dict[str, tuple[float, float, float]]:
-        headlines = {name: getattr(self, name) for name in (*GROWING, *SHRINKING, "device_bytes")}
+        headlines = {name: getattr(self, name) for name in (*_headlines.GROWING, *_headlines.SHRINKING, "device_bytes")}
         headlines |= {"memory.peak_bytes": self.allocated_bytes}
-        return intervals(headlines, self.conditions_for(assumed), self.case.memory_band, self._least_seconds)
+        return _headlines.intervals(headlines, self.conditions_for(assumed), self.case.memory_band, self._least_seconds)
 
     @property
     def conditions(self) -> Conditions:
@@ -254,11 +252,11 @@ class TrainReport(Shown):
 
     def conditions_for(self, assumed: bool) -> Conditions:
         """Return what decides how far published runs were off; `assumed`: fields of the plan that matter were."""
-        return conditions(self.case, self.evaluation.rates.family, assumed)
+        return _headlines.conditions(self.case, self.evaluation.rates.family, assumed)
 
     @cached_property
     def _least_seconds(self) -> float:
-        ideal = replace(self.case, efficiencies=IDEAL)  # no run is quicker
+        ideal = replace(self.case, efficiencies=_headlines.IDEAL)  # no run is quicker
         return step_of(ideal, self.evaluation.sizes, self.evaluation.stages).total
 
     @property
@@ -369,7 +367,7 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
-    model, priced = with_values(model, job), PricedBlocks()
+    model, priced = _headlines.with_values(model, job), PricedBlocks()
 
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(

@@ -21,14 +21,7 @@ from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, sharding_waits, waits_once
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._step import (
-    StageSeconds,
-    StepJob,
-    once_seconds,
-    tied_seconds,
-    weighted,
-    weighted_axes,
-)
+from shardwise.training._step import StageSeconds, StepJob, once_seconds, tied_seconds, weighted, weighted_axes
 from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedules import FULL, B, F, Kind, PipelineShape, W, find_schedule
 from shardwise.training.schedules.simulate import Event, simulate

@@ -19,13 +19,7 @@ from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
 from shardwise.training._ledger import Ledger, Lines, ledger_of
-from shardwise.training._overlap import (
-    covering_passes,
-    data_parallel_seconds,
-    end_messages,
-    unit_exposure,
-    unit_rounds,
-)
+from shardwise.training._overlap import covering_passes, data_parallel_seconds, end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
     StateMessage,

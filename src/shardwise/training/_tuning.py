@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from shardwise.errors import Problems
 from shardwise.models import Model
+from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
-from shardwise.ops.targets import KNOWN_TARGETS, matches, modules_of
 from shardwise.plans import OFT_BLOCK, VIRTUAL, Plan, Stack, Training, Tuning, divisors, tuning_of, tuning_problems
 from shardwise.records import dataclass
 

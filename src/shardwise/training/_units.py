@@ -13,16 +13,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements
-from shardwise.training._parts import (
-    ModelBlocks,
-    Recipe,
-    all_elements,
-    held_as,
-    in_compute,
-    owned,
-    tied_copy,
-    trained,
-)
+from shardwise.training._parts import ModelBlocks, Recipe, all_elements, held_as, in_compute, owned, tied_copy, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 

@@ -12,8 +12,18 @@ from itertools import groupby
 from typing import TypeVar
 
 from shardwise.errors import InputError, Problem
-from shardwise.formats._canonical import canonical, canonical_plan
-from shardwise.formats._exported import ExportCase, Exported, Found, differences, refuse, untold, worded
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    Found,
+    canonical,
+    differences,
+    job_changes,
+    plan_changes,
+    refuse,
+    untold,
+    worded,
+)
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
@@ -63,7 +73,7 @@ def export(case: ExportCase) -> Exported:
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
     _check_layers(case.model)
-    plan, found = untold(canonical_plan(worded(case).plan), TOLD | {"offload"})
+    plan, found = untold(worded(case).plan, TOLD | {"offload"})
     case = replace(case, plan=plan)
     words = arguments(case)
     refuse("Megatron-LM", found | _lost(case, words), case)
@@ -349,26 +359,14 @@ def _lost(case: ExportCase, words: list[str]) -> Found:
     """Return every field that does not come back, as it was and as it came."""
     launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
     back = read_args(words, launch)
-    found: Found = {path: (a, b) for path, a, b in differences(case.plan, canonical_plan(back.plan))}
+    found = plan_changes(case.plan, back.plan)
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
             found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
-    found |= {path: pair for path, pair in job_differences(case, back.job) if pair[0] != pair[1]}
+    found |= job_changes(case, back.job)
     if case.stack.runs.exporter != "megatron":
         found["stack"] = (case.stack.name, "megatron")
     return found
-
-
-def job_differences(case: ExportCase, back: Training) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield fields of a job as they were and as they came back."""
-    job = case.job
-    for name in ("seq_len", "global_batch", "optimizer", "capacity_factor", "pad_to_capacity"):
-        yield name, (getattr(job, name), getattr(back, name))
-    yield "precision", (job.precision or case.stack.precision, back.precision)
-    yield "epochs", (job.epochs, 1.0)
-    tokens = job.token_budget or job.sample_budget * job.seq_len
-    if abs(tokens - back.token_budget) > job.seq_len:
-        yield "token_budget", (tokens, back.token_budget)
 
 
 def script(case: ExportCase, words: list[str]) -> str:

@@ -1,0 +1,156 @@
+"""What the report of a plan says beside memory and seconds: FLOPs by convention, bands, phases of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from shardwise.cost import Band, Conditions, Efficiencies, band_of
+from shardwise.ledger.flow import gradient_passes
+from shardwise.models import Model
+from shardwise.ops import blocks as ledgers
+from shardwise.ops import train_flops
+from shardwise.ops.count import whole_layout
+from shardwise.plans import OBJECTIVES, Plan, Training
+from shardwise.records import dataclass
+from shardwise.training._case import TrainingCase, stages_of
+from shardwise.training._evaluate import Evaluation
+from shardwise.training._ledger import ledger_of, units_of
+from shardwise.training._step import scoring_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One phase of a step: what runs, for how long, and the bytes of tensors at its fullest."""
+
+    name: str
+    seconds: float
+    peak_bytes: float
+
+
+def with_values(model: Model, job: Training) -> Model:
+    """Return the model that a job trains: one value a token in place of the vocabulary where rewards are learned.
+
+    The product of that one value is within that of a neighbour.
+    """
+    values = job.method in OBJECTIVES and OBJECTIVES[job.method].values
+    return replace(model, head=False, tied=False) if values else model
+
+
+def phases_of(case: TrainingCase, found: Evaluation[float]) -> tuple[Phase, ...]:
+    """Return the phases of a step in their order, rollouts left out; none where next tokens are trained on.
+
+    Log-probabilities of the policy that generated and of the reference, and values of the critic, are forward passes
+    over the batch (arXiv:2402.03300 algorithm 1); what is left of the step trains, the critic behind the policy.
+    """
+    recipe, objective = case.recipe, case.objective
+    if not recipe.scorings and not objective.critic:
+        return ()
+    scoring = float(scoring_seconds(found.sizes, found.step.stages))
+    peak = max(float(m.moments.get("scoring", 0.0)) for m in found.memory)
+    names = ["old log-probabilities"] * objective.rollout + ["values"] * objective.critic
+    names += ["reference log-probabilities"] * (recipe.scorings - len(names))
+    rest = found.step.total - recipe.scorings * scoring
+    update = max(value for m in found.memory for name, value in m.moments.items() if name != "scoring")
+    models = ["policy update", *["critic update"] * recipe.critics] if objective.critic else ["update"]
+    return (
+        *(Phase(name=name, seconds=scoring, peak_bytes=peak) for name in names),
+        *(Phase(name=name, seconds=rest / len(models), peak_bytes=float(update)) for name in models),
+    )
+
+
+def model_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"] = "full") -> float:
+    """Return model FLOPs a token: attention over the full square (PaLM appendix B), or over what masks leave.
+
+    Of fine-tuning they are those of the gradients that there are.
+    """
+    if case.tuning is not None:
+        return tuned_flops_per_token(case, coverage)
+    return train_flops(case.model, case.job.seq_len, "model-full" if coverage == "full" else "model-causal")
+
+
+def recomputed_flops_per_token(case: TrainingCase) -> float:
+    """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
+
+    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
+    """
+    y = whole_layout(1, case.job.seq_len, "full")
+    found = 0.0
+    for i, kind in enumerate(case.kinds):
+        units = units_of(case.plan, kind)
+        layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
+        ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
+        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
+    return found / case.job.seq_len
+
+
+def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"]) -> float:
+    """Return the model FLOPs a token of fine-tuning: forward, and of each product the gradients that it has."""
+    y = whole_layout(1, case.job.seq_len, coverage, case.stack.name, case.tuning)
+    once = replace(case, plan=Plan())
+    written = ledger_of(case.model, once.plan, once.kinds, y)
+    counts = Counter(once.order.layers)
+    times = [*(counts[i] for i in range(len(once.order.blocks))), 1, 1, 1]
+    parts = (*written.kinds, written.embedding, written.head, written.loss)
+    found = sum(
+        n * sum((1 + gradient_passes(op)) * op.model_flops for op in part.ops)
+        for n, part in zip(times, parts, strict=True)
+    )
+    return found / case.job.seq_len
+
+
+IDEAL = Efficiencies(ideal=True)
+# What tells comparable published runs apart.
+_MANY_RANKS, _MANY_NODES, _LONG, _MANY_EXPERTS = 8, 8, 16384, 8
+_NARROW = ("fp8", "fp4", "int8")
+# Headlines that grow with the seconds of a step, and those that shrink.
+GROWING = ("step_seconds", "training_seconds", "device_hours", "usd")
+SHRINKING = ("tokens_per_second_per_gpu", "mfu", "hfu", "model_flops_per_second_per_gpu")
+BYTES = ("memory.peak_bytes", "device_bytes")
+
+
+def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
+    """Return what decides how far published runs like a case were off; `assumed`: fields that matter were."""
+    cluster = case.cluster
+    nodes = cluster.num_devices / cluster.devices_per_node
+    said = {
+        "experts": case.model.has_experts,
+        "experts on many ranks": case.plan.ep > _MANY_RANKS,
+        "nodes": nodes > 1,
+        "many nodes": nodes > _MANY_NODES,
+        "narrow types": case.recipe.precision.compute in _NARROW,
+        "long sequences": case.job.seq_len > _LONG,
+        "many experts a token": most_chosen(case.model) > _MANY_EXPERTS,
+        "assumed fields": assumed,
+        "fine-tuning": bool(case.tuning),
+    }
+    words = tuple(word for word, holds in said.items() if holds)
+    device = cluster.device.name
+    return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words, device=device)
+
+
+def most_chosen(model: Model) -> int:
+    """Return the most experts that a token goes to in a layer."""
+    return max((block.experts.top_k for block in model.kinds if block.experts), default=0)
+
+
+def intervals(
+    headlines: Mapping[str, float | None], known: Conditions, memory: Band, floor_seconds: float
+) -> dict[str, tuple[float, float, float]]:
+    """Return 10 %, median and 90 % of every headline of a plan; no step is shorter than the floor."""
+    seconds, band = headlines["step_seconds"] or 0.0, band_of("step_seconds", known)
+    least = min(floor_seconds, seconds)
+    low, typical, high = (max(seconds * factor, least) / seconds for factor in (band.low, band.typical, band.high))
+    found: dict[str, tuple[float, float, float]] = {}
+    for name in GROWING:
+        if value := headlines[name]:
+            found[name] = value * low, value * typical, value * high
+    for name in SHRINKING:
+        value = headlines[name] or 0.0
+        found[name] = value / high, value / typical, value / low
+    for name in BYTES:
+        value = headlines[name] or 0.0
+        found[name] = value * memory.low, value * memory.typical, value * memory.high
+    return found
