@@ -6,7 +6,9 @@ import json
 import ntpath
 import os
 import signal
+import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardwise
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.files import JSON_BYTES, WRITTEN_BYTES, below, parse_json, read_file, read_json, read_toml
+from shardwise.files import JSON_BYTES, WRITTEN_BYTES, below, own_table, parse_json, read_file, read_json, read_toml
 
 TRAIN = ["train", "gpt2", "--on", "8xh100"]
 # Every way in which the command line reads a file; FILE stands for it.
@@ -249,3 +252,26 @@ def test_paths_of_windows_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     for outside in (r"..\ds.json", r"D:\ds.json", r"C:\ds.json", r"\\host\share\ds.json", r"zero\..\..\ds.json"):
         with pytest.raises(InputError, match="not below it"):
             below(r"C:\runs\a.yaml", outside)
+
+
+def test_tables_of_the_package_are_read_as_tomllib_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table of the package reads the same from TOML, when it is compiled, and from what was kept of that."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    for path in Path(shardwise.__file__).parent.rglob("*.toml"):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        assert own_table(str(path), path.name) == table == own_table(str(path), path.name)
+    assert list(tmp_path.rglob("vllm.toml.*.pyc"))
+
+
+def test_a_table_that_changed_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept of a table is not used once its file says something else, and cannot be changed by who reads it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "kept"))
+    file = tmp_path / "one.toml"
+    for text in ("a = [1]", "a = [12]"):
+        file.write_text(text, encoding="utf-8")
+        for _ in range(2):
+            found = own_table(str(file), "one.toml")
+            assert found == tomllib.loads(text)
+            found["a"].append(3)

@@ -10,6 +10,8 @@ import math
 import os
 import re
 import stat
+from importlib.machinery import SourceFileLoader
+from types import CodeType
 from typing import Any
 
 from shardwise.errors import InputError, Problem, bounded, cut
@@ -124,6 +126,40 @@ def parse_json(text: str, source: str | os.PathLike[str], field: str = "file", c
 def read_toml(path: str | os.PathLike[str], field: str = "file") -> dict[str, Any]:
     """Return the table of a TOML file; raises `InputError` where it cannot be read or is no TOML."""
     return parse_toml(read_text(path, WRITTEN_BYTES, field), path, field)
+
+
+class _TableLoader(SourceFileLoader):
+    """Loads a TOML file of the package as Python loads a module: compiled once, beside the modules, kept while it fits.
+
+    The name has a suffix, so that vllm.toml and vllm.py are not compiled to one file.
+    """
+
+    def path_stats(self, path: Any) -> Any:
+        return super().path_stats(path.removesuffix(_COMPILED))
+
+    def get_data(self, path: Any) -> bytes:
+        return super().get_data(path.removesuffix(_COMPILED))
+
+    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
+        import tomllib
+
+        table: Any = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
+        return compile("", path, "exec").replace(co_consts=(table,))
+
+
+_COMPILED = ".table"
+
+
+def own_table(module: str, name: str) -> dict[str, Any]:
+    """Return the table of a TOML file of the package beside a module, given the file of that.
+
+    >>> "local" in own_table(os.path.join(os.path.dirname(__file__), "hardware", "_device.py"), "links.toml")
+    True
+    """
+    path = os.path.join(os.path.dirname(module), name + _COMPILED)
+    code = _TableLoader(name, path).get_code(name)
+    table: Any = code.co_consts[0] if code is not None else {}
+    return dict(table)
 
 
 def parse_toml(text: str, path: str | os.PathLike[str], field: str = "file") -> dict[str, Any]:

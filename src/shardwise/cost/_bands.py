@@ -8,14 +8,13 @@ its stack: every condition widens the band by a factor. bands.toml has them, wit
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from functools import cache
-from importlib import resources
 
 from shardwise.cost._load import record
 from shardwise.cost._tables import constants
+from shardwise.files import own_table
 from shardwise.records import dataclass
 
 # Standard deviations of a normal distribution from its median to its 90 %.
@@ -131,8 +130,7 @@ class Spread:
 @cache
 def spreads() -> dict[str, Spread]:
     """Return the spread of every headline."""
-    text = resources.files("shardwise.cost").joinpath("bands.toml").read_text(encoding="utf-8")
-    return {name: record(Spread, row, f"bands.{name}") for name, row in tomllib.loads(text).items()}
+    return {name: record(Spread, row, f"bands.{name}") for name, row in own_table(__file__, "bands.toml").items()}
 
 
 def band_of(quantity: str, known: Conditions) -> Band:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 
 from shardwise.cost._load import record
 from shardwise.cost._records import AttentionFit, Gemm
 from shardwise.cost._tables import constants, family_of
+from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import dataclass
 
@@ -95,8 +94,7 @@ def power_model(family: str) -> PowerModel:
     >>> power_model("hopper").rows, power_model("tpu").low
     (161, 0.64)
     """
-    text = resources.files("shardwise.cost").joinpath("power.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = own_table(__file__, "power.toml")
     name = family if family in table else ""
     return record(PowerModel, table[name], f"power.{name}")
 

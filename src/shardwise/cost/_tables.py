@@ -7,13 +7,12 @@ They are read once, into records (`_records`).
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.cost._load import record
 from shardwise.cost._records import CollectiveFit, Constants, Family, Gemm, Rules
+from shardwise.files import own_table
 from shardwise.hardware import Device
 
 
@@ -31,7 +30,7 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files("shardwise.cost").joinpath(name).read_text(encoding="utf-8"))
+    return own_table(__file__, name)
 
 
 def stored() -> dict[str, Any]:

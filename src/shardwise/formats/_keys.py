@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems, plain
-from shardwise.files import check_tree
+from shardwise.files import check_tree, own_table
 from shardwise.formats._imported import Imported, Reading
 
 
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return the table of a system: what it was checked against, keys that are read, silent, or left out and why."""
-    return tomllib.loads(resources.files("shardwise.formats").joinpath(name).read_text(encoding="utf-8"))
+    return own_table(__file__, name)
 
 
 def top_level(text: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from shardwise.errors import InputError, Problem, Problems, plain
-from shardwise.files import read_toml
+from shardwise.files import own_table, read_toml
 from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device, Fact, find_link, read_field
 from shardwise.hardware._quantity import fail, nearest
@@ -74,7 +74,7 @@ def load_device(path: str | Path) -> Device:
 @cache
 def other_names() -> dict[str, tuple[str, str]]:
     """Return other names of devices: name -> (catalogue name, what is assumed by taking it so, or "")."""
-    table = read_toml(_HERE / "other_names.toml")
+    table = own_table(__file__, "other_names.toml")
     return {name: (str(device), "") for name, device in _strings(table, "same").items()} | {
         name: (row["device"], f"{name} taken as {row['device']}: {row['because']}")
         for name, row in _rows(table, "assumed").items()
@@ -95,7 +95,7 @@ def _find(name: str) -> Lookup:
 
 @cache
 def _read(name: str) -> Device:
-    return device_from_table(read_toml(_FOLDER / f"{name}.toml"), f"{name}.toml")
+    return device_from_table(own_table(__file__, f"catalogue/{name}.toml"), f"{name}.toml")
 
 
 def _strings(table: dict[str, object], key: str) -> dict[str, object]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.files import own_table
 from shardwise.hardware._quantity import (
     BYTES,
     COUNT,
@@ -333,9 +333,7 @@ class Tier:
 @cache
 def all_links() -> dict[str, Link]:
     """Return every kind of link by name."""
-    import tomllib
-
-    table = tomllib.loads(Path(__file__).with_name("links.toml").read_text(encoding="utf-8"))
+    table = own_table(__file__, "links.toml")
     return {
         name: Link(name=name, latency_seconds=row["latency_seconds"], source=row["source"], date=row["date"])
         for name, row in table.items()

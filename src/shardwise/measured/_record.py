@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import own_table
 from shardwise.records import dataclass
 
 _MOST = 1e24
@@ -150,7 +149,7 @@ def read(file: str) -> dict[str, Any]:
     >>> read("engines.toml")["serving"]["step_tokens"]
     8192
     """
-    return tomllib.loads(resources.files("shardwise.measured").joinpath(file).read_text(encoding="utf-8"))
+    return own_table(__file__, file)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

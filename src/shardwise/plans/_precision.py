@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.files import read_toml
+from shardwise.files import own_table, read_toml
 from shardwise.records import dataclass
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
@@ -51,8 +49,7 @@ class Precision:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = resources.files("shardwise.plans").joinpath("precisions.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table(__file__, "precisions.toml")
 
 
 def find_precision(name: str) -> Precision:

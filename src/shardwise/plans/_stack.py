@@ -6,13 +6,12 @@ entry.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import fields
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import own_table
 from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
 from shardwise.plans._plan import Plan, alike
 from shardwise.plans._settings import LossKernel, Settings
@@ -222,8 +221,7 @@ class Stack:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("shardwise.plans").joinpath("stacks.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table(__file__, "stacks.toml")
 
 
 def stack_names() -> tuple[str, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
+from shardwise.files import own_table
 from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
@@ -89,8 +88,7 @@ class BaseFormat:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("shardwise.plans").joinpath("precisions.toml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = tomllib.loads(text)["base"]
+    found: dict[str, dict[str, Any]] = own_table(__file__, "precisions.toml")["base"]
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from shardwise.search._batch import AHEAD
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import SearchOptions
-from shardwise.search._serving_table import ServingGrid, ServingTable
 from shardwise.training import TrainingCase
+
+if TYPE_CHECKING:
+    from shardwise.search._serving_table import ServingGrid, ServingTable
 
 MOST_ROWS = 5_000_000
 # The numbers of a key in their order (`plan_of` of _batch.py).

@@ -18,7 +18,6 @@ from shardwise.records import dataclass
 from shardwise.search._batch import Entry, PlanBatch, grid_of, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
-from shardwise.search._frames import training_frame
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
@@ -207,6 +206,8 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def frame(self) -> Frame:
         """Return every legal plan of the space as a row, whether it fits or not."""
+        from shardwise.search._frames import training_frame
+
         return training_frame([task.grid for task in self.task.tasks], self.options)
 
     @property

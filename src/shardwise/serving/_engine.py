@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, cached_property
-from importlib import resources
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass
@@ -205,8 +204,7 @@ def _merged(base: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 @cache
 def engine_tables() -> dict[str, dict[str, Any]]:
     """Return engines.toml, each engine with the figures of the one that it extends."""
-    text = resources.files("shardwise.serving").joinpath("engines.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = own_table(__file__, "engines.toml")
     for name, row in table["engines"].items():
         # An older or newer version of an engine states what differs; its kernels are those of the engine.
         base = table["engines"][row["extends"]] if "extends" in row else {}

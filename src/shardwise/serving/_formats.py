@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, cast
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import own_table
 from shardwise.ledger.op import Weight
 from shardwise.plans import DTYPES
 from shardwise.records import dataclass
@@ -74,8 +73,7 @@ _FEED_FORWARD = ("up", "down", "feed_forward", "router")
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = resources.files("shardwise.serving").joinpath("quantization.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table(__file__, "quantization.toml")
 
 
 def format_names() -> tuple[str, ...]:

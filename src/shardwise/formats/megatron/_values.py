@@ -6,7 +6,6 @@ The table of arguments says which there are, how many values each takes, and wha
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -16,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.errors import Problems, plain
+from shardwise.files import own_table
 from shardwise.formats._imported import Reading
 from shardwise.records import dataclass
 
@@ -83,8 +83,7 @@ def by_name() -> dict[str, Argument]:
 @cache
 def facts() -> dict[str, dict[str, Any]]:
     """Return what the arguments were read from, the reasons for leaving some out, and vocabularies of tokenizers."""
-    text = resources.files("shardwise.formats.megatron").joinpath("arguments.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return own_table(__file__, "arguments.toml")
 
 
 @dataclass(slots=True)
