@@ -45,7 +45,7 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "gradient_accumulation_steps: 8\noptimizer: paged_adamw_8bit\nbf16: auto\ngradient_checkpointing: true\n"
         "attn_implementation: flash_attention_2\ndatasets:\n- path: a\n",
         8,
-        {"system": "axolotl", "micro_batch": 1, "global_batch": 64, "optimizer": "adam8bit", "recompute": "full",
+        {"system": "axolotl", "micro_batch": 1, "global_batch": 64, "optimizer": "paged-adam8bit", "recompute": "full",
          "precision": "amp-bf16", "stack": "axolotl", "sharding": "none", "adapter": "", "seq_len": 8192},
     ),
     # axolotl examples/llama-3/lora-8b.yml

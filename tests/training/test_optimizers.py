@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.cost import host_of
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import OPTIMIZERS, Plan, Settings, Training, find_optimizer, find_stack
-from shardwise.training import Options, train
+from shardwise.training import Options, TrainReport, train
 from shardwise.training._update import tensor_bytes
 
 # Bytes of the state tensors of one parameter, without the step's counter and the code tables that all share: torch
@@ -104,3 +106,44 @@ def test_update_in_backward_frees_gradients() -> None:
     assert report.memory.gradients == 2 * 128256 * 4096
     with pytest.raises(InputError, match="updates_in_backward = True: updates with the gradients of one micro-batch"):
         train(model, cluster, Plan(micro_batch=1), asked, early)
+
+
+def paged(name: str, on: str = "1xrtx-4090", **job: Any) -> TrainReport:
+    """Return Qwen2.5-1.5B trained with an optimizer on a card of 24 GB."""
+    asked = Training(**{"seq_len": 512, "global_batch": 1, "optimizer": name, "precision": "bf16-pure"} | job)
+    options = Options(stack=find_stack("transformers"))
+    return train(load_model("qwen2.5-1.5b"), Cluster.parse(on), Plan(micro_batch=1, recompute="full"), asked, options)
+
+
+def test_pages_that_fit_cost_nothing() -> None:
+    """Where all fits the same bytes are in pages, none moves, and the step takes as long."""
+    whole, own = paged("adam8bit", "1xh100-sxm-80gb"), paged("paged-adam8bit", "1xh100-sxm-80gb")
+    assert own.evaluation.resident + own.memory.optimizer == pytest.approx(whole.memory.optimizer, rel=1e-12)
+    assert (own.evaluation.moved, own.host_bytes, own.step_seconds) == (0, 0, whole.step_seconds)
+    # bitsandbytes optim/optimizer.py get_state_buffer: vectors of 1,536 elements stay, and k and v with their biases.
+    assert 0 < own.memory.optimizer < 0.01 * own.evaluation.resident
+
+
+def test_pages_leave_where_memory_is_short() -> None:
+    """A plan whose state alone is too much fits, its pages cross the host link each step, and the card is full."""
+    whole, own = (paged(name, on="1xrtx-3080-ti", seq_len=2048) for name in ("adam", "paged-adam"))
+    assert not whole.fits and own.fits
+    assert own.device_bytes == own.verdict.limit_bytes and own.evaluation.held < own.verdict.limit_bytes
+    assert own.host_bytes == own.evaluation.moved == own.memory.paged
+    rate = host_of(own.case.cluster).link_bytes_per_second
+    assert own.evaluation.step.optimizer > own.memory.paged / rate
+
+
+def test_small_tensors_are_not_paged() -> None:
+    """LoRA of rank 8 on q and v has no matrix of 1e5 elements, so that nothing of its state is in pages."""
+    assert paged("paged-adam", adapter="lora", rank=8, targets=("q", "v")).memory.paged == 0
+
+
+def test_pages_need_a_driver_that_moves_them() -> None:
+    """Other makers' devices, and state that the host keeps already, are refused by name."""
+    with pytest.raises(InputError, match="optimizer = 'paged-lion': needs CUDA's managed memory, which mi300x has not"):
+        paged("paged-lion", "1xmi300x")
+    asked = Training(seq_len=512, global_batch=1, optimizer="paged-adam")
+    plan = Plan(micro_batch=1, offload=("optimizer",))
+    with pytest.raises(InputError, match="offload keeps on the host; use adam, or leave optimizer out of offload"):
+        train(load_model("gpt2"), Cluster.parse("1xh100-sxm-80gb"), plan, asked)

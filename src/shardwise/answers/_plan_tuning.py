@@ -57,7 +57,7 @@ def _recipe(one: TuningRecipe) -> dict[str, Any]:
     return {
         "flags": one.flags,
         "device_bytes": report.device_bytes,
-        "host_bytes": report.memory.host,
+        "host_bytes": report.host_bytes,
         "step_seconds": report.step_seconds,
         "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
         "longest_seq_len": one.longest,
@@ -97,7 +97,7 @@ def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
 
 def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
     report = one.report
-    host = show_bytes(report.memory.host) if report.memory.host else ""
+    host = show_bytes(report.host_bytes) if report.host_bytes else ""
     rate = f"{report.tokens_per_second_per_gpu:,.0f}"
     return show_bytes(report.device_bytes), host, rate, f"{one.longest:,}"
 

@@ -278,8 +278,11 @@ def _memory(page: Page, report: TrainReport) -> None:
     if not verdict.fits:
         mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
     legend(page, segments, verdict.limit_bytes, show_bytes)
-    if report.plan.offload:
-        page.note(f"{show_bytes(report.memory.host)} on the host for each device", "dim")
+    if report.host_bytes:
+        page.note(f"{show_bytes(report.host_bytes)} on the host for each device", "dim")
+    if paged := max(report.evaluation.resident, report.evaluation.moved):
+        where = "all cross the host link each way in an update" if report.evaluation.moved else "all on the device"
+        page.note(f"{show_bytes(paged)} of optimizer state in pages: {where}", "dim")
     if report.plan.pp > 1:
         page.note(f"{counted(report.memory.in_flight, 'micro-batch')} in flight on this stage", "dim")
 

@@ -9,6 +9,7 @@ from shardwise.answers._answer import whole_bytes
 from shardwise.answers._evidence import evidence_tree, interval_tree
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
+from shardwise.training._beside import resident_pages
 from shardwise.training._memory import device_bytes, reserved_bytes
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 from shardwise.training._report import CATEGORIES
@@ -111,7 +112,9 @@ def _memory(report: TrainReport) -> dict[str, Any]:
         "peak_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
         "device_bytes": report.device_bytes,
-        "host_bytes": report.memory.host,
+        "host_bytes": report.host_bytes,
+        "paged_bytes": max(report.evaluation.resident, report.evaluation.moved),
+        "moved_pages_bytes": report.evaluation.moved,
         "limit_bytes": verdict.limit_bytes,
         "short_by_bytes": verdict.short_by_bytes,
         "dominant": verdict.dominant,
@@ -162,6 +165,8 @@ def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     held = reserved_bytes(stack, memory)
     shown = device_bytes(stack, report.evaluation.sizes, held, report.case.workspace_bytes)
     found["context"] = shown - reserved
+    if memory.paged:
+        found["optimizer"] += resident_pages(memory.paged, shown, report.case.cluster.device.usable_memory_bytes)
     return found
 
 

@@ -26,9 +26,11 @@ OPTIMIZERS = {
     "adamw_bnb_8bit": "adam8bit", "adamw_8bit": "adam8bit", "adamw_torch_8bit": "adam8bit",
     "adamw_torch_4bit": "adam4bit", "ademamix_8bit": "ademamix8bit", "adafactor": "adafactor",
     "galore_adamw": "galore", "apollo_adamw": "apollo", "lion_32bit": "lion", "lion": "lion", "lion_8bit": "lion8bit",
+    "paged_adamw_32bit": "paged-adam", "paged_adamw": "paged-adam", "paged_adamw_8bit": "paged-adam8bit",
+    "paged_ademamix_8bit": "paged-ademamix8bit", "paged_lion_32bit": "paged-lion", "paged_lion_8bit": "paged-lion8bit",
     "muon": "muon", "sgd": "sgd-plain",
 }  # fmt: skip
-"""The words of transformers -> the optimizers that they are; states of a "paged" one may leave the device."""
+"""The words of transformers -> the optimizers that they are."""
 SAVED = {"embed_tokens": "embedding", "wte": "embedding", "lm_head": "head", "norm": "norms"}
 """Modules that peft trains as whole copies beside the frozen ones -> parts of a model."""
 
@@ -64,13 +66,11 @@ def hub_id(model: Model) -> str:
 def optimizer_of(keys: Keys, path: str, usual: str = "adamw_torch_fused") -> str:
     """Return the optimizer that a word of transformers means."""
     word = keys.word(path) or usual
-    return known_optimizer(keys, word, OPTIMIZERS.get(word.removeprefix("paged_"), ""))
+    return known_optimizer(keys, word, OPTIMIZERS.get(word, ""))
 
 
 def known_optimizer(keys: Keys, word: str, found: str) -> str:
     """Return the optimizer that was found for a word, Adam where none was; what that assumes is said."""
-    if "paged" in word.lower():
-        keys.assumed.append("states of the optimizer stay on the device: pages leave it where memory is short")
     if not found:
         keys.assumed.append(f"optimizer adam: the states of {word} are not known")
     return found or "adam"

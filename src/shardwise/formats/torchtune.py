@@ -28,9 +28,10 @@ _ADAPTER = _trainer.AdapterKeys(
 _TOLD = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
 _OPTIMIZERS = {
-    "torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "bitsandbytes.optim.PagedAdamW8bit": "adam8bit",
+    "torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "bitsandbytes.optim.PagedAdamW8bit": "paged-adam8bit",
     "bitsandbytes.optim.AdamW8bit": "adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
-    "torchao.optim.AdamW4bit": "adam4bit", "torch.optim.SGD": "sgd-plain", "bitsandbytes.optim.PagedAdamW": "adam",
+    "torchao.optim.AdamW4bit": "adam4bit", "torch.optim.SGD": "sgd-plain",
+    "bitsandbytes.optim.PagedAdamW": "paged-adam",
 }  # fmt: skip
 _LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
 _OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last product so

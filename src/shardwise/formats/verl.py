@@ -126,7 +126,8 @@ def _reference(keys: Keys) -> str:
 
 def _optimizer(keys: Keys) -> str:
     word = keys.word(_A + "optim.optimizer") or "adamw"
-    return _trainer.known_optimizer(keys, word, {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain"}.get(word, ""))
+    known = {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain", "adamw8bit": "adam8bit", "pagedadamw": "paged-adam"}
+    return _trainer.known_optimizer(keys, word, {**known, "pagedadamw8bit": "paged-adam8bit"}.get(word, ""))
 
 
 def _precision(keys: Keys) -> str:

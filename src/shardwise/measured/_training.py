@@ -14,7 +14,6 @@ from shardwise.measured._frameworks import Framework, adjusted, framework_of, of
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training_metrics import WEIGHTY, interval_of, value_of
 from shardwise.measured._training_plan import (
-    PAGED,
     dropout_of,
     effort_of,
     global_batch_of,
@@ -190,9 +189,5 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
 
 def _check(record: Record) -> None:
     """Raise where a row describes what the package does not model."""
-    counted = record.text("metric") == "peak_memory" and record.text("memory_kind") != "nvidia_smi"
-    if record.text("optimizer").startswith(PAGED) and not counted:
-        rule = "its pages come and go as memory is short, which is not predicted"
-        raise refuse("optimizer", record.text("optimizer"), rule)
     if not record.whole("num_gpus"):
         raise refuse("num_gpus", None, "is not stated")

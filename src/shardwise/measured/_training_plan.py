@@ -27,9 +27,6 @@ from shardwise.plans import (
     split_layers,
 )
 
-PAGED = "paged_"
-"""How the words of optimizers begin whose states may leave the device."""
-
 
 def _degree(record: Record, name: str) -> int:
     if not record.says(name):
@@ -170,23 +167,18 @@ def _shard(record: Record, plan: Plan) -> Plan:
 def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
     """Return what a row keeps in the host's memory; XLA's policies keep tensors there that no row names."""
     word = record.text("offload")
-    own: tuple[str, ...] = ()
-    if record.text("optimizer").startswith(PAGED):
-        # bitsandbytes functional.py get_paged: CUDA's managed memory, which torch's allocator does not count.
-        record.assume("offload optimizer: paged states are none of the allocator's bytes")
-        own = ("optimizer",)
     if word in ("", "none"):
-        return own
+        return ()
     if framework.stack == "xla":
         raise refuse("offload", word, "is a choice of single tensors, which rows do not name")
     found = words("offload").get(word)
     if found is None:
         raise refuse("offload", word, "is not a known set of copies on the host")
-    return tuple(dict.fromkeys((*own, *found.split(","))))
+    return tuple(found.split(","))
 
 
 def optimizer_of(record: Record) -> str:
-    word = words("projected").get(record.text("finetune"), record.text("optimizer")).removeprefix(PAGED)
+    word = words("projected").get(record.text("finetune"), record.text("optimizer"))
     if not word:
         return record.taken("optimizer")
     projected = record.text("finetune") in words("projected")

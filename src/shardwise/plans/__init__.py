@@ -14,7 +14,7 @@ from shardwise.plans._jobs import (
     reference_of,
 )
 from shardwise.plans._laws import divisors, one_of
-from shardwise.plans._optimizers import OPTIMIZERS, Moments, Optimizer, find_optimizer
+from shardwise.plans._optimizers import OPTIMIZERS, PAGED_ELEMENTS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     Whole,
     degrees,
@@ -89,6 +89,7 @@ __all__ = [
     "OFFLOADS",
     "OFT_BLOCK",
     "OPTIMIZERS",
+    "PAGED_ELEMENTS",
     "PARTITIONS",
     "QUANTILES",
     "RECOMPUTES",

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
-
-OptimizerName: TypeAlias = Literal[
-    "adam", "adam8bit", "adam4bit", "ademamix8bit", "adafactor", "galore", "apollo", "apollo-mini",
-    "lion", "lion8bit", "muon", "sgd", "sgd-plain",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,21 +51,28 @@ class Moments:
 class Optimizer:
     """What an optimizer keeps of a matrix of a linear layer, and of any other tensor: vectors, tables and the head.
 
-    `temporaries` counts fp32 copies of the largest tensor that an update makes, whatever the framework.
+    `temporaries` counts fp32 copies of the largest tensor that an update makes, whatever the framework. States of a
+    `paged` one lie in memory that the driver moves between device and host, those of small tensors left out.
     """
 
-    name: OptimizerName
+    name: str
     matrix: Moments
     other: Moments
     temporaries: int = 0
+    paged: bool = False
 
     @property
     def by_tensor(self) -> bool:
         """Whether the bytes depend on the sizes of single tensors."""
         return self.matrix.by_tensor or self.other.by_tensor
 
+    @property
+    def own_kernel(self) -> bool:
+        """Whether a kernel of its library updates each tensor in one pass, whatever the framework."""
+        return self.by_tensor or self.paged
 
-def _alike(name: OptimizerName, moments: Moments) -> Optimizer:
+
+def _alike(name: str, moments: Moments) -> Optimizer:
     return Optimizer(name=name, matrix=moments, other=moments)
 
 
@@ -86,7 +87,7 @@ _FOUR = Moments(count=2, width=0.5, block=128, least=4096, whole_blocks=True, ta
 _FACTORED = Moments(count=1, factored=True)
 
 
-def _projected(name: OptimizerName, rank: int) -> Optimizer:
+def _projected(name: str, rank: int) -> Optimizer:
     """Return Adam on projected gradients of the linear layers, on whole ones of all else.
 
     galore_torch/adamw.py and galore_projector.py ("std", arXiv:2403.03507), apollo_torch/apollo.py and
@@ -116,6 +117,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
         _alike("sgd", Moments(count=1)),
         _alike("sgd-plain", Moments(count=0)),
     )
+}
+
+
+# bitsandbytes/optim/optimizer.py get_state_buffer: torch's own memory below 1e5 elements, else functional.py get_paged.
+PAGED_ELEMENTS = 100_000
+OPTIMIZERS |= {
+    f"paged-{name}": replace(OPTIMIZERS[name], name=f"paged-{name}", paged=True)
+    for name in ("adam", "adam8bit", "ademamix8bit", "lion", "lion8bit")
 }
 
 

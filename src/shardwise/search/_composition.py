@@ -17,7 +17,16 @@ from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.training import PlanSizes, TrainingCase, stages_of
-from shardwise.training._evaluate import machine_of, memory_of, reserved_of, send_of, step_job
+from shardwise.training._beside import moved_pages, resident_pages
+from shardwise.training._evaluate import (
+    machine_of,
+    memory_of,
+    paged_of,
+    paging_seconds,
+    reserved_of,
+    send_of,
+    step_job,
+)
 from shardwise.training._memory import ModelBlocks, device_bytes
 from shardwise.training._overlap import pairing
 from shardwise.training._step import (
@@ -92,17 +101,29 @@ class Composition:
         piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
         found: dict[str, Any] = {}
         for sharding in group:
-            recipe = case_for(self.case, sharding=sharding).recipe
-            found[f"step {sharding}"] = with_update(machine, z, recipe, own, stages, piped).total
+            case = case_for(self.case, sharding=sharding)
+            if case.recipe.optimizer.paged:
+                moved = moved_pages(*self._held(case, z, parts), case.cluster.device.usable_memory_bytes)
+                piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
+            found[f"step {sharding}"] = with_update(machine, z, case.recipe, own, stages, piped).total
         return found
 
     def _bytes(self, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
-        stages, found = stages_of(self.case), dict[str, Any]()
+        found = dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            held = reserved_of(case.stack, stages, memory_of(case, z, padded(case.recipe, z, parts), stages))
-            found[f"held {sharding}"] = device_bytes(case.stack, z, held, case.workspace_bytes)
+            paged, held = self._held(case, z, parts)
+            if case.recipe.optimizer.paged:
+                held = held + resident_pages(paged, held, case.cluster.device.usable_memory_bytes)
+            found[f"held {sharding}"] = held
         return found
+
+    def _held(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any]:
+        """Bytes of optimizer state that may leave a device, and those that it has to hold."""
+        stages = stages_of(self.case)
+        memory = memory_of(case, z, padded(case.recipe, z, parts), stages)
+        held = device_bytes(case.stack, z, reserved_of(case.stack, stages, memory), case.workspace_bytes)
+        return paged_of(stages, memory), held
 
     @cached_property
     def least(self) -> Program:

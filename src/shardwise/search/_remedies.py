@@ -26,7 +26,6 @@ from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._result import Counts, Rejection, Remedy, loss_of, missed
 from shardwise.training import Evaluation, TrainingCase, TrainReport, evaluate, sizes_of_columns, stages_of
 from shardwise.training._evaluate import PricedBlocks
-from shardwise.training._memory import device_bytes
 from shardwise.training._report import report_of
 from shardwise.training._stages import Stages
 from shardwise.units import show_bytes
@@ -304,7 +303,7 @@ def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]
         case = replace(grid.case, plan=some[0], cluster=part_of(grid.case.cluster, some[0].num_devices))
         with np.errstate(all="ignore"):
             evaluated = evaluate_columns(case, some)
-            held = device_bytes(case.stack, evaluated.sizes, evaluated.reserved, case.workspace_bytes)
+            held = evaluated.held + evaluated.resident
         columns = (np.broadcast_to(column, len(some)).tolist() for column in (held, evaluated.step.total))
         found |= dict(zip(places, zip(*columns, strict=True), strict=True))
     return [found[place] for place in range(len(plans))]

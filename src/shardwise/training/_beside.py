@@ -6,7 +6,7 @@ plans/stacks.toml has the file of each.
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, above, divide, largest, maximum, total
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
 from shardwise.training._parts import ModelBlocks, Recipe, StageMemory
@@ -92,6 +92,20 @@ def stand_in_bytes(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     ]
     ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
     return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "dummy weight gradients")
+
+
+def resident_pages(paged: X, held: X, room: float) -> X:
+    """Return the bytes of pages that stay on a device that holds so much beside them."""
+    return minimum(paged, maximum(room - held, 0.0))
+
+
+def moved_pages(paged: X, held: X, room: float) -> X:
+    """Return the bytes of pages that an update moves onto the device, and as many off it: none where all stay.
+
+    It walks through them in order, and what came first goes first (NVIDIA's open-gpu-kernel-modules,
+    nvidia-uvm/uvm_pmm_gpu.c, va_block_used): where some have to leave, none is there when its turn comes.
+    """
+    return above(paged - resident_pages(paged, held, room), 0, paged, 0 * paged)
 
 
 def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -> X:

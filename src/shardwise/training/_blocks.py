@@ -60,6 +60,9 @@ class Elements(Generic[X]):
     dense_states: X
     """Bytes of optimizer state beyond those that grow with the elements, which single tensors decide."""
     expert_states: X
+    dense_pages: X
+    """Bytes of optimizer state in paged memory."""
+    expert_pages: X
     sides: dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]] = field(default_factory=dict)
     """By (of experts, matrices): elements, rows and columns of its tensors on a rank, where sharding reads them."""
 
@@ -125,6 +128,8 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X
         tensors=len(weights),
         dense_states=zero,
         expert_states=zero,
+        dense_pages=zero,
+        expert_pages=zero,
     )
 
 

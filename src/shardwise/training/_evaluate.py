@@ -20,6 +20,7 @@ from shardwise.ops.overlap import CostModel
 from shardwise.plans import Stack, find_rules
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass
+from shardwise.training._beside import device_bytes, moved_pages, resident_pages
 from shardwise.training._blocks import (
     BlockCost,
     Elements,
@@ -49,6 +50,11 @@ class Evaluation(Generic[X]):
     memory: tuple[StageMemory[X], ...]
     peak: X
     reserved: X
+    held: X
+    """What a device has to hold: all that it shows but `resident` pages of optimizer state, which may leave it."""
+    resident: X
+    moved: X
+    """Pages that an update moves onto the device, and as many off it."""
     step: StepSeconds[X]
     parts: ModelBlocks[X]
     layout: Layout[X]
@@ -181,7 +187,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         overlap=case.overlap,
         exposed_axes=case.efficiencies.exposed_axes,
         replicas=beside_of(case.cluster, compute, case.efficiencies),
-        host=host_of(case.cluster) if case.recipe.offload else None,
+        host=host_of(case.cluster) if case.recipe.uses_host else None,
         module_launch=stack.module_launch_seconds,
     )
 
@@ -217,6 +223,18 @@ def reserved_of(stack: Stack, stages: tuple[Stages[X], ...], memory: tuple[Stage
     """Return what the caching allocator holds at most on the stage where that is most, workspaces left out."""
     held = [counted(s, reserved_bytes(stack, m)) for s, m in zip(stages, memory, strict=True)]
     return named(largest(held), "reserved memory")
+
+
+def paged_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
+    """Return the bytes of optimizer state that may leave the device, of the stage with most of it."""
+    return largest([counted(s, m.paged) for s, m in zip(stages, memory, strict=True)])
+
+
+def paging_seconds(m: CostModel[X], moved: X) -> X:
+    """Return seconds in which an update brings so many bytes of its state."""
+    if m.host is None:
+        return 0 * moved
+    return named(moved / m.host.link_bytes_per_second, "pages of optimizer state over the host link")
 
 
 def boundary_bytes(case: TrainingCase, y: Layout[X]) -> X:
@@ -259,7 +277,7 @@ class PricedBlocks:
 
     def machine(self, case: TrainingCase, z: PlanSizes[float]) -> CostModel[float]:
         """Return what the blocks of a plan run on."""
-        host = bool(case.recipe.offload)
+        host = case.recipe.uses_host
         if host not in self._machines:
             self._machines[host] = machine_of(case, z.spans)
         return replace(self._machines[host], spans=z.spans)
@@ -285,12 +303,20 @@ def evaluate(
     tables: Tables[X] = known.tables(case, machine, z) if known else tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     memory = memory_of(case, z, parts, stages)
+    reserved, paged = reserved_of(case.stack, stages, memory), paged_of(stages, memory)
+    held = device_bytes(case.stack, z, reserved, case.workspace_bytes)
+    room = case.cluster.device.usable_memory_bytes
+    moved = moved_pages(paged, held, room)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
+    job = replace(job, paging=paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0)
     return Evaluation(
         stages=stages,
         memory=memory,
         peak=peak_of(stages, memory),
-        reserved=reserved_of(case.stack, stages, memory),
+        reserved=reserved,
+        held=held,
+        resident=resident_pages(paged, held, room),
+        moved=moved,
         step=step_seconds(machine, z, case.recipe, parts, stages, job),
         parts=parts,
         layout=tables.layout,

@@ -34,6 +34,7 @@ from shardwise.training._parts import (
     held_as,
     in_compute,
     owned,
+    owned_pages,
     owned_states,
     tied_copy,
     trained,
@@ -113,6 +114,18 @@ def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) 
     return weights + held_as("weights", dense + expert, "frozen weights", STATE), gradients, optimizer
 
 
+def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+    """Return bytes of a rank's optimizer state in memory that the driver moves (cudaMallocManaged)."""
+    zero = 0 * s.count
+    if not r.optimizer.paged:
+        return zero
+    held = [owned_pages(some, s) for _, some in trained(r, parts)]
+    dense, expert = (total((one[i] for one in held), zero) for i in (0, 1))
+    if r.shards_optimizer:
+        dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
+    return (1 + r.critics) * (dense + expert)
+
+
 def wide_tables(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return bytes that the embedding table takes beyond those of other weights, where the recipe keeps it wider."""
     wider = r.precision.embedding_bytes - r.precision.weight_bytes
@@ -163,7 +176,7 @@ def update_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], biggest:
     Source: torch/optim/adamw.py _single_tensor_adamw and _multi_tensor_adamw (the square root of the second moment).
     """
     share = z.shard_share if r.shards_optimizer else 1
-    if r.optimizer.by_tensor or r.optimizer.temporaries:
+    if r.optimizer.own_kernel or r.optimizer.temporaries:
         return named(divide(4 * r.optimizer.temporaries * biggest, share), "optimizer temporaries")
     if r.stack.optimizer_step == "fused":
         return 0 * biggest
@@ -229,6 +242,9 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         gradients, optimizer = (1 + r.critics) * gradients, (1 + r.critics) * optimizer
     if r.precision.embedding_bytes:
         weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
+    paged = paged_state(r, z, parts, s)
+    if r.optimizer.paged:
+        optimizer = held_as("optimizer", optimizer - paged, "optimizer state beside its pages")
     home = placed(r, z, parts, s, (weights, gradients, optimizer), held_bytes(parts, s, depth))
     weights, gradients, optimizer = home.weights, home.gradients, home.optimizer
     gathered = held_as("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
@@ -253,6 +269,7 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         beside=beside,
         widened=widened,
         host=home.host,
+        paged=paged,
         late_block=table + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params, table)) - peak,
         moments=moments,
         peak=peak,

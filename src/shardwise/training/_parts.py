@@ -43,6 +43,11 @@ class Recipe:
         return what in self.offload
 
     @property
+    def uses_host(self) -> bool:
+        """Whether anything may lie in the host's memory."""
+        return bool(self.offload) or self.optimizer.paged
+
+    @property
     def bucket_elements(self) -> float:
         """Elements of a bucket of gradients or weights: what the user set, else the framework's own."""
         return self.stack.settings.bucket_elements or self.stack.bucket_elements
@@ -190,7 +195,8 @@ class StageMemory(Generic[X]):
     """Bytes of one stage: what lives through the step, and the total at each moment.
 
     `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
-    until the next step, `late_block` what the allocator adds, `host` what lies in the host's memory for the rank.
+    until the next step, `late_block` what the allocator adds, `host` what lies in the host's memory for the rank,
+    `paged` optimizer state that may lie there, and is in none of the others.
     """
 
     weights: X
@@ -205,6 +211,7 @@ class StageMemory(Generic[X]):
     widened: X
     late_block: X
     host: X
+    paged: X
     moments: dict[MemoryMoment, X]
     peak: X
 
@@ -284,6 +291,11 @@ def owned(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
 def owned_states(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return bytes of optimizer state of a stage that single tensors decide, (dense, of experts)."""
     return _owned(parts, s, lambda e: e.dense_states), _owned(parts, s, lambda e: e.expert_states)
+
+
+def owned_pages(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+    """Return bytes of optimizer state of a stage in paged memory, (dense, of experts)."""
+    return _owned(parts, s, lambda e: e.dense_pages), _owned(parts, s, lambda e: e.expert_pages)
 
 
 def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:

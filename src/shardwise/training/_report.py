@@ -19,7 +19,7 @@ from shardwise.training import _headlines
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
-from shardwise.training._memory import StageMemory, device_bytes, reserved_bytes
+from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
 from shardwise.training._sizes import leaves, sizes_of
@@ -107,7 +107,12 @@ class TrainReport(Shown):
     @property
     def device_bytes(self) -> float:
         """What the device shows: reserved, the context and communicator buffers."""
-        return device_bytes(self.case.stack, self.evaluation.sizes, self.evaluation.reserved, self.case.workspace_bytes)
+        return self.evaluation.held + self.evaluation.resident
+
+    @property
+    def host_bytes(self) -> float:
+        """What lies in the host's memory for a device, pages included that pass through it."""
+        return self.memory.host + self.evaluation.moved
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -262,7 +267,7 @@ class TrainReport(Shown):
     @property
     def chance_to_fit(self) -> float:
         """Chance that measured over predicted bytes stays below what the device has."""
-        return self.case.memory_band.chance(self.verdict.limit_bytes / self.device_bytes)
+        return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.held)
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.

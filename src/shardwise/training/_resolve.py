@@ -188,6 +188,7 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
         notes.append(f"stage_layers {cut}: {q.model.num_layers} layers over {pieces} as {q.stack.name} cuts them")
     found.items += fine_tuning_problems(q.model, plan, q.job, q.stack).items
     notes += [] if found.items else tuning_notes(q.job, q.stack)
+    _paging_laws(q, plan, found)
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
     found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     found.items += domain_problems(plan, q.cluster.tiers[0].size)
@@ -215,6 +216,22 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> 
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
         found.add("updates_in_backward", True, rule, f"use --accumulation 1 (micro_batch {plan.micro_batch * count})")
+
+
+def _paging_laws(q: Question, plan: Plan, found: Problems) -> None:
+    """Record paged optimizers that no driver pages, and those whose state lies on the host already.
+
+    bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr).
+    """
+    name = q.job.optimizer
+    if not name.startswith("paged-"):
+        return
+    if q.cluster.device.vendor not in ("NVIDIA", "generic"):
+        rule = f"needs CUDA's managed memory, which {q.cluster.device.name} has not"
+        found.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}")
+    if "optimizer" in plan.offload:
+        rule = "pages states between device and host that offload keeps on the host"
+        found.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}, or leave optimizer out of offload")
 
 
 def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:

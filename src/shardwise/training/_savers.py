@@ -37,6 +37,10 @@ class AnsweredPlan(JudgedPlan, Protocol):
         """Bytes of the heaviest stage."""
 
     @property
+    def host_bytes(self) -> float:
+        """What lies in the host's memory for a device."""
+
+    @property
     def unlaunched(self) -> tuple[Problem, ...]:
         """What of the plan its framework cannot launch."""
 
@@ -95,7 +99,7 @@ def singles(report: AnsweredPlan) -> Iterator[Changes]:
     yield {"tile_mlp": 8}
     if plan.micro_batch > 1:
         yield {"micro_batch": plan.micro_batch // 2}
-    yield from ({"optimizer": name} for name in ("adam8bit", "adam4bit", "adafactor", "apollo"))
+    yield from ({"optimizer": name} for name in ("adam8bit", "paged-adam8bit", "adam4bit", "adafactor", "apollo"))
     yield {"updates_in_backward": True}
     yield {"precision": "bf16-pure"}
     for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
@@ -149,7 +153,7 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
         saved_bytes=report.device_bytes - found.device_bytes,
         added_seconds=found.step_seconds - report.step_seconds,
         device_bytes=found.device_bytes,
-        host_bytes=found.memory.host,
+        host_bytes=found.host_bytes,
         step_seconds=found.step_seconds,
         fits=found.fits,
         problem=str(new[0]) if new else "",

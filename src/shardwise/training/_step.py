@@ -161,12 +161,13 @@ def boundary_seconds(m: CostModel[X], z: PlanSizes[X], size: X, scattered: bool)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepJob(Generic[X]):
-    """What the step needs to know beside its blocks: schedule, message between stages, tied table."""
+    """What the step needs to know beside its blocks: schedule, message between stages, tied table, paging seconds."""
 
     schedule: Schedule
     send: X
     tied: bool
     tied_bytes: X
+    paging: X | float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +267,7 @@ def with_update(
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
     )
-    update = update_seconds(m, z, r, parts, stages)
+    update = update_seconds(m, z, r, parts, stages) + job.paging
     if job.tied:
         grads = grads + tied_seconds(m, z, job)
     overhead = 0 * z.pp + r.stack.step_overhead_seconds

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from shardwise.cost import constants
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, maximum, minimum, total
 from shardwise.ledger.op import Op, Weight
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
-from shardwise.plans import Moments
+from shardwise.plans import PAGED_ELEMENTS, Moments
 from shardwise.training._blocks import Elements
 from shardwise.training._offload import host_traffic, host_update_seconds
 from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states, trained
@@ -53,23 +54,31 @@ def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
 
 def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]], adapter: bool = False) -> Elements[X]:
     """Return parameters of the model, or of adapters, with the bytes of state that their single tensors decide."""
-    if not r.optimizer.by_tensor:
+    if not (r.optimizer.by_tensor or r.optimizer.paged):
         return found
     width = r.precision.state_bytes
 
-    def more(w: Weight[X], sides: tuple[X, X, X]) -> X:
+    def held(w: Weight[X], sides: tuple[X, X, X]) -> tuple[bool, X, X]:
+        """Whether a tensor is of experts, its bytes beyond those that grow with its elements, and those in pages."""
         moments = r.optimizer.matrix if w.kind == "matrix" else r.optimizer.other
-        held = tensor_bytes(moments, sides, width)
+        size = tensor_bytes(moments, sides, width)
         if w.kind == "embedding" and moments.small_width and r.stack.wide_embedding_moments:
-            held = moments.count * moments.small_width * sides[0]
-        return held - moments.element_bytes(width) * sides[0]
+            size = moments.count * moments.small_width * sides[0]
+        paged = above(sides[0], PAGED_ELEMENTS - 1, size, 0 * size) if r.optimizer.paged else 0 * size
+        return w.expert, size - moments.element_bytes(width) * sides[0], paged
 
-    states = [(w.expert, more(w, sides)) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
+    states = [held(w, sides) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
     zero = 0 * found.largest
+
+    def added(experts: bool, at: Literal[1, 2]) -> X:
+        return total((one[at] for one in states if one[0] is experts), zero)
+
     return replace(
         found,
-        dense_states=named(total((b for expert, b in states if not expert), zero), "states of single tensors"),
-        expert_states=named(total((b for expert, b in states if expert), zero), "states of single tensors, experts"),
+        dense_states=named(added(False, 1), "states of single tensors"),
+        expert_states=named(added(True, 1), "states of single tensors, experts"),
+        dense_pages=named(added(False, 2), "pages of states"),
+        expert_pages=named(added(True, 2), "pages of states, experts"),
     )
 
 
@@ -96,7 +105,7 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     p, o = r.precision, r.optimizer
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     hosted = r.offloads("optimizer")
-    one_pass = r.stack.optimizer_step == "fused" or o.by_tensor or hosted
+    one_pass = r.stack.optimizer_step == "fused" or o.own_kernel or hosted
     apart = 0.0 if one_pass else constants().rules.update_in_steps.accesses
     extra = apart * p.state_bytes
 
