@@ -30,7 +30,7 @@ def rows(tmp_path: Path, *lines: str) -> Path:
     ("line", "low", "high"),
     [
         ("ttft|0.04|s||5|arrivals=poisson; num_requests=200", 0.02, 0.08),
-        ("ttft_p99|0.04|s||5|arrivals=constant; num_requests=200; server-side times=1", 0.02, 0.08),
+        ("ttft_p99|0.04|s||5|arrivals=constant; num_requests=200; server-side times (before HTTP)", 0.02, 0.08),
         ("tpot|0.008|s||5|num_requests=200", 0.006, 0.012),
         ("request_latency_p90|0.8|s||5|num_requests=200", 0.6, 1.4),
         ("request_throughput|5|1/s||5|num_requests=400", 4.0, 6.0),
@@ -76,6 +76,28 @@ def test_gaps_between_tokens_are_not_the_time_per_token_of_a_request(tmp_path: P
     burst = "tpot|0.02|s||inf|num_requests=400; lengths=distribution_mean"
     request, gap = predicted(rows(tmp_path, burst, f"{burst}; source_metric=itl_mean"))
     assert gap < request
+
+
+def test_times_of_the_server_have_nothing_of_the_client(tmp_path: Path) -> None:
+    """A row whose notes say so in words is held against the server's first token, others against the client's."""
+    line = "ttft|0.04|s||5|num_requests=200"
+    client, server = predicted(rows(tmp_path, line, f"{line}; server-side times (before HTTP)"))
+    assert client - server == pytest.approx(8e-3)
+
+
+def test_requests_beside_the_rows_are_asked_one_by_one(tmp_path: Path) -> None:
+    """A row that names its run has the lengths and times of its requests; other runs and files do not count."""
+    head = "source,run,arrival_seconds,input_tokens,output_tokens,request_seconds"
+    text = f"{head}\nlab,a,100,200,1,0.1\nlab,a,110,6000,1,0.1\nlab,b,0,10,10,0.1\n"
+    (tmp_path / "requests_of_runs.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "other_requests.csv").write_text("arrival,prompt\n1,2\n", encoding="utf-8")
+    line = "lengths=distribution_mean; server-side times; per_request=lab"
+    path = rows(tmp_path, *(f"ttft_p{q}|0.04|s||5|{line} a" for q in (50, 99)), f"ttft|0.04|s||5|{line} c")
+    half, longest, drawn = predicted(path)
+    assert longest > 1.8 * half
+    assert drawn != pytest.approx(half, rel=0.01)
+    closed = rows(tmp_path, f"ttft_p99|0.04|s|1||{line} a")
+    assert predicted(closed) == [pytest.approx(longest, rel=1e-6)]
 
 
 def test_a_client_that_may_not_send_more_is_a_closed_loop(tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def test_work_and_time_are_conserved(name: str, share: float) -> None:
         assert sum(request.waits) == pytest.approx(request.queue_seconds, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["dense", "mla"])
+def test_who_comes_while_others_decode_waits_for_the_step_under_way(name: str) -> None:
+    """However long a sequence has decoded alone, and its context grown, a prompt starts with the next step."""
+    asked = workload(arrivals=Arrivals(kind="trace", times=(0.0, 3.0)), pairs=((64, 4000), (64, 10)), count=2)
+    report = answer(name, asked)
+    late, table = report.requests[0], report.table
+    context = 64 + 4000
+    assert late.arrival == 3.0
+    own = table.mixed(1, context, [(64, 0)])
+    assert late.ttft_seconds <= 2 * table.decode(1, context) + own
+
+
 def test_seeds_reproduce() -> None:
     """The same seed gives the same seconds to the last bit, another seed others."""
     first, again, other = (answer("dense", workload(10.0, seed=seed)) for seed in (1, 1, 2))

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Context:
         self.folder = folder
         self._entries = _model_entries(folder)
         self._rows = _device_rows(folder)
+        self._requests: dict[str, list[tuple[float, int, int]]] | None = None
         self._models = Known[Model]()
         self._devices = Known[tuple[Device, tuple[str, ...]]]()
 
@@ -78,6 +79,15 @@ class Context:
         if key not in model_names():
             raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
         return load_model(key)
+
+    def requests(self, run: str) -> Sequence[tuple[float, int, int]]:
+        """Return arrival in seconds, input and output tokens of each request of a run, empty where none are known.
+
+        A run is named by its source and its name in files *requests*.csv beside the rows.
+        """
+        if self._requests is None:
+            self._requests = _requests_of(self.folder)
+        return self._requests.get(run, ())
 
     def device(self, key: str) -> tuple[Device, tuple[str, ...]]:
         """Return the device of a key and what was assumed: the catalogue's, or one made from its datasheet row."""
@@ -123,6 +133,28 @@ def _device_rows(folder: Path) -> dict[str, dict[str, str]]:
             said = {k: v for k, v in row.items() if k and isinstance(v, str) and v.strip()}
             found[row["device"]] = {**found.get(row["device"], {}), **said}
     return found
+
+
+def _requests_of(folder: Path) -> dict[str, list[tuple[float, int, int]]]:
+    found: dict[str, list[tuple[float, int, int]]] = {}
+    for path in sorted(folder.glob("*requests*.csv")):
+        try:
+            rows = [*csv.DictReader(io.StringIO(read_csv_text(str(path)), newline=""))]
+            each = [(_run_of(row), float(row["arrival_seconds"]), *_lengths_of(row)) for row in rows]
+        except (InputError, csv.Error, KeyError, TypeError, ValueError):
+            continue
+        for run, arrival, asked, made in each:
+            if math.isfinite(arrival) and arrival >= 0 and asked >= 1:
+                found.setdefault(run, []).append((arrival, asked, max(made, 1)))
+    return {run: sorted(each) for run, each in found.items()}
+
+
+def _run_of(row: Mapping[str, str]) -> str:
+    return f"{row['source'].strip()} {row['run'].strip()}"
+
+
+def _lengths_of(row: Mapping[str, str]) -> tuple[int, int]:
+    return int(row["input_tokens"]), int(row["output_tokens"])
 
 
 def device_from_row(key: str, row: Mapping[str, str]) -> tuple[Device, tuple[str, ...]]:

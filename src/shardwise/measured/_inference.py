@@ -76,7 +76,8 @@ class InferenceRows:
         def ask() -> tuple[ServeReport, tuple[str, ...]]:
             base, assumed = self.predict(Record({**row, **cells}), context)
             prefill = _prefill_plan(record, base.case.model) if row is not record.row else None
-            return report_of(record, base, prefill), (*assumed, *record.assumed)
+            requests = context.requests(record.notes.get("per_request", ""))
+            return report_of(record, base, prefill, requests), (*assumed, *record.assumed)
 
         report, assumed = self._runs.of(key, ask)
         own = Record(record.row)

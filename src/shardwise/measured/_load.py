@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.cost import band_of
@@ -111,6 +112,27 @@ def _count(record: Record, arrivals: Arrivals) -> int:
     return max(min(stated or usual, max(_MOST, arrivals.users)), arrivals.users, 1)
 
 
+def replayed(record: Record, asked: Workload, requests: Sequence[tuple[float, int, int]]) -> Workload:
+    """Return the workload of a row asked request by request, as these came: arrival, input and output tokens of each.
+
+    Users of a closed loop take them in turn.
+    """
+    if not requests:
+        return asked
+    record.assume(f"{len(requests)} requests one by one, as they stand beside the rows")
+    closed = asked.arrivals.kind == "closed"
+    start = requests[0][0]
+    times = tuple(arrival - start for arrival, *_ in requests)
+    return replace(
+        asked,
+        arrivals=asked.arrivals if closed else Arrivals(kind="trace", times=times),
+        pairs=tuple((prompt, made) for _, prompt, made in requests),
+        input_tokens=Length(mean=sum(prompt for _, prompt, _ in requests) / len(requests)),
+        output_tokens=Length(mean=sum(made for *_, made in requests) / len(requests)),
+        count=len(requests),
+    )
+
+
 def workload_of(record: Record, replicas: int, context: int) -> Workload:
     """Return the requests that a row states, over contexts of so many tokens; raises `InputError` for too little."""
     at_once = record.text("request_rate").lower() in _AT_ONCE
@@ -142,7 +164,9 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     )  # fmt: skip
 
 
-def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeReport:
+def report_of(
+    record: Record, base: InferReport, prefill: Plan | None, requests: Sequence[tuple[float, int, int]] = ()
+) -> ServeReport:
     """Return the simulated run of a row on the deployment that the row states, with a pool for prompts or none."""
     case, device = base.case, base.case.cluster.device
     limits = limits_of(case.engine.name, device)
@@ -167,7 +191,7 @@ def report_of(record: Record, base: InferReport, prefill: Plan | None) -> ServeR
     # What ran fitted the steps of an engine that does not cut prompts, beside all that may decode.
     tokens = job.max_batched_tokens or policy.step_tokens
     whole = tokens - job.max_sequences if policy.mixed and not policy.chunked else context
-    asked = workload_of(record, case.plan.dp, min(context, whole))
+    asked = replayed(record, workload_of(record, case.plan.dp, min(context, whole)), requests)
     beside = asked.longest[0] + asked.arrivals.users + _SPARE
     if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
         record.taken("whole_prompts")
@@ -235,7 +259,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         }[metric]
     else:
         value = report.latencies[metric][quantile]
-        if metric in ("ttft", "e2e") and "server-side" not in " ".join(record.notes) + " ".join(record.notes.values()):
+        if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
             record.taken("client")
             value += read("engines.toml")["load"]["client_seconds"]
     headline, known = _headline(report, metric, quantile), conditions_of(report, quantile)

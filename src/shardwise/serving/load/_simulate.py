@@ -348,7 +348,7 @@ class Scheduler:
             until = min(self.pending[0].ready if self.pending else math.inf, self.horizon) - self.now
             if until < steps * seconds:
                 every = self.policy.receive_steps
-                after = self.unseen + max(1, math.ceil(until / seconds))
+                after = self.unseen + table.steps_within(until, count, context)
                 steps = min(steps, -(-after // every) * every - self.unseen)
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)

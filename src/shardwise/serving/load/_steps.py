@@ -10,6 +10,7 @@ of time appears. Interpolated steps are within 1 % of `step_cost` (tests/serving
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -139,6 +140,16 @@ class StepTable:
     def decode(self, count: int, context: float) -> float:
         """Return seconds of a step of `count` decoding sequences at a mean context."""
         return self._rest[count] + self._decode_attention(count, context)
+
+    def steps_within(self, seconds: float, count: int, context: float) -> int:
+        """Return how many decode steps from a context on reach so far; each is longer than the one before."""
+        steps = max(1, math.ceil(seconds / self.decode(count, context)))
+        while steps > 1:
+            fewer = max(1, math.ceil(seconds / self.decode(count, context + (steps - 1) / 2)))
+            if fewer >= steps:
+                break
+            steps = fewer
+        return steps
 
     def _prefill_attention(self, new: int, past: int) -> float:
         key = (new, past >> 6)
