@@ -73,8 +73,6 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
         ("megatron", {"notes": "tp-comm-overlap"}, "overlap_tensor", True),
         ("megatron", {"notes": "1F1B overlap"}, "overlap_experts", "always"),
-        ("megatron-bridge", {"compute_dtype": "fp8"}, "gather_bytes", 1.0),
-        ("megatron-bridge", {"compute_dtype": "mxfp8"}, "gather_bytes", 0.0),
     ],
 )  # fmt: skip
 def test_cells_change_what_a_stack_does(stack: str, row: dict[str, str], field: str, value: object) -> None:
@@ -88,6 +86,10 @@ def test_notes_say_what_the_user_set() -> None:
     row = {"recompute": "selective", "recompute_detail": "per-op SAC", "notes": "optimizer in backward"}
     settings = adjusted(TABLE, find_stack("fsdp2"), row).settings
     assert (settings.keeps_products, settings.updates_in_backward) == (True, True)
+    stored = [
+        adjusted(TABLE, find_stack("megatron-bridge"), {"compute_dtype": word}).settings for word in ("fp8", "mxfp8")
+    ]
+    assert [(s.fp8_recipe, s.fp8_param_gather) for s in stored] == [("", True), ("mxfp8", True)]
 
 
 def test_habits_belong_to_old_frameworks() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Block, Model, load_model, model_names
 from shardwise.ops.blocks import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Settings, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.training import Options, train
 from shardwise.training._blocks import checkpoints
 
 STACKS = ("megatron", "megatron-scores", "transformers", "transformers-eager")
@@ -69,3 +71,58 @@ def test_a_recomputed_activation_reads_the_narrow_copy(name: str) -> None:
         sizes = [float(tensor_bytes(keep(block_ops(y, block, model.hidden), again).kept)) for y in (plain, narrow)]
         tensors = keep(block_ops(plain, block, model.hidden)).kept
         assert sizes[0] - sizes[1] == sum(t.size_bytes for t in tensors if t.name.endswith(".up")) / 2
+
+
+def saved(dtype: str, recipe: str = "", **more: Any) -> float:
+    """Return what a layer of Llama-3.1-8B keeps for a sequence of 4,096 tokens under Megatron-Core, in bytes."""
+    model, stack = load_model("llama-3.1-8b"), replace(find_stack("megatron"), settings=Settings(fp8_recipe=recipe))
+    work: TokenBatch[Any] = TokenBatch(B=1, S=4096, context=0, dtype=dtype)
+    y = lay_out(replace(ONE, tp=more.get("tp", 1)), work, LayoutOptions(stack=stack, sequence_parallel="tp" in more))
+    return kept(y, model, model.layers[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "width", "proj"),
+    [("fp8", "delayed", 1, 1), ("fp8", "tensorwise", 1, 0), ("fp8", "blockwise", 1 + 4 / 128, 0),
+     ("fp8", "mxfp8", 1 + 1 / 32, 0), ("fp4", "", 0.5 + 1 / 16, 0)],
+)  # fmt: skip
+def test_narrow_products_save_what_they_multiplied(dtype: str, recipe: str, width: float, proj: float) -> None:
+    """Inputs of qkv, gate and up, and down are kept as their recipe scales them; that of out as attention keeps it."""
+    T, D, F = 4096, 4096, 14336
+    assert saved(dtype, recipe) - saved("bf16") == T * (2 * D + F) * (width - 2) + proj * T * D
+
+
+def test_nvfp4_keeps_a_gathered_norm_twice() -> None:
+    """Under sequence parallelism both copies of a norm's output in NVFP4 stay, by rows and by columns."""
+    T, D, F = 4096, 4096, 14336
+    assert saved("fp4", tp=2) - saved("bf16", tp=2) == T * D * (1.125 - 2) + T * F / 2 * (0.5625 - 2)
+
+
+def test_a_recomputed_unit_makes_its_narrow_copies_again() -> None:
+    """A layer that runs again keeps its input alone, a feed-forward that does its norm's output in 16 bits."""
+    model, stack = load_model("llama-3.1-8b"), find_stack("megatron")
+    sizes = {}
+    for dtype in ("bf16", "fp8"):
+        y = lay_out(ONE, TokenBatch(B=1, S=4096, context=0, dtype=dtype), LayoutOptions(stack=stack))
+        ops = block_ops(y, model.layers[0], model.hidden)
+        units = (checkpoints("full", ()), checkpoints("none", ("mlp",)), checkpoints("none", ("layernorm",)))
+        sizes[dtype] = [float(tensor_bytes(keep(ops, unit).kept)) for unit in units]
+    assert [b - a for a, b in zip(sizes["bf16"], sizes["fp8"], strict=True)] == [0, -4096 * 4096, -4096 * 14336]
+
+
+@pytest.mark.parametrize(
+    ("device", "recipe", "stored", "more"),
+    [("h100", "tensorwise", False, 2), ("h100", "tensorwise", True, 0), ("b200", "tensorwise", False, 1),
+     ("b200", "tensorwise", True, -1), ("b200", "mxfp8", False, 2.0625), ("h100", "blockwise", False, 2)],
+)  # fmt: skip
+def test_weights_of_narrow_products_have_copies(device: str, recipe: str, stored: bool, more: float) -> None:
+    """A second, turned copy before Blackwell, one by rows and one by columns in blocks; none beside narrow weights."""
+    model = load_model("llama-3.1-8b")
+    stack = replace(find_stack("megatron"), settings=Settings(fp8_recipe=recipe, fp8_param_gather=stored))
+    held = [
+        train(model, Cluster.parse(f"8x{device}"), Plan(tp=8), Training(seq_len=4096, global_batch=1, precision=p),
+              Options(stack=stack)).memory.weights
+        for p in ("bf16", "fp8")
+    ]  # fmt: skip
+    matrices = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) // 8
+    assert held[1] - held[0] == more * matrices

@@ -13,7 +13,7 @@ from shardwise.models import load_model
 from shardwise.ops.blocks import block_ops, loss
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import Options, TrainReport, comm, train
 
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
@@ -134,8 +134,11 @@ def test_replicas_of_whole_nodes_take_more_of_compute_than_those_of_one_rank_a_n
 
 def test_weights_gathered_in_8_bits_are_half_the_message() -> None:
     """Megatron-Bridge's recipes in fp8 gather sharded weights as they are multiplied: half the bytes of 16 bits."""
-    stacks = [replace(find_stack("megatron-bridge"), gather_bytes=b) for b in (0.0, 1.0)]
-    wide, narrow = (comm(load_model("llama-2-7b"), CLUSTER, FSDP, JOB, Options(stack=s)).axes["dp"] for s in stacks)
+    stack, job = find_stack("megatron-bridge"), replace(JOB, precision="fp8")
+    stacks = [replace(stack, settings=Settings(fp8_param_gather=stored)) for stored in (False, True)]
+    cluster = Cluster.parse("16xh100-sxm-80gb")
+    plan = replace(FSDP, dp=16)
+    wide, narrow = (comm(load_model("llama-2-7b"), cluster, plan, job, Options(stack=s)).axes["dp"] for s in stacks)
     assert narrow.bytes_per_step < wide.bytes_per_step
     assert narrow.hidden_seconds < wide.hidden_seconds
 

@@ -328,7 +328,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
     precision = case.job.precision or case.stack.precision
-    tree["mixed_precision"] = _MIXED.get(precision.removesuffix("-grads16"), precision)
+    word = _MIXED.get(precision.removesuffix("-grads16"), precision)
+    tree["mixed_precision"] = word.format(_SCALED[case.stack.settings.fp8_recipe or "tensorwise"])
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
     tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
     tree["dataset"] = {"seq_length": case.job.seq_len}
@@ -342,9 +343,12 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 # Switches that a recipe may have on.
 _SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
-_PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32")
+_PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32",
+               "fp8_recipe", "fp8_param_gather", "fp4_param_gather")  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp4": "bf16_with_nvfp4_mixed"}
-_MIXED |= {"fp8": "bf16_with_fp8_current_scaling_mixed"}
+_MIXED |= {"fp8": "bf16_with_{}_mixed"}
+_SCALED = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling", "mxfp8": "mxfp8"}
+_SCALED |= {"blockwise": "fp8_subchannel_scaling"}
 
 
 def _peft(job: Training) -> dict[str, Any]:

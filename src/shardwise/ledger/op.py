@@ -60,7 +60,8 @@ class Tensor(Generic[X]):
 
     `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
     from outside and drops what is born within. `product` marks what the last product of a feed-forward keeps.
-    `read_for` says which gradient of the operator that keeps it reads it.
+    `read_for` says which gradient of the operator that keeps it reads it. A copy in fewer bits is `made_in` the region
+    of the product that made it, and `born` with what it was made of.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Tensor(Generic[X]):
     read_for: Gradient = "either"
     fleeting: bool = False
     """Freed with its graph before the operator ends: autograd saves it, and nothing reads it in backward."""
+    made_in: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,8 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
         for tensor in (*op.saves, *(op.reads if unit else ())):
             if tensor.fleeting:
                 continue
-            makers = [u for u in units if tensor.born and u.holds(tensor.born)]
+            made = [region for region in (tensor.born, tensor.made_in) if region]
+            makers = [u for u in units if any(map(u.holds, made))]
             again = bool(makers) and (unit in makers or makers[0].discards_output)
             if again and tensor.name not in saved:
                 # Made again on the way, and read by no gradient.

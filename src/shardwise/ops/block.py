@@ -30,9 +30,10 @@ from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
 from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
-from shardwise.ops.feed_forward import mlp, quantised
+from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
 from shardwise.ops.layout import Layout, Shape, matmul
+from shardwise.ops.narrow import quantised, quantised_inputs
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned
@@ -95,7 +96,8 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     >>> [op.name for op in block_ops(y, model.layers[0], model.hidden)][:3]
     ['norm1', 'qkv', 'attention']
     """
-    ops = list(tuned(y, [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)]))
+    own = tuned(y, [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)])
+    ops = list(quantised_inputs(y, own))
     for index, other in enumerate(block.also, start=1):
         ops += (_apart(op, f"also{index}") for op in block_ops(y, other, D))
     for other in block.idle:

@@ -44,7 +44,17 @@ from shardwise.plans._plan import (
     distinct_shardings,
     find_sharding,
 )
-from shardwise.plans._precision import DTYPES, Precision, Widths, find_precision, precision_names, precision_to_toml
+from shardwise.plans._precision import (
+    DTYPES,
+    SCALINGS,
+    NarrowScaling,
+    Precision,
+    Widths,
+    find_precision,
+    find_scaling,
+    precision_names,
+    precision_to_toml,
+)
 from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
@@ -94,6 +104,7 @@ __all__ = [
     "QUANTILES",
     "RECOMPUTES",
     "REFERENCES",
+    "SCALINGS",
     "SCHEDULES",
     "SHARDINGS",
     "SHIFTS",
@@ -113,6 +124,7 @@ __all__ = [
     "LossKernel",
     "Metric",
     "Moments",
+    "NarrowScaling",
     "Objective",
     "Optimizer",
     "Partition",
@@ -144,6 +156,7 @@ __all__ = [
     "find_optimizer",
     "find_precision",
     "find_rules",
+    "find_scaling",
     "find_sharding",
     "find_stack",
     "groups",

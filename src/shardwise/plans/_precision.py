@@ -83,6 +83,34 @@ def _recipe(name: str) -> Precision:
     return Precision(name=name, **_table()["recipes"][name])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NarrowScaling:
+    """What a recipe of products of fewer than 16 bits keeps, in bytes an element: the keys of precisions.toml."""
+
+    input_bytes: float
+    gathered_bytes: float
+    weight_bytes: float
+    turned_bytes: float
+    gather_bytes: float
+    keeps_attention: bool
+    source: str
+
+
+SCALINGS = ("delayed", "tensorwise", "blockwise", "mxfp8")
+"""Recipes of 8 bits by Megatron-LM's words; products of 4 bits have NVFP4's."""
+
+
+@cache
+def find_scaling(compute: str, recipe: str = "") -> NarrowScaling | None:
+    """Return how products of a type are scaled, one scale a tensor where nothing is said; None from 16 bits on.
+
+    >>> find_scaling("fp8", "mxfp8").input_bytes, find_scaling("fp4").input_bytes, find_scaling("bf16")
+    (1.03125, 0.5625, None)
+    """
+    names = {"fp8": recipe or "tensorwise", "fp4": "nvfp4"}
+    return NarrowScaling(**_table()["scaling"][names[compute]]) if compute in names else None
+
+
 def _preset(name: str) -> Precision:
     """Return the recipe of a preset: weights and activations as narrow as it says, gradients and states in fp32."""
     widths = DTYPES[name]

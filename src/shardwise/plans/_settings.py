@@ -6,6 +6,8 @@ from dataclasses import fields
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
+from shardwise.plans._laws import one_of
+from shardwise.plans._precision import SCALINGS
 from shardwise.records import dataclass
 
 LossKernel: TypeAlias = Literal[
@@ -49,6 +51,10 @@ class Settings:
     """Bits of the kept input of its activation."""
     mlp_product_bits: int = 0
     """Bits of the kept input of its last product."""
+    fp8_recipe: str = ""
+    """How products of 8 bits are scaled, one of `SCALINGS`; empty: one scale a tensor, found anew."""
+    fp8_param_gather: bool = False
+    """Weights of products of fewer than 16 bits are stored, and gathered, in those bits."""
     partition_activations: bool = False
     """Checkpoints of full recompute are split over the tensor-parallel ranks (ZeRO-R, arXiv:1910.02054 section 6.1)."""
     bucket_elements: float = 0.0
@@ -104,6 +110,8 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 found.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
         self._rollout_problems(found)
+        if self.fp8_recipe and self.fp8_recipe not in SCALINGS:
+            found.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
         if self.loss and self.loss not in LOSSES:
             found.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
         if isinstance(self.tile_mlp, bool) or not isinstance(self.tile_mlp, int) or self.tile_mlp < 1:

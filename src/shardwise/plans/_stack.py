@@ -84,6 +84,10 @@ class Stack:
     """Recompute ends at the last saved tensor."""
     recompute_steps: tuple[tuple[str, ...], ...]
     """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
+    saves_quantised: bool
+    """A product of fewer than 16 bits saves the copy of its input that it multiplied, not the input."""
+    copies_weights: bool
+    """Copies of weights that narrow products multiply last from a micro-batch to the next."""
     keeps_gathered: bool
     """The buffer of a gathered sequence is kept."""
     regathers_inputs: bool
@@ -142,8 +146,6 @@ class Stack:
     """Sharded weights are gathered one by one, not by layers."""
     bucket_elements: float
     """Size of a bucket of gradients, and of one of weights, where its user sets none."""
-    gather_bytes: float
-    """Width in which sharded weights are gathered (0: that of compute's input)."""
     scatter_bytes: float
     """Width in which sharded gradients are reduced (0: that of the gradients)."""
     gather_copy_bytes: float

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from shardwise.plans._jobs import OBJECTIVES, REFERENCES, TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
+from shardwise.plans._precision import SCALINGS
 from shardwise.plans._settings import LOSSES, ROLLOUTS
 from shardwise.plans._tuning import ADAPTERS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
@@ -208,6 +209,8 @@ SETTINGS: tuple[Field, ...] = (
     _job("mlp_input_bits", "whole", "bits of the input of its first GEMM", most=32),
     _job("activation_input_bits", "whole", "bits of the input of its activation", most=32),
     _job("mlp_product_bits", "whole", "bits of the input of its last GEMM", most=32),
+    _job("fp8_recipe", "choice", "how 8-bit GEMMs are scaled; left out, tensorwise", choices=SCALINGS),
+    _job("fp8_param_gather", "switch", "store and gather weights of narrow GEMMs in their bits"),
     _job("partition_activations", "switch", "split checkpoints over the tensor-parallel ranks (ZeRO-R)"),
     _job(
         "optimizer_in_backward",

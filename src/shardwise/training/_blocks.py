@@ -14,6 +14,7 @@ from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.flops import RECOMPUTED
+from shardwise.ops.narrow import is_narrow
 from shardwise.ops.overlap import CostModel, host_late, host_passes, merge, messages, slowed_passes
 from shardwise.records import dataclass
 
@@ -133,6 +134,13 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X
     )
 
 
+def narrow_elements(ops: Sequence[Op[X]], zero: X) -> X:
+    """Return the elements of the matrices of products of fewer than 16 bits, on one rank."""
+    return total(
+        (w.elements for o in ops if is_narrow(o) for w in o.weights if w.kind == "matrix" and not w.adapter), zero
+    )
+
+
 def tensor_sides(ops: Sequence[Op[X]]) -> dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]]:
     """Return (elements, rows, columns) of the tensors by (of experts, matrices); joint GEMMs are of several."""
     found: dict[tuple[bool, bool], list[tuple[X, X, X]]] = {}
@@ -189,6 +197,8 @@ class BlockCost(Generic[X]):
     model_flops: X
     adapters: Elements[X] | None = None
     frozen: Frozen[X] | None = None
+    narrow: X | float = 0
+    """Parameters that products of fewer than 16 bits multiply, frozen ones too."""
     gradient_shapes: dict[str, X] = field(default_factory=dict)
     behind_pair: dict[str, X] = field(default_factory=dict)
     """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
@@ -284,6 +294,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),
+        narrow=narrow_elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
         + total((again[id(o)] * o.flops for o in ops if id(o) in again), zero),
         model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),

@@ -60,6 +60,7 @@ class TrainingCase:
             copies=int(reference_of(self.job, self.stack.reference) == "copy"),
             critics=int(self.objective.critic and not self.job.adapter),
             scorings=self.scorings,
+            turns_weights=family_of(self.cluster.device) in ("hopper", "ada"),
         )
 
     @property

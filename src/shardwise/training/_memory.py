@@ -104,14 +104,16 @@ def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], states: t
 
 def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) of a stage on a rank, those of frozen weights too."""
+    layers = total((n * k.narrow for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * s.count)
+    narrow = held_as("weights", r.narrow_bytes * layers, "weights in fewer bits", STATE) if r.narrow_bytes else 0.0
     each = [state_bytes(own, z, owned(some, s), owned_states(some, s)) for own, some in trained(r, parts)]
     if not parts.tuned:
-        return each[0]
+        return each[0][0] + narrow, *each[0][1:]
     weights, gradients, optimizer = (total(column) for column in zip(*each, strict=True))
     dense, expert = frozen_bytes(parts, s)
     if r.shards_weights:
         dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
-    return weights + held_as("weights", dense + expert, "frozen weights", STATE), gradients, optimizer
+    return weights + held_as("weights", dense + expert, "frozen weights", STATE) + narrow, gradients, optimizer
 
 
 def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
-from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_sharding
+from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
 from shardwise.training._sizes import PlanSizes
@@ -24,6 +24,7 @@ class Recipe:
     copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
     share of a step that it takes longer than a run tuned for a record. `copies` are frozen copies of all weights beside
     them, `critics` models as large that train beside, `scorings` passes over a batch without gradients.
+    `turns_weights` says that narrow products take a turned copy of a weight for the input gradient.
     """
 
     precision: Precision
@@ -37,6 +38,27 @@ class Recipe:
     copies: int = 0
     critics: int = 0
     scorings: int = 0
+    turns_weights: bool = False
+
+    @property
+    def narrow_bytes(self) -> float:
+        """Bytes an element that the weights of narrow products take beyond those of the recipe; 0 of wide ones.
+
+        Their copies last from the first micro-batch on (TransformerEngine pytorch/module/base.py quantize_weight,
+        is_first_microbatch), but for sharded weights; they are the weights themselves where those are stored so.
+        """
+        settings = self.stack.settings
+        scaling = find_scaling(self.precision.compute, settings.fp8_recipe)
+        if scaling is None or not self.stack.copies_weights or self.shards_weights or self.precision.weight_bytes < 2:
+            return 0.0
+        copies = scaling.turned_bytes if self.turns_weights else scaling.weight_bytes
+        return copies - self.precision.weight_bytes * settings.fp8_param_gather
+
+    @property
+    def narrow_gather_bytes(self) -> float:
+        """Bytes of an element of weights that are stored in fewer than 16 bits when they travel; 0 of others."""
+        scaling = find_scaling(self.precision.compute, self.stack.settings.fp8_recipe)
+        return scaling.gather_bytes if scaling and self.stack.settings.fp8_param_gather else 0.0
 
     def offloads(self, what: str) -> bool:
         """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""

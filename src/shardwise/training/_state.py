@@ -69,7 +69,7 @@ def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMess
 
 def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    w = r.stack.gather_bytes or r.precision.activation_bytes
+    w = r.narrow_gather_bytes or r.precision.activation_bytes
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
@@ -100,7 +100,7 @@ def updates(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessag
 def _updated(r: Recipe, parts: ModelBlocks[X], s: Stages[X], tensor: str) -> tuple[StateMessage[X], StateMessage[X]]:
     """Return what hands the new weights of one class of parameters to all copies."""
     verb: Verb = "broadcast" if r.stack.broadcasts_weights else "all_gather"
-    dense, expert = _whole_stage(parts, s, verb, r.precision.weight_bytes, tensor)
+    dense, expert = _whole_stage(parts, s, verb, r.narrow_gather_bytes or r.precision.weight_bytes, tensor)
     if r.splits_replicas:
         dense, expert = replace(dense, group="shard"), replace(expert, group="expert_shard")
     if not r.stack.broadcasts_weights:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
-from shardwise.plans import LossKernel, Plan, Settings, Stack, Training, find_stack
+from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
 
 _OPTIMIZERS = {
     "adam": "adam",
@@ -209,7 +209,17 @@ def _settings(r: Reader) -> Settings:
         separate_weight_gradients=not r.flag("gradient_accumulation_fusion"),
         attention_mask=r.flag("create_attention_mask_in_dataloader"),
         optimizer_instances=r.count("num_distributed_optimizer_instances"),
+        fp8_recipe=_fp8_recipe(r) if precision(r).startswith("fp8") else "",
+        fp8_param_gather=r.flag("fp8_param_gather") or r.flag("fp4_param_gather"),
     )
+
+
+def _fp8_recipe(r: Reader) -> str:
+    """Return how products of 8 bits are scaled; a recipe of its user's own is read as Megatron-LM's default."""
+    word = r.word("fp8_recipe", *SCALINGS, "custom")
+    if word == "custom":
+        r.assume(f"{r.option('fp8_recipe')} {word}: read as {SCALINGS[0]}")
+    return word if word in SCALINGS else SCALINGS[0]
 
 
 def _loss(r: Reader, base: Stack) -> LossKernel:

@@ -81,8 +81,8 @@ def export(case: ExportCase) -> Exported:
     name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
     notes = ("data, tokenizer, learning rate and checkpoints are yours to add, passed on from the script's own",)
     version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
-    files, launch = {name: script(case, words)}, f"bash {shlex.quote(name)}"
-    return Exported(system="Megatron-LM", version=version, files=files, notes=notes, launch=launch)
+    files = {name: script(case, words)}
+    return Exported(system="Megatron-LM", version=version, files=files, notes=notes, launch=f"bash {shlex.quote(name)}")
 
 
 def arguments(case: ExportCase) -> list[str]:
@@ -290,9 +290,8 @@ def _plan(p: Plan, m: Model) -> Words:
         "--num-distributed-optimizer-instances": p.dp // p.shard if p.shard > 1 else None,
         **dict.fromkeys(("--optimizer-cpu-offload", "--use-precision-aware-optimizer"), "optimizer" in p.offload),
     }
-    words |= _SHARDINGS.get(p.sharding, {})
-    words |= {"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {}
-    return words | _pieces(p, len(m.mtp)) | _recompute(p)
+    words |= _SHARDINGS.get(p.sharding, {}) | _pieces(p, len(m.mtp)) | _recompute(p)
+    return words | ({"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {})
 
 
 def _pieces(p: Plan, mtp: int) -> Words:
@@ -331,7 +330,10 @@ def _job(case: ExportCase) -> Words:
     }
     if p.vpp > 1 and count % p.pp:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
-    return words | _PRECISIONS.get(job.precision or case.stack.precision, {})
+    words |= _PRECISIONS.get(job.precision or case.stack.precision, {})
+    own, narrow = case.stack.settings, next((word[:5] for word in words if word.endswith("-format")), "")
+    more: Words = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
+    return words | more | ({f"{narrow}-param-gather": own.fp8_param_gather} if narrow else {})
 
 
 def _stack(case: ExportCase) -> Words:

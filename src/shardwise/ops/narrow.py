@@ -1,0 +1,103 @@
+"""What backward reads in fewer bits: copies that a user asks for, and inputs of products of fewer than 16 bits.
+
+Sources: copies of a feed-forward ActNN, arXiv:2104.14129, per tensor, scales not counted; products
+`[scaling]` of plans/precisions.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shardwise.ledger.number import X, total
+from shardwise.ledger.op import Op, Tensor
+from shardwise.ops.layout import Layout, memory_op
+from shardwise.plans import NarrowScaling, find_scaling
+
+
+def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X]) -> int:
+    """Return the bits in which a tensor that a feed-forward's operator keeps is kept, 0 as it is.
+
+    The input of the first product, of the activation, or of the last product; what routing keeps stays as it is.
+    """
+    s = y.stack.settings
+    if tensor.product:
+        return s.mlp_product_bits
+    return {"activation": s.activation_input_bits, "up": s.mlp_input_bits}.get(op.role, 0)
+
+
+def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[Op[X], ...]:
+    """Return the operators of a feed-forward that keep narrow copies, after one that makes them.
+
+    Each copy reads the tensor and writes its bits forward, reads them and writes the tensor backward.
+    """
+    copies: dict[str, Tensor[X]] = {}
+    moved: list[X] = []
+    found = []
+    for op in ops:
+        saves, reads = [], {t.name: t for t in op.reads}
+        for tensor in op.saves:
+            bits = bits_of(y, op, tensor)
+            name = f"{tensor.name}, {bits} bits"
+            if not bits:
+                saves.append(tensor)
+                continue
+            born = "mlp" if tensor.name == source.name else tensor.born
+            narrow = Tensor(name=name, size_bytes=tensor.size_bytes * (bits / (8 * y.a)), born=born)
+            if name not in copies:
+                moved.append(tensor.size_bytes + narrow.size_bytes)
+            copies[name] = narrow
+            saves.append(narrow)
+            # An operator that is recomputed reads the copy, where what makes the tensor is not recomputed with it.
+            if tensor.name in reads and tensor.name != source.name:
+                reads[tensor.name] = narrow
+        found.append(replace(op, saves=tuple(saves), reads=tuple(reads.values())))
+    if not copies:
+        return ops
+    both = total(moved)
+    return (*found, memory_op(y, "mlp.quantise", "mlp", (both, both), kernels=len(copies)))
+
+
+def is_narrow(op: Op[X]) -> bool:
+    """Return whether an operator is a product of fewer than 16 bits with weights of its own."""
+    product = op.kind in ("matmul", "grouped") and op.role not in ("router", "head")
+    return (
+        product and find_scaling(op.dtype) is not None and any(w.kind == "matrix" and not w.adapter for w in op.weights)
+    )
+
+
+def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
+    """Return operators whose narrow products save the copies that they multiplied, each its own.
+
+    What another operator keeps for itself it keeps as before; an output that a product behind it alone would read goes.
+    """
+    ops = tuple(ops)
+    scaling = find_scaling(y.work.dtype, y.stack.settings.fp8_recipe)
+    if scaling is None or y.work.phase != "train" or not y.stack.saves_quantised:
+        return ops
+    copied = {op.name: _copies(y, op, scaling) for op in ops if is_narrow(op)}
+    gone = {name for copies in copied.values() for name in copies}
+    found = []
+    for op in ops:
+        own = copied.get(op.name, {})
+        kept = (
+            own.get(t.name, t)
+            for t in op.saves
+            if t.name in own or op.kind in ("matmul", "grouped") or t.read_for != "weight" or t.name not in gone
+        )
+        found.append(replace(op, saves=tuple(kept)))
+    return tuple(found)
+
+
+def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling) -> dict[str, Tensor[X]]:
+    """Return the copies that a product keeps of what it would save for its weight gradient, by the name of that."""
+    if op.role == "out" and op.region == "attention" and scaling.keeps_attention:
+        return {}
+    again = op.split == "outputs" and y.choices.sequence_parallel
+
+    def copy(t: Tensor[X]) -> Tensor[X]:
+        width = scaling.gathered_bytes if again and t.born.startswith("norm") else scaling.input_bytes
+        name, size = f"{op.name}: {t.name} as multiplied", t.size_bytes * (width / y.a)
+        return replace(t, name=name, size_bytes=size, made_in=op.region)
+
+    return {t.name: copy(t) for t in op.saves if t.read_for == "weight"}
