@@ -6,7 +6,7 @@ import pytest
 
 from accuracy.published import Published
 from shardwise.hardware import Cluster, find_device
-from shardwise.measured._engines import engine_of
+from shardwise.measured._frameworks import engine_of
 from shardwise.measured._record import Record
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving

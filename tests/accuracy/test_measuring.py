@@ -15,7 +15,7 @@ from accuracy.measuring.tables import Tables
 from accuracy.published import KINDS
 from shardwise.hardware import find_device
 from shardwise.measured import validate
-from shardwise.measured._files import kind_of
+from shardwise.measured._run import kind_of
 
 ROOT = Path(__file__).parents[2]
 CPU = find_device("cpu-epyc-zen4-2core").device

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost._load import record
 from shardwise.cost._records import AttentionTable, Family, Gemm, ReplicaMessages
-from shardwise.cost._tables import constants, stored
+from shardwise.cost._tables import constants, record, stored
 
 HOPPER = stored()["hopper"]
 

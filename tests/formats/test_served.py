@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import _yaml
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import Keys, table
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving

@@ -14,7 +14,7 @@ from measured_rows import INFERENCE, TRAINING, only, published, write
 from shardwise.errors import InputError
 from shardwise.measured import KINDS, Comparison, Context, FileKind, Record, examples, fits_of, rules, summary, validate
 from shardwise.measured._context import network_bytes_per_second, used_domain
-from shardwise.measured._files import kind_of
+from shardwise.measured._run import kind_of
 
 DEVICE = {
     "device": "x900-sxm-64gb", "full_name": "NVIDIA X900", "memory_bytes": "68719476736",

@@ -13,7 +13,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.models import FIELDS, Model, load_model, model_names
-from shardwise.models._load import catalogue
+from shardwise.models._model import catalogue
 
 TINY = {
     "model_type": "llama",

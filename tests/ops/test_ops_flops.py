@@ -11,8 +11,7 @@ from ops.helpers import golden
 from shardwise.errors import InputError
 from shardwise.models import Attention, load_model, model_from_config
 from shardwise.ops import CONVENTIONS, active_parameters, count_flops, count_parameters, train_flops
-from shardwise.ops.count import lines, whole_layout
-from shardwise.ops.flops import RECOMPUTED
+from shardwise.ops.count import RECOMPUTED, lines, whole_layout
 from shardwise.plans import RECOMPUTES
 
 RUNS: list[dict[str, Any]] = golden("flops")["runs"]

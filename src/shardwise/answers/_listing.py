@@ -1,4 +1,4 @@
-"""What is in the catalogues: models and devices, many in a table or one with its sources."""
+"""What is known by name: models, devices and data types, many in a table or one with its sources."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.answers._answer import Answer, nothing_found
+from shardwise.answers._converters import fail
 from shardwise.answers._files import one_to_write, write_text
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
+from shardwise.errors import InputError
 from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, offers
 from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model, model_names
-from shardwise.models._load import all_models, find
+from shardwise.models._model import all_models, find
 from shardwise.ops import count_parameters
+from shardwise.plans import DTYPES, find_precision, precision_names, precision_to_toml
+from shardwise.serving import cache_names, find_format, format_names
 from shardwise.units import show_bytes, show_count
 from shardwise.user_catalogue import find_own
 
@@ -223,8 +227,10 @@ def _one_device(page: Page, name: str) -> None:
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
-    """Return the answer of `shardwise models` and of `shardwise devices`."""
+    """Return the answer of `shardwise models`, of `shardwise devices` and of `shardwise dtypes`."""
     inputs.problems.raise_if_any()
+    if inputs.command == "dtypes":
+        return dtypes_answer(inputs, width)
     search, what = inputs.get("search", ""), inputs.command
     names = search_models(search) if what == "models" else search_devices(search)
     if not names:
@@ -237,3 +243,109 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return Answer(0, lambda: {what: [device_record(name) for name in names]}, lambda: devices_page(names, width))
     show = model_record if len(names) == 1 else model_row
     return Answer(0, lambda: {what: [show(name) for name in names]}, lambda: models_page(names, width))
+
+
+def dtypes_answer(inputs: Inputs, width: int) -> Answer:
+    """Return the answer of `shardwise dtypes`."""
+    search = inputs.get("search", "")
+    rows = search_dtypes(search)
+    if not rows:
+        return nothing_found("dtypes", search, tuple(dict.fromkeys(row["name"] for row in search_dtypes())))
+    if "write" in inputs.values:
+        _write_recipe(inputs.values["write"], search, rows)
+    return Answer(0, lambda: {"dtypes": rows}, lambda: dtypes_page(rows, width))
+
+
+def _write_recipe(path: str, search: str, rows: list[dict[str, Any]]) -> None:
+    """Write one recipe of training as a file of the user's catalogue."""
+    found = [row for row in rows if row["kind"] == "training"]
+    if len(found) != 1:
+        rule = f"needs one recipe of training, and {len(found)} match {search!r}"
+        raise fail("write", path, rule, "name one, such as bf16")
+    write_text(path, precision_to_toml(find_precision(found[0]["name"])))
+
+
+_HEADS = {
+    "training": "RECIPES OF TRAINING, bytes of each copy of a parameter (--precision)",
+    "weights": "FORMATS OF SERVED WEIGHTS (--weights)",
+    "cache": "FORMATS OF THE KEY-VALUE CACHE (--kv-cache)",
+    "preset": "PRESETS OF BITS (--dtype)",
+}
+_COLUMNS = {
+    "training": ("compute", "weight", "activation", "gradient", "master", "state", "embedding"),
+    "weights": ("bits", "bytes", "scope", "group", "compute"),
+    "cache": ("bytes",),
+    "preset": ("weights", "activations", "embedding"),
+}
+
+
+def search_dtypes(search: str = "") -> list[dict[str, Any]]:
+    """Return a record of every data type whose name holds the words; an exact name is meant alone.
+
+    >>> [(row["kind"], row["bytes"]) for row in search_dtypes("nvfp4")]
+    [('weights', 0.5625), ('cache', 0.5625)]
+    """
+    rows = [*_recipes(), *_formats(), *_caches(), *_presets()]
+    exact = [row for row in rows if row["name"] == search.strip().lower()]
+    return exact or [row for row in rows if all(word in row["name"] for word in search.lower().split())]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    found = []
+    for name in precision_names():
+        if name in DTYPES:
+            continue
+        precision = find_precision(name)
+        widths = {key.removesuffix("_bytes"): value for key, value in asdict(precision).items() if "_bytes" in key}
+        own = {"source": precision.note} if precision.note else {}
+        found.append({"kind": "training", "name": name, "compute": precision.compute, **widths, **own})
+    return found
+
+
+def _formats() -> list[dict[str, Any]]:
+    rows = []
+    for name in format_names():
+        form = find_format(name)
+        more = {"bits": form.bits, "bytes": form.bytes, "scope": form.scope, "group": form.group}
+        rows.append(
+            {"kind": "weights", "name": name, **more, "compute": form.compute or "16 bits", "source": form.source}
+        )
+    return rows
+
+
+def _caches() -> list[dict[str, Any]]:
+    return [{"kind": "cache", "name": name, "bytes": size} for name, size in cache_names().items()]
+
+
+def _presets() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, widths in DTYPES.items():
+        trains = True
+        try:
+            find_precision(name)
+        except InputError:
+            trains = False
+        rows.append({"kind": "preset", "name": name, **widths._asdict(), "trains": trains})
+    return rows
+
+
+def dtypes_page(rows: Sequence[dict[str, Any]], width: int = 80) -> Page:
+    """Return data types as one table for each kind."""
+    page = Page(width)
+    for kind, head in _HEADS.items():
+        chosen = [row for row in rows if row["kind"] == kind]
+        if not chosen:
+            continue
+        page.add((head, "bold"))
+        columns = _COLUMNS[kind]
+        table = [["name", *columns], *([row["name"], *(_cell(row[c]) for c in columns)] for row in chosen)]
+        page.table(table, right=tuple(range(1, len(columns) + 1)), header=True, indent=0)
+        if len(chosen) == 1 and chosen[0].get("source"):
+            page.note(str(chosen[0]["source"]), "dim")
+        page.blank()
+    page.add(("`shardwise dtypes NAME --write FILE` writes a recipe of training to change", "dim"))
+    return page
+
+
+def _cell(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

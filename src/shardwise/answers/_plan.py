@@ -15,6 +15,6 @@ def answer(inputs: Inputs, width: int) -> Answer:
     check_files(inputs)
     what = inputs.get("what")
     if what not in ("infer", "serve"):
-        what = "scaling" if "scaling" in inputs.values else "tuning" if tunes(inputs) else "train"
+        what = "tuning" if "scaling" not in inputs.values and tunes(inputs) else "train"
     found: Answer = import_module(f"shardwise.answers._plan_{what}").answer(inputs, width)
     return found

@@ -115,7 +115,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return load_page(found, words(shown) if shown is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
-        from shardwise.answers._plots_load import front_figure
+        from shardwise.answers._plots_serving import front_figure
 
         return front_figure(found)
 

@@ -21,7 +21,13 @@ from shardwise.plans.fields import meant
 from shardwise.records import dataclass
 
 # Commands that are answered by a module of another name.
-_HOMES = {"models": "_listing", "devices": "_listing", "schema": "_reference", "completion": "_reference"}
+_HOMES = {
+    "models": "_listing",
+    "devices": "_listing",
+    "dtypes": "_listing",
+    "schema": "_reference",
+    "completion": "_reference",
+}
 _NOT_SAVED = ("json", "width", "config", "save", "help", "plot", "timeline")
 
 

@@ -30,7 +30,7 @@ _WORDS = {"train": ("recompute", "sharding", "schedule"), "infer": ()}
 _FORMATS = (("weights", "fp8"), ("weights", "int4"), ("kv_cache", "fp8"))
 
 
-def answer(inputs: Inputs, width: int) -> Answer:
+def moved(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `--sensitivity`."""
     if inputs.command == "serve":
         inputs.fail("sensitivity", True, "is of one plan, and serve simulates a load", "ask it of infer")
@@ -62,7 +62,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return made
 
     def draw() -> Figure:
-        from shardwise.answers._plots_vary import tornado_figure
+        from shardwise.answers._plots_search import tornado_figure
 
         return tornado_figure(effects, name, seconds, title_of([base]))
 

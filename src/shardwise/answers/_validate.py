@@ -39,7 +39,7 @@ def _given(inputs: Inputs) -> dict[str, str]:
     """Return what the launch of a training or of a server says, by the columns of rows that may leave it blank."""
     from shardwise.answers._from import read, variables
     from shardwise.formats import import_server, starts_server
-    from shardwise.models._load import find
+    from shardwise.models._model import find
 
     try:
         if starts_server(inputs.values["from"]):

@@ -37,7 +37,6 @@ from shardwise.cost._kernels import (
     seen_pairs,
     tiled_parts,
 )
-from shardwise.cost._load import changes, record
 from shardwise.cost._network import (
     EngineReduce,
     HostRates,
@@ -78,12 +77,14 @@ from shardwise.cost._records import DECODE_PARTS, CollectiveFit, ExpertsFit, Gem
 from shardwise.cost._replicas import Beside, beside_of
 from shardwise.cost._tables import (
     bandwidth_of,
+    changes,
     completed,
     constants,
     family_of,
     family_with,
     last_cache_bytes,
     matmul_row,
+    record,
     stored,
 )
 from shardwise.cost._tiles import ELEMENT_BYTES, MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from functools import cache
 
-from shardwise.cost._load import record
-from shardwise.cost._tables import constants
+from shardwise.cost._tables import constants, record
 from shardwise.files import own_table
 from shardwise.records import dataclass
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from shardwise.cost._load import record
 from shardwise.cost._records import AttentionFit, Gemm
-from shardwise.cost._tables import constants, family_of
+from shardwise.cost._tables import constants, family_of, record
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import dataclass

@@ -1,12 +1,16 @@
-"""What an importer hands back: a case, and what became of every word of the file that it came from."""
+"""What an importer hands back, what became of every word of its file, and reading the keys of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
@@ -103,3 +107,143 @@ class Around:
 
 PLAIN = Around()
 """A file alone."""
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Return the table of a system: what it was checked against, keys that are read, silent, or left out and why."""
+    return own_table(__file__, name)
+
+
+def top_level(text: str) -> frozenset[str]:
+    r"""Return the keys that stand at the left edge of a YAML file, by which a system is known.
+
+    >>> sorted(top_level("base_model: a\nfsdp_config:\n  x: 1"))
+    ['base_model', 'fsdp_config']
+    """
+    return frozenset(re.findall(r"(?m)^([A-Za-z_][\w.-]{0,80})[ \t]*:", text))
+
+
+MOST_WHOLE = 10**15
+_KINDS: dict[type, str] = {list: "a list", type(None): "null", str: "a text", bool: "true or false"}
+_KINDS |= {int: "a number", float: "a number"}
+
+
+class Keys:
+    """The settings of one file, by dotted path, with a record of what was read.
+
+    >>> keys = Keys({"zero_optimization": {"stage": 2}}, "deepspeed.toml")
+    >>> keys.whole("zero_optimization.stage", least=0), [r.meaning for r in keys.understood()]
+    (2, ['sharding'])
+    """
+
+    def __init__(self, tree: Mapping[str, Any], name: str, source: str = "settings") -> None:
+        if not isinstance(tree, Mapping):
+            held = _KINDS.get(type(tree), "a single value")
+            rule = f"must hold an object of keys and values, and holds {held}"
+            raise InputError([Problem("file", source, rule, 'write for example {"train_batch_size": 64}')])
+        check_tree(tree, source, "file")
+        self.table = table(name)
+        self.values = dict(flat_keys(tree))
+        self.problems = Problems()
+        self.assumed: list[str] = []
+
+    def raw(self, path: str) -> Any:
+        """Return a value, or None where there is none, or the program that reads the file fills it in."""
+        value = self.values.get(path)
+        return None if value == "auto" else value
+
+    def fail(self, path: str, rule: str, remedy: str) -> None:
+        """Record a problem of a key."""
+        value = self.values.get(path)
+        self.problems.add(path, plain(value), rule, remedy)
+
+    def whole(self, path: str, least: int = 1, rest: bool = False) -> int | None:
+        """Return a whole number, or None where there is none or -1 stands for the rest."""
+        value = self.raw(path)
+        if value is None or (value == -1 and rest):
+            return None
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and least <= value <= MOST_WHOLE and value == int(value):
+            return int(value)
+        most = f" and at most {MOST_WHOLE}" if number and value > MOST_WHOLE else ""
+        self.fail(path, f"must be a whole number of at least {least}{most}", "write a whole number")
+        return None
+
+    def flag(self, path: str) -> bool | None:
+        """Return a truth value, or None where there is none."""
+        value = self.raw(path)
+        if isinstance(value, str) and value.lower() in ("true", "false", "yes", "no"):
+            return value.lower() in ("true", "yes")
+        if value is not None and not isinstance(value, bool):
+            self.fail(path, "must be true or false", "write true or false")
+            return None
+        return value
+
+    def word(self, path: str) -> str:
+        """Return a word in lower case, empty where there is none."""
+        value = self.raw(path)
+        return "" if value is None else str(value).lower()
+
+    def understood(self) -> tuple[Reading, ...]:
+        """Return what set something; a value that the reader of the file fills in is said so."""
+        read = self.table["read"]
+        return tuple(Reading(argument=p, value=plain(v), meaning=read[p]) for p, v in self.values.items() if p in read)
+
+    def ignored(self) -> tuple[Reading, ...]:
+        """Return what is left out of account, with the reason."""
+        found = []
+        for path, value in self.values.items():
+            reason = next((r["because"] for r in self.table["reasons"].values() if _matches(path, r["keys"])), "")
+            if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
+                found.append(Reading(argument=path, value=plain(value), meaning=reason))
+        return tuple(found)
+
+    def silent(self) -> tuple[str, ...]:
+        """Return the keys that change neither bytes nor seconds."""
+        return tuple(path for path in self.values if self._known(path) == "silent")
+
+    def unknown(self) -> tuple[Reading, ...]:
+        """Return the keys that the system does not have."""
+        said = f"not a setting of {self.table['checked']['system']}"
+        return tuple(
+            Reading(argument=path, value=plain(value), meaning=said)
+            for path, value in self.values.items()
+            if not self._known(path)
+        )
+
+    def case(self, source: str, **fields: Any) -> Imported:
+        """Return a case of these settings with what became of each; raises `InputError` with everything wrong."""
+        self.problems.raise_if_any()
+        return Imported(
+            system=self.table["checked"]["system"],
+            version=self.table["checked"]["version"],
+            source=source,
+            understood=self.understood(),
+            assumed=tuple(self.assumed),
+            ignored=self.ignored(),
+            silent=self.silent(),
+            unknown=self.unknown(),
+            **fields,
+        )
+
+    def _known(self, path: str) -> str:
+        if path in self.table["read"]:
+            return "read"
+        if any(_matches(path, r["keys"]) for r in self.table["reasons"].values()):
+            return "reasons"
+        return "silent" if _matches(path, self.table["silent"]["keys"]) else ""
+
+
+def _matches(path: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def flat_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested settings by dotted path."""
+    for key, value in tree.items():
+        inner = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flat_keys(value, inner)
+        else:
+            yield inner, value

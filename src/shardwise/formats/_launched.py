@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.formats._imported import Reading
-from shardwise.formats._keys import table
+from shardwise.formats._imported import Reading, table
 from shardwise.models import load_model
 from shardwise.records import dataclass
 from shardwise.shell import Budget, commands_of

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._keys import table
-from shardwise.models._load import catalogue
+from shardwise.formats._imported import table
+from shardwise.models._model import catalogue
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
 from shardwise.serving import InferReport, checkpoint_format

@@ -12,10 +12,9 @@ from typing import Any
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, Found, canonical, plan_changes, refuse, untold
-from shardwise.formats._imported import Around, Imported
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import Around, Imported, Keys, table
 from shardwise.models import Model, load_model
-from shardwise.models._load import catalogue, find
+from shardwise.models._model import catalogue, find
 from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, rank_of
 from shardwise.records import dataclass
 from shardwise.units import counted

@@ -13,8 +13,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, bounded, cut
 from shardwise.files import check_tree
-from shardwise.formats import _yaml
-from shardwise.formats._keys import Keys
+from shardwise.formats._imported import Keys
 
 MOST_DEPTH = 32
 MOST_CHARACTERS = 4000
@@ -152,7 +151,7 @@ def value_of(text: str) -> Any:
     from shardwise.errors import InputError
 
     try:
-        return _yaml.parse(f"value: {text}")["value"]
+        return parse(f"value: {text}")["value"]
     except InputError:
         return text
 

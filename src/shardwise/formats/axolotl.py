@@ -12,8 +12,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
 
 _TABLE = "axolotl.toml"

@@ -13,8 +13,7 @@ from typing import Any
 
 from shardwise.files import parse_json
 from shardwise.formats._exported import ExportCase, Exported, changed, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
 
 _TABLE = "deepspeed.toml"

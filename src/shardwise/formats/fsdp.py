@@ -12,8 +12,7 @@ from typing import Any
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, canonical_plan, changed, plan_changes, refuse, untold
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, shard_of
 
 _TABLE = "fsdp.toml"

@@ -13,10 +13,9 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
 from shardwise.models import MLP, Attention, Model, model_from_config
-from shardwise.models._load import catalogue
+from shardwise.models._model import catalogue
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
 
 _TABLE = "nanotron.toml"

@@ -20,14 +20,13 @@ from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported, Found, job_changes, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, flat_keys, table, top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron import _job, _model, _plan, _write
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import Given, arguments, by_name, facts
 from shardwise.models import Model, load_model
-from shardwise.models._load import catalogue, find
+from shardwise.models._model import catalogue, find
 from shardwise.plans import Training, rank_of
 
 _TABLE = "nemo.toml"

@@ -22,10 +22,9 @@ from shardwise.formats._exported import (
     refuse,
     untold,
 )
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
 from shardwise.models import Model, load_model
-from shardwise.models._load import catalogue
+from shardwise.models._model import catalogue
 from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, Training, find_rules, find_stack, shard_of
 from shardwise.plans.schedules import RULES
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table, top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table, top_level
 from shardwise.models import Model, load_model
 from shardwise.plans import Recompute, Stack, Training, find_stack, rank_of, shard_of
 

@@ -15,8 +15,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.files import YAML_BYTES, below, parse_json, read_text
 from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, table
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
 

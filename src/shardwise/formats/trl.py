@@ -9,8 +9,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, transformers
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, top_level
 from shardwise.plans import Training, rank_of
 
 _TABLE = "transformers.toml"

@@ -16,7 +16,7 @@ from shardwise import files
 from shardwise.errors import Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
-from shardwise.formats._keys import flat_keys
+from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, check, hub_name, proposer, refuse, written
 from shardwise.serving import InferReport

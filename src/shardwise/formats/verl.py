@@ -15,8 +15,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported
-from shardwise.formats._keys import Keys, flat_keys, table, top_level
+from shardwise.formats._imported import PLAIN, Around, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats.megatron import _job, _plan
 from shardwise.formats.megatron._reader import Reader

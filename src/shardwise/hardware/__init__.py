@@ -2,8 +2,8 @@
 
 from shardwise.hardware._catalogue import Lookup, device_names, device_to_toml, find_device, load_device
 from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
-from shardwise.hardware._cluster import Cluster, build_cluster, part_of
 from shardwise.hardware._device import Device, Fact, Tier, find_link
+from shardwise.hardware._parse import Cluster, build_cluster, part_of
 
 __all__ = [
     "COMMITMENTS",

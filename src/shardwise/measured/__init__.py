@@ -23,14 +23,23 @@ from shardwise.measured._comparison import (
     summary,
 )
 from shardwise.measured._context import Context, cluster_of
-from shardwise.measured._engines import engine_named
-from shardwise.measured._files import USUAL, FileKind, Predictor, Table, read_table
-from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
+from shardwise.measured._frameworks import Framework, engine_named, framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, Rule, read, refuse, rules, words
-from shardwise.measured._run import INFERENCE, KINDS, TRAINING, Validation, compared, validate
-from shardwise.measured._training import Predicted, TrainingQuestion, TrainingRows, question_of, report_of
-from shardwise.measured._training_metrics import WEIGHTY
+from shardwise.measured._run import (
+    INFERENCE,
+    KINDS,
+    TRAINING,
+    USUAL,
+    FileKind,
+    Predictor,
+    Table,
+    Validation,
+    compared,
+    read_table,
+    validate,
+)
+from shardwise.measured._training import WEIGHTY, Predicted, TrainingQuestion, TrainingRows, question_of, report_of
 
 __all__ = [
     "BY",

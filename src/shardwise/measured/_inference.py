@@ -9,7 +9,7 @@ from shardwise.errors import InputError, Known
 from shardwise.hardware import Cluster, Device, Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._context import Context
-from shardwise.measured._engines import FIXED, engine_of, narrows_cache, served_step_tokens
+from shardwise.measured._frameworks import FIXED, engine_of, narrows_cache, served_step_tokens
 from shardwise.measured._inference_metrics import interval_of, value_of
 from shardwise.measured._load import metric_of, predicted, report_of, under_load
 from shardwise.measured._record import Record, refuse, words

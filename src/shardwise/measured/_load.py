@@ -13,7 +13,7 @@ from dataclasses import replace
 from shardwise.cost import band_of
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
-from shardwise.measured._engines import release
+from shardwise.measured._frameworks import release
 from shardwise.measured._record import Record, read, refuse
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload

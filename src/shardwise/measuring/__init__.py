@@ -18,8 +18,18 @@ from shardwise.measuring._clock import (
     torch_dtype,
     values,
 )
-from shardwise.measuring._device import COPIES, SHAPES, Measurement, constants_name, device_of, measurements_csv, timed
-from shardwise.measuring._machine import Machine, catalogue_key, describe
+from shardwise.measuring._device import (
+    COPIES,
+    SHAPES,
+    Machine,
+    Measurement,
+    catalogue_key,
+    constants_name,
+    describe,
+    device_of,
+    measurements_csv,
+    timed,
+)
 
 __all__ = [
     "COPIES",

@@ -2,7 +2,6 @@
 
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE, Projection
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
-from shardwise.models._load import model_names
 from shardwise.models._mixers import (
     Attention,
     CompressedAttention,
@@ -14,7 +13,7 @@ from shardwise.models._mixers import (
     State,
     TokenCache,
 )
-from shardwise.models._model import Model, load_model, model_from_config, model_from_sizes
+from shardwise.models._model import Model, load_model, model_from_config, model_from_sizes, model_names
 from shardwise.models._recurrent import (
     GatedDelta,
     LightningAttention,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
+from shardwise.errors import InputError, Problem
+from shardwise.files import read_json
 from shardwise.models._architecture import Architecture
 from shardwise.models._importer import Part, architecture_from_config
-from shardwise.models._load import found_architecture
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Item, Shown
 from shardwise.records import dataclass
 from shardwise.units import counted
+from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -106,3 +111,149 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
     'gated false: two products and biases, as GPT has; gated models have three'
     """
     return Model.of(architecture_from_sizes(sizes))
+
+
+_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
+
+
+def found_architecture(
+    name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+) -> Architecture:
+    """Return what `load_model` loads."""
+    word = os.fspath(name_or_path)
+    own = find_own("models", word)
+    if own is not None:
+        return _from_own(own, overrides, part)
+    found = find(word)
+    if found is not None:
+        return _from_catalogue(found, overrides)
+    path = os.path.expanduser(word)
+    if os.path.exists(path) or word.endswith(".json"):
+        return _from_path(path, overrides, part)
+    return _from_hub(word, overrides, part)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the catalogue and of the user's, sorted.
+
+    >>> "llama-3.1-70b" in model_names()
+    True
+    """
+    return tuple(sorted({*catalogue(), *(own.name for own in own_files("models"))}))
+
+
+def all_models() -> dict[str, dict[str, Any]]:
+    """Return every entry by name, the user's in place of those of the catalogue with the same name."""
+    own = own_files("models")
+    return {**catalogue(), **_own_entries(own)} if own else catalogue()
+
+
+@cache
+def _own_entries(files: tuple[OwnFile, ...]) -> dict[str, dict[str, Any]]:
+    return {file.name: {"config": _own_config(file), "source": file.path} for file in files}
+
+
+def _own_config(file: OwnFile) -> Any:
+    """Return the configuration in a user's file: the file, or its `config` beside a source and the like."""
+    content = _read(file.path)
+    nested = isinstance(content, dict) and isinstance(content.get("config"), dict) and "model_type" not in content
+    return content["config"] if nested else content
+
+
+def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+    config = _own_config(file)
+    if isinstance(config, dict) and "model_type" not in config:
+        return _from_sizes(file, {**config, **(overrides or {})})
+    return architecture_from_config(config, name=file.name, overrides=overrides, notes=(note_of(file),), part=part)
+
+
+def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Architecture:
+    """Return the model of a file that states sizes alone, without a family."""
+    model = architecture_from_sizes(sizes)
+    return replace(model, name=file.name, assumptions=(note_of(file), *model.assumptions))
+
+
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields.
+
+    `also` are other names of a model, `beside` the parts that the release has beside this language model.
+    """
+    with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
+        return cast(dict[str, dict[str, Any]], json.load(file))
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Every way to say a name -> the name."""
+    index = {plain(hub): name for name, entry in catalogue().items() for hub in _spellings(entry)}
+    return index | {plain(name): name for name in catalogue()}
+
+
+def _spellings(entry: Mapping[str, Any]) -> list[str]:
+    """Return other names of a model: hub ids, with an underscore for the slash too, and their last parts."""
+    hubs: list[str] = entry.get("hub", [])
+    said = [word for hub in hubs for word in (hub, hub.replace("/", "_"), hub.rpartition("/")[2])]
+    return said + [word for also in entry.get("also", []) for word in (also, also.replace("/", "_"))]
+
+
+def find(word: str) -> str | None:
+    """Return the catalogue name that a word means, or None; tuned variants share the sizes of their base."""
+    lower = word.lower()
+    if lower in catalogue():
+        return lower
+    index = _index()
+    if plain(lower) in index:
+        return index[plain(lower)]
+    for ending in _TUNED:
+        if lower.endswith(ending) and plain(lower.removesuffix(ending)) in index:
+            return index[plain(lower.removesuffix(ending))]
+    return None
+
+
+def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Architecture:
+    entry = catalogue()[name]
+    notes = [f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", [])]
+    if "beside" in entry:
+        notes.append(f"only the language model is counted, without its {entry['beside']}")
+    return architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+
+
+def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+    folder = os.path.isdir(path)
+    file = os.path.join(path, "config.json") if folder else path
+    if folder and os.path.isfile(os.path.join(path, "model_index.json")):
+        raise _fail(path, "holds a diffusion pipeline (model_index.json), which is not understood")
+    if not os.path.isfile(file):
+        raise _fail(path, "holds no config.json" if folder else "is not a file")
+    name = os.path.basename(file)
+    named_by_folder = name == "config.json"
+    stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
+    return architecture_from_config(_read(file), name=stem, overrides=overrides, part=part)
+
+
+def _read(file: str) -> Any:
+    # Python writes the limits of a time step as Infinity, which JSON does not have.
+    return read_json(file, "model", constants=True)
+
+
+def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+    if word.count("/") != 1 or not all(word.split("/")):
+        raise _fail(word, "is neither a catalogue name, a path nor a hub id")
+    try:
+        from huggingface_hub import hf_hub_download  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise _fail(word, "is not in the catalogue, and huggingface_hub is not installed to look further") from None
+    try:
+        file = hf_hub_download(word, "config.json")
+    except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
+        raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
+    return architecture_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
+
+
+def _fail(word: str, rule: str) -> InputError:
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = get_close_matches(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
+    close = f" such as {', '.join(near)}" if near else ""
+    return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{close}")])

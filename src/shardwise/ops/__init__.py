@@ -1,7 +1,16 @@
 """The ledgers: what each operator of a model costs on one rank."""
 
-from shardwise.ops.count import active_parameters, count_parameters, parameters_by_component, prediction_parameters
-from shardwise.ops.flops import CONVENTIONS, Convention, count_flops, forward_flops, train_flops
+from shardwise.ops.count import (
+    CONVENTIONS,
+    Convention,
+    active_parameters,
+    count_flops,
+    count_parameters,
+    forward_flops,
+    parameters_by_component,
+    prediction_parameters,
+    train_flops,
+)
 
 __all__ = [
     "CONVENTIONS",

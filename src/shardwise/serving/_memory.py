@@ -19,11 +19,12 @@ from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
-from shardwise.serving._draft import draft_caches, draft_weights
 from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
+    draft_caches,
+    draft_weights,
     live_bytes,
     step_ledger,
     table_bytes,

@@ -13,7 +13,7 @@ from shardwise.ledger.op import Op
 from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
-from shardwise.ops.flops import RECOMPUTED
+from shardwise.ops.count import RECOMPUTED
 from shardwise.ops.narrow import is_narrow
 from shardwise.ops.overlap import CostModel, host_late, host_passes, merge, messages, slowed_passes
 from shardwise.records import dataclass

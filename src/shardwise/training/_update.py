@@ -22,7 +22,7 @@ from shardwise.training._stages import Stages
 def tensor_bytes(moments: Moments, sides: tuple[X, X, X], width: float) -> X:
     """Return the bytes that an optimizer keeps of one tensor: `sides` are its elements, rows and columns.
 
-    The columns of a vector are 1. Sources stand beside the optimizers (plans/_optimizers.py).
+    The columns of a vector are 1. Sources stand beside the optimizers (plans/_precision.py).
     """
     n, rows, columns = sides
     if moments.factored:
