@@ -25,7 +25,7 @@ from shardwise.search import (
     upto,
 )
 from shardwise.search._remedies import broken_law, neighbours, report_on
-from shardwise.search._sensitivity import OVERHEAD, RATES, _trained, moved_seconds
+from shardwise.search._sensitivity import CONSTANTS, crossing, moved_replicas, moved_steps, with_constant
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
 
@@ -248,8 +248,29 @@ def test_replicas_alike_are_one_row() -> None:
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_constants_moved_as_one_column_give_what_they_give_one_by_one(kind: str) -> None:
-    """Seconds with a rate or an overhead moved are those of the plan on such hardware."""
-    report = _found(kind).best[0]
-    moves = [(name, factor) for name in (*RATES, OVERHEAD) for factor in (0.6, 1.0, 1.7)]
-    one_by_one = [_trained(name, report, factor).step_seconds for name, factor in moves]
-    assert moved_seconds(report, moves) == pytest.approx(one_by_one, rel=1e-12)
+    """Seconds of several plans with a rate or an overhead moved are those of each plan on such hardware."""
+    reports = _found(kind).best[:4]
+    moves = [(name, factor) for name in CONSTANTS for factor in (0.6, 1.0, 1.7)]
+    for report, seconds in zip(reports, moved_steps(reports, moves), strict=True):
+        one_by_one = [with_constant(report, name, factor).step_seconds for name, factor in moves]
+        assert seconds == pytest.approx(one_by_one, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by_one(kind: str) -> None:
+    """Deployments in two formats with a rate or an overhead moved are those of `infer` on such hardware."""
+    on, job = Cluster.parse("8xh100-sxm-80gb"), Serving(input_tokens=512, output_tokens=64)
+    reports = plan_serving(MODELS[kind], on, job, ServingSpace(weights=("bf16", "fp8"))).best[:4]
+    moves = [(name, factor) for name in CONSTANTS for factor in (0.6, 1.0, 1.7)]
+    for report, moved in zip(reports, moved_replicas(reports, moves), strict=True):
+        for (name, factor), column in zip(moves, moved, strict=True):
+            alone = with_constant(report, name, factor)
+            for field in ("ttft_seconds", "tpot_seconds", "request_seconds"):
+                assert getattr(column, field) == pytest.approx(getattr(alone, field), rel=1e-12)
+
+
+def test_the_factor_at_which_a_plan_overtakes_is_found() -> None:
+    """Where a gap jumps below zero the factor is within a thousandth of the jump, where it is smooth it is exact."""
+    jump = crossing(lambda factors: [1.0 if f > 0.9 else -1.0 for f in factors], 0.5)
+    assert jump == pytest.approx(0.9, rel=1e-3)
+    assert crossing(lambda factors: [1 / f - 0.8 for f in factors], 1.5) == pytest.approx(1.25, rel=1e-7)

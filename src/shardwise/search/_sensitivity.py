@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier
-from shardwise.plans import Training
+from shardwise.plans import Plan, Training
 from shardwise.records import dataclass
 from shardwise.search._result import loss_of
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult
     from shardwise.search._training import TrainingResult
     from shardwise.serving import InferReport
+    from shardwise.serving._case import ServingCase
     from shardwise.training import TrainingCase, TrainReport
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
-_STEPS = 40
 # Share of the objective below which two plans are the same.
 _ROUNDING = 1e-9
-# Of the logarithm of a factor: more digits than are shown.
-_CLOSE = 1e-5
+# Of the logarithm of two factors between which the gap is taken as a line: more digits are right than are shown.
+_CLOSE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,36 +143,95 @@ def stacked(values: Sequence[Any]) -> Any:
     return np.array(values, np.float64) if differ else first
 
 
-def moved_seconds(report: TrainReport, moves: Sequence[tuple[str, float]]) -> list[float]:
-    """Return seconds of a step of a training plan with each of some constants moved, all as one column."""
-    from shardwise.training import sizes_of, sizes_of_columns, stages_of
+Moves = Sequence[tuple[str, float]]
+
+
+def _grouped(reports: Sequence[Any], alike: Callable[[Any], object]) -> list[list[int]]:
+    """Return the places of the reports that can be evaluated as one column."""
+    found: dict[object, list[int]] = {}
+    for place, report in enumerate(reports):
+        found.setdefault(alike(report), []).append(place)
+    return list(found.values())
+
+
+def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float]]:
+    """Return seconds of a step of each training plan with each of some constants moved, plans alike as columns."""
+    from shardwise.search._remedies import columns_of, structure
     from shardwise.training._evaluate import machine_of, step_of
 
-    case = report.case
-    cases = [_moved_case(name, case, factor) for name, factor in moves]
-    if len(moves) == 1:
-        z: Any = sizes_of(case.plan, case.job.global_batch, case.domains)
-        return [float(step_of(cases[0], z, stages_of(case), machine_of(cases[0], z.spans)).total)]
-    z = sizes_of_columns([case.plan] * len(moves), case.job.global_batch, case.domains)
-    machine = stacked([machine_of(one, z.spans) for one in cases])
-    one = replace(case, stack=stacked([moved.stack for moved in cases]))
-    seconds = step_of(one, z, stages_of(case), machine).total
-    return [float(value) for value in np.broadcast_to(seconds, len(moves))]
+    found: list[list[float]] = [[]] * len(reports)
+    machines: dict[TrainingCase, list[Any]] = {}
+    for places in _grouped(reports, lambda one: (replace(one.case, plan=Plan()), structure(one.plan))):
+        case, plans = reports[places[0]].case, [reports[place].plan for place in places for _ in moves]
+        z, stages = columns_of(case, plans)
+        cases = [_moved_case(name, case, factor) for name, factor in moves]
+        # Plans on the same devices meet the same machine but for where their groups lie.
+        kind = replace(case, plan=Plan(offload=case.plan.offload))
+        if kind not in machines:
+            machines[kind] = [machine_of(one, z.spans) for one in cases]
+        machine = replace(stacked(machines[kind] * len(places)), spans=z.spans)
+        one = replace(case, stack=stacked([moved.stack for moved in cases] * len(places)))
+        with np.errstate(all="ignore"):
+            seconds = np.broadcast_to(step_of(one, z, stages, machine).total, len(plans))
+        found = _dealt(found, places, seconds.reshape(len(places), -1).tolist())
+    return found
+
+
+def _dealt(found: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    given = dict(zip(places, values, strict=True))
+    return [given.get(place, one) for place, one in enumerate(found)]
+
+
+def _moved_serving(name: str, case: ServingCase, factor: float) -> ServingCase:
+    """Return a case of serving with one constant moved."""
+    if name == OVERHEAD:
+        engine = case.engine
+        times = {n: getattr(engine.host, n) * factor for n in ("step_seconds", "sequence_seconds")}
+        graphs = replace(engine.graphs, small_kernel_seconds=engine.graphs.small_kernel_seconds * factor)
+        return replace(case, engine=replace(engine, host=replace(engine.host, **times), graphs=graphs))
+    cluster, efficiencies = RATES[name]((case.cluster, case.efficiencies), factor)
+    return replace(case, cluster=cluster, efficiencies=efficiencies)
+
+
+def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[InferReport]]:
+    """Return each deployment with the seconds that it takes with each of some constants moved, as columns."""
+    from shardwise.serving._batch import evaluate
+    from shardwise.serving._cost_model import engine_cost_model
+    from shardwise.serving._sizes import sizes_of_columns
+
+    found: list[list[InferReport]] = [[]] * len(reports)
+    for places in _grouped(reports, lambda one: replace(one.case, plan=Plan(), job=replace(one.job, batch=1))):
+        case, several = reports[places[0]].case, [reports[place] for place in places for _ in moves]
+        plans, batches = [one.plan for one in several], [one.job.batch for one in several]
+        z = sizes_of_columns(case.model, plans, batches, case.domains, case.job)
+        cases = [_moved_serving(name, case, factor) for name, factor in moves]
+        costs = stacked([engine_cost_model(one, z) for one in cases] * len(places))
+        one = replace(case, engine=stacked([moved.engine for moved in cases] * len(places)))
+        with np.errstate(all="ignore"):
+            cost = evaluate(one, z, costs)
+        columns = (
+            np.broadcast_to(v, len(plans)).tolist()
+            for v in (cost.prefill.seconds, cost.decode.seconds, cost.request_seconds)
+        )
+        seen = [_retimed(report, *seconds) for report, *seconds in zip(several, *columns, strict=True)]
+        found = _dealt(found, places, [seen[i : i + len(moves)] for i in range(0, len(seen), len(moves))])
+    return found
+
+
+def _retimed(report: InferReport, prefill: float, decode: float, request: float) -> InferReport:
+    """Return a deployment whose batch takes other seconds."""
+    e = report.evaluation
+    passes = replace(e.prefill, seconds=prefill), replace(e.decode, seconds=decode)
+    return replace(report, evaluation=replace(e, request_seconds=request, prefill=passes[0], decode=passes[1]))
 
 
 def _served(name: str, report: InferReport, factor: float) -> InferReport:
     """Return a deployment with one constant moved."""
     from shardwise.serving import ServingOptions, infer
 
-    case = report.case
-    engine, cluster, efficiencies = case.engine, case.cluster, case.efficiencies
-    if name == OVERHEAD:
-        times = {n: getattr(engine.host, n) * factor for n in ("step_seconds", "sequence_seconds")}
-        graphs = replace(engine.graphs, small_kernel_seconds=engine.graphs.small_kernel_seconds * factor)
-        engine = replace(engine, host=replace(engine.host, **times), graphs=graphs)
-    else:
-        cluster, efficiencies = RATES[name]((cluster, efficiencies), factor)
-    return infer(case.model, cluster, report.plan, report.job, ServingOptions(engine=engine, efficiencies=efficiencies))
+    case = _moved_serving(name, report.case, factor)
+    options = ServingOptions(engine=case.engine, efficiencies=case.efficiencies)
+    return infer(case.model, case.cluster, report.plan, report.job, options)
 
 
 CONSTANTS = (*RATES, OVERHEAD)
@@ -210,21 +269,16 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
     if best is None or not others:
         return ()
     moved, objective = _Moved(found), found.options.objective
-    top = _value(found, best)
-    for report in (best, *others[:most]):
-        moved.look(report)
+    top = found.value(best)  # type: ignore[arg-type]
+    moved.look([best, *others[:most]])
     return tuple(
         RunnerUp(
             report=report,
-            behind=loss_of(objective, _value(found, report), top),
+            behind=loss_of(objective, found.value(report), top),  # type: ignore[arg-type]
             sensitivity=tuple(moved.overtaking(best, report)),
         )
         for report in others[:most]
     )
-
-
-def _value(found: TrainingResult | ServingResult, report: Any) -> float:
-    return found.value(report)
 
 
 def _band(found: TrainingResult | ServingResult) -> Band:
@@ -244,70 +298,66 @@ class _Moved:
     def __post_init__(self) -> None:
         self._known: dict[tuple[int, str, float], float] = {}
 
-    def value(self, report: Any, constant: str, factor: float) -> float:
-        """Return the objective of a plan with a constant moved."""
-        key = (id(report), constant, factor)
-        if key not in self._known and _trains(report) and self.found.options.objective in TIMED:
-            self._know(report, [(constant, factor)])
-        elif key not in self._known:
-            self._known[key] = _value(self.found, with_constant(report, constant, factor))
-        return self._known[key]
-
-    def _know(self, report: TrainReport, moves: Sequence[tuple[str, float]]) -> None:
-        """Keep the objective of a training plan with each of some constants moved."""
-        found = cast("TrainingResult", self.found)
-        for (constant, factor), value in zip(moves, moved_seconds(report, moves), strict=True):
-            self._known[id(report), constant, factor] = found.value_at(report, value)
+    def _know(self, reports: Sequence[Any], moves: Moves) -> None:
+        """Keep the objective of plans with each of some constants moved, all plans alike worked out as one column."""
+        found: Any = self.found
+        if _trains(reports[0]):
+            steps = moved_steps(reports, moves)
+            values = [[found.value_at(r, s) for s in own] for r, own in zip(reports, steps, strict=True)]
+        else:
+            values = [[found.value(one) for one in own] for own in moved_replicas(reports, moves)]
+        for report, own in zip(reports, values, strict=True):
+            self._known |= {(id(report), *move): value for move, value in zip(moves, own, strict=True)}
 
     @cached_property
     def ends(self) -> dict[str, tuple[float, float]]:
         """The ends of the band of each constant, as factors of what is assumed."""
         return {name: constant_band(name, _band(self.found)) for name in CONSTANTS}
 
-    def look(self, report: Any) -> None:
-        """Work out the objective of a training plan at all ends at once."""
-        if _trains(report) and self.found.options.objective in TIMED:
-            moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
-            if moves:
-                self._know(report, moves)
+    def look(self, reports: Sequence[Any]) -> None:
+        """Work out the objective of plans at all ends at once."""
+        found: Any = self.found
+        self._known |= {(id(report), name, 1.0): found.value(report) for report in reports for name in CONSTANTS}
+        moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
+        if moves and found.options.objective in TIMED:
+            self._know(reports, moves)
+
+    def _behind(self, best: Any, other: Any, name: str, factors: Sequence[float]) -> list[float]:
+        """Return the shares by which the other plan is behind with a constant moved by each of some factors."""
+        new = [(name, f) for f in factors if any((id(one), name, f) not in self._known for one in (best, other))]
+        if new:
+            self._know([best, other], new)
+        return [self._known[id(other), name, f] / self._known[id(best), name, f] - 1 for f in factors]
 
     def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
         """Yield the constants that put another plan ahead of the best within their bands."""
         if self.found.options.objective not in TIMED:
             return
         for name, (low, high) in self.ends.items():
-
-            def gap(factor: float, name: str = name) -> float:
-                """Return the share by which the other plan is behind with the constant moved."""
-                return self.value(other, name, factor) / self.value(best, name, factor) - 1
-
+            gaps = partial(self._behind, best, other, name)
             for end in (low, high):
                 # Plans that are the same but for rounding do not overtake each other.
-                if end != 1 and gap(end) < -_ROUNDING:
-                    regret = self.value(best, name, end) / self.value(other, name, end) - 1
-                    factor = crossing(gap, end)
-                    yield Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret)
+                if end != 1 and gaps([end])[0] < -_ROUNDING:
+                    regret = self._known[id(best), name, end] / self._known[id(other), name, end] - 1
+                    yield Sensitivity(constant=name, factor=crossing(gaps, end), low=low, high=high, regret=regret)
 
 
-def crossing(gap: Callable[[float], float], end: float) -> float:
-    """Return the factor between 1 and `end` beyond which a gap is below zero, by regula falsi and halving.
+def crossing(gaps: Callable[[Sequence[float]], Sequence[float]], end: float) -> float:
+    """Return a factor between 1 and `end` beyond which a gap is below zero; a few factors are looked at at a time.
 
-    >>> round(crossing(lambda f: f - 0.8, 0.5), 4)
+    >>> round(crossing(lambda factors: [f - 0.8 for f in factors], 0.5), 6)
     0.8
     """
     near, far = 0.0, math.log(end)
-    above, below = gap(1.0), gap(end)
-    for i in range(_STEPS):
-        if abs(near - far) < _CLOSE or above <= 0:
-            break
-        # A gap may jump where another operator binds: every third step halves what is left.
-        middle = (near + far) / 2 if i % 3 == 2 else far - (far - near) * below / (below - above)
-        value = gap(math.exp(middle))
-        if abs(value) < _ROUNDING:
-            return math.exp(middle)
-        # The end that stays counts half, so that it does not stay for long (Illinois form of regula falsi).
-        if value < 0:
-            far, below, above = middle, value, above / 2
-        else:
-            near, above, below = middle, value, below / 2
-    return math.exp(far)
+    above, below = gaps([1.0, end])
+    while abs(near - far) > _CLOSE and above > 0:
+        # A gap is nearly a line, of the logarithm, but may jump where another operator binds: then the middle helps.
+        line = near + (far - near) * above / (above - below)
+        places = [near + (line - near) * 0.96, line + (far - line) * 0.04, (near + far) / 2]
+        places.sort(key=lambda place: abs(place - near))
+        for place, gap in zip(places, gaps([math.exp(place) for place in places]), strict=True):
+            if gap < 0:
+                far, below = place, gap
+                break
+            near, above = place, gap
+    return math.exp(near + (far - near) * above / (above - below) if above > 0 else near)

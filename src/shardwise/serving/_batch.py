@@ -15,7 +15,7 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, breakpoints
 from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
 from shardwise.serving._sizes import ServingSizes
@@ -187,9 +187,12 @@ def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:
     return first, named((whole - first) / steps, "decode step with prompts") if steps else each
 
 
-def evaluate(case: ServingCase, sizes: ServingSizes[X]) -> BatchCost[X]:
-    """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes."""
-    costs = engine_cost_model(case, sizes)
+def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X] | None = None) -> BatchCost[X]:
+    """Return seconds and bytes for the sizes of one plan, a column of plans, or traced sizes.
+
+    `costs` are those of the device and its links where they are not as the case says.
+    """
+    costs = engine_cost_model(case, sizes) if costs is None else costs
     decoding = replace(costs, decoding=True)
     step, count = prefill_step(case, sizes)
     ledgers = [step_ledger(case, sizes, step)]

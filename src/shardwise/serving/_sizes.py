@@ -117,7 +117,9 @@ def sizes_of_columns(
 
     placed = [spans(plan, domains) for plan in plans]
     shared = {a: tuple(column(p[a][i] for p in placed) for i in range(len(domains))) for a in placed[0]}
-    rows = [stage_rows(model, plan, job) for plan in plans]
+    known = {(plan.pp, plan.stage_layers): plan for plan in plans}
+    stages_of = {cut: stage_rows(model, plan, job) for cut, plan in known.items()}
+    rows = [stages_of[plan.pp, plan.stage_layers] for plan in plans]
     empty: PipelineStage[float] = PipelineStage(layers=(0,) * len(model.kinds), embeds=0, ends=0)
     longest = max(map(len, rows))
     padded = [(*row, *(empty,) * (longest - len(row))) for row in rows]
