@@ -1,4 +1,4 @@
-"""Print what it costs to have shardwise and to ask it one question, each beside its limit; exit 1 where one is broken.
+"""Print what it costs to have shardwise and to ask it questions, each beside its limit; exit 1 where one is broken.
 
     python benchmarks/startup.py [--here]
 
@@ -92,24 +92,33 @@ def import_seconds(python: Path) -> float:
 
 
 def repeated_seconds(call: Callable[[], object], times: int = 30) -> float:
-    """Return the median seconds of a call in this process."""
+    """Return the median processor seconds of a call in this process, after one that loads what it needs."""
     taken = []
-    for _ in range(times):
-        start = time.perf_counter()
+    for _ in range(times + 1):
+        start = time.process_time()
         call()
-        taken.append(time.perf_counter() - start)
-    return median(taken)
+        taken.append(time.process_time() - start)
+    return median(taken[1:])
 
 
 def in_process() -> Iterator[Line]:
-    """Yield the time of one plan, in this process."""
-    from shardwise import Cluster, Model, Plan, Training, train
+    """Yield the processor time of one plan, of one deployment and of a frame of plans, in this process."""
+    from shardwise import Cluster, Model, Plan, Serving, Training, frame, infer, train
 
     model, cluster = Model.load("llama-3.1-70b"), Cluster.parse("64xh100-sxm-80gb")
     job = Training(seq_len=4096, global_batch=256)
     plan = Plan(tp=8, pp=2, dp=4)
     one = repeated_seconds(lambda: train(model, cluster, plan, job).step_seconds)
     yield Line(name="one plan, in process", value=one * 1e3, unit="ms")
+    small, node = Model.load("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
+    request = Serving(batch=16, input_tokens=1024, output_tokens=256)
+    served = repeated_seconds(lambda: infer(small, node, Plan(tp=8), request).request_seconds, 100)
+    yield Line(name="one deployment, in process", value=served * 1e3, unit="ms", limit=2)
+    # 14,928 plans: every legal one of Llama 3.1 8B on two nodes.
+    two, job = Cluster.parse("16xh100-sxm-80gb"), Training(seq_len=8192, global_batch=64)
+    plans, framed = len(frame(small, two, job)), repeated_seconds(lambda: frame(small, two, job), 9)
+    yield Line(name="10,000 plans as a frame", value=framed / plans * 1e4, unit="s", limit=0.2)
+    yield Line(name="the same by `train`, one by one", value=one / (framed / plans), unit="times")
 
 
 def measured(here: bool) -> Iterator[Line]:

@@ -13,6 +13,40 @@ import pytest
 from shardwise import records
 
 
+@records.dataclass(frozen=True, kw_only=True, slots=True)
+class Long:
+    """A record of so many fields that it is filled as its open twin."""
+
+    a: int
+    b: int = 2
+    c: list[int] = field(default_factory=list)
+    d: int = 4
+    own: int = 5
+    f: int = 6
+
+    def __post_init__(self) -> None:
+        if type(self) is Long:
+            with pytest.raises(FrozenInstanceError):
+                self.a = 0  # type: ignore[misc]
+
+
+class Named(Long):
+    """A class of one's own over it, with the same room."""
+
+    __slots__ = ()
+
+
+def test_a_long_record_is_of_its_own_class_and_frozen() -> None:
+    """It is frozen when its own check runs and after, as is one of a class derived from it, and knows who made it."""
+    made = (Long(a=1), Named(a=1), replace(Long(a=3), a=1), copy.copy(Long(a=1)), pickle.loads(pickle.dumps(Long(a=1))))
+    for one in made:
+        assert (one.a, one.b, one.c, one.f) == (1, 2, [], 6)
+        assert type(one) in (Long, Named)
+        with pytest.raises(FrozenInstanceError):
+            one.a = 2  # type: ignore[misc]
+    assert (type(Named(a=1)), Long(a=1), Long(a=1) == Named(a=1)) == (Named, Long(a=1), False)
+
+
 def _classes(decorate: Any) -> tuple[Any, ...]:
     @decorate(frozen=True, kw_only=True, slots=True)
     class Base:

@@ -44,7 +44,8 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
     derived = frozen and any(is_dataclass(base) for base in cls.__mro__[1:])
     found: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
     named = fields(found)
-    methods = {"__init__": _init(found, named, frozen), **_compared(named, frozen, order)}
+    twin = _open_twin(found) if frozen and options.get("slots") and len(named) >= _MANY else None
+    methods = {"__init__": _init(found, named, frozen, twin), **_compared(named, frozen, order)}
     if repr:
         methods["__repr__"] = _text(tuple(f.name for f in named if f.repr))
     if frozen:
@@ -58,9 +59,25 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
     return found
 
 
-def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool) -> Callable[..., None]:
+# Frozen records of so many fields are filled as their open twin; below that the two changes of class cost more.
+_MANY = 6
+
+
+def _open_twin(cls: Any) -> type | None:
+    """Return a class of the same layout that lets itself be assigned to, None where slots come from a base too.
+
+    A slot that is assigned in Python takes a quarter of the time of `object.__setattr__`.
+    """
+    bases = cls.__bases__
+    if any(base.__dict__.get("__slots__", True) for base in cls.__mro__[1:-1]):
+        return None
+    kept = {name: vars(cls)[name] for name in ("__slots__", "__orig_bases__") if name in vars(cls)}
+    return type(cls.__name__, bases, kept)
+
+
+def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twin: type | None) -> Callable[..., None]:
     """Return the `__init__` of some fields; defaults are names of the scope that it is compiled in."""
-    scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING}
+    scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING, "__twin": twin}
     given: dict[bool, list[str]] = {False: [], True: []}
     lines = []
     for f in named:
@@ -75,7 +92,9 @@ def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool) -> Callable[..
         elif not made:
             # Of a field that nobody gives the class keeps the default, where it has room for it.
             continue
-        lines.append(f"put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+        lines.append(f"put(self, {name!r}, {value})" if frozen and not twin else f"self.{name} = {value}")
+    if twin:
+        lines = ["__kind = self.__class__", "put(self, '__class__', __twin)", *lines, "self.__class__ = __kind"]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     last = ["*", *given[True]] if given[True] else []

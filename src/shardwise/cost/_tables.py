@@ -97,8 +97,13 @@ def family_of(device: Device) -> str:
     >>> family_of(find_device("h100-sxm-80gb").device)
     'hopper'
     """
+    return _family_named(device.name)
+
+
+@cache
+def _family_named(name: str) -> str:
     for family, row in constants().families.items():
-        if any(device.name == d or device.name.startswith(d + "-") for d in row.devices):
+        if any(name == d or name.startswith(d + "-") for d in row.devices):
             return family
     return "generic"
 

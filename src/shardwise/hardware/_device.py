@@ -131,11 +131,11 @@ class Device:
         Traceback (most recent call last):
         shardwise.errors.InputError: dtype = 'bf16': has no published matrix rate on v100-sxm-32gb; use fp32 or fp16
         """
-        rates = self.matrix_flops
-        if dtype not in rates:
+        if _MATRIX + dtype not in self._values:
+            rates = self.matrix_flops
             known = " or ".join(rates) if rates else f"peak_flops.{dtype} to state the rate"
             fail("dtype", dtype, f"has no published matrix rate on {self.name}", f"use {known}")
-        return rates[dtype]
+        return float(self._values[_MATRIX + dtype])
 
     def with_values(self, values: Mapping[str, float | bool], source: str, date: str) -> Device:
         """Return the device with fields replaced or added, each carrying the source given here.

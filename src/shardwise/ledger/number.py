@@ -75,6 +75,9 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 
 
 _PLAIN_TYPES = frozenset((int, float))
+# Untyped: `cast` is a call, which the commonest functions spare.
+_MAX: Any = max
+_MIN: Any = min
 _COLUMN: dict[str, Callable[..., Any]] = {}
 
 
@@ -130,8 +133,10 @@ def maximum(a: X, b: X | float) -> X:
     3.0
     """
     if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
-        return cast(X, max(cast(Any, a), b))
-    return cast(X, evaluate("max", a, b))
+        larger: X = _MAX(a, b)
+        return larger
+    found: X = evaluate("max", a, b)
+    return found
 
 
 def minimum(a: X, b: X | float) -> X:
@@ -141,8 +146,10 @@ def minimum(a: X, b: X | float) -> X:
     2.0
     """
     if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
-        return cast(X, min(cast(Any, a), b))
-    return cast(X, evaluate("min", a, b))
+        smaller: X = _MIN(a, b)
+        return smaller
+    found: X = evaluate("min", a, b)
+    return found
 
 
 def ceil(a: X) -> X:
@@ -187,7 +194,8 @@ def divide(a: X | float, b: X | float) -> X:
     >>> divide(38_000_000_000_000_000_001, 1), divide(7, 2)
     (38000000000000000001, 3.5)
     """
-    return cast(X, evaluate("divide", a, b))
+    found: X = evaluate("divide", a, b)
+    return found
 
 
 def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
@@ -197,8 +205,10 @@ def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
     10.0
     """
     if type(a) in _PLAIN_TYPES and type(threshold) in _PLAIN_TYPES:
-        return cast(X, then if cast(Any, a) > threshold else other)
-    return cast(X, evaluate("above", a, threshold, then, other))
+        chosen: X = _choose(a, threshold, then, other)
+        return chosen
+    found: X = evaluate("above", a, threshold, then, other)
+    return found
 
 
 def total(items: Iterable[X], zero: X | float = 0) -> X:
@@ -210,7 +220,8 @@ def total(items: Iterable[X], zero: X | float = 0) -> X:
     found: Any = zero
     for item in items:
         found = found + item
-    return cast(X, found)
+    whole: X = found
+    return whole
 
 
 def largest(items: Iterable[X]) -> X:

@@ -9,7 +9,7 @@ from shardwise.plans import ContextKind, LayoutKind, Stack, Tuning
 from shardwise.records import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSizes(Generic[X]):
     """The sizes of the axes that a block sees; `tp2` is SUMMA's second axis."""
 
@@ -21,7 +21,7 @@ class ParallelSizes(Generic[X]):
     panels: X
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenBatch(Generic[X]):
     """What flows through a block: `B` sequences of `S` new tokens after `context` cached ones; bytes of elements.
 
@@ -52,7 +52,7 @@ class TokenBatch(Generic[X]):
     copies: X | float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutOptions:
     """What changes the shape of the ledger rather than a size in it."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Generic, Literal, cast
+from typing import Any, Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Op, OpRole, Tensor, Weight
@@ -95,7 +95,7 @@ class Layout(Generic[X]):
         return matmul(self, name, region, sizes, weights, source, role=shape.role, modules=shape.modules)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shape(Generic[X]):
     """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches.
 
@@ -164,6 +164,7 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
+    kept: Any = more.pop("saves", (source,))
     more["modules"] = more.get("modules") or (name.rpartition(".")[2],)
     biased = y.stack.bias_gradients_apart and any(w.kind == "vector" for w in weights)
     apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
@@ -187,7 +188,7 @@ def matmul(
         inner=k,
         weights=weights,
         reads=(source,),
-        saves=tuple(replace(t, read_for="weight") for t in cast(tuple[Tensor[X], ...], more.pop("saves", (source,)))),
+        saves=tuple(replace(t, read_for="weight") for t in kept),
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,
@@ -233,9 +234,9 @@ class OneD(Layout[X]):
         LinearWithGradAccumulationAndAsyncCommunication), or behind it. DTensor saves the gathered input.
         """
         full, at = self.a * self.tokens * shape.inputs, (self.tokens, shape.inputs)
-        gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
         last: Hiding = "late" if self.stack.overlap_input_gradients else "exposed"
         if self.choices.sequence_parallel:
+            gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
             again = (replace(gather, hides="compute", read_for="weight"),) if self.stack.regathers_inputs else ()
             scatter = replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient", read_for="input")
             back = (*again, scatter)
@@ -246,8 +247,10 @@ class OneD(Layout[X]):
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).
             times = shape.kernels if self.stack.reduces_apart else 1
-            reduced = replace(gather, verb="all_reduce", hides=last, tensor="input gradient", count=times)
-            back = (replace(reduced, read_for="input"),)
+            back = (
+                Collective(axis="tp", verb="all_reduce", size_bytes=full, hides=last, tensor="input gradient",
+                           count=times, shape=at, read_for="input"),
+            )  # fmt: skip
         more |= {"apart": self._adding_passes(region, len(shape.parts))}
         return self._product(name, region, shape, source, forward=forward, backward=back, split="outputs", **more)
 
@@ -265,7 +268,8 @@ class OneD(Layout[X]):
         """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
         full, at = self.a * self.tokens * shape.outputs, (self.tokens, shape.outputs)
         out = Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output", shape=at)
-        forward, back = (out,), cast(tuple[Collective[X], ...], ())
+        forward: tuple[Collective[X], ...] = (out,)
+        back: tuple[Collective[X], ...] = ()
         if self.choices.sequence_parallel:
             forward = (self._pipelined(replace(out, verb="reduce_scatter")),)
             back = (self._pipelined(replace(out, verb="all_gather", tensor="output gradient")),)

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Generic
 
-from shardwise.ledger.number import X, ceil, minimum
+from shardwise.ledger.number import X, ceil, is_plain, minimum
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, breakpoints
@@ -43,6 +43,12 @@ class BatchCost(Generic[X]):
     def on_devices(self) -> tuple[StageBytes[X], ...]:
         """Bytes of the stages that devices hold."""
         return tuple(m for m, stage in zip(self.memory, self.sizes.stages, strict=True) if not stage.on_host)
+
+
+def _alike(one: EngineStep[X], other: EngineStep[X]) -> bool:
+    """Return whether two steps are surely the same: of plain numbers that are equal."""
+    sizes = ((one.sequences, other.sequences), (one.tokens, other.tokens), (one.context, other.context))
+    return all(isinstance(b, (int, float)) and is_plain(a, b) for a, b in sizes)
 
 
 def prefill_step(case: ServingCase, sizes: ServingSizes[X]) -> tuple[EngineStep[X], X]:
@@ -198,8 +204,8 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
     ledgers = [step_ledger(case, sizes, step)]
     prefill = repeated(case, step_cost(case, sizes, step, costs, ledgers[0]), count, "prefill")
     # Working memory is that of the largest step, which is this one where prompts are not cut.
-    if case.step_tokens:
-        ledgers = [step_ledger(case, sizes, largest_step(case, sizes))]
+    if case.step_tokens and not _alike(step, largest := largest_step(case, sizes)):
+        ledgers = [step_ledger(case, sizes, largest)]
     steps, made = [], tokens_per_step(case.job)
     for one, share in decode_steps(case, sizes):
         ledger = step_ledger(case, sizes, one)

@@ -313,7 +313,7 @@ def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]
 
 def _alone(case: ServingCase) -> ServingCase:
     """Return the case with the engine's kernel for its cache: one that shares nothing, for narrow or windowed ones."""
-    mixers = {mixer for block in case.model.layers for mixer in block.mixers}
+    mixers = {mixer for block in case.model.kinds for mixer in block.mixers}
     windowed = case.engine.attention.unshared_with_window and any(mixer.whole_context() != mixer for mixer in mixers)
     if not windowed and not (case.engine.attention.unshared_with_narrow_cache and case.cache_element_bytes < 2):
         return case

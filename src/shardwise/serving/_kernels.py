@@ -209,7 +209,7 @@ class AttentionKernels:
 
 def _sizes(model: Model, decoding: bool) -> list[CoreSizes]:
     """Return the sizes of the kernels of a model's attention, one for each number of elements of key and value."""
-    every = (mixer.core(decoding) for block in model.layers for mixer in block.mixers)
+    every = (mixer.core(decoding) for block in model.kinds for mixer in block.mixers)
     return [one for _, one in sorted({one.elements: one for one in every if one is not None}.items())]
 
 
