@@ -107,10 +107,12 @@ def test_rows_and_plots_are_written(tmp_path: Path) -> None:
         (("--vary", "batch"), "vary"),
         (("--solve", "engine"), "solve"),
         (("--solve", "batch", "--vary", "tp=1,2"), "solve"),
+        (("--solve", "price"), "solve"),
+        (("--solve", "fast_bandwidth", "--tp", "2"), "solve"),
     ],
 )
 def test_questions_that_cannot_be_asked_are_refused(words: tuple[str, ...], field: str) -> None:
-    """Fields that are not there, ranges that run backwards and two questions at once are problems of their flag."""
+    """Fields that are not there, ranges that run backwards, two questions at once, and what no limit bounds."""
     assert run(*INFER, *words, "--json").fields == [field]
 
 

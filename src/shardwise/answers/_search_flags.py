@@ -324,6 +324,12 @@ def broken_limits(values: Mapping[str, Any], report: Any) -> dict[str, float | N
     return dict(sorted(found.items()))
 
 
+def limit_cells(values: Mapping[str, Any], report: Any) -> dict[str, str]:
+    """Return by flag what the limits that were asked of one plan judge, as it is shown."""
+    found = ((key, _HELD[key][0](report)) for key in _HELD if key in values)
+    return {"--" + key.replace("_", "-"): "-" if v is None else _shown(key, v) for key, v in found}
+
+
 def limited(values: Mapping[str, Any], answer: Answer, report: Any) -> Answer:
     """Return an answer that says which limits are broken, with status 1 where one is; as it is where none was asked."""
     if not _HELD.keys() & values.keys():

@@ -15,7 +15,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import HEADLINES, Questions, VaryPoint, title_of, write_rows
-from shardwise.answers._search_flags import broken_limits
+from shardwise.answers._search_flags import broken_limits, limit_cells
 from shardwise.answers._several import MOST_ROWS, SHAPE, sized, values_of
 from shardwise.errors import InputError
 from shardwise.units import show_bytes, show_count
@@ -87,7 +87,7 @@ def _table(inputs: Inputs, width: int) -> Answer:
         page.label("VARY", ", ".join(grid), "bold", "bold")
         page.note(title_of(points), "dim")
         page.blank()
-        points_table(page, points, inputs.command, tuple(grid))
+        points_table(page, points, inputs, tuple(grid))
         page.blank()
         command_lines(page, "AGAIN", command_words(inputs.command, inputs.values))
         return page
@@ -104,11 +104,12 @@ def _word(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def points_table(page: Page, points: Sequence[VaryPoint], command: str, fields: Sequence[str]) -> None:
-    """Append the answers as a table; a question that is refused says why below."""
+def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields: Sequence[str]) -> None:
+    """Append the answers as a table, with what limits judge; a question that is refused says why below."""
     known = [p for p in points if p.report is not None]
-    heads = [h for h in HEADLINES[command] if any(h.of(p.report) is not None for p in known)]
-    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads)]]
+    heads = [h for h in HEADLINES[inputs.command] if any(h.of(p.report) is not None for p in known)]
+    limits = {} if inputs.command == "serve" or not known else limit_cells(inputs.values, known[0].report)
+    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads), *limits]]
     refused: dict[str, int] = {}
     for point in points:
         cells = [_word(point.values[name]) for name in fields]
@@ -118,6 +119,7 @@ def points_table(page: Page, points: Sequence[VaryPoint], command: str, fields: 
         else:
             found = ((h, h.of(point.report)) for h in heads)
             cells += ["-" if value is None else h.show(value) for h, value in found]
+            cells += limit_cells(inputs.values, point.report).values() if limits else ()
         rows.append(cells)
     page.table(rows, right=range(len(fields), len(rows[0])), header=True, indent=2)
     if refused:
@@ -155,7 +157,8 @@ def solved(inputs: Inputs, width: int) -> Answer:
     field = str(inputs.values["solve"]).strip().removeprefix("--").replace("-", "_")
     questions = Questions(inputs)
     questions.check(field, "solve")
-    every = (*MONOTONE, *SCANNED, *SPLITS, *REAL)
+    # A price moves nothing but dollars, of which some commands have no limit.
+    every = [n for n in (*MONOTONE, *SCANNED, *SPLITS, *REAL) if n != "price" or "max_cost" in questions.command.flags]
     if field not in every:
         known = ", ".join(name for name in every if name == "devices" or name in questions.command.flags)
         raise fail(
@@ -173,6 +176,12 @@ def solved(inputs: Inputs, width: int) -> Answer:
         raise fail(
             "solve", field, "has no value that can be asked: " + str(points[0].problems[0]), "correct that first"
         )
+    if best is not None and _unbounded(field, best, tried):
+        limits = [_flag(key) for key, flag in questions.command.flags.items() if flag.group == "limits"]
+        raise fail(
+            "solve", field, "is bounded by nothing that was asked: every value keeps the verdict and the limits",
+            f"add a limit that it moves, such as {', '.join(limits[:5])}",
+        )  # fmt: skip
     beyond = _beyond(inputs, field, best, tried)
     rows = write_rows(inputs, points)
 
@@ -195,7 +204,7 @@ def solved(inputs: Inputs, width: int) -> Answer:
         if beyond:
             made.note(beyond)
         made.blank()
-        points_table(made, _near(points, best, field), inputs.command, (field,))
+        points_table(made, _near(points, best, field), inputs, (field,))
         if best is not None:
             made.blank()
             kept = {key: value for key, value in inputs.values.items() if key != "solve"}
@@ -319,16 +328,28 @@ def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, V
     return f"{field} {_shown(field, value)} does not: {_reason(inputs, tried[value])}"
 
 
+def _unbounded(field: str, best: float, tried: dict[float, VaryPoint]) -> bool:
+    """Return whether only what may be typed ends the values that keep the verdict."""
+    further = [point for value, point in tried.items() if (value < best if _wants_least(field) else value > best)]
+    typed = all(point.report is None and all(p.field == field for p in point.problems) for point in further)
+    return field in (*MONOTONE, *REAL) and typed
+
+
 def _reason(inputs: Inputs, point: VaryPoint) -> str:
     report = point.report
     if report is None:
         return "; ".join(f"{p.field} {p.rule}" for p in point.problems)
-    if inputs.command == "serve":
-        return "it misses a limit, does not fit or is not stable"
+    serves = inputs.command == "serve"
     if not report.fits:
         return "it does not fit"
-    broken = broken_limits(inputs.values, report)
-    return "it misses " + ", ".join("--" + key.replace("_", "-") for key in broken) if broken else "it is too risky"
+    if serves and not report.stable:
+        return "the queue grows without end"
+    broken = [f"{o.quantile}_{o.metric}" for o in report.broken] if serves else broken_limits(inputs.values, report)
+    return "it misses " + ", ".join(map(_flag, broken)) if broken else "it is too risky"
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
 
 
 def _near(points: list[VaryPoint], best: float | None, field: str) -> list[VaryPoint]:
