@@ -155,7 +155,7 @@ def models_page(names: Sequence[str], width: int = 80) -> Page:
     page.table(rows, right=(1,), header=True, indent=0)
     page.blank()
     page.add(("* counted from the configuration: no count is published", "dim"))
-    page.add((f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it", "dim"))
+    page.remark(f"{len(names)} models; `shardwise models NAME` shows one, `shardwise count NAME` counts it")
     return page
 
 
@@ -196,7 +196,7 @@ def devices_page(names: Sequence[str], width: int = 80) -> Page:
         rows.append([name, *(figure(device, field) for field in fields)])
     page.table(rows, right=(1, 2, 3, 4), header=True, indent=0)
     page.blank()
-    page.add((f"{len(names)} devices; `shardwise devices NAME` shows one with its sources", "dim"))
+    page.remark(f"{len(names)} devices; `shardwise devices NAME` shows one with its sources")
     return page
 
 
@@ -223,7 +223,7 @@ def _one_device(page: Page, name: str) -> None:
             usd = (f"{offer.device_usd(c):.2f}" if c in offer.usd else "-" for c in COMMITMENTS)
             rows.append([offer.instance or "-", offer.provider, f"{offer.devices}", *usd, offer.where.split(",")[0]])
         page.table(rows, right=(2, 3, 4, 5), header=True, indent=0)
-        page.add(("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources", "dim"))
+        page.remark("dollars of one device; --price PROVIDER:COMMITMENT takes one, --json has dates and sources")
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -336,14 +336,14 @@ def dtypes_page(rows: Sequence[dict[str, Any]], width: int = 80) -> Page:
         chosen = [row for row in rows if row["kind"] == kind]
         if not chosen:
             continue
-        page.add((head, "bold"))
+        page.remark(head, "bold")
         columns = _COLUMNS[kind]
         table = [["name", *columns], *([row["name"], *(_cell(row[c]) for c in columns)] for row in chosen)]
         page.table(table, right=tuple(range(1, len(columns) + 1)), header=True, indent=0)
         if len(chosen) == 1 and chosen[0].get("source"):
             page.note(str(chosen[0]["source"]), "dim")
         page.blank()
-    page.add(("`shardwise dtypes NAME --write FILE` writes a recipe of training to change", "dim"))
+    page.remark("`shardwise dtypes NAME --write FILE` writes a recipe of training to change")
     return page
 
 

@@ -77,6 +77,11 @@ class Page:
         """Append text in the body, wrapped."""
         self.label("", text, "", style)
 
+    def remark(self, text: str, style: str = "dim") -> None:
+        """Append text over the whole width, wrapped."""
+        for piece in textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False):
+            self.add((piece, style))
+
     def items(self, texts: Iterable[str], style: str = "") -> None:
         """Append a list, each item wrapped with a hanging indent."""
         for text in texts:
@@ -94,17 +99,25 @@ class Page:
     ) -> None:
         """Append rows in aligned columns within the width; those in `right` are flush right.
 
-        Where a table is wider than the page, columns stand closer, then the widest column of words is wrapped.
+        Where a table is wider than the page, columns stand closer, then columns of words are wrapped, the widest first;
+        under a header the last columns then follow below, beside the first one again.
         """
-        flush = set(right)
+        flush, rows = set(right), [list(row) for row in rows]
         widths = [max(len(r[i]) for r in rows if i < len(r)) for i in range(max(map(len, rows), default=0))]
         room = self.width - indent - sum(widths)
         gap = "  " if 2 * (len(widths) - 1) <= room else " "
         short = len(gap) * (len(widths) - 1) - room
         words = [i for i in range(len(widths)) if i not in flush]
-        if short > 0 and words:
-            widest = max(words, key=lambda i: widths[i])
-            widths[widest] = max(min(_NARROWEST, widths[widest]), widths[widest] - short)
+        for i in sorted(words, key=lambda i: -widths[i]):
+            taken = max(0, min(short, widths[i] - _NARROWEST))
+            widths[i], short = widths[i] - taken, short - taken
+        at = _last_that_fits(widths, self.width - indent) if header else len(widths)
+        if at < len(widths):
+            self.table([row[:at] for row in rows], [i for i in flush if i < at], header, indent)
+            self.blank()
+            rest = [[*row[:1], *row[at:]] for row in rows]
+            self.table(rest, {0 if i == 0 else i - at + 1 for i in flush if i == 0 or i >= at}, header, indent)
+            return
         for n, row in enumerate(rows):
             for line in _wrapped(row, widths):
                 cells = [f"{c:>{widths[i]}}" if i in flush else f"{c:<{widths[i]}}" for i, c in enumerate(line)]
@@ -113,6 +126,18 @@ class Page:
     def plain(self) -> str:
         """Return the page without colour."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines)
+
+
+def _last_that_fits(widths: Sequence[int], room: int) -> int:
+    """Return how many columns fit in so many cells, two at least and one apart; all where those behind would not help.
+
+    >>> _last_that_fits([4, 4, 4], 14), _last_that_fits([4, 4, 4], 13), _last_that_fits([40, 4, 4], 13)
+    (3, 2, 3)
+    """
+    at, taken = 0, -1
+    while at < len(widths) and taken + 1 + widths[at] <= room:
+        at, taken = at + 1, taken + 1 + widths[at]
+    return at if at > 1 else len(widths)
 
 
 def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str]]:
@@ -222,7 +247,8 @@ def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable
     """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
     for s in segments:
         if s.amount:
-            row = f" {s.label:<{_label(page)}}{show(s.amount):>13}{s.amount / whole:>9.1%}"
+            amount = max(0, 13 - max(0, len(s.label) - _label(page)))
+            row = f" {s.label:<{_label(page)}}{show(s.amount):>{amount}}{s.amount / whole:>9.1%}"
             page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
 
 

@@ -265,8 +265,7 @@ def _price(report: InferReport) -> float | None:
 
 def _front(page: Page, front: Sequence[InferReport]) -> None:
     what = "time between tokens" if front[0].tpot_seconds else "time of a request"
-    text = f"     {len(front)} plans on the Pareto front of {what} and tokens/s per device"
-    page.add(("FRONT", "bold"), (text, ""))
+    page.label("FRONT", f"{len(front)} plans on the Pareto front of {what} and tokens/s per device")
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("TPOT" if front[0].tpot_seconds else "request", "tokens/s/dev", "TTFT", "plan")]
     for report in [*front[:-1:every], front[-1]]:

@@ -269,7 +269,7 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
 
 def _front(page: Page, found: TrainingResult) -> None:
     front = found.front
-    page.add(("FRONT", "bold"), (f"     {len(front)} plans on the Pareto front of step time, memory and devices", ""))
+    page.label("FRONT", f"{len(front)} plans on the Pareto front of step time, memory and devices")
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for report in front[::every]:
@@ -307,7 +307,7 @@ def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]
 def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
     """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
     if near:
-        page.add(("NEXT", "bold"), ("      what is behind the best, and what could put it ahead", ""))
+        page.label("NEXT", "what is behind the best, and what could put it ahead")
     for runner_up, text in near:
         page.note(f"{runner_up.behind:.2%} behind: {text}")
         page.items([_swaps(runner_up)], "dim")
@@ -326,6 +326,14 @@ def rejected(page: Page, rows: Sequence[Rejection]) -> None:
         return
     page.add(("REJECTED", "bold"))
     for row in rows:
-        page.add((f"{row.count:>15,}" if row.count else " " * 15, ""), (f"  {row.title}", ""))
-        for line in textwrap.wrap(row.remedy, page.width - _INDENT, break_long_words=False, break_on_hyphens=False):
-            page.add((" " * _INDENT, ""), (line, "dim"))
+        said = [(line, "") for line in _in_room(page, row.title)] + [
+            (line, "dim") for line in _in_room(page, row.remedy)
+        ]
+        count = f"{row.count:>15,}  " if row.count else ""
+        for line in said:
+            page.add((f"{count:<{_INDENT}}", ""), line)
+            count = ""
+
+
+def _in_room(page: Page, text: str) -> list[str]:
+    return textwrap.wrap(text, page.width - _INDENT, break_long_words=False, break_on_hyphens=False)
