@@ -90,6 +90,13 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         1,
         {"base": "nf4", "targets": ("q_proj", "v_proj"), "seq_len": 2048, "precision": "fp32"},
     ),
+    # LLaMA-Factory hparams/finetuning_args.py FreezeArguments: the first three layers, and the head
+    "llamafactory-freeze": (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: freeze\nfreeze_trainable_layers: -3\n"
+        "freeze_extra_modules: lm_head\nper_device_train_batch_size: 1\n",
+        1,
+        {"adapter": "", "trains": ("first:3", "head")},
+    ),
     # torchtune recipes/configs/llama3_1/70B_full.yaml
     "torchtune-full": (
         "model:\n  _component_: torchtune.models.llama3_1.llama3_1_70b\ntokenizer:\n  max_seq_len: null\n"
@@ -344,6 +351,7 @@ def test_what_a_trainer_cannot_say_is_refused_by_name(
         ("base_model: a\ndeepspeed: ../../etc/x.json\n", "deepspeed"),
         ("model_name_or_path: a\nstage: sft\nquantization_bit: 3\n", "quantization_bit"),
         ("model_name_or_path: a\nstage: sft\nfinetuning_type: full\nquantization_bit: 4\n", "quantization_bit"),
+        ("model_name_or_path: a\nfinetuning_type: freeze\nfreeze_trainable_layers: 0\n", "freeze_trainable_layers"),
         ("parallelism: {dp: 1, tp: 1}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp"),
         ("parallelism: {dp: 1, tp: 1, pp: 2, pp_engine: x}\ntokens: {micro_batch_size: 1}\n", "parallelism.pp_engine"),
         (

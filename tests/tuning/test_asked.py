@@ -9,7 +9,9 @@ import pytest
 
 from command_line import run
 from shardwise import Cluster, Plan, Training, load_model, train
-from shardwise.training import TrainReport, comm
+from shardwise.errors import InputError
+from shardwise.plans import find_stack
+from shardwise.training import Options, TrainReport, comm
 
 WHERE = ("--on", "rtx-4090", "--seq-len", "512")
 
@@ -127,3 +129,47 @@ def test_deepspeed_runs_the_adapters_it_is_asked_for() -> None:
     found = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(dp=8, sharding="zero3"), job)
     assert found.case.stack.name == "deepspeed" and not found.unlaunched
     assert found.tuning is not None and found.tuning.adapter_precision == "bf16-grads16"
+
+
+def layered(trains: tuple[str, ...], **job: Any) -> TrainReport:
+    """Return Llama-3.1-8B on one H100 of which so much trains."""
+    asked = Training(seq_len=512, global_batch=1, precision="bf16-pure", trains=trains, **job)
+    options = Options(stack=find_stack("transformers"))
+    return train(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(micro_batch=1), asked, options)
+
+
+def test_all_parts_by_name_are_all_of_the_model() -> None:
+    """Every layer by number, with embedding, head and norms, takes the bytes and the seconds of full training."""
+    named, whole = layered(("layers:0-31", "embedding", "head", "norms")), layered(())
+    assert named.memory.moments == pytest.approx(whole.memory.moments, rel=1e-12)
+    assert named.step_seconds == pytest.approx(whole.step_seconds, rel=1e-12)
+    assert named.tuning is not None and named.tuning.trainable_parameters == 8030261248
+
+
+def test_the_last_layers_keep_less_than_the_first() -> None:
+    """As many layers train, and what lies before the first of them neither keeps anything nor runs backward."""
+    last, first, middle = layered(("last:4",)), layered(("first:4",)), layered(("layers:14-17",))
+    counts = {one.tuning.trainable_parameters for one in (last, first, middle) if one.tuning}
+    assert counts == {4 * 218112000}
+    assert last.memory.gradients == first.memory.gradients == 2 * 4 * 218112000
+    assert last.memory.activations < middle.memory.activations < first.memory.activations
+    assert last.step_seconds < middle.step_seconds < first.step_seconds
+    again = layered(("last:4", "head"), optimizer="adam8bit")
+    assert again.tuning is not None and again.tuning.trainable_by_module["head"] == 128256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("trains", "job", "said"),
+    [
+        (("layers:30-40",), {}, "names no layers of llama-3.1-8b, which has 0 to 31"),
+        (("last:40",), {}, "names no layers"),
+        (("layers:5-3",), {}, "names no layers"),
+        (("layers:x",), {}, "is no part of a model"),
+        (("last:2",), {"base": "nf4"}, "has weights that cannot be trained"),
+        (("last:2",), {"adapter": "lora"}, "trains the weights that adapters freeze"),
+    ],
+)
+def test_layers_that_a_model_lacks_are_refused(trains: tuple[str, ...], job: dict[str, Any], said: str) -> None:
+    """Layers out of range, beside an adapter or of four bits are named with what may be written."""
+    with pytest.raises(InputError, match=said):
+        layered(trains, **job)

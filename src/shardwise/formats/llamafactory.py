@@ -95,18 +95,41 @@ def _optimizer(keys: Keys) -> str:
 
 def _adapter(keys: Keys) -> dict[str, Any]:
     kind, bits = keys.word("finetuning_type") or "lora", keys.whole("quantization_bit")
-    if kind not in ("lora", "oft", "full"):
-        keys.fail("finetuning_type", "is not a method that is read", "use lora, oft or full")
+    if kind not in ("lora", "oft", "freeze", "full"):
+        keys.fail("finetuning_type", "is not a method that is read", "use lora, oft, freeze or full")
     if kind not in ("lora", "oft"):
         if bits:
             keys.fail("quantization_bit", "has weights that cannot be trained", "use finetuning_type: lora")
-        return {}
+        return {"trains": _unfrozen(keys)} if kind == "freeze" else {}
     switches = {"use_dora": "dora", "use_rslora": "rslora"}
     method = next((ours for theirs, ours in switches.items() if keys.flag(theirs)), kind)
     if method == "lora" and keys.raw("loraplus_lr_ratio") is not None:
         method = "lora-plus"
     found = _trainer.adapted(keys, method, _OFT if kind == "oft" else _LORA)
     return found | {"base": _base(keys, bits)}
+
+
+def _unfrozen(keys: Keys) -> tuple[str, ...]:
+    """Return what trains under freeze: so many last layers, or first ones where the number is negative.
+
+    Source: model/adapter.py _setup_freeze_tuning.
+    """
+    count = keys.raw("freeze_trainable_layers")
+    count = 2 if count is None else count
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < abs(count) < 10_000:
+        keys.fail(
+            "freeze_trainable_layers", "must be a number of layers, negative for the first", "write for example 2"
+        )
+        count = 2
+    part = _trainer.words_of(keys, "freeze_trainable_modules")
+    if part and part != ("all",):
+        keys.assumed.append(f"whole layers train: {', '.join(part)} alone are not told apart")
+    more = _trainer.words_of(keys, "freeze_extra_modules")
+    own = [_trainer.SAVED[word] for word in more if word in _trainer.SAVED]
+    keys.assumed += [
+        f"{word} stays frozen: it is no part that is told apart" for word in more if word not in _trainer.SAVED
+    ]
+    return (f"last:{count}" if count > 0 else f"first:{-count}", *own)
 
 
 def _base(keys: Keys, bits: int | None) -> str:
@@ -160,7 +183,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 def _adapter_words(job: Training) -> dict[str, Any]:
     if not job.adapter:
-        return {"finetuning_type": "full"}
+        return _freeze_words(job) or {"finetuning_type": "full"}
     kind = "oft" if job.adapter == "oft" else "lora"
     named = _OFT if kind == "oft" else _LORA
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
@@ -174,6 +197,15 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     bits = {"nf4-dq": 4, "nf4": 4, "int8": 8}.get(job.base)
     tree |= {"quantization_bit": bits} if bits else {}
     return tree | ({"double_quantization": False} if job.base == "nf4" else {})
+
+
+def _freeze_words(job: Training) -> dict[str, Any]:
+    kind, _, count = job.trains[0].partition(":") if job.trains else ("", "", "")
+    if kind not in ("first", "last"):
+        return {}
+    tree = {"finetuning_type": "freeze", "freeze_trainable_layers": int(count) * (1 if kind == "last" else -1)}
+    saved = _trainer.saved_words(job)
+    return tree | ({"freeze_extra_modules": ",".join(saved)} if saved else {})
 
 
 def export(case: ExportCase) -> Exported:

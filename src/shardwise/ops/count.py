@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Weight, within
 from shardwise.models import Block, Model, MoE
 from shardwise.ops.block import block_ops
@@ -67,12 +68,33 @@ def lines(model: Model, y: Layout[float]) -> Iterator[Line]:
     their own.
     """
     yield Line("embedding", embedding(y, model), 1, 1)
-    yield from _blocks(y, model.kinds, model.hidden, "layers")
+    for own, kinds in _by_tuning(y, model):
+        yield from _blocks(own, kinds, model.hidden, "layers")
     yield Line("head", (*final_norm(y, model), *head(y, model)), 1, 1)
     if model.mtp:
         again = tuple(replace(op, weights=()) for op in head(y, model))
         yield Line("mtp", (*mtp_ops(y, model), *again), len(model.mtp), len(model.mtp))
         yield from _blocks(y, Counter(model.mtp), model.hidden, "mtp")
+
+
+def of_layer(y: Layout[X], at: int, num_layers: int) -> Layout[X]:
+    """Return the layout of one layer, which may train whole among frozen ones."""
+    t = y.choices.tuning
+    if t is None or not t.layer_words:
+        return y
+    return replace(y, choices=replace(y.choices, tuning=t.of_layer(at, num_layers)))
+
+
+def _by_tuning(y: Layout[float], model: Model) -> Iterator[tuple[Layout[float], Counter[Block]]]:
+    """Yield the blocks of a model by what of them trains."""
+    if y.choices.tuning is None or not y.choices.tuning.layer_words:
+        yield y, model.kinds
+        return
+    found: dict[Tuning, Counter[Block]] = {}
+    for at, block in enumerate(model.layers):
+        found.setdefault(y.choices.tuning.of_layer(at, model.num_layers), Counter())[block] += 1
+    for tuning, kinds in found.items():
+        yield replace(y, choices=replace(y.choices, tuning=tuning)), kinds
 
 
 def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iterator[Line]:

@@ -93,7 +93,7 @@ class Training:
     base: str = ""
     """Format of the frozen matrices; empty: 16 bits."""
     trains: tuple[str, ...] = ()
-    """What of the model trains: all, none, embedding, head, norms; empty: nothing beside an adapter, else all."""
+    """What trains: all, none, embedding, head, norms, or layers by number; empty: none beside an adapter, else all."""
     method: str = "sft"
     """What is optimised, one of `OBJECTIVES`."""
     reference: str = ""

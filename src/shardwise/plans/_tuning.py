@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -54,6 +56,8 @@ DROPPING = (
 )  # fmt: skip
 """Methods with dropout before them."""
 TRAINS = ("all", "none", "embedding", "head", "norms")
+LAYER_WORDS = "layers:24-31, first:8, last:8"
+_LAYERS = re.compile(r"(layers):(\d{1,5})(?:-(\d{1,5}))?|(first|last):(\d{1,5})")
 USUAL_RANK = 8  # peft LoraConfig.r, litgpt lora_r
 OFT_BLOCK = 32
 """Features of a block of OFT whose number of blocks is not stated (peft tuners/oft/config.py, oft_block_size)."""
@@ -156,9 +160,33 @@ class Tuning:
         return self.rank if self.adapter == "prefix" else 0
 
     @property
+    def layer_words(self) -> tuple[str, ...]:
+        """Words that name layers of the model that train whole."""
+        return tuple(word for word in self.trains if _LAYERS.fullmatch(word))
+
+    def of_layer(self, at: int, num_layers: int) -> Tuning:
+        """Return the tuning of one layer: what trains whole is not frozen."""
+        whole = any(at in layers_of(word, num_layers) for word in self.layer_words)
+        return replace(self, trains=("all",)) if whole else self
+
+    @property
     def copies(self) -> bool:
         """Whether what trains of the model is a copy beside the frozen original (peft, modules_to_save)."""
         return bool(self.adapter) and self.freezes
+
+
+def layers_of(word: str, num_layers: int) -> range:
+    """Return the layers that a word names of so many, none of a word that names no layers.
+
+    >>> layers_of("last:8", 32), layers_of("layers:24-31", 32), layers_of("head", 32)
+    (range(24, 32), range(24, 32), range(0, 0))
+    """
+    found = _LAYERS.fullmatch(word)
+    if found is None:
+        return range(0)
+    if found[1]:
+        return range(int(found[2]), int(found[3] or found[2]) + 1)
+    return range(int(found[5])) if found[4] == "first" else range(num_layers - int(found[5]), num_layers)
 
 
 def adapter_precision(job: Training, stack: Stack) -> Precision:
@@ -220,8 +248,9 @@ def tuning_problems(job: Training) -> Problems:
         found.add("adapter_precision", job.adapter_precision, "is not a known type of adapters", "use fp32 or bf16")
     if isinstance(job.adapter_dropout, bool) or not 0 <= job.adapter_dropout < 1:
         found.add("adapter_dropout", job.adapter_dropout, "is a share of at least 0 and below 1", "use 0.05")
-    if unknown := [word for word in job.trains if word not in TRAINS]:
-        found.add("trains", ",".join(unknown), "is no part of a model", "use one of " + ", ".join(TRAINS))
+    if unknown := [word for word in job.trains if word not in TRAINS and not _LAYERS.fullmatch(word)]:
+        known = f"use one of {', '.join(TRAINS)}, {LAYER_WORDS}"
+        found.add("trains", ",".join(unknown), "is no part of a model", known)
     if not found.items:
         _together(job, found)
     return found
@@ -235,7 +264,8 @@ def _together(job: Training, found: Problems) -> None:
                 value = getattr(job, name)
                 shown = ",".join(value) if isinstance(value, tuple) else value
                 found.add(name, shown, "belongs to an adapter, and there is none", "add --adapter lora")
-        if job.base and find_base(job.base).narrow and (not job.trains or "all" in job.trains):
+        whole = [word for word in job.trains if word == "all" or _LAYERS.fullmatch(word)]
+        if job.base and find_base(job.base).narrow and (not job.trains or whole):
             found.add("base", job.base, "has weights that cannot be trained", "add --adapter lora")
         return
     if job.targets and job.adapter in VIRTUAL:
@@ -249,5 +279,5 @@ def _together(job: Training, found: Problems) -> None:
         found.add("adapter_dropout", job.adapter_dropout, rule, "leave it out")
     if "experts" in job.targets and job.adapter not in ("lora", "rslora", "lora-plus"):
         found.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
-    if "all" in job.trains:
-        found.add("trains", "all", "trains the weights that adapters freeze", "leave out one of the two")
+    if whole := [word for word in job.trains if word == "all" or _LAYERS.fullmatch(word)]:
+        found.add("trains", ",".join(whole), "trains the weights that adapters freeze", "leave out one of the two")

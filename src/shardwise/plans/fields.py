@@ -14,7 +14,7 @@ from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._precision import SCALINGS
 from shardwise.plans._settings import LOSSES, ROLLOUTS
-from shardwise.plans._tuning import ADAPTERS, TRAINS, base_names
+from shardwise.plans._tuning import ADAPTERS, LAYER_WORDS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
 from shardwise.records import dataclass
 
@@ -192,7 +192,9 @@ TRAINING: tuple[Field, ...] = (
     ),
     _counted("base", "choice", "format of the frozen matrices, such as nf4; left out, 16 bits", choices=base_names()),
     _counted(
-        "trains", "words", f"what of the model trains: {', '.join(TRAINS)}; left out, all, or none with an adapter"
+        "trains",
+        "words",
+        f"what of the model trains: {', '.join(TRAINS)}, {LAYER_WORDS}; left out, all, or none with an adapter",
     ),
     _job("method", "choice", "what is optimised: next tokens, or preferences or rewards", choices=tuple(OBJECTIVES)),
     _job("reference", "choice", "what the method compares with; left out, the framework's own", choices=REFERENCES),

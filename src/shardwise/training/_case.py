@@ -23,6 +23,7 @@ from shardwise.plans import (
     splits_replicas,
     tuning_of,
 )
+from shardwise.plans._tuning import layers_of
 from shardwise.plans.partition import split_layers
 from shardwise.records import dataclass
 from shardwise.training._ledger import idle_layers
@@ -119,8 +120,9 @@ class TrainingCase:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layer of the model under the plan's recompute."""
-        wakes = self.plan.recompute != "none"
-        return kinds_of(self.order, self.partly, wakes or bool(self.plan.modules), wakes)
+        again = self.plan.recompute != "none"
+        wakes = again and bool(self.job.adapter)
+        return kinds_of(self.order, self.partly, again or bool(self.plan.modules), wakes)
 
     @cached_property
     def tuning(self) -> Tuning | None:
@@ -130,7 +132,9 @@ class TrainingCase:
     @cached_property
     def order(self) -> LayerOrder:
         """The distinct layers of the model and their order."""
-        return order_of(self.model, idle_layers(self.model, self.tuning))
+        words, count = self.tuning.layer_words if self.tuning else (), self.model.num_layers
+        whole = {at for word in words for at in layers_of(word, count)}
+        return order_of(self.model, idle_layers(self.model, self.tuning), whole)
 
 
 def partition_of(plan: Plan, num_layers: int, stack: Stack) -> Partition:

@@ -11,7 +11,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, within
 from shardwise.ledger.saved import Checkpoint, rerun
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
-from shardwise.ops.count import whole_layout
+from shardwise.ops.count import of_layer, whole_layout
 from shardwise.ops.layout import Layout
 from shardwise.plans import Plan, Tuning
 from shardwise.records import dataclass
@@ -58,7 +58,7 @@ def units_of(plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...]:
 
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
-    ops = ledgers.block_ops(y, kind.block, model.hidden)
+    ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)
     if y.choices.tuning is not None:
@@ -118,7 +118,9 @@ def idle_layers(model: Model, tuning: Tuning | None) -> int:
     if flow(ledgers.embedding(y, model), False).output:
         return 0
     reached = (
-        at for at, block in enumerate(model.layers) if flow(ledgers.block_ops(y, block, model.hidden), False).output
+        at
+        for at, block in enumerate(model.layers)
+        if flow(ledgers.block_ops(of_layer(y, at, model.num_layers), block, model.hidden), False).output
     )
     return next(reached, model.num_layers - 1) + 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Generic
@@ -45,30 +45,37 @@ class Stages(Generic[X]):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A distinct block of a model, with or without recompute, whose input needs a gradient or does not."""
+    """A distinct block of a model, with or without recompute, whose input needs a gradient or does not.
+
+    `at` is the first layer of the kind where fine-tuning treats layers apart.
+    """
 
     block: Block
     recomputed: bool
     entry: bool = True
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerOrder:
     """The distinct layers of a model, in order of first appearance, and which of them each layer is.
 
-    Where the input of the first `idle` layers needs no gradient, which full training never has, those are apart.
+    Where the input of the first `idle` layers needs no gradient, which full training never has, those are apart; so
+    are those that train `whole` among frozen ones. With each stands the first layer of its kind.
     """
 
-    blocks: tuple[tuple[Block, bool], ...]
+    blocks: tuple[tuple[Block, bool, int], ...]
     layers: tuple[int, ...]
 
 
-def order_of(model: Model, idle: int = 0) -> LayerOrder:
+def order_of(model: Model, idle: int = 0, whole: Collection[int] = ()) -> LayerOrder:
     """Return the distinct layers of a model and their order."""
-    layers = [(block, at >= idle) for at, block in enumerate(model.layers)]
-    blocks = tuple(dict.fromkeys(layers)) if idle else tuple((block, True) for block in model.kinds)
-    index = {one: i for i, one in enumerate(blocks)}
-    return LayerOrder(blocks, tuple(index[one] for one in layers))
+    layers = [(block, at >= idle, at in whole) for at, block in enumerate(model.layers)]
+    if not idle and not whole:
+        layers = [(block, True, False) for block in model.layers]
+    first = {one: at for at, one in reversed([*enumerate(layers)])}
+    index = {one: i for i, one in enumerate(dict.fromkeys(layers))}
+    return LayerOrder(tuple((one[0], one[1], first[one]) for one in index), tuple(index[one] for one in layers))
 
 
 def kinds_of(order: LayerOrder, partly: bool, recomputes: bool, wakes: bool) -> tuple[LayerKind, ...]:
@@ -78,7 +85,7 @@ def kinds_of(order: LayerOrder, partly: bool, recomputes: bool, wakes: bool) -> 
     gradient checkpointing) they `wake` the idle layers, which stay apart: plans of all recompute modes have one order.
     """
     variants = (True, False) if partly else (recomputes,)
-    return tuple(LayerKind(block, v, entry or wakes) for v in variants for block, entry in order.blocks)
+    return tuple(LayerKind(block, v, entry or wakes, at) for v in variants for block, entry, at in order.blocks)
 
 
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:

@@ -10,7 +10,18 @@ from shardwise.models import Model
 from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
-from shardwise.plans import OFT_BLOCK, VIRTUAL, Plan, Stack, Training, Tuning, divisors, tuning_of, tuning_problems
+from shardwise.plans import (
+    OFT_BLOCK,
+    VIRTUAL,
+    Plan,
+    Stack,
+    Training,
+    Tuning,
+    divisors,
+    layers_of,
+    tuning_of,
+    tuning_problems,
+)
 from shardwise.records import dataclass
 
 
@@ -34,10 +45,11 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
         return found
     if plan.layout == "summa":
         found.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
+    _layers(model, tuning, found)
+    if not tuning.adapter and not found.items and not any(trainable_parameters(model, tuning).values()):
+        rule = f"trains nothing of {model.name}"
+        found.add("trains", ",".join(tuning.trains), rule, "name a part that it has, or add --adapter lora")
     if not tuning.adapter:
-        if not any(trainable_parameters(model, tuning).values()):
-            rule = f"trains nothing of {model.name}"
-            found.add("trains", ",".join(tuning.trains), rule, "name a part that it has, or add --adapter lora")
         return found
     _targets(model, job, tuning, found)
     if not found.items and not _adapter_parameters(model, tuning):
@@ -50,6 +62,18 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         found.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
     return found
+
+
+def _layers(model: Model, tuning: Tuning, found: Problems) -> None:
+    """Record layers that a model does not have, and those that share their weights with others."""
+    count = model.num_layers
+    for word in tuning.layer_words:
+        named = layers_of(word, count)
+        if not named or named[0] < 0 or named[-1] >= count:
+            rule = f"names no layers of {model.name}, which has 0 to {count - 1}"
+            found.add("trains", word, rule, f"use for example last:{max(count // 4, 1)}")
+        elif any(block.shared_weights for at in named for block in (model.layers[at], *model.layers[at].also)):
+            found.add("trains", word, "names layers that share their weights with others", "leave out --trains")
 
 
 def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> None:
