@@ -173,3 +173,29 @@ def test_layers_that_a_model_lacks_are_refused(trains: tuple[str, ...], job: dic
     """Layers out of range, beside an adapter or of four bits are named with what may be written."""
     with pytest.raises(InputError, match=said):
         layered(trains, **job)
+
+
+@pytest.mark.parametrize("side", [2, 32, 64])
+def test_blocks_of_oft_have_the_size_that_is_asked(side: int) -> None:
+    """A product of m features has m / b blocks of b (b - 1) / 2 parameters (peft tuners/oft); 32 is what peft takes."""
+    found = report(adapter="oft", oft_block_size=side, targets=("q", "down")).tuning
+    assert found is not None and found.parameters > 0
+    assert found.trainable_parameters == 16 * (2048 + 8192) // side * side * (side - 1) // 2
+    if side == 32:
+        usual = report(adapter="oft", targets=("q", "down")).tuning
+        assert usual is not None and usual.trainable_by_module == found.trainable_by_module
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"adapter": "lora", "oft_block_size": 32}, "oft_block_size = 32: is not of lora"),
+        ({"adapter": "oft", "oft_block_size": 32, "rank": 8}, "says what rank says too"),
+        ({"adapter": "oft", "oft_block_size": 48}, "does not divide the 2048, 8192 features of the layers; use 32"),
+        ({"oft_block_size": 32}, "belongs to an adapter"),
+    ],
+)
+def test_blocks_that_no_layer_has_are_refused(job: dict[str, Any], said: str) -> None:
+    """A size that does not divide what enters the layers, and one beside a rank or another method."""
+    with pytest.raises(InputError, match=said):
+        report(**job)

@@ -233,7 +233,10 @@ def _lost(case: ExportCase, back: Imported) -> Found:
 
 def lost_job(job: Training, theirs: Training) -> Found:
     """Return the fields of a job that did not come back, adapters included, as they were and as they came."""
-    names = ("seq_len", "global_batch", "optimizer", "method", "adapter", "base", "trains", "adapter_dropout")
+    names = (
+        "seq_len", "global_batch", "optimizer", "method", "adapter", "base", "trains", "adapter_dropout",
+        "oft_block_size",
+    )  # fmt: skip
     pairs: Found = {name: (getattr(job, name), getattr(theirs, name)) for name in names}
     if job.adapter and job.adapter == theirs.adapter:
         usual = (rank_of(job), job.targets or USUAL_TARGETS)

@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
-from shardwise.plans import Plan, Recompute, Stack, Training, find_stack, rank_of
+from shardwise.plans import OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 
 _TABLE = "llamafactory.toml"
 _OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))
@@ -106,6 +106,9 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     if method == "lora" and keys.raw("loraplus_lr_ratio") is not None:
         method = "lora-plus"
     found = _trainer.adapted(keys, method, _OFT if kind == "oft" else _LORA)
+    if kind == "oft":
+        side = keys.whole("oft_block_size") or OFT_BLOCK
+        found["oft_block_size"] = 0 if found["rank"] or side == OFT_BLOCK else side
     return found | {"base": _base(keys, bits)}
 
 
@@ -188,6 +191,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     named = _OFT if kind == "oft" else _LORA
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
     tree: dict[str, Any] = {"finetuning_type": kind, named.rank: rank_of(job), named.targets: targets}
+    tree |= {"oft_block_size": job.oft_block_size} if job.oft_block_size else {}
     tree |= {named.dropout: job.adapter_dropout} if job.adapter_dropout else {}
     tree |= {"lora_alpha": round(job.adapter_alpha)} if job.adapter_alpha and kind == "lora" else {}
     switches: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}

@@ -16,7 +16,7 @@ from shardwise.ledger.op import Gradient, Op, Tensor, Weight
 from shardwise.ops.adapter_parts import Module, added, branches, entry, kept_input, low_rank, scaling, step, thin
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, beside
-from shardwise.plans import OFT_BLOCK, Tuning
+from shardwise.plans import Tuning
 
 
 def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: bool = True) -> tuple[Op[X], ...]:
@@ -135,7 +135,7 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op
     for module in chosen:
         came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
         m, T, w = op.inner, op.rows, t.width
-        side = divide(m, t.rank) if t.rank else 0 * m + OFT_BLOCK
+        side = divide(m, t.rank) if t.rank else 0 * m + t.block
         number = divide(m, side)
         elements = number * divide(side * (side - 1), 2)
         weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")

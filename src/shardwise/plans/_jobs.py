@@ -82,6 +82,8 @@ class Training:
     """The method of fine-tuning beside frozen weights, one of `ADAPTERS`; empty: the weights themselves train."""
     rank: int = 0
     """Rank of the adapters, or virtual tokens of prefix and prompt tuning; 0: 8."""
+    oft_block_size: int = 0
+    """Features of a block of OFT; 0: as its rank or peft says."""
     targets: tuple[str, ...] = ()
     """Layers with adapters: all-linear, attention, mlp, experts, embedding, head, or names; empty: all-linear."""
     adapter_alpha: float = 0.0

@@ -125,7 +125,7 @@ class Tuning:
     narrow weights keep their input, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
     `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
     else only those sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one
-    of a `critic` that trains.
+    of a `critic` that trains. OFT without a rank turns blocks of `block` features.
     """
 
     adapter: str
@@ -138,6 +138,7 @@ class Tuning:
     width: int = 2
     autocast: bool = False
     joint: bool = False
+    block: int = OFT_BLOCK
     keeps_inputs: bool = False
     rest_bytes: float = 0.0
     splits_rank: bool = True
@@ -228,6 +229,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         width=4 if precision.compute in ("fp32", "tf32") else 2,
         autocast=stack.adapter_autocast,
         joint=stack.adapter_joint,
+        block=job.oft_block_size or OFT_BLOCK,
         keeps_inputs=narrow and stack.keeps_narrow_inputs,
         rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
@@ -244,6 +246,8 @@ def tuning_problems(job: Training) -> Problems:
         found.add("base", job.base, "is not a known format", "use one of " + ", ".join(_table()))
     if not isinstance(job.rank, int) or isinstance(job.rank, bool) or job.rank < 0:
         found.add("rank", job.rank, "must be a whole number of at least 1", "use 16")
+    if not isinstance(job.oft_block_size, int) or isinstance(job.oft_block_size, bool) or job.oft_block_size < 0:
+        found.add("oft_block_size", job.oft_block_size, "must be a whole number of features of at least 2", "use 32")
     if job.adapter_precision not in ("", "fp32", "bf16"):
         found.add("adapter_precision", job.adapter_precision, "is not a known type of adapters", "use fp32 or bf16")
     if isinstance(job.adapter_dropout, bool) or not 0 <= job.adapter_dropout < 1:
@@ -259,7 +263,7 @@ def tuning_problems(job: Training) -> Problems:
 def _together(job: Training, found: Problems) -> None:
     """Record what does not go together."""
     if not job.adapter:
-        for name in ("rank", "targets", "adapter_dropout", "adapter_precision"):
+        for name in ("rank", "oft_block_size", "targets", "adapter_dropout", "adapter_precision"):
             if getattr(job, name):
                 value = getattr(job, name)
                 shown = ",".join(value) if isinstance(value, tuple) else value
@@ -268,6 +272,13 @@ def _together(job: Training, found: Problems) -> None:
         if job.base and find_base(job.base).narrow and (not job.trains or whole):
             found.add("base", job.base, "has weights that cannot be trained", "add --adapter lora")
         return
+    if job.oft_block_size and job.adapter != "oft":
+        found.add(
+            "oft_block_size", job.oft_block_size, f"is not of {job.adapter}", "leave it out, or use --adapter oft"
+        )
+    elif job.oft_block_size and job.rank:
+        # peft tuners/oft/config.py: "You can only specify either r or oft_block_size, but not both simultaneously"
+        found.add("oft_block_size", job.oft_block_size, "says what rank says too", "give one of the two")
     if job.targets and job.adapter in VIRTUAL:
         rule = f"are linear layers, and {job.adapter} trains tokens"
         found.add("targets", ",".join(job.targets), rule, "leave it out")

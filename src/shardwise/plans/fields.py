@@ -180,6 +180,7 @@ TRAINING: tuple[Field, ...] = (
         "adapter", "choice", "fine-tune with adapters beside frozen weights, by this method", choices=tuple(ADAPTERS)
     ),
     _counted("rank", "whole", "rank of the adapters, or virtual tokens of prefix and prompt; left out, 8", most=65536),
+    _counted("oft_block_size", "whole", "features of a block of OFT, in place of a rank; left out, 32", most=65536),
     _counted(
         "targets",
         "words",

@@ -100,6 +100,11 @@ def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> No
         near = min(divisors(math.gcd(*turned)), key=lambda number: abs(number - tuning.rank))
         rule = f"cannot cut layers of {', '.join(map(str, sorted(turned)))} features into blocks of one size"
         found.add("rank", tuning.rank, rule, f"use {near}, or leave it out for blocks of {OFT_BLOCK}")
+    common = math.gcd(*turned)
+    if job.oft_block_size and (common % tuning.block or tuning.block < 2):
+        near = min((size for size in divisors(common) if size > 1), key=lambda size: abs(size - tuning.block))
+        rule = f"does not divide the {', '.join(map(str, sorted(turned)))} features of the layers"
+        found.add("oft_block_size", tuning.block, rule, f"use {near}")
     # peft takes any rank; one above the smaller side of some layers only is what a default makes of narrow ones.
     if sides and tuning.rank > max(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
         rule = f"is above the smaller side of every target, {max(sides):.0f}"
@@ -122,9 +127,9 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     tuning, notes = tuning_of(job, stack), list[str]()
     if tuning is None or not tuning.adapter:
         return notes
-    if tuning.adapter == "oft" and not job.rank:
+    if tuning.adapter == "oft" and not job.rank and not job.oft_block_size:
         notes.append(f"blocks of {OFT_BLOCK} features: the default of peft")
-    elif not job.rank and tuning.adapter != "ia3":
+    elif not job.rank and tuning.adapter not in ("ia3", "oft"):
         notes.append(f"rank {tuning.rank}: the default of peft")
     if not job.targets and tuning.adapter not in ("prefix", "prompt", "ia3"):
         notes.append(f"targets {','.join(tuning.targets)}: as most recipes (arXiv:2305.14314 section 4)")
