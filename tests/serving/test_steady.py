@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steady import Drawn, draw
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -19,6 +20,7 @@ from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
 from shardwise.serving.load._fleet import requests_of
+from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._steady import Replicas, replicas_of
 
 PLACES = (
@@ -145,12 +147,45 @@ def test_columns_are_their_rows(seed: int) -> None:
     shares = (0.1, 0.5, 0.9)
     wide = Replicas(
         prices=type(form.prices)(**{
-            name: np.repeat(getattr(form.prices, name), 3, axis=1 if name in ("added", "experts") else 0)
-            for name in ("counts", "decode", "added", "experts", "spread", "pieces", "together")
+            name: np.repeat(getattr(form.prices, name), 3, axis=1 if name == "added" else 0)
+            for name in ("counts", "decode", "added", "spread", "pieces", "together")
         }),
         policy=form.policy, moments=form.moments, cache_tokens=np.repeat(form.cache_tokens, 3),
+        batches=batches_of([Plan()] * 3, False),
     )  # fmt: skip
     rates = np.array(shares) * float(form.capacity[0])
     found = wide.at(rates)
     for index, rate in enumerate(rates):
         assert found.row(index) == form.at(rate).row(0)
+
+
+# Configurations of `benchmarks/steady.py` whose simulation is short, with the share of their capacity.
+TOGETHER = (("groups", 1), ("groups", 11), ("groups", 12), ("stages", 5), ("stages", 12))
+
+
+@cache
+def drawn_of(kind: str, seed: int) -> Drawn:
+    """Return a random deployment."""
+    return draw(kind, seed)
+
+
+@pytest.mark.parametrize(("kind", "seed"), TOGETHER)
+def test_batches_that_go_round_together_are_the_simulation(kind: str, seed: int) -> None:
+    """Groups of attention and batches of a pipeline at half of what they carry: each mean within 8 % of a short run."""
+    drawn = drawn_of(kind, seed)
+    rate = 0.5 * drawn.capacity
+    found, steady = drawn.at(rate, 1200, 0), drawn.fleet.at(rate)
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        mean = sum(getattr(r, name) for r in found) / len(found)
+        assert getattr(steady, name) == pytest.approx(mean, rel=0.08), name
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(case=st.sampled_from(TOGETHER), share=st.floats(0.05, 0.95))
+def test_less_load_of_batches_together_never_waits_longer(case: tuple[str, int], share: float) -> None:
+    """What goes round together takes no longer at nine tenths of a load, and is finite below capacity."""
+    drawn = drawn_of(*case)
+    more, less = (drawn.fleet.at(one * share * drawn.capacity) for one in (1.0, 0.9))
+    assert np.isfinite(more.e2e_seconds)
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "running"):
+        assert getattr(less, name) <= getattr(more, name) * 1.005, name

@@ -24,7 +24,8 @@ from shardwise.serving._report import conditions_of
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, headline_of, moments_of, serve, with_tail
-from shardwise.serving.load._prices import lanes_of, load_prices
+from shardwise.serving.load._lockstep import batches_of
+from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
 from shardwise.serving.load._steady import Replicas, most_running
 
@@ -194,10 +195,10 @@ class LoadSearch:
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens), policy=policy, case=case)
         moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
-        lanes = np.array([float(lanes_of(plan)) for plan in plans])
-        most = most_running(policy, moments, tokens[rows], lanes)
-        prices = load_prices(limited, taken(sizes, rows), policy, moments, most)
-        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], lanes=lanes)
+        batches = batches_of(plans, case.model.has_experts)
+        most = most_running(policy, moments, tokens[rows], batches.lanes)
+        prices = load_prices(limited, taken(sizes, rows), policy, moments, most, batches)
+        form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)
         return LoadGroup(
             job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans), policy=policy, case=case
         )

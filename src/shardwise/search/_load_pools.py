@@ -21,7 +21,8 @@ from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load import Policy, Steady, moments_of
 from shardwise.serving.load._fleet import Transfer
-from shardwise.serving.load._prices import lanes_of, load_prices
+from shardwise.serving.load._lockstep import batches_of
+from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
 from shardwise.serving.load._steady import Replicas, chained, most_running
 
@@ -88,9 +89,10 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
     sizes = taken(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())
-    lanes = np.array([float(lanes_of(plan)) for plan in plans])
-    prices = load_prices(limited, sizes, policy, moments, most_running(policy, moments, held[rows], lanes))
-    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows], lanes=lanes)
+    batches = batches_of(plans, case.model.has_experts)
+    most = most_running(policy, moments, held[rows], batches.lanes)
+    prices = load_prices(limited, sizes, policy, moments, most, batches)
+    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows], batches=batches)
     return PoolForms(plans=plans, form=form)
 
 

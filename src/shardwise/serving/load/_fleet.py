@@ -23,7 +23,7 @@ from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
-from shardwise.serving.load._prices import groups_of, lanes_of
+from shardwise.serving.load._lockstep import groups_of, lanes_of
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage

@@ -6,12 +6,11 @@ doubling. Some eighty steps a layout are priced, all in three calls of `step_cos
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
@@ -19,6 +18,7 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import decode_cost, step_cost
+from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid, verified_tokens
 
@@ -35,14 +35,14 @@ class LoadPrices:
     decode: Any
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
-    experts: Any
-    """What of it is products of experts."""
     spread: Any
     """Mean square of what a prompt adds over the square of the mean."""
     pieces: Any
     """Steps that a prompt is spread over."""
     together: Any
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
+    cycles: Cycles | None = None
+    """What several batches take that go round together; None where each layout has one."""
 
 
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
@@ -81,57 +81,141 @@ def places(most: Any) -> Any:
 
 
 def load_prices(
-    case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: LengthMoments, most: Any
+    case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: LengthMoments, most: Any, batches: Batches
 ) -> LoadPrices:
-    """Return the prices of layouts under one policy, each for up to so many sequences."""
-    counts = places(most)
+    """Return the prices of layouts under one policy, each for up to so many sequences of a batch."""
+    counts = places(most * batches.many[:, 0]) / batches.many
     known = np.array(grid(int(np.max(most)), 8, 16), float)
     one, context = np.ones(len(known)), np.full(len(known), moments.context)
     decoding = EngineStep(phase="decode", sequences=known, tokens=one, context=context)
     whole, cached, sampled, _ = _priced(case, sizes, len(counts), decoding)
-    decode, attention = _between(counts, known, whole), _between(counts, known, cached)
-    host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
-    prompts = _prompt_prices(case, sizes, len(counts), policy, moments)
-    beside = counts * verified_tokens(case) if policy.mixed else 0.0 * counts
-    guesses = 0.0 * counts
+    guessed = 0.0 * whole
     if case.draft:
         alone, read, *_ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
-        guesses = _between(counts, known, whole - cached - alone + read)
-    room = np.maximum(policy.step_tokens - beside, 1.0)
-    added, pieces, routed = [], [], []
-    for index, (new, _) in enumerate(moments.prompts):
+        guessed = whole - cached - alone + read
+    steps = _Steps(
+        policy=policy, known=known, decode=whole, sampled=sampled, kept=cached + guessed,
+        host=case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0),
+        verified=verified_tokens(case), prompts=_prompt_prices(case, sizes, len(counts), policy, moments),
+    )  # fmt: skip
+    return steps.of(counts, moments, batches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Added:
+    """What prompts add to a step, by class and number of prompts, and how each class is cut."""
+
+    seconds: Any
+    experts: Any
+    pieces: Any
+    size: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Steps:
+    """Steps at known numbers of sequences, and prompts: what prices of places are made of."""
+
+    policy: Policy
+    known: Any
+    decode: Any
+    sampled: Any
+    kept: Any
+    """What of a decode step is its own beside prompts: what reads the cache, and guesses."""
+    host: float
+    verified: int
+    prompts: _PromptPrices
+
+    def of(self, counts: Any, moments: LengthMoments, batches: Batches) -> LoadPrices:
+        """Return the prices at numbers of sequences."""
+        decode = _between(counts, self.known, self.decode)
+        beside = counts * self.verified if self.policy.mixed else 0.0 * counts
+        room = np.maximum(self.policy.step_tokens - beside, 1.0)
+        every = [self._added(index, new, counts, room) for index, (new, _) in enumerate(moments.prompts)]
+        added = _Added(**{f.name: np.array([getattr(one, f.name) for one in every]) for f in fields(_Added)})
+        mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
+        together = room / new if self.policy.chunked else np.maximum(room // new, 1.0)
+        cycles = None
+        if batches.any:
+            full = fullest(counts, batches.many, moments, self.policy)
+            full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
+            decode = _between(full, self.known, self.decode)
+            first, ends = (
+                cycles_of(self._in_cycles(added, counts, decode, (batches, apart)), decode, batches, self.policy)
+                for apart in (0.0, 1 - moments.overlap)
+            )
+            cycles = replace(first, ends=ends)
+        return LoadPrices(
+            counts=counts,
+            decode=decode,
+            added=mean,
+            spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
+            pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
+            together=together,
+            cycles=cycles,
+        )
+
+    def _added(self, index: int, new: float, counts: Any, room: Any) -> _Added:
+        """Return what 1, 2, ... prompts of a class add."""
+        policy, prompts, zero = self.policy, self.prompts, np.zeros_like(counts)
         if not new:
-            added.append([np.zeros_like(counts)] * PROMPTS)
-            routed.append(added[-1])
-            pieces.append(np.zeros_like(counts))
-            continue
+            return _Added(seconds=[zero] * PROMPTS, experts=[zero] * PROMPTS, pieces=zero, size=zero)
+        beside = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
+        already = 0.0
+        if policy.mixed:
+            already = _between(counts, self.known, self.kept) - _between(counts, self.known, self.decode)
         costs, experts = [], []
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             step = prompts.step(index, beside + many * size, many)
-            step = step + _between(beside + many, known, sampled) + host * np.maximum(beside + many - 1, 0)
-            apart = prompts.expert(beside + many * size) - prompts.expert(beside)
-            experts.append(apart * np.maximum(k / fit, 1.0) * steps)
-            costs.append(
-                (step + attention + guesses - decode if policy.mixed else step) * np.maximum(k / fit, 1.0) * steps
-            )
-        added.append(costs)
-        routed.append(experts)
-        pieces.append(np.ceil(steps - 1e-9))
-    each = np.array(added)
-    mean = each.mean(axis=0)
-    new = max(moments.new_tokens, 1.0)
-    return LoadPrices(
-        counts=counts,
-        decode=decode,
-        added=mean,
-        experts=np.array(routed).mean(axis=0),
-        spread=(each[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
-        pieces=np.array(pieces).mean(axis=0),
-        together=room / new if policy.chunked else np.maximum(room // new, 1.0),
-    )
+            step = step + _between(beside + many, self.known, self.sampled)
+            step = step + self.host * np.maximum(beside + many - 1, 0)
+            times = np.maximum(k / fit, 1.0) * steps
+            costs.append((step + already) * times)
+            before = prompts.expert(beside) if policy.mixed else 0.0
+            experts.append((prompts.expert(beside + many * size) - before) * times)
+        return _Added(seconds=costs, experts=experts, pieces=steps, size=size)
+
+    def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
+        """Return the prices of cycles; prompts that are cut count once a piece."""
+        batches, unlike = shape
+        pieces, many = np.maximum(added.pieces, 1.0)[:, None], batches.many
+        tokens = counts * self.verified
+        room = np.maximum(self.policy.step_tokens - (tokens if self.policy.mixed else 0.0), 1.0)
+        apart = np.where(batches.piped, 0.0, added.experts)
+        own = (added.seconds - apart) / pieces
+        means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
+        shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
+        beside = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
+        # What a step has no room for runs in the next, with those that came later.
+        fit = np.maximum(np.floor(room / np.maximum(size, 1.0)), 1.0)
+        longest, mean, experts, taken = [], [], [], []
+        for k in PRICED:
+            each, some = crowded(k, batches, self.policy, unlike)
+            each = np.minimum(each, np.maximum(fit, k / many))
+            taken.append(some)
+            at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
+            low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
+            share = np.clip(each - at[0] - 1, 0.0, 1.0)
+            all_own = (low + share * (high - low)) * np.maximum(each / PROMPTS, 1.0)
+            # The longest of some prompts by equal classes of lengths; sums of several spread with their root.
+            most = sum(((shares[c + 1] ** some) - shares[c] ** some) * alone[c] for c in range(classes))
+            longest.append(all_own + np.sqrt(each) * (most - means[0]))
+            mean.append(all_own / each)
+            if self.policy.mixed:
+                routed = self.prompts.expert(tokens + k * size / many) - self.prompts.expert(tokens)
+            else:
+                routed = self.prompts.expert((k * size + (many - some) * tokens) / many)
+            experts.append(np.where(batches.piped, 0.0, routed))
+        return CyclePrices(
+            longest=np.array(longest),
+            mean=np.array(mean),
+            experts=np.array(experts),
+            beside=beside,
+            pieces=pieces[:, 0].mean(axis=0),
+            taken=np.array(taken),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,35 +257,3 @@ def _prompt_prices(
         start=cached[:, end, None],
         attention=cached[:, end + 1 :],
     )
-
-
-# The expected most of normal values, in standard deviations, by doublings of their number (Tippett 1925).
-_MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
-
-
-def in_step(prices: LoadPrices, policy: Policy, moments: LengthMoments, groups: Any) -> LoadPrices:
-    """Return the prices of a group that steps with others: a decode step is that of the fullest.
-
-    Where requests are taken in turns each group has them with 1 / G of the variance, as far as outputs are alike.
-    """
-    groups = np.asarray(groups, float)
-    if not (groups > 1).any():
-        return prices
-    most = np.interp(np.log2(groups), range(len(_MOST_OF)), _MOST_OF)[:, None]
-    share = (1 - moments.overlap * (1 - 1 / groups))[:, None] if policy.balances == "turns" else 1 / groups[:, None]
-    fullest = prices.counts + most * np.sqrt(share * prices.counts)
-    rows = zip(fullest, prices.counts, prices.decode, strict=True)
-    return replace(prices, decode=np.array([np.interp(n, counts, decode) for n, counts, decode in rows]))
-
-
-def groups_of(plan: Plan, has_experts: bool) -> int:
-    """Return the groups of attention data parallelism that share the experts of a replica."""
-    return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
-
-
-def lanes_of(plan: Plan) -> int:
-    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
-
-    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
-    """
-    return plan.pp if plan.ep * plan.etp <= plan.tp else 1

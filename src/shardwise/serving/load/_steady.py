@@ -18,136 +18,27 @@ from typing import Any, Generic, cast
 
 import numpy as np
 
-from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
+from shardwise.ledger.number import X
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
-from shardwise.serving.load._prices import PROMPTS, LoadPrices, groups_of, in_step, lanes_of, load_prices
+from shardwise.serving.load._lockstep import Batches, Cycles, batches_of
+from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
+from shardwise.serving.load._tempo import (
+    FULL,
+    BatchLoad,
+    Tempo,
+    first_token_seconds,
+    lingering_seconds,
+    slot_factor,
+    step_seconds,
+)
 
-# Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
-_FULL = 0.97
 _ROUNDS = 6
 # Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
 _EQUAL = 0.999
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchLoad(Generic[X]):
-    """A replica while a number of sequences decode, at a rate of requests: seconds unless said otherwise."""
-
-    rate: X
-    decode: X
-    """A decode step without prompts."""
-    prompt: X
-    """What a prompt adds, where as many share a step as arrive in one."""
-    first_prompt: X
-    """The same in the first step after a decode step, where prompts run in steps of their own."""
-    own: X
-    """What its own prompt adds for a request, without those of other groups of attention."""
-    spread: X
-    """Mean square of what a prompt adds over the square of its mean."""
-    pieces: X
-    together: X
-    """Prompts that a step has room for."""
-
-    @property
-    def load(self) -> X:
-        """Share of the time that prompts take."""
-        return minimum(self.rate * self.prompt, _FULL)
-
-
-def step_seconds(b: BatchLoad[X], policy: Policy) -> X:
-    """Return seconds of a decode step with the prompts of those who arrive in it, and of those who arrive in theirs."""
-    if policy.mixed:
-        return b.decode / (1 - b.load)
-    return b.decode + b.decode * (b.rate * b.first_prompt) / (1 - b.load)
-
-
-def _batch_seconds(b: BatchLoad[X]) -> X:
-    """Return the mean seconds of a step of prompts alone, as who arrives in one sees it."""
-    return b.prompt * (1 + b.rate * b.decode * (1 - b.load)) / (1 - b.load * b.load)
-
-
-def _backlogged(b: BatchLoad[X]) -> X:
-    """Return seconds a prompt where every step is full of them."""
-    return b.decode / b.together + b.own
-
-
-def _own_batch(b: BatchLoad[X]) -> X:
-    """Return the prompts that share a step of prompts alone, as one of them sees it."""
-    arrived = b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
-    return minimum(maximum(b.together, 1.0), 1 + arrived)
-
-
-def exponential(x: X) -> X:
-    """Return e to any number."""
-    return raised(math.e, x)
-
-
-def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
-    """Return seconds by which prompts delay a request beyond their mean share of its steps.
-
-    Who has just got a first token came with others, whose prompts are still to run: the prompts left then, less those
-    that are left at the end of a decode step.
-    """
-    if not policy.mixed:
-        behind = b.rate * b.prompt * b.own * b.spread / (2 * (1 - b.load)) + b.decode / 2
-        own = _own_batch(b)
-        arrived = 1 + b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
-        left = b.load * (own * b.prompt + (1 - own / arrived) * behind)
-        return maximum((left - b.load * b.decode) / (1 - b.load), -0.9 * moments.steps * b.decode)
-    joint = b.prompt * b.load / ((1 - b.load) * (1 - b.load) * (1 + b.load))
-    each = _backlogged(b)
-    busy = minimum(b.rate * each, _FULL)
-    queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
-    # Ends of steps see less than a moment in time does: steps with prompts are longer.
-    steps = busy / each / b.together
-    seen = (b.rate * b.prompt * queue + busy * b.prompt * moments.new_cv2 / 2) * (
-        steps / (steps + (1 - busy) / b.decode) / busy
-    )
-    left = maximum(b.rate * b.prompt * (queue + each) - seen, 0.0) / (1 - b.load)
-    # A queue that outlasts a request delays it no more than others.
-    lasting = moments.steps * b.decode / (1 - b.load)
-    left = left * lasting / (lasting + each * moments.new_cv2 / ((1 - busy) * (1 - busy)))
-    arriving = maximum(b.rate * (b.decode / (1 - b.load) + b.prompt * b.load / (1 - b.load * b.load)), 0.1)
-    single = exponential((1 - maximum(b.together, 1.0)) / arriving)
-    return single * left + (1 - single) * joint
-
-
-def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
-    """Return mean seconds from arrival to the first token where a sequence has a place at once."""
-    if not policy.mixed:
-        # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
-        ahead = b.rate * b.prompt * b.own * b.spread / (2 * (1 - b.load))
-        return ahead + b.decode * policy.receive_steps / 2 + b.own + b.own * (_own_batch(b) - 1) / 2
-    usual, each = step_seconds(b, policy), _backlogged(b)
-    busy, many = minimum(b.rate * each, _FULL), maximum(b.together, 1.0)
-    prompts = b.own * many
-    share = minimum(b.rate * usual / many, 0.99)
-    gated = b.rate * usual * b.prompt * b.own * b.spread / (1 - b.load * b.load)
-    variance = minimum(gated, prompts * prompts * share * (1 - share))
-    present = usual + variance / usual
-    mates = b.own * minimum(b.rate * present, many - 1)
-    # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
-    left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
-    whole = present / 2 + b.decode + b.own + mates + left * each
-    cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.own
-    cut = cut + busy * each * moments.new_cv2 / (2 * (1 - busy))
-    found = above(b.together, 1, whole, cut)
-    return found + usual if policy.async_scheduling else found
-
-
-def slot_factor(busy: X, slots: X, cv2: float) -> X:
-    """Return the wait for one of m servers over that of M/M/m, for service times of a squared cv.
-
-    Cosmetatos 1975 for constant times, Bjorklund and Elldin 1964 between.
-    """
-    slots_4 = raised(2.0, log2(4 + 5 * slots) / 2) - 2
-    constant = 0.5 * (1 + maximum(1 - busy, 0.0) * (slots - 1) * slots_4 / (16 * busy * slots))
-    share = min(cv2, 1.0)
-    return share * max(cv2, 1.0) + (1 - share) * constant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,44 +86,17 @@ def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lane
 class Replicas:
     """The closed form of one replica of each layout: `at` gives its means at a rate.
 
-    A replica of several pipeline stages runs as many batches (`lanes`), each of which is a queue of its own.
+    Seconds are of each of its batches: groups of attention, or those in flight through pipeline stages.
     """
 
     prices: LoadPrices
     policy: Policy
     moments: LengthMoments
     cache_tokens: Any
-    lanes: Any = 1.0
-    groups: Any = 1.0
-    """Groups of attention that step together, of one of which all else is."""
+    batches: Batches
 
-    @cached_property
-    def _together(self) -> Any:
-        """Groups of each layout as a column, None where all have one."""
-        groups = np.asarray(self.groups, float).reshape(-1, 1)
-        return groups if (groups > 1).any() else None
-
-    def _slowest(self, arrivals: Any) -> Any:
-        """Return what a prompt adds to the steps of its group, where the group with most prompts decides of each.
-
-        Prompts of a step are Poisson in every group: the most of G are at most k with the chance of one to the power of
-        G. Experts take the tokens of all groups.
-        """
-        if self._together is None:
-            return self._shared(arrivals)
-        p, mean = self.prices, np.maximum(arrivals, 1e-9)
-        chance = np.exp(-mean)
-        below, before, whole = chance, chance**self._together, 0.0
-        for k in range(PROMPTS):
-            chance = chance * mean / (k + 1)
-            below = np.minimum(below + chance, 1.0)
-            most = below**self._together
-            whole, before = whole + (most - before) * (p.added[k] - p.experts[k]), most
-        beyond = (1 - before) * np.maximum(mean, PROMPTS) / PROMPTS
-        return (whole + beyond * (p.added[-1] - p.experts[-1])) / mean + p.experts[0]
-
-    def _shared(self, arrivals: Any) -> Any:
-        """Return what a prompt adds where those of a step are Poisson with a mean."""
+    def _added(self, arrivals: Any) -> Any:
+        """Return what a prompt adds to a step in which so many arrive on average; of several batches, to a cycle."""
         mean = np.maximum(arrivals, 1e-9)
         chance, whole, seen = np.exp(-mean), 0.0, 0.0
         for k in range(1, PROMPTS + 1):
@@ -251,12 +115,15 @@ class Replicas:
         ended = p.counts / max(steps, 1.0)
         if self.moments.overlap > _EQUAL:
             ended = np.maximum(ended, np.minimum(p.together, p.counts))
-        return p.counts / (steps * p.decode + p.counts * self._slowest(ended))
+        found = p.counts / (steps * p.decode + p.counts * self._added(ended))
+        if p.cycles is None:
+            return found
+        return np.where(self.batches.many > 1, self._cycle_rates(p.cycles), found)
 
     @cached_property
     def capacity(self) -> Any:
-        """Requests a second that a replica with a full queue is served at."""
-        return self._rates[:, -1] * self.lanes
+        """Requests a second that a replica with a full queue is served at, or one of its groups of attention."""
+        return self._rates[:, -1] * self.batches.lanes
 
     @cached_property
     def _weights(self) -> Any:
@@ -272,16 +139,64 @@ class Replicas:
         p, policy = self.prices, self.policy
         rate = np.broadcast_to(np.asarray(rate, float), p.counts.shape[:1])[:, None]
         arrivals = rate * p.decode
-        first = self._slowest(arrivals)
+        first = self._added(arrivals)
         for _ in range(_ROUNDS):
-            prompt = self._slowest(arrivals)
-            load = np.minimum(rate * prompt, _FULL)
+            prompt = self._added(arrivals)
+            load = np.minimum(rate * prompt, FULL)
             more = prompt * arrivals / -np.expm1(-np.maximum(arrivals, 1e-12))
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
-            own=prompt if self._together is None else self._shared(arrivals),
             spread=p.spread, pieces=p.pieces, together=p.together,
+        )  # fmt: skip
+
+    def _tempo(self, rate: Any) -> Tempo[Any]:
+        """Return the pace of one batch at every number of its sequences."""
+        p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
+        empty = b.prompt[:, :1] + b.rate * b.prompt[:, :1] ** 2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
+        found = Tempo(
+            step=step_seconds(b, policy), lingering=lingering_seconds(b, moments, policy), load=b.load,
+            first=first_token_seconds(b, moments, policy), empty=empty,
+            placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
+        )  # fmt: skip
+        if p.cycles is None:
+            return found
+        other, several = self._cycle_tempo(p.cycles, b.rate), self.batches.many > 1
+        names = (f.name for f in fields(Tempo))
+        return Tempo(**{name: np.where(several, getattr(other, name), getattr(found, name)) for name in names})
+
+    def _cycle_rates(self, cycles: Cycles) -> Any:
+        """Return requests a second of a batch among others, while so many sequences run and others wait.
+
+        Equal answers end together as they began.
+        """
+        ends, p, steps, pieces = cycles.ends or cycles, self.prices, self.moments.steps, cycles.pieces
+        prompts = ends.ended(p.counts, steps)
+        if self.moments.overlap > _EQUAL:
+            # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
+            bunch = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
+            bunch = np.sqrt(prompts * np.maximum(bunch, prompts))
+            share, cycle = ends.look(ends.share, bunch), ends.look(ends.mean, bunch)
+            less = prompts / bunch
+            going = 1 - share * less
+            return p.counts * going / (steps + pieces * going) / (ends.decode + (cycle - ends.decode) * less)
+        going = 1 - ends.look(ends.share, prompts)
+        return p.counts * going / (steps + pieces * going) / ends.look(ends.mean, prompts)
+
+    def _cycle_tempo(self, cycles: Cycles, rate: Any) -> Tempo[Any]:
+        """Return the pace of batches that go round together."""
+        policy, rate = self.policy, rate * self.batches.many * cycles.pieces
+        at = cycles.going(rate)
+        if policy.balance_steps:
+            held = (self.prices.counts >= 1) & ~self.batches.piped
+            at = cycles.held(at, rate, np.where(held, policy.balance_steps, 1))
+        step = at.cycle / (1 - cycles.over(cycles.share, at))
+        first = at.square / at.cycle / 2 + at.own + (self.prices.pieces - 1) * at.cycle
+        following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
+        return Tempo(
+            step=step, lingering=following / (1 - at.keeps), load=1 - cycles.decode / step,
+            first=first + at.cycle if policy.async_scheduling else first,
+            empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * self.prices.pieces,
         )  # fmt: skip
 
     def _likely(self, ratio: Any, width: Any, tail: Any) -> tuple[Any, Any]:
@@ -290,7 +205,7 @@ class Replicas:
         `ratio` is that of n sequences to n - 1, of a distribution `width` times as wide.
         """
         # log p(n) at the places: the sum of logs of the ratios between, by trapezoids.
-        logs = np.log(ratio) / width
+        logs = np.log(ratio) / width * self.batches.many
         logs[:, -1] = np.minimum(logs[:, -1], 1.0)
         gaps = np.diff(self.prices.counts, axis=-1)
         # Between places a and b lie the ratios of a + 1 ... b: trapezoids from a to b, shifted by half a sequence.
@@ -303,18 +218,18 @@ class Replicas:
         """Return the means at so many requests a second of each layout."""
         with np.errstate(all="ignore"):
             asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
-            lane = self._at(asked / self.lanes)
-        return replace(lane, capacity=self.capacity, rate=asked, running=lane.running * self.lanes)
+            lane = self._at(asked / self.batches.lanes)
+        return replace(lane, capacity=self.capacity, rate=asked, running=lane.running * self.batches.lanes)
 
     def _at(self, rate: Any) -> Steady[Any]:
-        p, moments, policy = self.prices, self.moments, self.policy
+        p, moments = self.prices, self.moments
         most_served = self._rates[:, -1]
         n, steps = p.counts, max(moments.steps, 1e-9)
-        b = self.loads(rate)
-        lingering = lingering_seconds(b, moments, policy)
-        seconds = step_seconds(b, policy) + lingering / steps
+        pace = self._tempo(rate)
+        lingering, load = pace.lingering, pace.load
+        seconds = pace.step + lingering / steps
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
-        width = 1 + (1 / (1 - b.load) ** 2 - 1) * moments.overlap
+        width = 1 + (1 / (1 - load) ** 2 - 1) * moments.overlap
         tail = np.minimum(rate / most_served, 0.999)
         ratio = rate[:, None] * steps * seconds / n
         likely, beyond = self._likely(ratio, width, tail)
@@ -326,13 +241,10 @@ class Replicas:
         chance, past = scale[:, None] * weighted, scale * beyond
         empty = np.maximum(1 - chance.sum(axis=-1) - past, 0.0)
         # Prompts that run hold places too, in a stage of their own before the decode steps.
-        own = b.own + (b.decode * b.pieces if policy.mixed else 0.0)
-        placed = ratio + rate[:, None] * own / n
-        bunches = (weighted / (1 - b.load)).sum(axis=-1) / weighted.sum(axis=-1)
+        placed = ratio + rate[:, None] * pace.placed / n
+        bunches = (weighted / (1 - load)).sum(axis=-1) / weighted.sum(axis=-1)
         waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches)
-        first = first_token_seconds(b, moments, policy)
-        alone = b.own[:, 0] + b.rate[:, 0] * b.prompt[:, 0] * b.own[:, 0] * b.spread[:, 0] / (2 * (1 - b.load[:, 0]))
-        ttft = (chance * first).sum(axis=-1) + past * first[:, -1] + empty * alone + waiting
+        ttft = (chance * pace.first).sum(axis=-1) + past * pace.first[:, -1] + empty * pace.empty[:, 0] + waiting
         # Seconds a token as requests have it: short answers linger as long as others.
         more = (weighted * n * lingering / seconds).sum(axis=-1) / (weighted * n).sum(axis=-1) * tpot
         per_token = tpot + more * (moments.inverse_steps - 1 / steps)
@@ -364,7 +276,7 @@ class Replicas:
     def _pooled(self) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
-        return (1 / np.asarray(self.groups, float) + cv2) / (1 + cv2)
+        return (1 / self.batches.many[:, 0] + cv2) / (1 + cv2)
 
 
 def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
@@ -388,9 +300,8 @@ def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share:
 
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
-    held, lanes = np.array([float(cache_tokens)]), np.array([float(lanes_of(case.plan))])
+    held, batches = np.array([float(cache_tokens)]), batches_of([case.plan], case.model.has_experts)
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
-    groups = np.array([float(groups_of(case.plan, case.model.has_experts))])
-    prices = load_prices(case, sizes, policy, moments, most_running(policy, moments, held, lanes))
-    prices = in_step(prices, policy, moments, groups)
-    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, lanes=lanes, groups=groups)
+    most = most_running(policy, moments, held, batches.lanes)
+    prices = load_prices(case, sizes, policy, moments, most, batches)
+    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, batches=batches)

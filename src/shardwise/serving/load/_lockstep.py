@@ -1,0 +1,295 @@
+"""Batches of a replica that go round together: groups of attention, or the batches of a pipeline, in closed form.
+
+A cycle is a step of every batch. Groups of attention exchange tokens in every layer: a cycle is as long as the step of
+the fullest group, or of the longest prompts, and experts take the tokens of all. The batches of a pipeline follow each
+other through its stages: nobody overtakes, so that a decode cycle is a step of the fullest batch, too. A prompt of P
+times e seconds keeps every stage for e longer; where none of the P - 1 steps behind has one, all of them wait P - 1
+times as long again behind it.
+
+Engines share out requests evenly: K prompts that arrive in a cycle are in min(K, B) of B batches, at most ceil(K / B)
+in one. K is Poisson. What a cycle takes is tabulated by the mean of K once for all rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from shardwise.plans import Plan
+from shardwise.records import dataclass
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._requests import LengthMoments
+
+# Prompts of a cycle that are priced; between them prices lie on lines.
+PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_MEANS = np.geomspace(0.01, 200.0, 28)
+_CHANCES = np.exp(-_MEANS)[:, None, None]
+# The expected most of normal values, in standard deviations, by doublings of their number (Tippett 1925).
+_MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
+# How far the fullest of many batches is above their mean where each request goes to that with the fewest, simulated
+# with exponential to equal answers: 0.67 to 0.75 of 8 and 16 batches, 0.42 to 0.50 of 2.
+_FEWEST = 0.8
+
+
+def fullest(mean: Any, batches: Any, moments: LengthMoments, policy: Policy) -> Any:
+    """Return the sequences of the fullest of so many batches; in turns they spread as far as answers differ."""
+    apart = 1 - 1 / batches
+    if policy.balances != "turns":
+        return np.maximum(mean + _FEWEST * apart, 1.0)
+    return np.maximum(mean + apart / 2 + _most_of(batches) * np.sqrt(mean * apart * (1 - moments.overlap)), 1.0)
+
+
+def _most_of(batches: Any) -> Any:
+    return np.interp(np.log2(batches), range(len(_MOST_OF)), _MOST_OF)
+
+
+def crowded(prompts: float, batches: Batches, policy: Policy, apart: Any = 0.0) -> tuple[Any, Any]:
+    """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1].
+
+    In turns each of B takes every B-th; others take more where they have fewer sequences, `_FEWEST` of which they are
+    apart. Where prompts take the places of sequences that ended apart from each other they are in any batch.
+    """
+    many = batches.many
+    even = np.ceil(prompts / many)
+    if policy.balances != "turns":
+        even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
+    share, other = prompts / many, 1 - 1 / many
+    random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
+    some = many * (1 - other**prompts)
+    return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """How many batches each layout has under way: groups of attention, or one a pipeline stage; columns."""
+
+    groups: Any
+    lanes: Any
+
+    @property
+    def many(self) -> Any:
+        """Batches of a layout: [layout, 1]."""
+        return (self.groups * self.lanes)[:, None]
+
+    @property
+    def piped(self) -> Any:
+        """Whether they follow each other through stages: [layout, 1]."""
+        return (self.lanes > 1)[:, None]
+
+    @property
+    def any(self) -> bool:
+        """Whether any layout has several."""
+        return bool((self.many > 1).any())
+
+
+def batches_of(plans: Sequence[Plan], has_experts: bool) -> Batches:
+    """Return the batches of layouts.
+
+    >>> batches_of([Plan(pp=4), Plan(tp=2, ep=8)], True)
+    Batches(groups=array([1., 4.]), lanes=array([4., 1.]))
+    """
+    groups = np.array([float(groups_of(plan, has_experts)) for plan in plans])
+    return Batches(groups=groups, lanes=np.array([float(lanes_of(plan)) for plan in plans]))
+
+
+def groups_of(plan: Plan, has_experts: bool) -> int:
+    """Return the groups of attention data parallelism that share the experts of a replica."""
+    return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
+
+
+def lanes_of(plan: Plan) -> int:
+    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
+
+    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
+    """
+    return plan.pp if plan.ep * plan.etp <= plan.tp else 1
+
+
+@cache
+def _weights() -> tuple[Any, Any]:
+    """Return the weights of 0 and `PRICED` prompts in means over Poisson numbers of them, and over one prompt more."""
+    k = np.arange(420)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
+    chance = np.exp(k * np.log(_MEANS)[:, None] - _MEANS[:, None] - logs)
+    at = np.array((0, *PRICED))
+
+    def hats(numbers: Any) -> Any:
+        i = np.clip(np.searchsorted(at, numbers, side="right") - 1, 0, len(at) - 2)
+        share = (numbers - at[i]) / (at[i + 1] - at[i])
+        found = np.zeros((len(numbers), len(at)))
+        found[np.arange(len(numbers)), i] = 1 - share
+        found[np.arange(len(numbers)), i + 1] = share
+        return found
+
+    return chance @ hats(k), chance @ hats(k + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CyclePrices:
+    """Seconds of batches in a cycle: arrays [prompts, layout, place], of `PRICED` prompts in all of them."""
+
+    longest: Any
+    """What the longest prompts of a batch add, or take in a step of their own."""
+    mean: Any
+    """The mean of each prompt of a batch with as many."""
+    experts: Any
+    """What experts add, or take, with the tokens of all batches; 0 in a pipeline."""
+    beside: Any
+    """A decode step of those without prompts, but for experts: [layout, place]."""
+    taken: Any
+    """Batches that have prompts: [prompts, layout, 1]."""
+    pieces: Any
+    """Steps that a prompt is spread over: [layout, place]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Going:
+    """How cycles with prompts and without follow each other at a rate: [layout, place]."""
+
+    none: Any
+    """Mean prompts that arrive in a cycle without."""
+    some: Any
+    """The same of a cycle with prompts."""
+    short: Any
+    """Share of cycles without."""
+    keeps: Any
+    """How much of its excess a cycle hands on to the next."""
+    cycle: Any
+    square: Any
+    """Mean square of the time between two cycles in which prompts may start, over that of cycles."""
+    own: Any
+    """The cycle in which a prompt runs that has arrived."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycles:
+    """Tables of cycles by the mean number of prompts that arrive in one: [mean, layout, place]."""
+
+    batches: Any
+    decode: Any
+    mean: Any
+    """A cycle."""
+    square: Any
+    """Mean square of a cycle."""
+    after: Any
+    """A cycle with one prompt more."""
+    share: Any
+    """Batches that run prompts alone in a cycle, over all."""
+    first: Any
+    """A cycle with one prompt alone."""
+    pieces: Any
+    """Prompts of all these count as so many."""
+    ends: Cycles | None = None
+    """The same where prompts take the places of sequences that ended; None where that is no different."""
+
+    def look(self, table: Any, mean: Any) -> Any:
+        """Return a table at mean numbers of prompts [layout, place]."""
+        at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
+        i = np.minimum(at.astype(int), len(_MEANS) - 2)
+        share = np.clip((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 0.0, 1.0)
+        low, high = (np.take_along_axis(table, j[None], 0)[0] for j in (i, i + 1))
+        return low + share * (high - low)
+
+    def going(self, rate: Any) -> Going:
+        """Return what cycles are where so many prompts arrive a second, [layout, place].
+
+        Prompts of a cycle are Poisson about what arrives in the one before, which had prompts or none: short cycles
+        follow short ones. What arrives in one with prompts solves p = p exp(-m0) + (1 - p) exp(-m1) for the share p of
+        cycles without, and m1 = rate c1 for the mean cycle with.
+        """
+        none = rate * self.decode
+        stays, after = np.exp(-none), self.look(self.mean, none)
+        chance = _CHANCES
+        share = chance / (1 - stays + chance)
+        found = share * (after - self.decode) + (1 - share) * self.mean
+        some = _crossing(rate * found / (1 - share))
+        chance = np.exp(-some)
+        short = chance / (1 - stays + chance)
+        cycle, square = (self._over(table, short, (none, some)) for table in (self.mean, self.square))
+        # Who arrives sees more of long cycles.
+        whole, quick = (square - short * self.decode**2), short * self.decode
+        later = self.look(self.after, rate * whole / np.maximum(cycle - quick, 1e-12))
+        own = (quick * self.look(self.after, none) + (cycle - quick) * later) / cycle
+        return Going(
+            none=none, some=some, short=short, keeps=np.maximum(stays - chance, 0.0), cycle=cycle, square=square,
+            own=own,
+        )  # fmt: skip
+
+    def held(self, at: Going, rate: Any, steps: Any) -> Going:
+        """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
+        cycle = at.cycle
+        for _ in range(4):
+            wait = np.clip(self.batches / np.maximum(rate * cycle, 1e-9), 1.0, steps)
+            together = rate * cycle * wait
+            cycle = ((wait - 1) * self.decode + self.look(self.mean, together)) / wait
+        same = wait <= 1
+        other = replace(
+            at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, cycle=cycle,
+            square=wait * cycle**2, own=self.look(self.after, together),
+        )  # fmt: skip
+        return Going(**{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(Going)})
+
+    def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:
+        return short * self.look(table, means[0]) + (1 - short) * self.look(table, means[1])
+
+    def over(self, table: Any, at: Going) -> Any:
+        """Return the mean of a table over cycles."""
+        return self._over(table, at.short, (at.none, at.some))
+
+    def ended(self, counts: Any, steps: float) -> Any:
+        """Return the mean prompts that follow on those who end in a cycle, while so many sequences run in each batch.
+
+        Batches that run prompts alone end nothing then.
+        """
+        going = 1 - self.share
+        return _crossing(self.batches * counts * going / (steps + self.pieces * going) * self.pieces)
+
+
+def _crossing(found: Any) -> Any:
+    """Return the mean prompts at which as many are found as there are, of what is found at each of the table's means.
+
+    >>> _crossing(np.full((28, 1, 1), 2.5)).round(6).tolist()
+    [[2.5]]
+    """
+    over = found - _MEANS[:, None, None]
+    i = np.clip(np.argmax(over < 0, axis=0), 1, None)[None]
+    low, high = (np.take_along_axis(over, j, 0)[0] for j in (i - 1, i))
+    share = np.clip(low / np.maximum(low - high, 1e-12), 0.0, 1.0)
+    between = _MEANS[i[0] - 1] + share * (_MEANS[i[0]] - _MEANS[i[0] - 1])
+    return np.where(over[-1] > 0, _MEANS[-1], np.where(over[0] < 0, found[0], between))
+
+
+def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) -> Cycles:
+    """Return the tables of layouts, each with its batches."""
+    batches, piped = every.many, every.piped
+    (weights, after), k = _weights(), np.array(PRICED, float)[:, None, None]
+    taken, none = prices.taken / batches, np.zeros((1, *decode.shape))
+    if policy.mixed:
+        longest, stages = prices.longest, prices.mean * k / batches
+        joined = decode + prices.longest + prices.experts
+        share = none + 0 * k
+    else:
+        longest = np.maximum(prices.longest, np.where(taken < 0.999, prices.beside, 0.0)) - prices.beside
+        stages = prices.mean * k / batches - taken * prices.beside
+        joined = prices.beside + longest + prices.experts
+        share = none + taken
+    behind = (1 - 1 / batches) * longest
+    whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
+    # Of those that follow each other a prompt ends before half of the others.
+    own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
+    mean = np.tensordot(weights, whole, 1)
+    means = _MEANS[:, None, None]
+    # A step with prompts is followed by none of those that come right behind it.
+    last = batches * -np.expm1(-means / batches) * np.exp(-means * (1 - 1 / batches)) / -np.expm1(-means)
+    behind = np.tensordot(weights[:, 1:], behind, 1)
+    mean = mean - np.where(piped, (1 - last) * behind, 0.0)
+    return Cycles(
+        batches=batches, decode=decode, mean=mean, pieces=prices.pieces,
+        square=np.tensordot(weights, whole**2, 1), after=np.tensordot(after, own, 1),
+        share=np.tensordot(weights[:, 1:], share, 1), first=whole[1] - (decode if policy.mixed else 0.0),
+    )  # fmt: skip

@@ -1,0 +1,147 @@
+"""The pace of one batch at a number of sequences, in formulas of plain or traced numbers and columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Generic
+
+from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
+from shardwise.records import dataclass
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._requests import LengthMoments
+
+# Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
+FULL = 0.97
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLoad(Generic[X]):
+    """A replica while a number of sequences decode, at a rate of requests: seconds unless said otherwise."""
+
+    rate: X
+    decode: X
+    """A decode step without prompts."""
+    prompt: X
+    """What a prompt adds, where as many share a step as arrive in one."""
+    first_prompt: X
+    """The same in the first step after a decode step, where prompts run in steps of their own."""
+    spread: X
+    """Mean square of what a prompt adds over the square of its mean."""
+    pieces: X
+    together: X
+    """Prompts that a step has room for."""
+
+    @property
+    def load(self) -> X:
+        """Share of the time that prompts take."""
+        return minimum(self.rate * self.prompt, FULL)
+
+
+def step_seconds(b: BatchLoad[X], policy: Policy) -> X:
+    """Return seconds of a decode step with the prompts of those who arrive in it, and of those who arrive in theirs."""
+    if policy.mixed:
+        return b.decode / (1 - b.load)
+    return b.decode + b.decode * (b.rate * b.first_prompt) / (1 - b.load)
+
+
+def _batch_seconds(b: BatchLoad[X]) -> X:
+    """Return the mean seconds of a step of prompts alone, as who arrives in one sees it."""
+    return b.prompt * (1 + b.rate * b.decode * (1 - b.load)) / (1 - b.load * b.load)
+
+
+def _backlogged(b: BatchLoad[X]) -> X:
+    """Return seconds a prompt where every step is full of them."""
+    return b.decode / b.together + b.prompt
+
+
+def _own_batch(b: BatchLoad[X]) -> X:
+    """Return the prompts that share a step of prompts alone, as one of them sees it."""
+    arrived = b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
+    return minimum(maximum(b.together, 1.0), 1 + arrived)
+
+
+def exponential(x: X) -> X:
+    """Return e to any number."""
+    return raised(math.e, x)
+
+
+def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
+    """Return seconds by which prompts delay a request beyond their mean share of its steps.
+
+    Who has just got a first token came with others, whose prompts are still to run: the prompts left then, less those
+    that are left at the end of a decode step.
+    """
+    if not policy.mixed:
+        behind = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load)) + b.decode / 2
+        own = _own_batch(b)
+        arrived = 1 + b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
+        left = b.load * (own * b.prompt + (1 - own / arrived) * behind)
+        return maximum((left - b.load * b.decode) / (1 - b.load), -0.9 * moments.steps * b.decode)
+    joint = b.prompt * b.load / ((1 - b.load) * (1 - b.load) * (1 + b.load))
+    each = _backlogged(b)
+    busy = minimum(b.rate * each, FULL)
+    queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
+    # Ends of steps see less than a moment in time does: steps with prompts are longer.
+    steps = busy / each / b.together
+    seen = (b.rate * b.prompt * queue + busy * b.prompt * moments.new_cv2 / 2) * (
+        steps / (steps + (1 - busy) / b.decode) / busy
+    )
+    left = maximum(b.rate * b.prompt * (queue + each) - seen, 0.0) / (1 - b.load)
+    # A queue that outlasts a request delays it no more than others.
+    lasting = moments.steps * b.decode / (1 - b.load)
+    left = left * lasting / (lasting + each * moments.new_cv2 / ((1 - busy) * (1 - busy)))
+    arriving = maximum(b.rate * (b.decode / (1 - b.load) + b.prompt * b.load / (1 - b.load * b.load)), 0.1)
+    single = exponential((1 - maximum(b.together, 1.0)) / arriving)
+    return single * left + (1 - single) * joint
+
+
+def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
+    """Return mean seconds from arrival to the first token where a sequence has a place at once."""
+    if not policy.mixed:
+        # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
+        ahead = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load))
+        return ahead + b.decode * policy.receive_steps / 2 + b.prompt + b.prompt * (_own_batch(b) - 1) / 2
+    usual, each = step_seconds(b, policy), _backlogged(b)
+    busy, many = minimum(b.rate * each, FULL), maximum(b.together, 1.0)
+    prompts = b.prompt * many
+    share = minimum(b.rate * usual / many, 0.99)
+    gated = b.rate * usual * b.prompt * b.prompt * b.spread / (1 - b.load * b.load)
+    variance = minimum(gated, prompts * prompts * share * (1 - share))
+    present = usual + variance / usual
+    mates = b.prompt * minimum(b.rate * present, many - 1)
+    # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
+    left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
+    whole = present / 2 + b.decode + b.prompt + mates + left * each
+    cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.prompt
+    cut = cut + busy * each * moments.new_cv2 / (2 * (1 - busy))
+    found = above(b.together, 1, whole, cut)
+    return found + usual if policy.async_scheduling else found
+
+
+def slot_factor(busy: X, slots: X, cv2: float) -> X:
+    """Return the wait for one of m servers over that of M/M/m, for service times of a squared cv.
+
+    Cosmetatos 1975 for constant times, Bjorklund and Elldin 1964 between.
+    """
+    slots_4 = raised(2.0, log2(4 + 5 * slots) / 2) - 2
+    constant = 0.5 * (1 + maximum(1 - busy, 0.0) * (slots - 1) * slots_4 / (16 * busy * slots))
+    share = min(cv2, 1.0)
+    return share * max(cv2, 1.0) + (1 - share) * constant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tempo(Generic[X]):
+    """The pace of a batch at a number of sequences: seconds but for the load."""
+
+    step: X
+    """A token of a sequence."""
+    lingering: X
+    """What prompts delay a request beyond their mean share of its steps."""
+    load: X
+    """Share of the time that prompts take."""
+    first: X
+    """From arrival to the first token, where a sequence has a place at once."""
+    empty: X
+    """The same where nobody else is there."""
+    placed: X
+    """A prompt that runs holds a place."""
