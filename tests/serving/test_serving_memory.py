@@ -10,6 +10,7 @@ from serving.serving_cases import ask
 from shardwise.errors import InputError
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
+from shardwise.serving import InferReport
 
 FULL = Serving(input_tokens=1000, output_tokens=24)  # 1,024 tokens: whole blocks of every engine
 
@@ -144,6 +145,23 @@ def test_adapters_lie_beside_modules_that_a_step_absorbs() -> None:
     plan, job = Plan(tp=8), Serving(batch=1, input_tokens=128, output_tokens=8)
     plain, more = (ask("deepseek-v3", replace(job, adapter_rank=r), plan).weights_bytes_per_gpu for r in (0, 16))
     assert 0 < more - plain < 0.2 * plain
+
+
+def test_adapters_take_two_kernels_beside_every_product() -> None:
+    """Time grows with adapters, their rank and how many of them a batch uses, never beyond one for each request."""
+    job = Serving(batch=4, input_tokens=512, output_tokens=64)
+
+    def answer(rank: int, count: int) -> InferReport:
+        return ask("llama-3.1-8b", replace(job, adapter_rank=rank, adapters=count), Plan())
+
+    plain, one, wide, several = (answer(*asked) for asked in ((0, 1), (16, 1), (64, 1), (16, 4)))
+    assert plain.tpot_seconds < one.tpot_seconds < min(wide.tpot_seconds, several.tpot_seconds)
+    assert plain.ttft_seconds < one.ttft_seconds
+    assert answer(16, 8).tpot_seconds == several.tpot_seconds
+    own = {name for name in one.evaluation.decode.operators if "lora" in name}
+    assert own == {
+        f"{part}.lora_{way}" for part in ("qkv", "out", "mlp.up", "mlp.down") for way in ("shrink", "expand")
+    }
 
 
 def test_several_adapters_take_several_times_the_room() -> None:

@@ -296,7 +296,7 @@ def _stated(case: ServingCase) -> list[str]:
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no key-value cache: each output token runs all tokens before it again")
     if job.adapter_rank:
-        notes.append(f"adapters {job.adapters}: room of rank {job.adapter_rank} in every linear layer, no time")
+        notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:
         made = tokens_per_step(job)
         notes.append(f"{job.speculative_method}: {job.num_speculative_tokens} guesses and {made:.3g} tokens a step")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic, Literal
 
-from shardwise.ledger.number import X, above, ceil, total
+from shardwise.ledger.number import X, above, ceil, minimum, total
 from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model, MoE
@@ -229,8 +229,15 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
     model, views = case.model, views_of(case, sizes, step)
     summed = sums_branches(model.family)
     verifies = bool(case.job.speculative_method) and step.phase == "decode"
+    beside = with_adapters(case, views.wide)
     kinds = (
-        (label_of(block, i), layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed))
+        (
+            label_of(block, i),
+            (
+                *layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed),
+                *adapter_ops(case, beside, block, step.sequences),
+            ),
+        )
         for i, block in enumerate(model.kinds)
     )
     ends = (
@@ -238,23 +245,32 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
         ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit, verifies)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
-    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, views.wide), step=step)
+    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, beside), step=step)
 
 
-def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:
+def with_adapters(case: ServingCase, y: Layout[X]) -> Layout[X]:
+    """Return a layout of layers whose products have adapters beside them, the same where a case has none.
+
+    They lie in the type of activations, and are those of modules: a step of decode that absorbs one into others has it
+    no longer.
+    """
+    if not case.job.adapter_rank:
+        return y
+    tuning = Tuning(
+        adapter="lora", rank=case.job.adapter_rank, targets=("linear",), dropout=0.0, base=find_base("bf16"),
+        precision=find_precision("bf16-pure"), trains=("none",), width=int(case.activation_bytes), splits_rank=False,
+    )  # fmt: skip
+    return lay_out(y.degrees, replace(y.work, phase="prefill"), replace(y.choices, tuning=tuning))
+
+
+def adapter_bytes(case: ServingCase, beside: Layout[X]) -> tuple[X, ...]:
     """Return bytes of the adapters of every kind of layer, of the embedding table and of the head on a rank.
 
-    They lie in the type of activations. Tables and heads are not split.
+    Tables and heads are not split.
     """
-    rank, zero = case.job.adapter_rank, 0 * y.tokens
+    rank, zero = case.job.adapter_rank, 0 * beside.tokens
     if not rank:
         return tuple(zero for _ in (*case.model.kinds, "embedding", "head"))
-    tuning = Tuning(
-        adapter="lora", rank=rank, targets=("linear",), dropout=0.0, base=find_base("bf16"), trains=("none",),
-        precision=find_precision("bf16-pure"), width=int(case.activation_bytes), splits_rank=False,
-    )  # fmt: skip
-    # Adapters are those of modules: a step of decode that absorbs one into others has it no longer.
-    beside = lay_out(y.degrees, replace(y.work, phase="prefill"), replace(y.choices, tuning=tuning))
     each = case.job.adapters * case.activation_bytes
     kinds = (
         total((each * w.elements for op in ledgers.block_ops(beside, block, case.model.hidden) for w in op.weights
@@ -263,6 +279,40 @@ def adapter_bytes(case: ServingCase, y: Layout[X]) -> tuple[X, ...]:
     )  # fmt: skip
     table = zero + each * rank * (case.model.vocab + case.model.hidden)
     return tuple(named(size, "adapters") for size in (*kinds, table, table))
+
+
+def adapter_ops(case: ServingCase, beside: Layout[X], block: Block, sequences: X) -> tuple[Op[X], ...]:
+    """Return the kernels of a layer's adapters: beside each product one into their rank and one out of it.
+
+    Each takes all parts of a joint product and all adapters of a batch at once, sums in fp32, and reads the matrices of
+    every adapter that the batch has (SGMV, arXiv:2310.18547; vLLM lora/ops/triton_ops lora_shrink_op.py,
+    lora_expand_op.py).
+    """
+    if not case.job.adapter_rank:
+        return ()
+    found: dict[str, tuple[Op[X], list[Op[X]]]] = {}
+    product = ""
+    for op in ledgers.block_ops(beside, block, case.model.hidden):
+        if any(w.adapter for w in op.weights):
+            found[product][1].append(op)
+        elif op.kind == "matmul" and op.weights:
+            product = op.name
+            found[product] = op, []
+    held = minimum(case.job.adapters + 0 * sequences, sequences) * case.activation_bytes
+    made: list[Op[X]] = []
+    for name, (op, thin) in found.items():
+        if thin:
+            firsts, seconds = thin[::2], thin[1::2]
+            low = 4 * op.rows * total(one.columns for one in firsts)
+            shrunk = beside.a * op.rows * op.inner + low + held * _adapter_elements(firsts)
+            grown = low + 2 * beside.a * op.rows * op.columns + held * _adapter_elements(seconds)
+            for part, moved in (("lora_shrink", shrunk), ("lora_expand", grown)):
+                made.append(memory_op(beside, f"{name}.{part}", op.region, (moved, 0 * moved)))
+    return tuple(made)
+
+
+def _adapter_elements(ops: list[Op[X]]) -> X:
+    return total(w.elements for op in ops for w in op.weights if w.adapter)
 
 
 _HEADS = ("mtp", "eagle")
