@@ -52,7 +52,7 @@ def joined(values: Sequence[Any], join: _Join) -> Any:
 def _trimmed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
     """Return the parts without what composition does not read: what pairing hides is known before."""
     gone: dict[str, Any] = {n: 0.0 for n in ("flops", "model_flops", "compute")}
-    gone |= {n: {} for n in ("hidden", "exposed", "forward_exposed", "behind_pair")}
+    gone |= {n: {} for n in ("hidden", "exposed", "forward_exposed", "behind_pair", "windows")}
     ends: dict[str, Any] = {n: replace(getattr(parts, n), **gone) for n in ("embedding", "head", "loss")}
     return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Generic, cast
 
-from shardwise.cost import op_seconds
+from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
 from shardwise.ledger.number import X, divide, is_plain, largest, maximum, minimum, total
-from shardwise.ledger.op import Op
+from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, run_again
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
@@ -202,6 +202,8 @@ class BlockCost(Generic[X]):
     gradient_shapes: dict[str, X] = field(default_factory=dict)
     behind_pair: dict[str, X] = field(default_factory=dict)
     """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
+    windows: dict[str, X] = field(default_factory=dict)
+    """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
 
     @property
     def backward(self) -> X:
@@ -221,6 +223,9 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     }
 
 
+_WAYS = ("forward", "backward")
+
+
 @dataclass(slots=True)
 class _PassSums(Generic[X]):
     """Seconds of the passes of a block in the making, and of their messages by axis."""
@@ -234,6 +239,24 @@ class _PassSums(Generic[X]):
     hidden: dict[str, X] = field(default_factory=dict)
     forward_exposed: dict[str, X] = field(default_factory=dict)
     replay_exposed: dict[str, X] = field(default_factory=dict)
+    windows: dict[str, X] = field(default_factory=dict)
+    routes: bool = False
+
+    def pair(self, op: Op[X], t: PassSeconds[X], sides: tuple[dict[str, X], dict[str, X]]) -> None:
+        """Add an operator to the parts of a layer that run beside those of another micro-batch.
+
+        Megatron-LM core/models/common/model_chunk_schedule_plan.py, run: experts, and what comes before tokens are
+        sent, with what sends them to experts ("dispatch") and back ("combine").
+        """
+        if op.role in ("dispatch", "combine"):
+            ahead, back = (
+                {f"{op.role} {way}": s["ep"]} if "ep" in s else {} for way, s in zip(_WAYS, sides, strict=True)
+            )
+            merge(self.windows, {**ahead, **back})
+        elif within(op.region, "mlp") and op.role != "router":
+            merge(self.windows, {"experts": t.forward + t.backward_input + t.backward_weight})
+        else:
+            merge(self.windows, {"before forward": t.forward, "before backward": t.backward_input + t.backward_weight})
 
     def add(self, op: Op[X], m: CostModel[X], again: X | float | None) -> None:
         """Add an operator, of which backward runs a share `again`, None where it does not."""
@@ -241,6 +264,8 @@ class _PassSums(Generic[X]):
         ahead = messages(m, op.forward, t.forward)
         back = messages(m, op.backward, t.backward_input, t.backward_weight)
         t = slowed_passes(m, op, t, (ahead.hidden, back.hidden))
+        if self.routes:
+            self.pair(op, t, (ahead.exposed, back.exposed))
         forward = _with_messages(t.forward, ahead.exposed, f"{op.name} forward")
         self.forward = self.forward + forward
         self.backward = self.backward + _with_messages(t.backward_input, back.exposed, f"{op.name} backward")
@@ -268,7 +293,8 @@ def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
 def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
     """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
     zero, again = 0 * ops[0].forward_bytes, run_again(ops, units)
-    sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero)
+    routes = any(op.role == "dispatch" for op in ops)
+    sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op in ops:
         sums.add(op, m, again.get(id(op)))
     launches, launches_back = host_passes(m, ops, again, zero)
@@ -286,6 +312,7 @@ def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] 
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,
         replay_exposed=sums.replay_exposed,
+        windows=sums.windows,
         kept_bytes=named(saved, f"{label}saved for backward"),
         dropped_bytes=named(made, f"{label}recomputed in backward"),
         transient_bytes=largest(

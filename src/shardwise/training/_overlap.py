@@ -3,7 +3,7 @@
 | what moves | beside | exposed |
 |---|---|---|
 | messages of an operator | its own kernels (`ops/overlap.py`) | what exceeds them; a step of a ring, a panel |
-| tokens to experts and back | the compute of a paired micro-batch | what exceeds it |
+| tokens to experts and back | the experts, or what precedes them, of a paired micro-batch | what exceeds it |
 | weights and gradients of a unit (ZeRO-2, ZeRO-3, FSDP) | a layer's forward or backward pass | what exceeds it |
 | of the ends of a model | nothing; a layer where they are wrapped apart | what exceeds it |
 | gradients and new weights once a step | the passes of a micro-batch | the last bucket at least |
@@ -65,11 +65,13 @@ def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> Mode
 def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
     """Return a layer whose expert messages, or a share of them, run beside the compute of a paired micro-batch.
 
-    DualPipe overlaps the forward of one micro-batch with the backward of another, so that the all-to-all of both
-    hides behind the compute of both (arXiv:2412.19437 section 3.2.1): what is over the compute stays exposed.
+    DualPipe overlaps the forward of one micro-batch with the backward of another (arXiv:2412.19437 section 3.2.1,
+    figure 4), Megatron-LM likewise (core/models/common/model_chunk_schedule_plan.py, run): gradients come back from
+    where outputs went beside the forward pass up to the router, tokens and gradients of experts' outputs travel beside
+    the experts, outputs beside the backward pass up to the router; what is over its part stays exposed.
     """
     waits = k.exposed["ep"]
-    left = maximum(waits - k.compute, 0.0) * share + waits * (1 - share)
+    left = over_windows(k) * share + waits * (1 - share)
     gone = 1 - left / maximum(waits, 1e-30)
     hidden = named(waits - left, "expert messages behind the paired micro-batch")
     ahead = gone * k.forward_exposed.get("ep", 0 * waits)
@@ -82,6 +84,18 @@ def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
         hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
         behind_pair={"ep": 1 - (1 - k.behind_pair.get("ep", 0 * gone)) * (1 - gone)},
     )
+
+
+def over_windows(k: BlockCost[X]) -> X:
+    """Return the seconds of a layer's expert messages that are over the compute which each runs beside.
+
+    Those that recompute sends again stand beside the experts, with their recompute.
+    """
+    waits, zero = k.exposed["ep"], 0 * k.exposed["ep"]
+    ends = {"combine backward": "before forward", "combine forward": "before backward"}
+    over = [maximum(k.windows.get(sent, zero) - k.windows.get(of, zero), 0.0) for sent, of in ends.items()]
+    middle = waits - total((k.windows.get(sent, zero) for sent in ends), zero)
+    return total(over, maximum(middle - k.windows.get("experts", zero) - k.replay, 0.0))
 
 
 def lost_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
