@@ -11,10 +11,12 @@ from shardwise.cost._operators import kernel_seconds
 from shardwise.cost._tables import constants, family_of
 from shardwise.cost._tiles import MEASURED_KERNELS, Blocks, blocked_flops, kind_of
 from shardwise.hardware import find_device
+from shardwise.models import Mamba2
 from shardwise.ops.count import WHOLE
 from shardwise.ops.elementwise import norm
 from shardwise.ops.inputs import LayoutOptions, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
+from shardwise.ops.ssm import mamba2
 from shardwise.plans import find_stack
 
 CPU = find_device("cpu-epyc-zen4-2core").device
@@ -87,3 +89,14 @@ def test_operators_are_told_apart_by_what_they_do() -> None:
         for y in (layout("pytorch-cpu"), layout("pytorch"))
     ]
     assert kinds == ["norm in steps", "norm"]
+
+
+@pytest.mark.parametrize(("tokens", "tokens_per_second"), [(8192, 12.62e6), (16384, 12.92e6), (32768, 11.80e6)])
+def test_a_chunked_scan_takes_what_its_kernels_were_measured_to(tokens: int, tokens_per_second: float) -> None:
+    """mamba_ssm's forward kernels on one H100 (vllm-project/vllm pull 27299): 0.55 of the streaming rate on Hopper."""
+    work = TokenBatch(B=1, S=tokens, context=0, dtype="bf16")
+    y = lay_out(WHOLE, work, LayoutOptions(stack=find_stack("megatron")))
+    mixer = Mamba2(heads=128, head_dim=64, groups=1, state=128, conv=4, chunk=256)
+    (scan,) = [op for op in mamba2(y, mixer, 4096, y.residual("norm1.output", 4096, "norm1")) if op.kind == "scan"]
+    rates = rates_of(find_device("h100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
+    assert kernel_seconds(rates, scan, "forward") == pytest.approx(tokens / tokens_per_second, rel=0.1)

@@ -101,7 +101,7 @@ def kind_of(op: Op[X]) -> str:
 
 
 _BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding", "add")}
-_BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager"}
+_BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager", "scan": "scan"}
 
 
 @dataclass(frozen=True, slots=True)

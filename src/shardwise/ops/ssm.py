@@ -46,13 +46,14 @@ def scan_op(
     zero = 0 * s.flops
     train = y.work.phase == "train"
     kept = 0 * s.moved if train else 2 * STATE_BYTES * y.work.B * s.state
+    chunked = s.chunked is not None and train
     ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
     return Op(
         name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=ahead + kept,
         kernels=s.kernels if train else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
         weight_bytes=zero, rows=y.tokens,
         columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
-        output_bytes=s.moved / 2,
+        output_bytes=s.moved / 2, role="scan" if chunked else "other",
     )  # fmt: skip
 
 
