@@ -27,7 +27,7 @@ from shardwise.formats._served import (
 )
 from shardwise.serving import InferReport
 
-_ENGINES = ("vllm", "vllm-2025", "vllm-flashinfer", "vllm-rocm")
+_ENGINES = ("vllm", "vllm-2025", "vllm-0.13", "vllm-flashinfer", "vllm-rocm")
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}

@@ -286,7 +286,7 @@ def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share:
     its own where the pool that decodes makes the first token.
     """
     policy, made = form.policy, form.moments.made
-    steps = 0.5 + bool(policy.recomputed_tokens) * (1.0 + policy.async_scheduling)
+    steps = 0.5 + bool(policy.recomputed_tokens) + policy.async_scheduling
     joining = decode.waiting_seconds + steps * decode.tpot_seconds * made
     ttft = prefill.ttft_seconds + sent_seconds + joining
     return replace(

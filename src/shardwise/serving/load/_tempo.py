@@ -100,7 +100,9 @@ def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy)
     if not policy.mixed:
         # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
         ahead = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load))
-        return ahead + b.decode * policy.receive_steps / 2 + b.prompt + b.prompt * (_own_batch(b) - 1) / 2
+        found = ahead + b.decode * policy.receive_steps / 2 + b.prompt + b.prompt * (_own_batch(b) - 1) / 2
+        # Who comes while a step runs, of prompts too, waits for the next: vacations are gated (Takagi 1991).
+        return found + b.decode / (1 - b.load) if policy.async_scheduling and moments.steps else found
     usual, each = step_seconds(b, policy), _backlogged(b)
     busy, many = minimum(b.rate * each, FULL), maximum(b.together, 1.0)
     prompts = b.prompt * many
