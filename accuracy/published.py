@@ -82,10 +82,20 @@ def completed(record: Record, entries: Sequence[Entry] = DOCUMENTED) -> Record:
     if "notes" in told:
         blank["notes"] = told["notes"]
     more = {"notes": "; ".join(filter(None, (record.text("notes"), told["notes"])))} if "notes" in told else {}
-    found = record.told({**blank, **more}).completed()
+    instead = _instead(record, entries)
+    found = record.told({**blank, **more, **instead[0]}).completed()
+    if instead[0]:
+        found.assume(f"{', '.join(map('='.join, instead[0].items()))}, whatever the row says: {instead[1]}")
     for name, value in blank.items():
         found.assume(f"{name}: {value}, as documented: {source}")
     return found
+
+
+def _instead(record: Record, entries: Sequence[Entry]) -> tuple[dict[str, str], str]:
+    """Return the cells of a row that its source shows to be others than it says, and where."""
+    found = [one for one in documenting(record.text("citation"), record.row, entries) if "instead" in one]
+    cells = {name: cell for one in found for name, cell in one["instead"].items()}
+    return cells, "; ".join(one["source"] for one in found)
 
 
 def _lacks(record: Record, name: str, value: str) -> bool:

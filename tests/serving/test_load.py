@@ -216,6 +216,32 @@ def test_a_scheduler_that_looks_seldom_lets_requests_wait() -> None:
     assert ttft(1, 30) == ttft(1, 1)
 
 
+def test_prompts_that_wait_for_others_wait_so_many_steps() -> None:
+    """Alone a prompt waits its steps beside who decodes; once prompts fill the share of a step they run at once."""
+    pairs = ((100, 2000), *((1000, 10),) * 4)
+    asked = workload(arrivals=Arrivals(kind="trace", times=(0.0, 1.0, 1.001, 3.0, 3.001)), pairs=pairs, count=5)
+    model, machine = load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb")
+
+    def first(wait: tuple[int, float]) -> list[float]:
+        options = LoadOptions(batch_wait=wait, serving=ServingOptions(engine="tensorrt-llm"))
+        found = serve(model, machine, Plan(), asked, Serving(max_batched_tokens=4096), options)
+        step = found.table.decode(1, 1000)
+        return [one.ttft_seconds / step for one in sorted(found.requests, key=lambda one: one.arrival)]
+
+    at_once, full, alone = first((0, 0.0)), first((20, 0.3)), first((20, 0.9))
+    assert full[1] < at_once[1] + 3
+    assert alone[0] == at_once[0]
+    assert 17 < alone[1] - full[1] < 23
+
+
+@pytest.mark.parametrize("wait", [(-1, 0.5), (5, 1.5)])
+def test_waits_that_are_none_are_refused(wait: tuple[int, float]) -> None:
+    """Steps below 0 and shares beyond 1 are an error of the field."""
+    options = LoadOptions(batch_wait=wait, serving=ServingOptions(engine="tensorrt-llm"))
+    with pytest.raises(InputError, match="batch_wait"):
+        serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(), workload(1.0), Serving(), options)
+
+
 @pytest.mark.parametrize("steps", [0, -3])
 def test_a_scheduler_that_never_looks_is_refused(steps: int) -> None:
     """Steps between two looks at new requests are one or more."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from shardwise.cost import band_of
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
-from shardwise.measured._frameworks import release
 from shardwise.measured._record import Record, read, refuse
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
@@ -35,8 +34,6 @@ _RATES = (
     *("output_tokens_per_second", "output_tokens_per_second_per_gpu", "total_tokens_per_second", "request_throughput"),
 )
 _MOST = 4000
-# vLLM schedules ahead by default from here on (github.com/vllm-project/vllm, release notes of 0.14.0, 2026-01).
-_ASYNC = (0, 14)
 # Tokens that recipes leave beside prompt and requests (github.com/SemiAnalysisAI/InferenceX benchmarks/*_trt*.sh).
 _SPARE = 64
 # Steps for which recipes of attention data parallelism let prompts wait (the same, attention_dp_config timeout_iters).
@@ -175,13 +172,13 @@ def report_of(
         max_batched_tokens=record.whole("max_num_batched_tokens"),
         max_sequences=int(record.noted("max_num_seqs")) or min(limits.sequences, _MOST),
     )  # fmt: skip
-    version = release(record.text("engine_version"))
-    waits = False if version and version < _ASYNC and case.engine.name.startswith("vllm") else None
     balances = case.engine.name.startswith("tensorrt-llm") and record.whole("attention_dp") > 1 and prefill is None
     if balances:
         record.taken("balanced_prompts")
     options = LoadOptions(
-        serving=ServingOptions(engine=case.engine), async_scheduling=waits, prefill=prefill,
+        serving=ServingOptions(engine=case.engine), prefill=prefill,
+        async_scheduling=True if record.noted("async_scheduling") else None,
+        batch_wait=(int(record.noted("batch_wait_steps")), min(record.noted("batch_wait_share"), 1.0)),
         balance_steps=_BALANCE if balances else None,
         receive_steps=int(record.noted("scheduler_recv_interval")) or None,
     )  # fmt: skip
@@ -193,9 +190,11 @@ def report_of(
     whole = tokens - job.max_sequences if policy.mixed and not policy.chunked else context
     asked = replayed(record, workload_of(record, case.plan.dp, min(context, whole)), requests)
     beside = asked.longest[0] + asked.arrivals.users + _SPARE
-    if policy.mixed and not policy.chunked and not job.max_batched_tokens and beside > policy.step_tokens:
-        record.taken("whole_prompts")
-        job = replace(job, max_batched_tokens=beside)
+    fitted = record.notes.get("step_tokens") == "prompt and requests"
+    if policy.mixed and not policy.chunked and not job.max_batched_tokens and (beside > policy.step_tokens or fitted):
+        if not fitted:
+            record.taken("whole_prompts")
+        job = replace(job, max_batched_tokens=-(-beside // _SPARE) * _SPARE)
     cluster = case.cluster
     if prefill is not None:
         count = prefill.num_devices + case.plan.num_devices

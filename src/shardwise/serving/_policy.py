@@ -64,6 +64,8 @@ class Policy:
     requests that run and four times those that wait."""
     receive_steps: int = 1
     """Decode steps after which the scheduler looks for new requests; it looks after every step of prompts, too."""
+    batch_wait: tuple[int, float] = (0, 0.0)
+    """Decode steps that prompts wait at most, beside sequences that decode, until they fill this share of a step."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 

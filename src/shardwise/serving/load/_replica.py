@@ -45,6 +45,7 @@ class Replica:
         stage: Stage = "both",
     ) -> None:
         self.table, self.balance_steps, self.balances = table, policy.balance_steps, policy.balances
+        self.batch_wait, self.waited = policy.batch_wait, 0
         self.groups = [Scheduler(table, policy, cache_tokens, follow, stage) for _ in range(groups)]
         self.now = 0.0
         self.horizon = math.inf
@@ -104,7 +105,7 @@ class Replica:
                     return
                 self.now = at
             elif alone:
-                step = first.next_step(self.horizon)
+                step = first.next_step(self.horizon, self.batch_wait[0] > 0 and self._waits(first))
                 first.run(step, step.steps, step.seconds)
                 self.now = first.now
             else:
@@ -152,6 +153,22 @@ class Replica:
             seconds = max(group.repriced(step, count) for group, step in steps)
         for group, step in steps:
             group.run(step, count, seconds)
+
+    def _waits(self, group: Scheduler) -> bool:
+        """Return whether prompts wait in this step until they fill a share of it, or have waited long enough.
+
+        github.com/NVIDIA/TensorRT-LLM tensorrt_llm/_torch/pyexecutor/py_executor.py _waiting_requests: not where
+        attention is split into groups.
+        """
+        steps, share = self.batch_wait
+        prompts = sum(request.target - request.past for request in (*group.prompts, *group.waiting))
+        tokens = prompts + group.decoding * self.table.verified
+        full = self.waited >= steps or tokens >= share * group.policy.step_tokens
+        if full or not group.decoding or not group.starts:
+            self.waited = 0
+            return False
+        self.waited += 1
+        return True
 
     def _hold(self) -> bool:
         """Return whether prompts are held in this step, since not every group has one and their time is not over."""

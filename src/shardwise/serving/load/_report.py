@@ -38,6 +38,9 @@ class LoadOptions:
     """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
     receive_steps: int | None = None
     """Decode steps after which the scheduler looks for new requests, SGLang's --scheduler-recv-interval; None: one."""
+    batch_wait: tuple[int, float] = (0, 0.0)
+    """Decode steps that prompts wait at most until this share of a step's tokens is there, TensorRT-LLM's
+    batch_wait_timeout_iters and batch_wait_max_tokens_ratio."""
     autoscale: Autoscale | None = None
     """When replicas are started and stopped; None: all of them run all the time."""
     risk: float = 0.0

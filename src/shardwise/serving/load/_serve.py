@@ -35,6 +35,10 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     if options.receive_steps is not None and options.receive_steps < 1:
         found.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
+    most, share = options.batch_wait
+    if most < 0 or not 0 <= share <= 1:
+        rule = "must be steps of at least 0 and a share between 0 and 1"
+        found.add("batch_wait", f"{most}, {share:g}", rule, "use (0, 0) to start prompts at once")
     if options.autoscale:
         found.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
     for limit in options.limits:
@@ -75,6 +79,7 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
         policy = replace(policy, balance_steps=options.balance_steps)
     if options.receive_steps is not None:
         policy = replace(policy, receive_steps=options.receive_steps)
+    policy = replace(policy, batch_wait=options.batch_wait)
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some.
         least = prompt + made + (policy.max_sequences if policy.mixed else 0)
