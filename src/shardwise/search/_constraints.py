@@ -184,9 +184,13 @@ class Constraints:
                 self.examples[name] = min(self.examples.get(name, problems[0]), problems[0], key=str)
         return self.said[key]
 
-    def keep(self, name: str, columns: Columns, weights: Any, legal: Any) -> Columns:
-        """Return the legal rows, and count the plans of the others under the law."""
-        fell = exact_sum(weights[~legal])
+    def reject(self, name: str, weights: Any) -> None:
+        """Count plans under a law."""
+        fell = exact_sum(weights)
         if fell:
             self.rejected[name] = self.rejected.get(name, 0) + fell
+
+    def keep(self, name: str, columns: Columns, weights: Any, legal: Any) -> Columns:
+        """Return the legal rows, and count the plans of the others under the law."""
+        self.reject(name, weights[~legal])
         return columns if legal.all() else {c: v[legal] for c, v in columns.items()}

@@ -77,7 +77,6 @@ class Evaluator:
         grid = self.grid
         base = {**{c: v[start:end] for c, v in grid.base.items()}, "base": np.arange(start, end)}
         columns = grid.expand(base, self.constraints)
-        columns = {c: v for c, v in columns.items() if not c.startswith("of ")}
         if not len(columns["tp"]):
             return
         keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
@@ -137,15 +136,11 @@ class Evaluator:
         self.counts.legal += exact_sum(each[legal])
         return np.flatnonzero(legal & (each > 0))
 
-    def chosen(self, columns: Columns, sharding: str) -> Any:
-        """Return the rows that have a sharding as a choice: the first one alone where nothing is copied."""
-        return self.grid.copied(columns) | (sharding == self.grid.space.sharding[0])
-
     def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> dict[str, Any]:
         """Return which rows have each sharding and are launched with it, and count the plans of those that are not."""
-        found = dict[str, Any]()
+        found, copied = dict[str, Any](), self.grid.copied(columns)
         for sharding in self.grid.space.sharding:
-            chosen = self.chosen(columns, sharding)
+            chosen = copied | (sharding == self.grid.space.sharding[0])
             runs = self.grid.launched(columns, sharding=sharding, **fixed)
             found[sharding] = chosen & runs
             refused = chosen & ~runs
@@ -197,7 +192,7 @@ class _Job:
     ) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
         found = dict[str, Any]()
-        key = table.key[cells.rows]
+        key = table.key.take(cells.rows)
         domain: Any = None
         for name, level in program.inputs.items():
             if name.startswith("block "):
@@ -207,9 +202,7 @@ class _Job:
                     if domain is None:
                         domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
                     at = domain
-                if column.ndim == 1:
-                    found[name] = column[at]
-                elif cells.modes is None:
+                if column.ndim == 1 or cells.modes is None:
                     found[name] = column.take(at, axis=-1)
                 else:
                     found[name] = column[cells.modes if not level & PLACE else cells.modes[cells.row], at]
@@ -219,7 +212,7 @@ class _Job:
                 axis, tier = name.split("/")
                 found[name] = self._groups(cells, bool(level & PLACE))[axis][int(tier)]
             else:
-                found[name] = self.columns[name][cells.rows].astype(np.float64)
+                found[name] = self.part.number(name).take(cells.rows)
         return found
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass
-from shardwise.search._columns import Columns, exact_sum, products
+from shardwise.search._columns import Columns, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
@@ -250,8 +250,22 @@ class PlanGrid:
         kinds = [CONTEXT_KINDS.index(k) for k in self.space.cp_kind]
         columns = _crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
         columns = self._apply(constraints, "context", columns, [*done, "context"])
-        columns = _crossed(columns, columns["tp"] > 0, {"micro_batch": self.micro_batches}, {"micro_batch": 1})
-        return self._apply(constraints, "batch", columns, [*done, "context", "batch"])
+        return self._with_batches(columns, constraints, [*done, "context", "batch"])
+
+    def _with_batches(self, columns: Columns, constraints: Constraints, done: Sequence[str]) -> Columns:
+        """Return each row once for every micro-batch that its replicas allow, those of the others counted."""
+        sizes, ways = np.array(self.micro_batches, np.int64), distinct(columns["dp"])
+        pairs = {"dp": np.repeat(ways, len(sizes)), "micro_batch": np.tile(sizes, len(ways))}
+        legal = constraints.check("batch", pairs).reshape(len(ways), len(sizes))
+        way = np.searchsorted(ways, columns["dp"])
+        left = {c[3:]: v for c, v in columns.items() if c.startswith("of ")}
+        each, allowed = _weights(left, done), legal.sum(axis=1)
+        constraints.reject("batch", each * (len(sizes) - allowed[way]))
+        # The sizes that each number of replicas allows stand one after the other, from `start`.
+        start, at = np.cumsum(allowed) - allowed, np.nonzero(legal)[1]
+        index, times = spread(start[way], allowed[way])
+        found = {c: np.repeat(v, times) for c, v in columns.items() if not c.startswith("of ")}
+        return {**found, "micro_batch": sizes[at][index]}
 
     def _apply(self, constraints: Constraints, name: str, columns: Columns, done: Sequence[str]) -> Columns:
         left = {c[3:]: v for c, v in columns.items() if c.startswith("of ")}

@@ -69,16 +69,8 @@ def _above(args: list[Any], out: Any) -> Any:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One operation: what does it, where its arguments and its result are kept, and the memory it may write to."""
-
-    op: str
-    run: Callable[..., Any] | None
-    args: tuple[int, ...]
-    into: int
-    level: int
-    slot: int
+# One operation: its name, what does it, where its arguments and its result are kept, and the memory it may write to.
+_Line = tuple[str, Callable[..., Any] | None, tuple[int, ...], int, int]
 
 
 _ARENA: dict[tuple[int, int], Any] = {}
@@ -100,7 +92,8 @@ class Program:
         self.inputs: dict[str, int] = {}
         self.outputs = dict(outputs)
         self._constants: list[Any] = []
-        self._steps: list[_Step] = []
+        self._lines: list[_Line] = []
+        self._kept: list[tuple[int, int]] = []
         self._given: dict[str, int] = {}
         self._where: dict[Any, int] = {}
         self._last: dict[int, int] = {}
@@ -149,6 +142,7 @@ class Program:
         free: dict[int, list[int]] = {}
         made: dict[int, int] = {}
         slots: dict[int, tuple[int, int]] = {}
+        places: dict[tuple[int, int], int] = {}
         for i, (op, args, into, level) in enumerate(lines):
             pool = free.setdefault(level, [])
             # An operation may write over an argument of its own that nothing reads later, but for a choice.
@@ -163,7 +157,9 @@ class Program:
                 if a not in early:
                     free[slots[a][0]].append(slots[a][1])
             slots[into] = (level, slot)
-            self._steps.append(_Step(op, _IN_PLACE.get(op), args, into, level, slot))
+            place = places.setdefault((level, slot), len(places))
+            self._lines.append((op, _IN_PLACE.get(op), args, into, place))
+        self._kept = list(places)
 
     def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:
         """Return the outputs, which stay good until the next run; what varies with nothing is a plain number."""
@@ -172,28 +168,28 @@ class Program:
             values[place] = constant
         for name, place in self._given.items():
             values[place] = given[name]
-        shapes = {level: shape.of(level) for level in {s.level for s in self._steps}}
-        memory: dict[tuple[int, int], Any] = {}
+        shapes = {level: shape.of(level) for level in {level for level, _ in self._kept}}
+        kept = [_memory(level, slot, shapes[level]) if level else None for level, slot in self._kept]
         spread: dict[str, Any] = dict.fromkeys(_SPREAD.values())
         with np.errstate(all="ignore"):
-            for s in self._steps:
-                args = [values[a] for a in s.args]
-                if not s.level:
-                    values[s.into] = _plainly(s.op, args)
-                    continue
-                out = memory.get((s.level, s.slot))
-                if out is None:
-                    out = memory[s.level, s.slot] = _memory(s.level, s.slot, shapes[s.level])
-                if s.run is not None:
-                    values[s.into] = s.run(*args, out=out)
-                elif s.op == "above":
-                    values[s.into] = _above(args, out)
-                elif s.op in spread:
-                    if spread[s.op] is None:
-                        spread[s.op] = shape.spread(s.op)
-                    values[s.into] = np.take(args[0], spread[s.op], axis=-1, out=out, mode="clip")
+            for op, run, args, into, place in self._lines:
+                out = kept[place]
+                if run is not None and out is not None:
+                    # Most operations have two arguments: this is the inner loop of a search.
+                    if len(args) == 2:
+                        values[into] = run(values[args[0]], values[args[1]], out)
+                    else:
+                        values[into] = run(values[args[0]], out)
+                elif out is None:
+                    values[into] = _plainly(op, [values[a] for a in args])
+                elif op == "above":
+                    values[into] = _above([values[a] for a in args], out)
+                elif op in spread:
+                    if spread[op] is None:
+                        spread[op] = shape.spread(op)
+                    values[into] = np.take(values[args[0]], spread[op], axis=-1, out=out, mode="clip")
                 else:
-                    values[s.into] = evaluate(s.op, *args)
+                    values[into] = evaluate(op, *[values[a] for a in args])
         return {
             name: values[self._results[name]] if name in self._results else value
             for name, value in self.outputs.items()
