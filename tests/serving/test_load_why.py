@@ -186,6 +186,9 @@ def test_replicas_that_start_at_once_serve_better_than_late_ones() -> None:
         (("--autoscale", "cache:80", "--startup-time", "60s"), "autoscale"),
         (("--autoscale", "running:nan", "--startup-time", "60s"), "autoscale"),
         (("--autoscale", "running:8", "--startup-time", "60s", "--min-replicas", "3"), "min_replicas"),
+        (("--autoscale", "running:8", "--startup-time", "60s", "--scale-interval", "1ms"), "scale_interval"),
+        (("--autoscale", "running:8", "--startup-time", "60s", "--scale-interval", "1e-9s"), "scale_interval"),
+        (("--autoscale", "running:8", "--startup-time", "60s", "--scale-interval", "0s"), "scale_interval"),
         (("--startup-time", "60s"), "startup_time"),
         (("--min-replicas", "1"), "min_replicas"),
     ],
@@ -323,3 +326,23 @@ def test_groups_that_step_together_carry_what_the_closed_form_says(input_tokens:
     ends = sorted(request.end for request in report.requests)
     first, last = ends[400], ends[1200]
     assert report.steady.capacity * plan.dp == pytest.approx(800 / (last - first), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("stages", "arrivals", "field"),
+    [
+        ("5/s:10s", "burst", "arrivals"),
+        ("5/s:10s", "gamma:0", "cv"),
+        ("5/s:10s", "gamma:nan", "cv"),
+        ("1/s:1us", "poisson", "stages"),
+    ],
+)
+def test_stages_without_requests_or_a_rate_are_refused(stages: str, arrivals: str, field: str) -> None:
+    """A burst has no rate that changes, and times too short for one request are none."""
+    done = run(*WORDS[:4], "--stages", stages, "--arrivals", arrivals, "--json")
+    assert done.status == 2 and [problem["field"] for problem in done.tree["error"]["problems"]] == [field]
+
+
+def test_stages_of_the_widest_gaps_have_requests() -> None:
+    """However many short gaps a gamma distribution begins with, the last stage is reached."""
+    assert Arrivals(kind="gamma", cv=20.0).through([(100.0, 1.0)], Random("stages 1899")).times

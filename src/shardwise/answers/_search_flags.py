@@ -216,6 +216,7 @@ def _read_tokens(value: object, field: str) -> str:
 
 _TOKENS = k.Converter(_read_tokens, "N|A..B")
 _RATE = k.number(parse_rate, "RATE", k.Range(above=True, most=1e6, example='"50/s"'))
+_SPAN = k.number(parse_seconds, "TIME", k.Range(above=True, most=1e10, example='"1h"'))
 _CV = k.number(parse_count, "X", k.Range(least=0, most=10, example="0.8"))
 _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
@@ -244,7 +245,7 @@ def serve_flags() -> dict[str, Flag]:
             " requests of vLLM's benchmark, GuideLLM, inference-perf or genai-bench, ShareGPT's texts beside --rate, or"
             " arrival_seconds,input_tokens,...",
         ),
-        ("last", k.SECONDS, "of the trace its last hour or so, such as 1h"),
+        ("last", _SPAN, "of the trace its last hour or so, such as 1h"),
         ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),
         ("speed", k.SHARE_OF, "play the trace so many times as fast"),
         ("classes", k.FILE, "TOML of [[class]]: name, share, lengths and limits of each kind of requests"),
@@ -274,7 +275,7 @@ def serve_flags() -> dict[str, Flag]:
         ),
         ("startup_time", k.SECONDS, "from the decision to a replica that takes requests"),
         ("min_replicas", k.WHOLE, "fewest replicas; left out, one"),
-        ("scale_interval", k.SECONDS, "how often the metric is looked at; left out, 15s"),
+        ("scale_interval", _SPAN, "how often the metric is looked at; left out, 15s"),
         ("scale_down_after", k.SECONDS, "how long fewer must have been enough to stop one; left out, 300s"),
     )
     lengths = _flags(

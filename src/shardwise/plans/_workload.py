@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -118,14 +119,20 @@ class Arrivals:
         (0.0, 0.5, 1.0, 2.0)
         """
         unit, times, start, passed = replace(self, rate=1.0), list[float](), 0.0, 0.0
-        whole = sum(rate * seconds for rate, seconds in stages)
-        gaps = iter(unit.seconds(math.ceil(whole * 2 + 1000), random))
+        found = unit.problems()
+        if self.kind not in ("constant", "poisson", "gamma"):
+            found.add("arrivals", self.kind, "has no rate that stages change", "use poisson, constant or gamma:CV")
+        found.raise_if_any()
+        gaps = unit.seconds(sys.maxsize, random)
         at = next(gaps)
         for rate, seconds in stages:
             while at < passed + rate * seconds - 1e-9:
                 times.append(start + (at - passed) / rate)
                 at = next(gaps)
             passed, start = passed + rate * seconds, start + seconds
+        if not times:
+            found.add("stages", passed, "have no request", "write longer stages, or higher rates")
+        found.raise_if_any()
         return Arrivals(kind="trace", times=tuple(time - times[0] for time in times))
 
     def problems(self) -> Problems:

@@ -28,6 +28,8 @@ SIGNALS: tuple[Signal, ...] = get_args(Signal)
 # kube-controller-manager: horizontal-pod-autoscaler-tolerance.
 _TOLERANCE = 0.1
 _SHARES = ("cache", "load")
+MOST_LOOKS = 50_000
+"""Most times that the metric is looked at: a week of every 15 s takes seconds, and nothing is simulated for hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +141,8 @@ class Autoscaler:
 
     def run(self, requests: Iterable[Request]) -> tuple[list[Trace], Scaling]:
         """Return what every group of every replica did, and when there were how many."""
-        last = 0.0
+        last, requests = 0.0, tuple(requests)
+        self._check(requests[-1].ready)
         for request in requests:
             while self.tick <= request.ready:
                 self._scale(self.tick)
@@ -147,6 +150,7 @@ class Autoscaler:
             self.routing.send(request)
             last = request.ready
         while any(one.outstanding for one in self.live):
+            self._check(self.tick)
             self._scale(self.tick)
         traces = [trace for one in self.every for trace in one.engine.finish()]
         end = max((r.end for trace in traces for r in trace.finished), default=last)
@@ -155,6 +159,15 @@ class Autoscaler:
             autoscale=self.rule, replicas=tuple(self.counts), replica_seconds=whole, started=len(self.every),
             most=max(count for _, count in self.counts), span_seconds=max(end, 1e-9),
         )  # fmt: skip
+
+    def _check(self, until: float) -> None:
+        """Raise `InputError` where the metric would be looked at too often up to a time."""
+        if until > MOST_LOOKS * self.rule.interval_seconds:
+            found = Problems()
+            rule = f"is looked at more than {MOST_LOOKS:,} times in the {until:,.0f} s of the requests"
+            remedy = f"use {math.ceil(until / MOST_LOOKS)}s or more, or fewer requests"
+            found.add("scale_interval", self.rule.interval_seconds, rule, remedy)
+            found.raise_if_any()
 
     @staticmethod
     def _over(one: _ScaledWorker, end: float) -> float:
