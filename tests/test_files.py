@@ -77,6 +77,18 @@ def test_only_regular_files_are_read(tmp_path: Path, way: str, kind: str) -> Non
     assert time.process_time() - begin < 2
 
 
+def test_a_file_that_waits_for_its_next_line_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A regular file that has nothing yet, as the kernel's log, is refused and not taken for an empty one."""
+    path, (reads, writes) = tmp_path / "log", os.pipe()
+    path.write_text("")
+    os.set_blocking(reads, False)
+    monkeypatch.setattr(os, "open", lambda *_: reads)
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat(path))
+    with pytest.raises(InputError, match="holds nothing yet"):
+        read_file(path, 100)
+    os.close(writes)
+
+
 @pytest.mark.parametrize("way", ["case", "case by ending", "launch script", "settings of accelerate", "measurements"])
 @pytest.mark.parametrize("content", [b"#", b"[", b"a\n", b'"', b"$("])
 def test_a_file_of_any_size_is_answered_within_seconds(tmp_path: Path, way: str, content: bytes) -> None:

@@ -44,11 +44,13 @@ def read_file(path: str | os.PathLike[str], most_bytes: int, field: str = "file"
             # Asked again, of what was opened: the name may have come to mean another file.
             _check_regular(os.fstat(file.fileno()), name, field)
             with bounded(field, name):
-                data = file.read(most_bytes + 1)
+                data: bytes | None = file.read(most_bytes + 1)
     except InputError:
         raise
     except (OSError, ValueError) as error:
         raise _unreadable(field, name, getattr(error, "strerror", None) or str(error)) from None
+    if data is None:  # a log of the system is a regular file, and one that waits for its next line
+        raise _unreadable(field, name, "it holds nothing yet")
     if len(data) > most_bytes:
         raise _fail(
             field, name, f"is larger than {most_bytes:,} bytes", "give a smaller file, without what is not read"

@@ -176,6 +176,13 @@ def test_yaml_that_is_not_understood_is_refused(text: str) -> None:
         fsdp.read(text)
 
 
+@pytest.mark.parametrize("said", ["-8", ".nan", "1e400", "0", "x"])
+def test_a_number_of_processes_that_is_none_is_refused(said: str) -> None:
+    """What the file says of its devices is read even where others are asked for."""
+    with pytest.raises(InputError, match="num_processes"):
+        fsdp.read(f"distributed_type: FSDP\nnum_processes: {said}", around=Around(num_devices=8))
+
+
 def test_unknown_keys_are_listed() -> None:
     """A key that the system does not have is listed with its value."""
     case = deepspeed.read('{"zero_optimisation": {"stage": 2}}')

@@ -52,7 +52,8 @@ def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> 
     tree = _yaml.parse(text, source)
     keys = Keys(tree, _TABLE, source or "settings")
     kind = keys.word("distributed_type") or "no"
-    devices = around.num_devices or keys.whole("num_processes") or 1
+    started = keys.whole("num_processes")
+    devices = around.num_devices or started or 1
     if kind == "deepspeed":
         return _deepspeed(keys, source, replace(around, num_devices=devices))
     if kind not in ("fsdp", "multi_gpu", "no"):
