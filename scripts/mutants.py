@@ -289,7 +289,9 @@ def questions() -> list[str]:
             if kind not in EXPORTS and len(found) % 3 == 0:
                 found.append(" ".join(words))
     scripts = [f"import {path.relative_to(ROOT)} --json" for path in sorted(SCRIPTS.iterdir())]
-    return [*found, *scripts, "validate --json", "validate"]
+    data = ROOT / "accuracy" / "data"
+    rows = [str(data / f"{name}.csv") for name in ("training_runs", "training_cpu", "inference_runs", "inference_cpu")]
+    return [*found, *scripts, *(f"validate {path} --json" for path in rows), f"validate {' '.join(rows)} --by metric"]
 
 
 def probed(words: str) -> dict[str, float] | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shardwise.answers import _commands
 from shardwise.answers._flags import Command, Flag
+from shardwise.cli import main
 from shardwise.models._model import catalogue
 
 SCRIPTS = Path(__file__).parent.parent / "formats" / "scripts"
@@ -421,6 +426,104 @@ def settings(random: random.Random) -> Input:
     return Input(_with_json(random, found), files)
 
 
+EXPORTED = {
+    **dict.fromkeys(("torchtitan", "nanotron", "nemo"), "--tp 2 --micro-batch 1 --global-batch 64"),
+    **dict.fromkeys(("torchtune", "axolotl", "llamafactory"), "--sharding fsdp --adapter lora --micro-batch 1"),
+    **dict.fromkeys(("trl", "trl --wrap slurm"), "--sharding fsdp --adapter lora --micro-batch 1"),
+    **dict.fromkeys(("vllm", "sglang", "trtllm", "dynamo"), "--tp 4 --batch 32"),
+    "verl": "--method grpo --sharding fsdp --micro-batch 1 --global-batch 64",
+    "vllm --wrap kubernetes": "--tp 8 --batch 32",
+}
+
+
+@cache
+def _exported(target: str) -> dict[str, str]:
+    """Return the files that are written for another system, by name; they are what is read of it as well."""
+    name, *wrap = target.split()
+    asked = ["export", name, "llama-3.1-8b", "--on", "8xh100-sxm-80gb", *EXPORTED[target].split(), *wrap]
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        assert main([*asked, "--write", folder]) in (0, 1)
+        return {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())}
+
+
+def launched(random: random.Random) -> Input:
+    """Return a file of a trainer or an engine with mistakes, read by what reads it."""
+    target = random.choice(list(EXPORTED))
+    files = {name: _encoded(random, _mutated(random, text)) for name, text in _exported(target).items()}
+    name = random.choice(sorted(files))
+    served = target.split()[0] in ("vllm", "sglang", "trtllm", "dynamo")
+    asked = ["infer --on 8xh100", "serve --on 8xh100 --rate 1/s --requests 50", "plan infer --on 1xh100 --batch 1,8"]
+    asked = asked if served else ["train --on 8xh100", "comm --on 8xh100"]
+    start = f"import {name}" if random.random() < READ else f"{random.choice(asked)} --from {name}"
+    return Input(_with_json(random, start.split()), files)
+
+
+_VLLM_RESULT = {"input_lens": [9, 300, 70], "output_lens": [5, 60, 7], "start_times": [1.0, 1.5, 2.0]}
+_GUIDELLM = {"request_start_time": 1.0, "prompt_tokens": 100, "output_tokens": 20, "start_time": 1.0}
+_PERF = [{"start_time": 1.0, "error": None, "info": {"input_tokens": 100, "output_tokens": 20}}] * 3
+LOADS = {
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+    "2023-11-16 18:15:50.9951690,396,109\n2023-11-16 18:15:51.2224670,879,55\n",
+    "burst.csv": "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n",
+    "own.csv": "arrival_seconds,input_tokens,output_tokens,conversation\n0,100,20,a\n1,150,30,a\n2,100,20,b\n",
+    "mooncake.jsonl": '{"timestamp": 0, "input_length": 900, "output_length": 9, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 500, "input_length": 1200, "output_length": 50, "hash_ids": [0, 1, 2]}\n',
+    "vllm.json": json.dumps(_VLLM_RESULT),
+    "guidellm.json": json.dumps({"benchmarks": [{"requests": {"successful": [_GUIDELLM] * 3}}]}),
+    "perf.json": json.dumps(_PERF),
+    "classes.toml": '[[class]]\nname = "chat"\nshare = 0.7\ninput_tokens = 300\noutput_tokens = "50..90"\n'
+    'p99_ttft = "1s"\n[[class]]\nname = "code"\nshare = 0.3\ninput_tokens = 900\noutput_tokens = 9\n',
+    "study.toml": 'task = "train"\ntop = 2\n[fixed]\non = "2xh100"\nglobal_batch = 8\nmicro_batch = 1\n[grid]\n'
+    'model = ["gpt2"]\nseq_len = [512, 1024]\n',
+}
+_STAGES = [
+    "5/s:10min,40/s:2min",
+    "1/s:1s",
+    "0/s:1s,1/s:5s",
+    "1/s:0s",
+    "5/s",
+    "1/s:1e9h",
+    ",",
+    "1:1",
+    "nan/s:1s",
+    "1/s:nan",
+]
+_SCALES = [
+    "running:32",
+    "requests:2",
+    "queue:0",
+    "cache:0.8",
+    "load:0.7",
+    "load:nan",
+    "cache:-1",
+    "load",
+    "x:1",
+    "load:1e400",
+]
+
+
+def load(random: random.Random) -> Input:
+    """Return requests of a trace, of classes or in stages with mistakes, or a study."""
+    name = random.choice(list(LOADS))
+    text = LOADS[name]
+    if name.endswith(".json") and random.random() < 0.5:
+        text = json.dumps(_odd_tree(random, json.loads(text)))
+    files = {name: _encoded(random, _mutated(random, text))}
+    if name == "study.toml":
+        return Input(_with_json(random, ["sweep", name, "--out", "found", "--workers", "1"]), files)
+    found = ["serve", "llama-3.1-8b", "--on", "1xh100", "--requests", "50"]
+    if name == "classes.toml":
+        found += ["--classes", name, "--rate", "2/s"]
+    else:
+        found += ["--trace", name] if random.random() < 0.7 else ["--stages", random.choice(_STAGES)]
+    odd = {"--last": ["1h", "0s", "-1s", "1e400"], "--speed": ["2", "0", "nan", "1e300"], "--risk": ["80%", "1", "-1"]}
+    odd |= {"--autoscale": _SCALES, "--startup-time": ["1min", "-1s", "1e9h"], "--max-replicas": ["4", "0"]}
+    for flag in random.sample(sorted(odd), random.choice([0, 1, 2, 3])):
+        found += [flag, random.choice([*odd[flag], random.choice(ODD)])]
+    return Input(_with_json(random, found), files)
+
+
 def case(random: random.Random) -> Input:
     """Return a case file, in TOML or JSON, of one command's flags."""
     given = words(random)
@@ -467,7 +570,8 @@ def streams(random: random.Random) -> Input:
 
 KINDS: dict[str, tuple[Callable[[random.Random], Input], int]] = {
     "words": (words, 5), "script": (script, 4), "config": (config, 5), "settings": (settings, 3), "case": (case, 3),
-    "cluster": (cluster, 2), "measurements": (measurements, 1), "streams": (streams, 1),
+    "cluster": (cluster, 2), "measurements": (measurements, 1), "streams": (streams, 1), "launched": (launched, 4),
+    "load": (load, 2),
 }  # fmt: skip
 """Each kind of input with how often it is drawn."""
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -109,7 +110,6 @@ def judged(seed: int, numbers: Iterator[int] | range) -> Iterator[tuple[int, str
                 kind, given = drawn(seed, number)
                 yield number, kind, given, wrong_of(given)
                 for path in Path().iterdir():
-                    if path.is_file():
-                        path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         finally:
             os.chdir(here)
