@@ -19,6 +19,7 @@ from shardwise.plans import (
     Tuning,
     find_optimizer,
     find_precision,
+    find_rules,
     reference_of,
     splits_replicas,
     tuning_of,
@@ -188,6 +189,9 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     experts = case.model.has_experts
     if case.plan.pp == 1 and case.plan.schedule != "1f1b":
         notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
+    off = find_rules(case.plan.schedule).uneven_error
+    if off and case.plan.pp > 1 and len(set(case.partition.sizes)) > 1:
+        notes.append(f"schedule {case.plan.schedule}: seconds of stages that differ are within {off:.0%} of its order")
     if case.plan.cp == 1 and case.plan.cp_kind != "ring":
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
     if case.job.expert_imbalance > 1 and not experts:
