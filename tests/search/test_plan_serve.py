@@ -58,6 +58,22 @@ def test_no_layout_of_the_space_needs_fewer_devices() -> None:
             assert not serve(model, cluster, plan, asked, None, options).meets, (size, replicas)
 
 
+@pytest.mark.parametrize("seconds", [(0.03, 1.0), (0.3, 0.011), (0.3, 0.02), (0.06, 0.013)])
+def test_a_run_that_ends_once_a_limit_is_missed_has_its_verdict(seconds: tuple[float, float]) -> None:
+    """What is kept is kept in the whole run, to the same latencies; what is missed is missed there, too."""
+    limits = tuple(replace(limit, seconds=value) for limit, value in zip(LIMITS, seconds, strict=True))
+    whole, short = (
+        serve(
+            load_model("llama-3.1-8b"), Cluster.parse("2xh100-sxm-80gb"), Plan(dp=2), workload(40.0), None,
+            LoadOptions(limits=limits, until_missed=early),
+        )
+        for early in (False, True)
+    )  # fmt: skip
+    assert whole.meets == short.meets
+    assert set(short.broken) <= set(whole.broken)
+    assert (short.latencies == whole.latencies) if whole.meets else len(short.requests) < len(whole.requests)
+
+
 def test_more_load_needs_no_fewer_devices() -> None:
     """Devices never fall with the rate, and narrower limits never need fewer."""
     counts = [found_for(rate).best[0].base.plan.num_devices for rate in (5.0, 20.0, 60.0, 90.0)]

@@ -82,7 +82,8 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
     best: list[ServeReport] = []
     known: set[tuple[Any, ...]] = set()
     refused: dict[tuple[Any, ...], list[dict[str, float]]] = {}
-    nearest, missed, simulated = None, 0, 0
+    nearest: Candidate | None = None
+    missed, simulated = 0, 0
     while order and len(best) < top and simulated < _SIMULATIONS:
         _, number, candidate = heapq.heappop(order)
         if candidate.key in known:
@@ -90,18 +91,18 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
         first = candidate.prefill.dp if candidate.prefill else 0
         same = refused.setdefault((*candidate.key, candidate.replicas, first), [])
         if not any(_no_better(candidate, broken) for broken in same):
-            report, simulated = search.simulate(candidate), simulated + 1
+            report, simulated = search.simulate(candidate, until_missed=True), simulated + 1
             if report.meets:
                 best.append(report)
                 known.add(candidate.key)
                 continue
-            nearest = report
+            nearest = candidate
             same.append({limit.metric: _of(candidate, limit.metric) for limit in report.broken})
         missed += 1
         again = candidate.more([metric for broken in same[-1:] for metric in broken])
         if search.sparing and again.devices <= search.cluster.num_devices:
             heapq.heappush(order, (search.value(again), number, again))
-    return best, nearest, missed, simulated
+    return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
 
 
 def _problems(workload: Workload, options: LoadOptions, objective: str) -> Problems:
@@ -166,7 +167,7 @@ def plan_serve(
     many = sum(len(group.plans) + group.short for group in one.groups)
     return LoadResult(
         workload=workload, limits=options.limits, objective=objective, best=tuple(best), fewer=fewer,
-        nearest=None if best else nearest, rejected=one.rejected(missed), front=one.front(), layouts=many,
+        nearest=nearest, rejected=one.rejected(missed), front=one.front(), layouts=many,
         simulated=simulated, seconds=time.perf_counter() - start,
     )  # fmt: skip
 

@@ -156,6 +156,8 @@ class LoadSearch:
     """All devices that replicas may fill."""
     sent: dict[tuple[Any, ...], float] = field(default_factory=dict)
     """Seconds of sending a cache that are known."""
+    found: dict[tuple[int, float], Any] = field(default_factory=dict)
+    """Fewest replicas of groups that are known."""
 
     @cached_property
     def groups(self) -> tuple[LoadGroup, ...]:
@@ -229,6 +231,9 @@ class LoadSearch:
         """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""
         if group.form is None:
             raise LookupError(group)
+        known = self.found.get((id(group), devices))
+        if known is not None:
+            return known
         most = devices // group.devices
         empty = group.empty
         rate = self.workload.arrivals.rate
@@ -239,7 +244,8 @@ class LoadSearch:
             middle = np.floor((low + high) / 2)
             fine = self.keeps(group, empty, middle)
             low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
-        return np.where(kept & (high <= most), high, np.inf)
+        self.found[id(group), devices] = found = np.where(kept & (high <= most), high, np.inf)
+        return found
 
     @property
     def sparing(self) -> bool:
@@ -253,13 +259,14 @@ class LoadSearch:
             return candidate.devices, steady.e2e_seconds
         return getattr(steady, f"{self.objective}_seconds"), candidate.devices
 
-    def simulate(self, candidate: Candidate) -> ServeReport:
-        """Return the report of a candidate by `serve`."""
+    def simulate(self, candidate: Candidate, until_missed: bool = False) -> ServeReport:
+        """Return the report of a candidate by `serve`, which may end once a limit is missed."""
         plan = replace(candidate.plan, dp=candidate.replicas)
         count = max(self.workload.count, min(300 * candidate.replicas, 20_000))
         options = replace(
-            self.options, serving=replace(self.options.serving, engine=candidate.engine), prefill=candidate.prefill
-        )
+            self.options, serving=replace(self.options.serving, engine=candidate.engine), prefill=candidate.prefill,
+            until_missed=until_missed,
+        )  # fmt: skip
         cluster = part_of(self.cluster, candidate.devices)
         return serve(self.grid.model, cluster, plan, replace(self.workload, count=count), candidate.job, options)
 
@@ -327,11 +334,13 @@ class LoadSearch:
         """Yield the layouts that need more devices than there are, and those that simulation refused."""
         have = self.cluster.num_devices
         forms = [group for group in self.groups if group.form is not None]
-        needed = np.concatenate([np.zeros(0), *(self.fewest(g, 1e7) * g.devices for g in forms)])
-        needed = needed[np.isfinite(needed)]
-        if (needed > have).any():
-            say = "others need fewer" if (needed <= have).any() else f"use {needed.min():,.0f} devices"
-            fell = int(np.count_nonzero(needed > have))
+        fewest = [self.fewest(g, have) for g in forms]
+        kept = [self.keeps(g, g.empty, np.maximum(1e7 // g.devices, 1.0)) for g in forms]
+        some = any(np.isfinite(one).any() for one in fewest)
+        fell = sum(int(np.count_nonzero(one & ~np.isfinite(few))) for one, few in zip(kept, fewest, strict=True))
+        if fell:
+            least = "" if some else f"{min(float((self.fewest(g, 1e7) * g.devices).min()) for g in forms):,.0f}"
+            say = "others need fewer" if some else f"use {least} devices"
             yield Rejection(name=DEVICES, title=f"more than {have:,} devices are needed", count=fell, remedy=say)
         if missed:
             title, say = "a limit is missed in the simulation", "more replicas were tried in turn"

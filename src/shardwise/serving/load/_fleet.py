@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from shardwise.cost import Network, collective_seconds, network_of, with_peers
 from shardwise.hardware import Cluster
-from shardwise.plans import Workload
+from shardwise.plans import QUANTILES, Limit, Workload
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import caches_of, stage_cache
@@ -268,6 +268,31 @@ class Pools:
         return every[0], every[1]
 
 
+class Missed(Exception):
+    """A limit is missed whatever comes later."""
+
+
+class Watch:
+    """Looks at requests as they end: raises `Missed` once more of them are over a limit than it lets."""
+
+    def __init__(self, limits: Iterable[Limit], count: int) -> None:
+        self.limits = [limit for limit in limits if limit.quantile != "mean" and limit.metric != "itl" and not limit.of]
+        self.left = [(1 - QUANTILES[limit.quantile]) * count + 1 for limit in self.limits]
+
+    @property
+    def missed(self) -> bool:
+        """Whether a limit is missed whatever comes later."""
+        return any(left < 0 for left in self.left)
+
+    def __call__(self, ended: Request) -> None:
+        """Count one."""
+        for index, limit in enumerate(self.limits):
+            if (getattr(ended, f"{limit.metric}_seconds") or 0.0) > limit.seconds:
+                self.left[index] -= 1
+                if self.left[index] < 0:
+                    raise Missed
+
+
 def requests_of(workload: Workload, count: int) -> Iterator[Request]:
     """Yield the requests of an open loop or a burst, by arrival."""
     times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
@@ -317,20 +342,23 @@ class Fleet:
         served = (pool.saturated(workload) for pool in (self.decode, self.prefill) if pool)
         return min(served) / self.decode.many
 
-    def run(self, workload: Workload, router: Router) -> tuple[list[Trace], list[Trace]]:
-        """Return what the groups of both pools did under a workload; none computes prompts apart in one pool."""
+    def run(self, workload: Workload, router: Router, watch: Watch | None = None) -> tuple[list[Trace], list[Trace]]:
+        """Return what the groups of both pools did under a workload; none computes prompts apart in one pool.
+
+        One pool in an open loop ends where what is watched is missed.
+        """
         closed = workload.arrivals.kind == "closed"
         if self.prefill is None or self.link is None:
-            return [], self._together(workload, router)
+            return [], self._together(workload, router, watch)
         requests, follow = requests_of(workload, workload.count), None
         if closed:
             first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0)
             requests = iter(first)
         return Pools((self.prefill, self.decode), self.link, (router, workload.seed), follow).run(requests)
 
-    def _together(self, workload: Workload, router: Router) -> list[Trace]:
+    def _together(self, workload: Workload, router: Router, watch: Watch | None) -> list[Trace]:
         """Return what the groups of one pool did; users of a closed loop stay with their group."""
-        engines, arrivals = self.decode.start(), workload.arrivals
+        engines, arrivals = self.decode.start(watch), workload.arrivals
         if arrivals.kind == "closed":
             every = [group for engine in engines for group in engine.groups]
             for index, group in enumerate(every):
@@ -340,6 +368,10 @@ class Fleet:
                     group.pending.extend(first)
         else:
             routing = Routing(engines, router, workload.seed)
-            for request in requests_of(workload, workload.count):
-                routing.send(request)
+            try:
+                for request in requests_of(workload, workload.count):
+                    routing.send(request)
+                return [trace for engine in engines for trace in engine.finish()]
+            except Missed:
+                return [group.trace for engine in engines for group in engine.groups]
         return [trace for engine in engines for trace in engine.finish()]

@@ -13,7 +13,7 @@ in one. K is Poisson. What a cycle takes is tabulated by the mean of K once for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -27,8 +27,8 @@ from shardwise.serving.load._requests import LengthMoments
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_MEANS = np.geomspace(0.01, 200.0, 28)
-_CHANCES = np.exp(-_MEANS)[:, None, None]
+_MEANS = np.geomspace(0.01, 200.0, 24)
+_CHANCES = np.exp(-_MEANS)
 # The expected most of normal values, in standard deviations, by doublings of their number (Tippett 1925).
 _MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
 # How far the fullest of many batches is above their mean where each request goes to that with the fewest, simulated
@@ -192,7 +192,7 @@ class Cycles:
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
         share = np.clip((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 0.0, 1.0)
-        low, high = (np.take_along_axis(table, j[None], 0)[0] for j in (i, i + 1))
+        low, high = (_at(table, j) for j in (i, i + 1))
         return low + share * (high - low)
 
     def going(self, rate: Any) -> Going:
@@ -202,12 +202,12 @@ class Cycles:
         follow short ones. What arrives in one with prompts solves p = p exp(-m0) + (1 - p) exp(-m1) for the share p of
         cycles without, and m1 = rate c1 for the mean cycle with.
         """
+        rate = rate + 0 * self.decode
         none = rate * self.decode
         stays, after = np.exp(-none), self.look(self.mean, none)
-        chance = _CHANCES
-        share = chance / (1 - stays + chance)
-        found = share * (after - self.decode) + (1 - share) * self.mean
-        some = _crossing(rate * found / (1 - share))
+        # What cycles with prompts that follow those without are shorter by, over the share of those.
+        less = (after - self.decode) / np.maximum(1 - stays, 1e-12)
+        some = _crossing(lambda i: rate * (_at(self.mean, i) + _CHANCES[i] * less), rate)
         chance = np.exp(-some)
         short = chance / (1 - stays + chance)
         cycle, square = (self._over(table, short, (none, some)) for table in (self.mean, self.square))
@@ -246,22 +246,39 @@ class Cycles:
 
         Batches that run prompts alone end nothing then.
         """
-        going = 1 - self.share
-        return _crossing(self.batches * counts * going / (steps + self.pieces * going) * self.pieces)
+
+        def found(i: Any) -> Any:
+            going = 1 - _at(self.share, i)
+            return self.batches * counts * going / (steps + self.pieces * going) * self.pieces
+
+        return _crossing(found, counts)
 
 
-def _crossing(found: Any) -> Any:
-    """Return the mean prompts at which as many are found as there are, of what is found at each of the table's means.
+def _at(table: Any, places: Any) -> Any:
+    """Return what a table [mean, layout, place] has at places of its first axis, [layout, place]."""
+    return table.reshape(len(table), -1)[places.ravel(), np.arange(places.size)].reshape(places.shape)
 
-    >>> _crossing(np.full((28, 1, 1), 2.5)).round(6).tolist()
+
+def _crossing(found: Callable[[Any], Any], like: Any) -> Any:
+    """Return the mean prompts at which as many are found as there are: `found` gives those at places of the table.
+
+    >>> _crossing(lambda i: 2.5 + 0.0 * i, np.zeros((1, 1))).round(6).tolist()
     [[2.5]]
     """
-    over = found - _MEANS[:, None, None]
-    i = np.clip(np.argmax(over < 0, axis=0), 1, None)[None]
-    low, high = (np.take_along_axis(over, j, 0)[0] for j in (i - 1, i))
-    share = np.clip(low / np.maximum(low - high, 1e-12), 0.0, 1.0)
-    between = _MEANS[i[0] - 1] + share * (_MEANS[i[0]] - _MEANS[i[0] - 1])
-    return np.where(over[-1] > 0, _MEANS[-1], np.where(over[0] < 0, found[0], between))
+    low, high = np.zeros(like.shape, int), np.full(like.shape, len(_MEANS) - 1)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        more = found(middle) > _MEANS[middle]
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    below, over = (found(i) - _MEANS[i] for i in (low, high))
+    share = np.clip(below / np.maximum(below - over, 1e-12), 0.0, 1.0)
+    between = _MEANS[low] + share * (_MEANS[high] - _MEANS[low])
+    return np.where(below < 0, below + _MEANS[low], np.where(over > 0, _MEANS[-1], between))
+
+
+def _sums(weights: Any, values: Any) -> Any:
+    """Return sums over the first axis; threads of a matrix product would cost more than they bring."""
+    return np.einsum("mk,kln->mln", weights, values)
 
 
 def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) -> Cycles:
@@ -282,14 +299,14 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
     # Of those that follow each other a prompt ends before half of the others.
     own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
-    mean = np.tensordot(weights, whole, 1)
+    mean = _sums(weights, whole)
     means = _MEANS[:, None, None]
     # A step with prompts is followed by none of those that come right behind it.
     last = batches * -np.expm1(-means / batches) * np.exp(-means * (1 - 1 / batches)) / -np.expm1(-means)
-    behind = np.tensordot(weights[:, 1:], behind, 1)
+    behind = _sums(weights[:, 1:], behind)
     mean = mean - np.where(piped, (1 - last) * behind, 0.0)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces,
-        square=np.tensordot(weights, whole**2, 1), after=np.tensordot(after, own, 1),
-        share=np.tensordot(weights[:, 1:], share, 1), first=whole[1] - (decode if policy.mixed else 0.0),
+        square=_sums(weights, whole**2), after=_sums(after, own),
+        share=_sums(weights[:, 1:], share), first=whole[1] - (decode if policy.mixed else 0.0),
     )  # fmt: skip

@@ -46,6 +46,8 @@ class LoadOptions:
     risk: float = 0.0
     """The chance, by published runs, with which all limits are to be kept."""
     serving: ServingOptions = ServingOptions()
+    until_missed: bool = False
+    """Whether the simulation of one pool may end once a limit is missed: what it says then is that alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import field
+from functools import lru_cache
 from itertools import islice
 from typing import TypeAlias
 
@@ -274,12 +275,17 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
     >>> found.steps, found.context, found.overlap, found.prompts
     (10.0, 105.5, 1.0, ((100.0, 0.0),))
     """
-    block = policy.block_tokens
+    return _moments(workload, (policy.block_tokens, policy.prefix_cache, policy.reserved_share), stage, step_makes)
+
+
+@lru_cache(4)
+def _moments(workload: Workload, cache: tuple[int, bool, float], stage: str, step_makes: float) -> LengthMoments:
+    block, prefix_cache, reserved_share = cache
     every = [
         (
             tokens,
             1 if stage == "prefill" else made,
-            min(cached, tokens - 1) // block * block if policy.prefix_cache else 0,
+            min(cached, tokens - 1) // block * block if prefix_cache else 0,
         )
         for tokens, made, cached, *_ in islice(workload.draws(), min(workload.count, _DRAWN))
     ]
@@ -301,7 +307,7 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
         made=step_makes,
         inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
         context=context,
-        held_tokens=context + block / 2 + policy.reserved_share * output * (1 + output_cv2) / 2,
+        held_tokens=context + block / 2 + reserved_share * output * (1 + output_cv2) / 2,
         held_cv2=max(second / context**2 - 1, 0.0),
         output_cv2=output_cv2,
         overlap=sum(out * (2 * (count - i) - 1) for i, out in enumerate(made)) / count**2 / output,

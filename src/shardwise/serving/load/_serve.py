@@ -13,7 +13,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
-from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
+from shardwise.serving.load._fleet import Fleet, Pool, Transfer, Watch, attention_groups, requests_of
 from shardwise.serving.load._replica import uncollected
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
@@ -216,12 +216,21 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
         prefill=PrefillReport(base=fleet.prefill.base, table=fleet.prefill.table, traces=()) if fleet.prefill else None,
     )  # fmt: skip
     fits = base.fits and (prefill is None or prefill.fits)
+    watch = None
+    if fits and options.until_missed and report.open_loop and prefill is None and options.autoscale is None:
+        watch = Watch(options.limits, workload.count)
+        with uncollected():
+            report = replace(report, traces=tuple(fleet.run(workload, options.router, watch)[1]))
+        if watch.missed:
+            return report
     if fits and report.open_loop and steady.utilisation > _NEAR:
         report = replace(report, saturated=fleet.saturated(workload))
     if report.saturated is not None and not report.hopeless:
         said = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, said))
     if not fits or report.hopeless:
+        return replace(report, traces=())
+    if watch is not None:
         return report
     if options.autoscale:
         own = Autoscaler(pool, options.autoscale, (options.router, workload.seed), report.replicas)
