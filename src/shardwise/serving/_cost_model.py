@@ -236,10 +236,8 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
     elif op.role == "softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
-        seconds = (
-            op.forward_bytes / 4 * costs.engine.attention.score_bytes / costs.rates.memory_bytes
-            + op.kernels * costs.rates.memory_start
-        )
+        moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes
+        seconds = moved / costs.rates.memory_bytes + op.kernels * costs.rates.memory_start
     else:
         seconds = kernel_seconds(costs.rates, op, "forward")
         if costs.engine.quantisation.activation_bytes > 2 and op.kind == "memory":
@@ -272,11 +270,12 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
     replay = replay_seconds(device.vendor)
-    wide = captured(_by_library(_summed(fitted, case), case), case.engine, wanted.ideal, replay)
+    own = _by_library(_summed(fitted, case), case)
+    wide = _on_processor(captured(own, case.engine, wanted.ideal, replay), case)
     narrow = wide
     if case.compute != case.dtype:
         narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
-        narrow = _fused_quantisation(narrow, case)
+        narrow = _on_processor(_fused_quantisation(narrow, case), case)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
     return EngineCostModel(
         rates=wide,
@@ -350,6 +349,17 @@ def _by_library(rates: Any, case: ServingCase) -> Any:
     flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
     moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
     return replace(rates, matmul_flops=flops, matmul_bytes=moved)
+
+
+def _on_processor(rates: Any, case: ServingCase) -> Any:
+    """Return rates of a processor as the engine's own kernels reach them: its threads share one barrier an operator."""
+    own, wanted, device = case.engine.operators, case.efficiencies, case.cluster.device
+    if not own.processor_memory or not rates.family.startswith("cpu") or wanted.ideal or wanted.memory:
+        return rates
+    streamed, why = own.processor_memory * device.memory_bytes_per_second, dict(case.engine.sources)
+    moved = leaf("achievable memory bytes/s", streamed, why["operators.processor_memory"])
+    met = leaf("all cores meet", own.barrier_seconds * device.cores, why["operators.barrier_seconds"])
+    return replace(rates, matmul_bytes=moved, matmul_start=met, memory_start=met, attention_start=met, launch=0 * met)
 
 
 def _summed(rates: Any, case: ServingCase) -> Any:

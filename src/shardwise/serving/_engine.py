@@ -97,6 +97,10 @@ class EngineOperators:
     """The host's processor may hold layers and experts, and runs them."""
     device_tokens: float = 0.0
     """Tokens of a step from which the device runs them all the same."""
+    processor_memory: float = 0.0
+    """Share of a processor's memory bandwidth at which its products stream weights (0: as other programs' do)."""
+    barrier_seconds: float = 0.0
+    """Seconds for each core of a processor until all of them have met behind an operator."""
     sampling_bytes_per_logit: float = 14.0
     """Bytes that sampling moves for each logit."""
 
