@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from command_line import run
 from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.errors import InputError
 from shardwise.ledger.op import Op, Tensor
@@ -120,3 +122,62 @@ def test_recompute_makes_again_only_what_gradients_read() -> None:
     unit = (Checkpoint(("",)),)
     assert keep((reader,), unit).dropped == ()
     assert keep((saver,), unit).dropped == (made,)
+
+
+GRPO = ("train", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--sharding", "fsdp", "--stack", "trl", "--method", "grpo",
+        "--seq-len", "1024", "--micro-batch", "2", "--global-batch", "64")  # fmt: skip
+PROMPT = ("--rollout-prompt-tokens", "256")
+
+
+def answered(*words: str) -> dict[str, Any]:
+    """The JSON of an answer."""
+    found: dict[str, Any] = json.loads(run(*words, "--json").out)
+    return found
+
+
+def test_rollouts_are_what_the_engine_takes() -> None:
+    """A step apart is the engine's static batch, new weights and training; each place of the engine has its own."""
+    apart = answered(*GRPO, *PROMPT, "--rollout", "apart", "--rollout-tp", "2")
+    served = answered("infer", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--tp", "2", "--batch", "32",
+                      "--input-tokens", "256", "--output-tokens", "768", "--engine", "vllm")  # fmt: skip
+    found = apart["rollout"]
+    assert (found["batch"], found["waves"], found["replicas"], found["resting_bytes"]) == (32, 1, 2, 0)
+    assert found["seconds"] == served["request_seconds"]
+    whole = found["seconds"] + found["handover_seconds"] + apart["step_seconds"]
+    assert apart["whole_step_seconds"] == pytest.approx(whole)
+    asleep = answered(*GRPO, *PROMPT, "--rollout", "asleep")["rollout"]
+    assert asleep["resting_bytes"] > 0 and asleep["handover_seconds"] > found["handover_seconds"]
+    short = answered(*GRPO, *PROMPT, "--rollout", "awake", "--rollout-memory", "3GiB")["rollout"]
+    assert short["waves"] > 1 and short["seconds"] > asleep["seconds"]
+
+
+def test_one_phase_is_answered_alone() -> None:
+    """A phase has the seconds and the bytes that the whole answer lists, and its own verdict."""
+    whole = answered(*GRPO, *PROMPT, "--phase", "update")
+    update = next(one for one in whole["phases"] if one["name"] == "update")
+    assert {name: whole["phase"][name] for name in update} == update
+    assert whole["phase"]["fits"] and whole["phase"]["device_bytes"] > update["peak_bytes"]
+    again = answered(*GRPO, *PROMPT, "--phase", "rollout")
+    assert again["phase"]["seconds"] == again["rollout"]["seconds"] + again["rollout"]["handover_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--phase", "values"), "phase = 'values': is no phase of grpo; use one of old-log-probabilities"),
+        (("--phase", "rollout"), "is no phase of grpo without rollout_prompt_tokens"),
+        (("--rollout-prompt-tokens", "1024"), "at least 1 and below the 1024 of a sequence; use 512"),
+        ((*PROMPT, "--rollout-tp", "3"), "must divide the engine's 4 devices"),
+        ((*PROMPT, "--rollout-devices", "8"), "are an engine's own; add --rollout apart"),
+    ],
+)
+def test_rollouts_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
+    """A method without rollouts, prompts as long as sequences, and devices that are not there, by name."""
+    done = run(*GRPO, *words)
+    assert done.status == 2 and said in done.err
+
+
+def test_preferences_have_no_rollouts() -> None:
+    """DPO trains on answers that are there already."""
+    words = (*(word if word != "grpo" else "dpo" for word in GRPO), *PROMPT)
+    assert "method = 'dpo': has no rollouts" in run(*words).err

@@ -46,9 +46,12 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 def _train() -> Command:
     from shardwise.answers._search_flags import train_limits
+    from shardwise.plans._jobs import PHASES
 
+    phase = Flag("phase", _converters.choice(*PHASES), "one phase of a step of dpo, grpo or ppo alone", "output")
     savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")
-    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **train_limits(), "savers": savers}
+    flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **train_limits()}
+    flags |= {"savers": savers, "phase": phase}
     flags |= {**_flags.ENERGY, **_flags.MANY, **_flags.PLOT, **_flags.TIMELINE, **OUTPUT}
     return Command("train", SUMMARIES["train"], ("model",), flags, COMMON, ("model", "on"))
 

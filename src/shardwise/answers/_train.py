@@ -87,6 +87,17 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
 
 
+def _rollout(inputs: Inputs, report: TrainReport) -> tuple[Any, dict[str, Any] | None]:
+    """Return the rollouts of a step and the phase that was asked for; loads serving where one of them is."""
+    s = report.case.stack.settings
+    if not (inputs.get("phase") or s.rollout_prompt_tokens or s.rollout_devices or s.rollout_tp > 1):
+        return None, None
+    from shardwise.answers import _rollout as rollouts
+
+    found = rollouts.rollout_of(report)
+    return found, rollouts.phase_tree(report, found, inputs.get("phase")) if inputs.get("phase") else None
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise train`."""
     check_drawable(inputs)
@@ -94,15 +105,26 @@ def answer(inputs: Inputs, width: int) -> Answer:
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
     used = asked_energy(inputs, report)
+    rollout, phase = _rollout(inputs, report)
 
     def tree() -> dict[str, Any]:
         found = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
+        if rollout is not None:
+            from shardwise.answers._rollout import rollout_tree
+
+            found |= rollout_tree(report, rollout)
+        if phase is not None:
+            found["phase"] = phase
         if inputs.get("savers"):
             found |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
         return found
 
     def page() -> Page:
         found = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used)
+        if rollout is not None or phase is not None:
+            from shardwise.answers._rollout import rollout_page
+
+            rollout_page(found, report, rollout, phase)
         if inputs.get("savers"):
             savers_table(found, report)
         return found
@@ -112,6 +134,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_figure(report)
 
-    done = limited(inputs.values, Answer(0 if fits_at(report, inputs.get("risk", 0.0)) else 1, tree, page), report)
+    fits = fits_at(report, inputs.get("risk", 0.0)) if phase is None else phase["fits"]
+    done = limited(inputs.values, Answer(0 if fits else 1, tree, page), report)
     done = timed(inputs, done, report)
     return plotted(inputs, done, draw)

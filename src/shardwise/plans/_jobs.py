@@ -36,6 +36,11 @@ OBJECTIVES: dict[str, Objective] = {
     "ppo": Objective(source="arXiv:2203.02155 section 3.5", reference=True, critic=True, rollout=True),
 }
 """What is optimised, by name."""
+PHASES = (
+    "rollout", "old-log-probabilities", "values", "reference-log-probabilities", "update", "policy-update",
+    "critic-update",
+)  # fmt: skip
+"""Phases of a step of preferences or rewards."""
 REFERENCES = ("base", "adapter", "copy", "none")
 """The reference: the base with its adapters off, a frozen adapter, a frozen copy of all weights, or no reference."""
 

@@ -71,6 +71,11 @@ class Settings:
     """Where the engine of rollouts is while the policy trains, one of `ROLLOUTS`; empty: elsewhere, or nowhere."""
     rollout_bytes: float = 0.0
     """What it takes of every device when awake."""
+    rollout_prompt_tokens: int = 0
+    """Tokens of a prompt, whose answers an engine generates; 0: rollouts are not timed."""
+    rollout_tp: int = 1
+    rollout_devices: int = 0
+    """Devices of an engine apart; 0: as many as the trainer's."""
     blas_workspace_bytes: float = 0.0
     """Scratch of a cuBLAS handle (CUBLAS_WORKSPACE_CONFIG)."""
     separate_weight_gradients: bool = False

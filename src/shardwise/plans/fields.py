@@ -228,6 +228,9 @@ SETTINGS: tuple[Field, ...] = (
     _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
     _job("rollout", "choice", "where the engine of rollouts is while the policy trains", choices=ROLLOUTS),
     _job("rollout_memory", "bytes", "memory that it takes when awake, such as 24GiB", sets=("rollout_bytes",)),
+    _job("rollout_prompt_tokens", "whole", "tokens of a prompt; with it rollouts of grpo and ppo are timed (vLLM)"),
+    _job("rollout_tp", "whole", "tensor-parallel degree of that engine"),
+    _job("rollout_devices", "whole", "devices of an engine apart; left out, as many as the trainer's"),
 )
 
 SPECULATION = ("draft_model", "eagle", "mtp", "ngram")
