@@ -25,13 +25,15 @@ def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values:
     assert kernels.experts_narrow == measured
 
 
-def test_experts_in_mxfp4_take_8_bit_inputs_where_an_engine_was_measured_so() -> None:
-    """On Blackwell experts of gpt-oss are priced with kernels of 8-bit inputs, of vLLM on Hopper those of 16 bits."""
-    for name, family, engine, kind in (
-        ("b200-sxm-180gb", "blackwell", "tensorrt-llm", "w4a8_mxfp4_mxfp8"),
-        ("h200-sxm-141gb", "hopper", "vllm", "bf16"),
+def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() -> None:
+    """On Blackwell gpt-oss has kernels of 8-bit inputs, in vLLM on Hopper those of 16 bits, int4 there Marlin's."""
+    for name, family, engine, kind, weights in (
+        ("b200-sxm-180gb", "blackwell", "tensorrt-llm", "w4a8_mxfp4_mxfp8", "mxfp4"),
+        ("h200-sxm-141gb", "hopper", "vllm", "bf16", "mxfp4"),
+        ("h200-sxm-141gb", "hopper", "vllm", "int4_wo", "int4"),
+        ("a100-sxm-80gb", "ampere", "vllm", "bf16", "int4"),
     ):
-        kernels = kernels_of(find_device(name).device, family, "mxfp4", find_engine(engine), Efficiencies())
+        kernels = kernels_of(find_device(name).device, family, weights, find_engine(engine), Efficiencies())
         rows = constants().families[family].experts[engine][kind]
         measured = max((r for n, r in rows.items() if "nongated" not in n), key=lambda row: row.rows)
         assert kernels.experts_wide == measured

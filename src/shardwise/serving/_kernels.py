@@ -98,9 +98,9 @@ _NARROW = {
     "int8": ("fp8", "fp8_block"),
     "fp4": ("nvfp4", "w4a8_mxfp4_mxfp8", "fp8"),
 }
-# Kernels that multiply a format's weights with 8-bit inputs where an engine was measured with them; [[experts]] of
-# engines.toml has those that take 16-bit ones.
-_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8"}
+# Kernels that widen a format's weights themselves, where an engine was measured with them: beside 8-bit inputs, and
+# Marlin and its like beside 16-bit ones; [[experts]] of engines.toml has those of other engines.
+_WIDENED = {"mxfp4": "w4a8_mxfp4_mxfp8", "int4": "int4_wo"}
 # Rows that tokens of an expert are padded to at most in a fit (accuracy/calibration/experts.py, _TOPS). A kernel whose
 # fit ends there is not described by the form, and so slow that engines choose others.
 _PADS_MOST = 200.0
