@@ -177,9 +177,9 @@ class Program:
                 if run is not None and out is not None:
                     # Most operations have two arguments: this is the inner loop of a search.
                     if len(args) == 2:
-                        values[into] = run(values[args[0]], values[args[1]], out)
+                        values[into] = run(values[args[0]], values[args[1]], out=out)
                     else:
-                        values[into] = run(values[args[0]], out)
+                        values[into] = run(values[args[0]], out=out)
                 elif out is None:
                     values[into] = _plainly(op, [values[a] for a in args])
                 elif op == "above":
