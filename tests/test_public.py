@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -149,25 +146,3 @@ def test_what_measures_accuracy_reads_no_private_module() -> None:
     root = Path(__file__).parent.parent
     programs = [path for folder in ("accuracy", "examples") for path in (root / folder).rglob("*.py")]
     assert not [path.name for path in programs if private.search(path.read_text(encoding="utf-8"))]
-
-
-def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
-    """Yield the imports of a module, those in functions too; what only type checkers see is not loaded."""
-    for child in (one for part in ("body", "orelse", "handlers", "finalbody") for one in getattr(node, part, [])):
-        if isinstance(child, ast.ImportFrom):
-            yield child
-        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
-            yield from _imports(child)
-
-
-def test_no_modules_import_one_another() -> None:
-    """What modules import, when they are loaded or in a function, goes one way, inside packages too."""
-    root = Path(sw.__file__).parent.parent
-    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("shardwise/**/*.py")}
-    graph: dict[str, set[str]] = {}
-    for name, path in paths.items():
-        loaded = list(_imports(ast.parse(path.read_bytes())))
-        names = ((f"{node.module}.{each.name}", f"{node.module}.__init__", node.module) for node in loaded
-                 for each in node.names)  # fmt: skip
-        graph[name] = {next(one for one in (*some, "") if one in paths or not one) for some in names} - {""}
-    assert tuple(graphlib.TopologicalSorter(graph).static_order())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,13 @@ def test_every_value_that_was_read_is_json() -> None:
     """What a file holds and nobody knows is said as text where JSON has no such number."""
     case = torchtitan.read(f'[model]\nname = "llama3"\nflavor = "8B"\n[other]\nx = nan\ny = {"9" * 30}\n')
     assert [json.loads(json.dumps(r.value, allow_nan=False)) for r in case.unknown] == ["nan", "9" * 30]
+
+
+@pytest.mark.parametrize("each", [(8, 8, 8, 8), (8, 9, 8, 7)])
+def test_modules_that_torchtitan_is_given_are_the_stages_of_the_plan(each: tuple[int, ...]) -> None:
+    """Listed modules are taken as they are, equal ones too where torchtitan itself would give the ends fewer layers."""
+    ends = [sum(each[:i]) for i in range(5)]
+    parts = [[f"layers.{i}" for i in range(a, b)] for a, b in pairwise(ends)]
+    sizes = "pipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2\n"
+    text = f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{sizes}module_fqns_per_model_part = {parts}\n'
+    assert torchtitan.read(text, around=Around(num_devices=8)).plan.stage_layers == each

@@ -11,6 +11,7 @@ from shardwise.answers._commands import MANY
 from shardwise.answers._converters import nearest
 from shardwise.answers._inputs import Inputs, _example
 from shardwise.errors import InputError, Problem, plain
+from shardwise.plans import DEGREES
 
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies
@@ -277,7 +278,7 @@ def usual_stack(inputs: Inputs) -> str:
     from shardwise.plans import Plan, default_stack
 
     adapter = str(inputs.values.get("adapter") or "")
-    if any(isinstance(inputs.values.get(name), str) for name in ("tp", "cp", "pp", "vpp", "ep", "dp")) or isinstance(
+    if any(isinstance(inputs.values.get(name), str) for name in DEGREES) or isinstance(
         inputs.values.get("sharding"), tuple
     ):
         # Values to try, of a search.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.plans import Plan, spans
+from shardwise.plans import DEGREES, Plan, spans
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
@@ -17,8 +17,7 @@ def describe(plan: Plan) -> str:
     >>> describe(Plan(tp=8, pp=4, dp=2))
     'tp 8, pp 4, dp 2'
     """
-    axes = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
-    said = [f"{a} {getattr(plan, a)}" for a in axes if getattr(plan, a) > 1]
+    said = [f"{a} {getattr(plan, a)}" for a in DEGREES if getattr(plan, a) > 1]
     said += [plan.layout] if plan.layout != "1d" else []
     said += [plan.sharding] if plan.sharding_rules.shards else []
     said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
@@ -60,7 +59,7 @@ def describe_more(plan: Plan) -> str:
     'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
     """
     said = [describe(plan)]
-    said += [plan.schedule] if plan.pp > 1 or plan.schedule == "gpipe" else []
+    said += [plan.schedule] if plan.pp > 1 else []
     said += [f"micro-batch {plan.micro_batch}"]
     said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
     said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []

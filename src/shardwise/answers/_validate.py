@@ -12,6 +12,7 @@ from shardwise.answers._page import Page
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.errors import InputError
 from shardwise.measured import Errors, Validation, assumptions, examples, fits_of, reasons, summary, words
+from shardwise.plans import DEGREES
 from shardwise.units import percent
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _of_training(case: Imported) -> dict[str, object]:
     """Return the columns of a training: those of its plan and job, and the framework and the recipe by name."""
     names = {ours: theirs for kind in ("sharding", "optimizer") for theirs, ours in reversed(words(kind).items())}
     plan, job = case.plan, case.job
-    found: dict[str, object] = {name: getattr(plan, name) for name in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")}
+    found: dict[str, object] = {name: getattr(plan, name) for name in DEGREES if name != "tp2"}
     found |= {"sp": int(plan.sequence_parallel), "micro_batch": plan.micro_batch, "recompute": plan.recompute}
     found |= {"sharding": names.get(plan.sharding, ""), "optimizer": names.get(job.optimizer, "")}
     found |= {"seq_len": job.seq_len, "global_batch": job.global_batch, "finetune": job.adapter, "lora_rank": job.rank}

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Attention, Block, Mamba2, Mixer, Model
-from shardwise.plans import Axis, Plan, Sharding, Stack, Training
+from shardwise.plans import AXES, Axis, Plan, Sharding, Stack, Training
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
 
@@ -172,7 +172,7 @@ _OWN_WAY: dict[str, Any] = {
 }  # fmt: skip
 
 
-ORDERS: tuple[tuple[Axis, ...], ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
+ORDERS: tuple[tuple[Axis, ...], ...] = (AXES, ("tp", "tp2", "cp", "pp", "dp"))
 
 
 def canonical_plan(p: Plan) -> Plan:

@@ -15,7 +15,7 @@ from shardwise.formats._exported import ExportCase, Exported, Found, canonical, 
 from shardwise.formats._imported import Around, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find
-from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, rank_of
+from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, in_groups, rank_of
 from shardwise.records import dataclass
 from shardwise.units import counted
 
@@ -166,14 +166,14 @@ def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding
         rule = f"x all other degrees is {stated * used}, and there are {devices} devices"
         keys.fail(paths["shard" if shards else "replicate"], rule, "change the sizes or --on")
     sharding: Sharding = sharded if sharded != "none" and dp * max(cp, 1) != 1 else "none"
-    mixed = sharding == "fsdp" and copies > 1
+    grouped = in_groups(sharding) if copies > 1 else sharding
     return Plan(
         tp=max(tp, 1),
         cp=max(cp, 1),
         dp=dp,
         sequence_parallel=False,
-        sharding="hsdp" if mixed else sharding,
-        shard=max(shards, 1) if mixed else 1,
+        sharding=grouped,
+        shard=max(shards, 1) if grouped != sharding else 1,
     )
 
 

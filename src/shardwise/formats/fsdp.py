@@ -13,7 +13,7 @@ from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, canonical_plan, changed, plan_changes, refuse, untold
 from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
-from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, shard_of
+from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, in_groups, shard_of
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -137,8 +137,8 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
     if shards and replicas * shards != dp:
         keys.fail(_SIZES + "dp_shard_size", f"x dp_replicate_size must be {dp}", f"use {dp // replicas}")
     shard = shards if replicas > 1 else 1
-    if replicas > 1 and (sharding == "fsdp" or shard == 1):
-        sharding = "hsdp"
+    if replicas > 1 and (shard == 1 or in_groups(sharding) != sharding):
+        sharding = in_groups("fsdp")
     elif word.startswith("hybrid") and replicas == 1:
         shard = max(devices // (keys.whole("num_machines") or 1), 1)
     host = HOST if keys.flag("fsdp_config.fsdp_offload_params") and word != "no_shard" else ()

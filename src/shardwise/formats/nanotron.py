@@ -161,7 +161,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "dp": p.dp,
         "pp": p.pp,
         "tp": p.tp,
-        "pp_engine": "afab" if p.schedule == "gpipe" else "1f1b",
+        "pp_engine": next((said for said, ours in _ENGINES.items() if ours == p.schedule), "1f1b"),
         "tp_mode": "REDUCE_SCATTER" if p.sequence_parallel and p.tp > 1 else "ALL_REDUCE",
         "tp_linear_async_communication": case.stack.overlap_input_gradients,
         "recompute_layer": p.recompute == "full",

@@ -25,7 +25,18 @@ from shardwise.formats._exported import (
 from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue
-from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, Training, find_rules, find_stack, shard_of
+from shardwise.plans import (
+    ContextKind,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+    Training,
+    find_rules,
+    find_stack,
+    shard_of,
+    split_layers,
+)
 from shardwise.plans.schedules import RULES
 
 _TABLE = "torchtitan.toml"
@@ -133,7 +144,7 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         recompute=_recompute(keys),
         # CPUOffloadPolicy of FSDP moves parameters and gradients, and so the optimizer that updates them.
         offload=("optimizer", "gradients", "parameters") if keys.flag("training.enable_cpu_offload") else (),
-        stage_layers=pieces if len(set(pieces)) > 1 else (),
+        stage_layers=() if _usual(pieces) else pieces,
     )
 
 
@@ -150,6 +161,11 @@ def _pieces(keys: Keys) -> tuple[int, ...]:
     """Return the layers of every piece where the file lists modules."""
     parts = keys.raw(_P + "module_fqns_per_model_part") or []
     return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+
+
+def _usual(pieces: tuple[int, ...]) -> bool:
+    """Return whether pieces are equal, and torchtitan would cut as many layers into them by itself."""
+    return len({*pieces}) <= 1 <= sum(pieces) and pieces == split_layers(sum(pieces), len(pieces), "torchtitan")
 
 
 def _virtual(keys: Keys, model: Model | None, pp: int, schedule: Schedule) -> int:
@@ -227,7 +243,9 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     if p.pp > 1:
         parallel |= {"pipeline_parallel_schedule": _named(_SCHEDULES, p.schedule)}
         parallel |= {"pipeline_parallel_microbatch_size": p.micro_batch}
-        parallel |= {"module_fqns_per_model_part": _parts(p, case.model.num_layers)}
+        # A complete plan lists its layers where they are not all equal.
+        sizes = p.stage_layers or split_layers(case.model.num_layers, p.pp * p.vpp, "uniform")
+        parallel |= {"module_fqns_per_model_part": _parts(sizes)}
     local = job.global_batch // p.dp if p.pp > 1 else p.micro_batch
     training: dict[str, Any] = {"local_batch_size": local, "global_batch_size": job.global_batch}
     training |= {"seq_len": job.seq_len, "dtype": kept, "mixed_precision_param": computed}
@@ -262,10 +280,8 @@ def _named_model(model: Model, precision: str) -> dict[str, dict[str, Any]]:
     return {"job": job, **named, "hf_transformers": {"model": hub}}
 
 
-def _parts(p: Plan, layers: int) -> list[list[str]]:
-    """Return the modules of every piece: the embedding first, the norm and the head last."""
-    pieces = p.pp * p.vpp
-    sizes = p.stage_layers or (layers // pieces,) * pieces
+def _parts(sizes: tuple[int, ...]) -> list[list[str]]:
+    """Return the modules of every piece of so many layers: the embedding first, the norm and the head last."""
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)

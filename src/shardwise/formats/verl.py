@@ -231,8 +231,11 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     p, job = case.plan, case.job
     answers = next(n for n in (8, 4, 2, 1) if job.global_batch % n == 0) if job.method == "grpo" else 1
     prompts = job.global_batch // answers
-    sharded: dict[str, Any] = {"fsdp_size": shard_of(p) * p.cp if p.sharding == "hsdp" else -1}
-    sharded |= {"reshard_after_forward": p.sharding != "shard-grad-op", "offload_policy": "parameters" in p.offload}
+    sharded: dict[str, Any] = {"fsdp_size": shard_of(p) * p.cp if p.sharding_rules.hybrid else -1}
+    sharded |= {
+        "reshard_after_forward": not p.sharding_rules.keeps_gathered,
+        "offload_policy": "parameters" in p.offload,
+    }
     precision = job.precision or case.stack.precision
     sharded |= {"model_dtype": "bfloat16" if precision == "bf16-pure" else "fp32"}
     sharded |= {"dtype": "float32" if precision == "fp32" else "bfloat16"}

@@ -22,6 +22,7 @@ from shardwise.plans import (
     Stack,
     default_stack,
     find_stack,
+    in_groups,
     precision_names,
     schedule_for,
     split_layers,
@@ -144,13 +145,13 @@ def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
     word = record.text("sharding")
     if not word:
         record.taken("sharding")
-    found = words("sharding").get(word) if word else framework.sharding
+    found = cast("Sharding | None", words("sharding").get(word) if word else framework.sharding)
     if found is None:
         raise refuse("sharding", word, "is not a known kind of sharding")
-    if experts and found == "fsdp" and framework.mixture_sharding:
-        found = framework.mixture_sharding
+    if experts and in_groups(found) != found and framework.mixture_sharding:
+        found = cast(Sharding, framework.mixture_sharding)
         record.assume(f"sharding: {found}, what the framework's recipes of mixtures make of FSDP")
-    return cast(Sharding, found)
+    return found
 
 
 def _shard(record: Record, plan: Plan) -> Plan:
@@ -159,8 +160,9 @@ def _shard(record: Record, plan: Plan) -> Plan:
     rules = plan.sharding_rules
     if rules.hybrid:
         return replace(plan, shard=size or record.whole("gpus_per_node") or 8)
-    if size and replicas and size < replicas and (plan.sharding == "fsdp" or rules.groups == "some"):
-        return replace(plan, sharding="hsdp" if plan.sharding == "fsdp" else plan.sharding, shard=size)
+    grouped = in_groups(plan.sharding)
+    if size and replicas and size < replicas and (grouped != plan.sharding or rules.groups == "some"):
+        return replace(plan, sharding=grouped, shard=size)
     return plan
 
 

@@ -127,6 +127,11 @@ class Block:
         return self.feed_forward if isinstance(self.feed_forward, MoE) else None
 
     @property
+    def dense(self) -> MLP | None:
+        """Its own feed-forward where that is dense."""
+        return self.feed_forward if isinstance(self.feed_forward, MLP) else None
+
+    @property
     def has_experts(self) -> bool:
         """Whether its feed-forward, or one inside it, is a mixture of experts."""
         return self.experts is not None or any(block.has_experts for block in self.also)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic
+from typing import Generic, Literal, TypeAlias
 
 from shardwise.cost import Beside, HostRates, Network, PassSeconds, Rates, collective_seconds
 from shardwise.ledger.number import X, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
+from shardwise.plans import Schedule, Stack, find_rules
 from shardwise.records import dataclass
 
 # Messages that hold no cores beside compute: those that wait, and those of copy engines.
 _NO_CORES = ("exposed", "copied")
+Pairing: TypeAlias = Literal["never", "between nodes", "always"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,23 @@ class CostModel(Generic[X]):
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
         return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)
+
+
+def pairing(stack: Stack, schedule: Schedule) -> Pairing:
+    """Return where expert messages run beside the compute of another micro-batch.
+
+    Always under schedules of pairs; Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two
+    micro-batches interleave by layer, which the recipes that do it between nodes do under interleaving alone.
+    """
+    rules = find_rules(schedule)
+    if rules.paired:
+        return "always"
+    return "never" if stack.overlap_experts == "between nodes" and not rules.chunked else stack.overlap_experts
+
+
+def sends_overlap(m: CostModel[X], stack: Stack, schedule: Schedule) -> bool:
+    """Return whether what pipeline stages send runs beside their compute, as the stack has it under a schedule."""
+    return m.hides("pp") and schedule in stack.overlap_sends
 
 
 def _exposed(m: CostModel[X], c: Collective[X], compute: X) -> tuple[X, X]:

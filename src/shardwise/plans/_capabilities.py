@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from shardwise.plans._plan import AXES, Plan, alike
+from shardwise.plans._plan import AXES, DEGREES, Plan, alike
 from shardwise.plans.schedules import Rounds
 from shardwise.records import dataclass
 
 Value: TypeAlias = str | int | bool
 Values: TypeAlias = tuple[Value, ...]
 Conditions: TypeAlias = tuple[tuple[str, Values], ...]
-_AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
 
 
 def _refused_degrees(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
-    for axis in _AXES:
+    for axis in DEGREES:
         if _many(getattr(plan, axis)) and axis not in runs.split:
             yield Refusal(axis, getattr(plan, axis), "does not split over this axis", (1,))
 
@@ -206,7 +205,7 @@ def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
             return bool(value == one) or value is None
         if one.startswith(">"):
             return isinstance(value, int) and value > int(one[1:])
-        return bool(value == (getattr(plan, one) if one in _AXES else one)) or alike(str(value), one)
+        return bool(value == (getattr(plan, one) if one in DEGREES else one)) or alike(str(value), one)
 
     return any(map(is_it, values))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from shardwise.plans._plan import AXES, Plan
+from shardwise.plans._plan import AXES, STAGE_AXES, Plan
 from shardwise.records import dataclass
 
 Spans = dict[str, tuple[int, ...]]
@@ -120,7 +120,7 @@ def with_groups(dense: Placed, sizes: Mapping[str, Any], how: Whole = PLAIN) -> 
     inner = tuple(gcd(d, shard) for d in found["dp"])
     found["shard"] = tuple(a * b for a, b in zip(inner, found["cp"], strict=True))
     found["replicate"] = tuple(d // a for d, a in zip(found["dp"], inner, strict=True))
-    stage = [math.prod(at) for at in zip(*(found[a] for a in ("tp", "tp2", "cp", "dp")), strict=True)]
+    stage = [math.prod(at) for at in zip(*(found[a] for a in STAGE_AXES), strict=True)]
     etp = tuple(gcd(sizes["etp"], s) for s in stage)
     ep = tuple(gcd(sizes["ep"], s // e) for s, e in zip(stage, etp, strict=True))
     found["etp"], found["ep"] = etp, ep
@@ -236,7 +236,7 @@ def _expert_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:
     """Ranks of a stage by their place in the mixed radix etp, ep, edp."""
     inner = plan.etp * plan.ep
     share = max(1, plan.expert_dp * shard_of(plan) // plan.dp)
-    for stage in groups(plan, ("tp", "tp2", "cp", "dp")):
+    for stage in groups(plan, STAGE_AXES):
         ranks = sorted(stage)
         if name == "etp":
             yield from (tuple(ranks[i : i + plan.etp]) for i in range(0, len(ranks), plan.etp))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import fields
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.notebook import Item, card
@@ -22,7 +22,9 @@ SHARDINGS: tuple[str, ...] = get_args(Sharding)
 CONTEXT_KINDS: tuple[str, ...] = get_args(ContextKind)
 LAYOUTS: tuple[str, ...] = get_args(LayoutKind)
 RECOMPUTES: tuple[str, ...] = tuple(word for word in get_args(Recompute) if word != "auto")
-AXES: tuple[str, ...] = get_args(Axis)
+AXES: tuple[Axis, ...] = get_args(Axis)
+STAGE_AXES: tuple[Axis, ...] = tuple(axis for axis in AXES if axis != "pp")
+DEGREES: tuple[str, ...] = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 OFFLOADS: tuple[str, ...] = ("optimizer", "gradients", "parameters", "activations")
 
 
@@ -76,7 +78,7 @@ class Plan:
     """Modules to recompute besides, by the names of Megatron-Core."""
     stage_layers: tuple[int, ...] = ()
     """Layers of every stage, where they are not spread evenly."""
-    order: tuple[Axis, ...] = field(default=("tp", "tp2", "cp", "dp", "pp"))
+    order: tuple[Axis, ...] = AXES
     """The axes from the fastest links outwards."""
     fast: tuple[int, ...] = ()
     """Ranks of each of `AXES` that share the fastest domain; left out, the first axes of the order fill it."""
@@ -153,6 +155,16 @@ def find_sharding(word: str) -> ShardingRules:
     (True, False)
     """
     return SHARDING_RULES[word]
+
+
+def in_groups(word: Sharding) -> Sharding:
+    """Return the sharding within groups of replicas that hold copies of one another's, where a word has one.
+
+    >>> in_groups("fsdp"), in_groups("zero1")
+    ('hsdp', 'zero1')
+    """
+    rules = find_sharding(word)
+    return "hsdp" if rules.weights and not rules.keeps_gathered else word
 
 
 def distinct_shardings() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan
+from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS, Plan
 from shardwise.records import dataclass
 from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns
@@ -20,7 +20,7 @@ from shardwise.search._placements import GroupShape
 Key: TypeAlias = tuple[int, ...]
 # Choice of cluster and job, devices, degrees: plans that share them differ in how they run, and are one row.
 Degrees: TypeAlias = tuple[int, ...]
-DEGREES = ("devices", "tp", "tp2", "cp", "pp", "dp", "ep", "etp")
+KEYED = ("devices", *(name for name in DEGREES if name != "vpp"))
 # Numbers of a key ahead of its fields: the choice of cluster and job, and the grid.
 AHEAD = 2
 

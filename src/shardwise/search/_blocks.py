@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 
 from shardwise.ledger.symbol import Graph, Node
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, with_groups
+from shardwise.ops.overlap import Pairing, pairing
+from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_groups
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
-from shardwise.search._grid import DEGREES, PlanGrid, case_for
+from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, Elements, Frozen
 from shardwise.training._evaluate import Tables, machine_of, tables_apart
 from shardwise.training._memory import ModelBlocks, Shared
-from shardwise.training._overlap import Pairing, paired_blocks, pairing
+from shardwise.training._overlap import paired_blocks
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.
@@ -164,7 +165,7 @@ def _first_kind(grid: PlanGrid) -> int:
 
 def known_sizes(grid: PlanGrid) -> dict[str, float]:
     """Return the degrees that all rows of a space share."""
-    shared = {name: distinct(grid.base[name]) for name in ("tp", "tp2", "cp", "dp")}
+    shared = {name: distinct(grid.base[name]) for name in STAGE_AXES}
     return {name: float(values[0]) for name, values in shared.items() if len(values) == 1}
 
 
@@ -186,7 +187,7 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
         flat = axis in ("ep", "etp") and not grid.has_experts
         return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE)
 
-    axes = (*DEGREES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
+    axes = (*AXES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
     shard = float(grid.case.plan.shard) if grid.case.plan.shard > 1 else values["dp"]
     return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=shard, spans=spans, **values)

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.ledger.number import above
 from shardwise.ledger.symbol import Graph
+from shardwise.ops.overlap import pairing
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass
 from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, blocks_of, known_sizes, sizes_given
@@ -18,17 +19,8 @@ from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.training import PlanSizes, TrainingCase, stages_of
 from shardwise.training._beside import moved_pages, resident_pages
-from shardwise.training._evaluate import (
-    machine_of,
-    memory_of,
-    paged_of,
-    paging_seconds,
-    reserved_of,
-    send_of,
-    step_job,
-)
+from shardwise.training._evaluate import machine_of, memory_of, paged_of, paging_seconds, reserved_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, device_bytes
-from shardwise.training._overlap import pairing
 from shardwise.training._step import (
     least_piped_seconds,
     piped_seconds,

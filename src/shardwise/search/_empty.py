@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem
-from shardwise.plans import divisors, find_rules
+from shardwise.plans import AXES, divisors, find_rules
 from shardwise.search._result import Rejection
 from shardwise.search._space import IntRanges
 
@@ -80,7 +80,7 @@ def why_empty(grid: PlanGrid) -> list[Problem]:
     if not counts:
         most = grid.case.cluster.num_devices
         return [Problem("devices", written(space.devices), f"must be among the {most} devices", f"use up to {most}")]
-    axes = ("tp", "tp2", "cp", "pp", "dp")
+    axes = AXES
     found = _axis_problems(space, axes, counts, model.num_layers)
     if grid.has_experts:
         found += _axis_problems(space, ("ep", "etp"), counts, model.num_layers)
@@ -126,7 +126,7 @@ def _pipeline_problems(grid: PlanGrid) -> list[Problem]:
 def _place_problems(grid: PlanGrid) -> list[Problem]:
     """Return the problem of ranks in the fastest domain that no placement has."""
     domain, space = grid.case.domains[0], grid.space
-    given = [axis for axis in ("tp", "tp2", "cp", "dp", "pp") if space.fast_of(axis).ranges]
+    given = [axis for axis in AXES if space.fast_of(axis).ranges]
     rule = f"no placement has so many ranks in a domain of {domain} devices, which ranks fill as far as they can"
     return [
         Problem(f"fast_{axis}", written(space.fast_of(axis)), rule, "widen it or leave it out, or --explore")

@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.plans import Schedule
 from shardwise.records import dataclass
 from shardwise.search._batch import (
-    DEGREES,
+    KEYED,
     Cells,
     Entry,
     Fitting,
@@ -80,8 +80,8 @@ class Evaluator:
         if not len(columns["tp"]):
             return
         keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
-        first, columns["group"] = distinct_rows([columns[name] for name in DEGREES])
-        rows = np.column_stack([columns[name][first] for name in DEGREES]).tolist()
+        first, columns["group"] = distinct_rows([columns[name] for name in KEYED])
+        rows = np.column_stack([columns[name][first] for name in KEYED]).tolist()
         degrees = {(grid.variant.choice, *one): place for place, one in enumerate(rows)}
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)

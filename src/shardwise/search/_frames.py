@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS
+from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS
 from shardwise.search._batch import AHEAD
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 5_000_000
 # The numbers of a key in their order (`plan_of` of _batch.py).
-_NUMBERS = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
+_NUMBERS = (*DEGREES, "micro_batch", "panels")
 
 
 def training_frame(grids: Sequence[PlanGrid], options: SearchOptions) -> Frame:

@@ -25,7 +25,6 @@ from shardwise.training import TrainingCase
 from shardwise.training._evaluate import PricedBlocks
 from shardwise.training.schedules import find_schedule
 
-DEGREES = ("tp", "tp2", "cp", "dp", "pp")
 SUMMA = LAYOUTS.index("summa")
 STACK = "stack"
 

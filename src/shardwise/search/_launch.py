@@ -11,6 +11,9 @@ import numpy as np
 from shardwise.errors import Problem, Problems
 from shardwise.plans import (
     CONTEXT_KINDS,
+    DEGREES,
+    LAYOUTS,
+    RECOMPUTES,
     SCHEDULES,
     Capabilities,
     Plan,
@@ -28,14 +31,13 @@ from shardwise.search._space import IntRanges, Order, SearchSpace, upto
 T = TypeVar("T")
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
 TRIED: dict[str, tuple[Any, ...]] = {
-    "layout": ("1d", "summa"),
+    "layout": LAYOUTS,
     "sequence_parallel": (False, True),
-    "cp_kind": ("ring", "all-gather", "all-to-all"),
+    "cp_kind": CONTEXT_KINDS,
     "schedule": tuple(one for one in SCHEDULES if find_rules(one).searched),
     "sharding": distinct_shardings(),
-    "recompute": ("none", "selective", "attention", "norm-attention-norm", "full"),
+    "recompute": RECOMPUTES,
 }
-_AXES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 
 
 def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
@@ -80,7 +82,7 @@ def _refuse(found: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
 def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, IntRanges]:
     """Return the degrees that stay 1, recording those that are to be above it."""
     kept = {}
-    for axis in _AXES:
+    for axis in DEGREES:
         if axis in stack.runs.split:
             continue
         given: IntRanges = getattr(space, axis)
@@ -140,8 +142,7 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
 
 def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | None:
     """Return what the law of a framework says of the first of some rows."""
-    names = ("tp", "tp2", "cp", "pp", "dp", "ep", "etp")
-    row = {name: int(columns[name][0]) for name in names if name in columns}
+    row = {name: int(columns[name][0]) for name in DEGREES if name in columns and name != "vpp"}
     sequence = bool(columns["sequence_parallel"][0])
     kind = CONTEXT_KINDS[int(columns["cp_kind"][0])]
     plan = Plan(sequence_parallel=sequence, cp_kind=kind, **{**row, **fixed})  # type: ignore[arg-type]

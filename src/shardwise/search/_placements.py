@@ -13,11 +13,11 @@ import numpy as np
 from shardwise.plans import AXES, Whole, dense_spans, divisors
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
-from shardwise.search._space import ORDERS, Order, SearchSpace
+from shardwise.search._space import Order, SearchSpace
 
 COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
 GroupShape = dict[str, tuple[Any, ...]]
-_DEFAULT: Order = ORDERS[ORDERS.index(("tp", "tp2", "cp", "dp", "pp"))]
+_DEFAULT: Order = AXES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,7 @@ def _ways(space: SearchSpace, domains: Sequence[int]) -> list[tuple[tuple[int, .
 
 
 def _spans(columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]) -> GroupShape:
-    part = dict(zip(AXES, fast, strict=True)) if fast else None
+    part: dict[str, int] | None = dict(zip(AXES, fast, strict=True)) if fast else None
     return dense_spans({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
 
 

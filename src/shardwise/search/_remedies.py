@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.hardware import part_of
-from shardwise.plans import Plan, divisors, splits_replicas
+from shardwise.plans import AXES, STAGE_AXES, Plan, divisors, splits_replicas
 from shardwise.records import dataclass
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
@@ -213,7 +213,7 @@ def neighbours(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
 
 def _degrees(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
     s, n = grid.space, plan.num_devices
-    for axis in ("tp", "tp2", "cp", "pp"):
+    for axis in (axis for axis in AXES if axis != "dp"):
         if axis == "tp2" and plan.layout == "1d":
             continue
         used = n // plan.dp // getattr(plan, axis)
@@ -260,7 +260,7 @@ def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
         changes["sequence_parallel"] = False
     if plan.cp == 1:
         changes["cp_kind"] = s.cp_kind[0]
-    if not grid.copied({name: getattr(plan, name) for name in ("tp", "tp2", "cp", "dp", "ep", "etp")}):
+    if not grid.copied({name: getattr(plan, name) for name in (*STAGE_AXES, "ep", "etp")}):
         changes["sharding"] = s.sharding[0]
     pipes = grid.compositions(plan.pp)
     if not pipes:

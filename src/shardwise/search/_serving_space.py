@@ -119,9 +119,6 @@ class ServingSpace:
                     find(word)
 
 
-DEGREES = DEPLOYED
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
     """The layouts of a space as columns, and what the laws say of each; `order` is an index of the space's orders."""
@@ -150,7 +147,7 @@ class Layouts:
 
     def bare(self, row: int) -> Plan:
         """Return the plan of a row as it was tried."""
-        values: dict[str, Any] = {name: int(self.columns[name][row]) for name in DEGREES}
+        values: dict[str, Any] = {name: int(self.columns[name][row]) for name in DEPLOYED}
         return Plan(**values, order=self.orders[int(self.columns["order"][row])])  # type: ignore[arg-type]
 
     def plan(self, row: int) -> Plan:

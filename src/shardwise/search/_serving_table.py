@@ -19,13 +19,14 @@ from shardwise.ledger.number import largest
 from shardwise.ledger.symbol import Graph
 from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
+from shardwise.plans.fields import DEPLOYED
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.records import dataclass
 from shardwise.search._columns import bisected, distinct_rows
 from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._program import ROW, Program, ProgramShape
-from shardwise.search._serving_space import DEGREES, Layouts, ServingSpace, law_key, law_keys
+from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_keys
 from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
@@ -115,7 +116,7 @@ class ServingGrid:
     @cached_property
     def layouts(self) -> Layouts:
         """Every layout of the space, judged by the laws."""
-        columns = self._placed(np.array(list(self._degrees()), np.int64).reshape(-1, len(DEGREES)))
+        columns = self._placed(np.array(list(self._degrees()), np.int64).reshape(-1, len(DEPLOYED)))
         complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]] = {}
         names: dict[str, int] = {}
         law = np.full(len(columns["order"]), -1)
@@ -192,7 +193,7 @@ class ServingGrid:
     @property
     def own_degrees(self) -> tuple[str, ...]:
         """The degrees that change what a replica does: their number does where they share weights."""
-        return tuple(name for name in DEGREES if name != "dp" or name in self._talking)
+        return tuple(name for name in DEPLOYED if name != "dp" or name in self._talking)
 
     @property
     def _talking(self) -> tuple[str, ...]:
@@ -202,7 +203,7 @@ class ServingGrid:
 
     def _placed(self, degrees: Any) -> dict[str, Any]:
         """Return a row for each order of the axes that places its messages otherwise, and the number of its place."""
-        sizes = dict(zip(DEGREES, degrees.T, strict=True))
+        sizes = dict(zip(DEPLOYED, degrees.T, strict=True))
         orders, rows = len(self.space.orders), len(degrees)
         each = [self._place(sizes, order) for order in self.space.orders]
         spans = [np.concatenate(tiers) for tiers in zip(*each, strict=True)]

@@ -114,8 +114,7 @@ class SearchSpace:
     @property
     def placed_orders(self) -> tuple[Order, ...]:
         """Orders of the axes outwards from the fastest domain: those given, or all, the plain one first."""
-        plain = ("tp", "tp2", "cp", "dp", "pp")
-        return self.orders or (plain, *(order for order in ORDERS if order != plain))
+        return self.orders or (AXES, *(order for order in ORDERS if order != AXES))
 
     def fast_of(self, axis: str) -> IntRanges:
         """Return how many ranks of an axis may share the fastest domain."""

@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal
 from shardwise.ledger.number import X, above, ceil, minimum, total
 from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.ledger.traced import named
-from shardwise.models import Block, Model, MoE
+from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.experts import SHARED, routed_tokens
 from shardwise.ops.head import mtp_ops
@@ -220,7 +220,7 @@ def label_of(block: Block, index: int) -> str:
     """
     words = [type(m).__name__ for m in block.mixers]
     if block.feed_forward is not None:
-        words.append("experts" if isinstance(block.feed_forward, MoE) else "feed-forward")
+        words.append("experts" if block.experts else "feed-forward")
     return f"layer kind {index}" + (f" ({', '.join(words)})" if words else "")
 
 

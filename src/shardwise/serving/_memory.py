@@ -14,7 +14,6 @@ from typing import Generic
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
-from shardwise.models import MLP
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
@@ -270,7 +269,7 @@ def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     layers/FfnLayer.cc and layers/attention_layers/GptContextAttentionLayer.cc).
     """
     a, S, new = case.activation_bytes, case.job.input_tokens, case.new_input_tokens
-    forward = [b.feed_forward for b in case.model.kinds if isinstance(b.feed_forward, MLP)]
+    forward = [b.dense for b in case.model.kinds if b.dense]
     heads = max((m.query_width for block in case.model.kinds for m in block.mixers), default=0)
     width = max(((1 + f.gated) * f.ffn for f in forward), default=0)
     token = 6 * case.model.hidden + divide(0 * sizes.tp + 10 * heads + width, sizes.tp)

@@ -9,12 +9,12 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
-from shardwise.models import Model, MoE
+from shardwise.models import Model
 from shardwise.plans import Plan, Serving, spans, split_layers
+from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass
 
 _WHOLE = Serving()
-_DEGREES = ("tp", "pp", "dp", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ def host_rows(model: Model, job: Serving) -> tuple[PipelineStage[float], ...]:
     first = min(model.num_layers + 1 - job.gpu_layers, model.num_layers) if job.gpu_layers >= 0 else 0
     held = [Counter(part) for part in (layers[first:], layers[:first], layers[first : max(first, job.cpu_experts)])]
     near, far, apart = (tuple(part[kind] for kind in kinds) for part in held)
-    apart = tuple(n * isinstance(kind.feed_forward, MoE) for n, kind in zip(apart, kinds, strict=True))
+    apart = tuple(n * (kind.experts is not None) for n, kind in zip(apart, kinds, strict=True))
     ends = int(job.gpu_layers != 0)
     lacks = tuple(-n for n in apart)
     return (
@@ -88,7 +88,7 @@ def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> 
     """Return the numbers of one plan, each a named leaf while tracing."""
     placed = spans(plan, domains).items()
     shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in placed}
-    values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
+    values = {name: leaf(name, getattr(plan, name)) for name in DEPLOYED}
     stages: Any = stage_rows(model, plan, job)
     return ServingSizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
 
@@ -133,5 +133,5 @@ def sizes_of_columns(
     )
     if job.splits_with_host:
         stages = host_rows(model, job)
-    values = {name: column(getattr(plan, name) for plan in plans) for name in _DEGREES}
+    values = {name: column(getattr(plan, name) for plan in plans) for name in DEPLOYED}
     return ServingSizes(batch=column(batches), spans=shared, stages=stages, **values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwise.errors import Problems
-from shardwise.models import MLP, Block, Model, load_model
+from shardwise.models import Block, Model, load_model
 from shardwise.plans import Serving
 from shardwise.plans.fields import SPECULATION
 from shardwise.plans.laws import is_count
@@ -83,7 +83,7 @@ def _draft(job: Serving, model: Model, found: Problems) -> None:
 
 
 def _own_layer(model: Model) -> Block | None:
-    return next((block for block in reversed(model.layers) if isinstance(block.feed_forward, MLP)), None)
+    return next((block for block in reversed(model.layers) if block.dense), None)
 
 
 def draft_of(job: Serving, model: Model) -> Model | None:

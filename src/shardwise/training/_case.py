@@ -187,12 +187,12 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
     experts = case.model.has_experts
-    if case.plan.pp == 1 and case.plan.schedule != "1f1b":
+    if case.plan.pp == 1 and case.plan.schedule != Plan().schedule:
         notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
     off = find_rules(case.plan.schedule).uneven_error
     if off and case.plan.pp > 1 and len(set(case.partition.sizes)) > 1:
         notes.append(f"schedule {case.plan.schedule}: seconds of stages that differ are within {off:.0%} of its order")
-    if case.plan.cp == 1 and case.plan.cp_kind != "ring":
+    if case.plan.cp == 1 and case.plan.cp_kind != Plan().cp_kind:
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
     if case.job.expert_imbalance > 1 and not experts:
         notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")

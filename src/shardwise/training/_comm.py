@@ -7,7 +7,7 @@ from functools import cached_property
 
 from shardwise.hardware import Cluster
 from shardwise.models import Model
-from shardwise.plans import Plan, Training, find_sharding, named_groups, splits_replicas
+from shardwise.plans import STAGE_AXES, Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.records import dataclass
 from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
@@ -41,7 +41,7 @@ def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
     >>> axis_names("fsdp")["shard"], axis_names("hsdp")["shard"], axis_names("zero1", splits_replicas=True)["shard"]
     ('dp', 'dp_shard', 'dp_shard')
     """
-    same = {axis: axis for axis in ("tp", "tp2", "cp", "ep", "etp", "pp")}
+    same = {axis: axis for axis in (*STAGE_AXES, "ep", "etp", "pp") if axis != "dp"}
     rules = find_sharding(sharding)
     if rules.hybrid or (rules.keeps_gathered and splits_replicas):
         words = ("shard", "replicate")

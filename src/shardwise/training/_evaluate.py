@@ -16,8 +16,8 @@ from shardwise.models import Block
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.ops.overlap import CostModel
-from shardwise.plans import Stack, find_rules
+from shardwise.ops.overlap import CostModel, pairing
+from shardwise.plans import DEGREES, Stack, find_rules
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass
 from shardwise.training._beside import device_bytes, moved_pages, resident_pages
@@ -33,7 +33,7 @@ from shardwise.training._blocks import (
 from shardwise.training._case import TrainingCase
 from shardwise.training._ledger import Lines, ledger_of
 from shardwise.training._memory import ModelBlocks, Shared, StageMemory, reserved_bytes, stage_memory
-from shardwise.training._overlap import paired_blocks, pairing
+from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -265,7 +265,7 @@ def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
 
 # Fields of a plan that the blocks of a model depend on, and the groups whose messages are theirs.
 _BLOCK_FIELDS = tuple(field.key for field in PLAN if field.in_blocks)
-_BLOCK_GROUPS = ("tp", "tp2", "cp", "ep", "etp")
+_BLOCK_GROUPS = tuple(name for name in DEGREES if name in _BLOCK_FIELDS)
 
 
 class PricedBlocks:

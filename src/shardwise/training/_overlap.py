@@ -15,12 +15,12 @@ Messages hold cores meanwhile, which compute loses; those of copy engines hold n
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Generic, Literal, TypeAlias
+from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.overlap import CostModel, bucketed
-from shardwise.plans import Schedule, Stack, find_rules
+from shardwise.ops.overlap import CostModel, Pairing, bucketed
+from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import HostTraffic
@@ -29,20 +29,6 @@ from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, reductions, scatters, state_seconds, updates
 from shardwise.training._units import end_units, gathered_elements, scattered_elements, scattered_ends
-
-Pairing: TypeAlias = Literal["never", "between nodes", "always"]
-
-
-def pairing(stack: Stack, schedule: Schedule) -> Pairing:
-    """Return where expert messages run beside the compute of another micro-batch.
-
-    Always under schedules of pairs; Megatron-Core, --overlap-moe-expert-parallel-comm: forward and backward of two
-    micro-batches interleave by layer, which the recipes that do it between nodes do under interleaving alone.
-    """
-    rules = find_rules(schedule)
-    if rules.paired:
-        return "always"
-    return "never" if stack.overlap_experts == "between nodes" and not rules.chunked else stack.overlap_experts
 
 
 def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:

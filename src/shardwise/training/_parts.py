@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
+from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
@@ -204,7 +205,7 @@ def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[
     if stack.buffered_stages:
         deep = above(s.heads, 0, held, minimum(z.num_micro, stack.buffered_stages * z.pp))
         held = above(z.pp, 1, deep, held)
-    if stack.overlap_experts == "always" and not find_rules(schedule).paired:
+    if pairing(stack, schedule) == "always" and not find_rules(schedule).paired:
         held = minimum(held + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), z.num_micro)
     if find_schedule(schedule).mirrored:
         mirrored = held * divide(s.position + 1, z.pp + 1)

@@ -13,6 +13,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import (
+    AXES,
     LOSSES,
     TUNINGS,
     WHOLE_LOSSES,
@@ -136,7 +137,7 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
         if n % used:
             rule = f"tp x tp2 x cp x pp = {used} must divide the {n} devices"
             # Each axis that could take another value is named with the values that would do.
-            axis = max(("tp", "tp2", "cp", "pp"), key=lambda a: getattr(plan, a))
+            axis = max((axis for axis in AXES if axis != "dp"), key=lambda a: getattr(plan, a))
             others = used // getattr(plan, axis)
             found.add(
                 axis,

@@ -8,10 +8,10 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.traced import leaf
-from shardwise.plans import Plan, shard_of, spans, splits_replicas
+from shardwise.plans import DEGREES, Plan, shard_of, spans, splits_replicas
 from shardwise.records import dataclass
 
-_DEGREES = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "panels", "micro_batch", "shard")
+_NUMBERS = (*DEGREES, "panels", "micro_batch", "shard")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes
         axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at))
         for axis, at in spans(plan, domains).items()
     }
-    values = {name: leaf(name, getattr(plan, name)) for name in _DEGREES}
+    values = {name: leaf(name, getattr(plan, name)) for name in _NUMBERS}
     if not plan.sharding_rules.hybrid and not splits_replicas(plan):
         values["shard"] = values["dp"]
     return PlanSizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
@@ -78,7 +78,7 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
 
     placed = [spans(p, domains) for p in plans]
     shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
-    values = {name: column([getattr(p, name) for p in plans]) for name in _DEGREES}
+    values = {name: column([getattr(p, name) for p in plans]) for name in _NUMBERS}
     values["shard"] = column([shard_of(p) for p in plans])
     return PlanSizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)
 

@@ -8,7 +8,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, total
 from shardwise.ledger.traced import named
-from shardwise.ops.overlap import CostModel, merge
+from shardwise.ops.overlap import CostModel, merge, sends_overlap
 from shardwise.plans import Schedule
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
@@ -237,7 +237,7 @@ def piped_seconds(
         num_chunks=z.vpp,
         num_micro=z.num_micro,
         send=named(job.send, "stage boundary message"),
-        overlap_send=m.hides("pp") and job.schedule in r.stack.overlap_sends,
+        overlap_send=sends_overlap(m, r.stack, job.schedule),
     )
     pipeline = pipeline_time(job.schedule, runs, shape)
     if r.shards_gradients and r.stack.pipeline_keeps_gathered:

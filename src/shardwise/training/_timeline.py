@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem
-from shardwise.ops.overlap import CostModel
+from shardwise.ops.overlap import CostModel, sends_overlap
 from shardwise.plans import Plan, find_rules
 from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
@@ -146,7 +146,7 @@ class _Drawing:
         self.cuts, self.around = [cuts[i] for i in self.runs], [around[i] for i in self.runs]
         job = _job(case, self.machine, e)
         self.send = job.send if self.plan.pp > 1 else 0.0
-        self.overlaps = self.machine.hides("pp") and self.plan.schedule in case.stack.overlap_sends
+        self.overlaps = sends_overlap(self.machine, case.stack, self.plan.schedule)
         # The reduction of a tied table runs on the two ends, which the other stages wait for.
         self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
         self.detailed = self._tasks() <= MOST_DETAILED

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
+from shardwise.formats._exported import ORDERS
 from shardwise.formats.megatron._model import num_layers, predictions
 from shardwise.formats.megatron._reader import MOST_LAYERS, Reader
-from shardwise.plans import Axis, ContextKind, Plan, Recompute, Schedule, Sharding, listed, schedule_for
+from shardwise.plans import ContextKind, Plan, Recompute, Schedule, Sharding, in_groups, listed, schedule_for
 from shardwise.records import dataclass
 
 _CONTEXT: dict[str, ContextKind] = {"p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather"}
@@ -22,8 +23,6 @@ _FSDP: dict[str, Sharding] = {
     "optim_grads_params": "fsdp",
 }
 _V: dict[str, Schedule] = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
-_DEFAULT_ORDER: tuple[Axis, ...] = ("tp", "tp2", "cp", "dp", "pp")
-_PP_FIRST: tuple[Axis, ...] = ("tp", "tp2", "cp", "pp", "dp")
 _TERM = re.compile(r"\(([^()]{0,1000})\)(?:\*([0-9]+))?|([EtmL|])(?:\*([0-9]+))?")
 MOST_SPELLED = 100_000
 
@@ -85,7 +84,7 @@ def build(r: Reader, num_devices: int) -> Plan:
         offload=("optimizer",) if r.flag("optimizer_cpu_offload") else (),
         modules=modules,
         stage_layers=pieces,
-        order=_PP_FIRST if r.flag("use_tp_pp_dp_mapping") else _DEFAULT_ORDER,
+        order=ORDERS[r.flag("use_tp_pp_dp_mapping")],
     )
 
 
@@ -345,8 +344,8 @@ def _sharding(r: Reader, d: Degrees) -> tuple[Sharding, int]:
         return "fsdp", 1
     if r.flag("use_megatron_fsdp") or r.flag("use_custom_fsdp"):
         kind = _FSDP[r.word("data_parallel_sharding_strategy", *_FSDP)]
-        if kind == "fsdp" and copies > 1 and d.dp:
-            return "hsdp", max(d.dp // copies, 1)
+        if in_groups(kind) != kind and copies > 1 and d.dp:
+            return in_groups(kind), max(d.dp // copies, 1)
         return kind, 1
     if not r.flag("use_distributed_optimizer"):
         return "none", 1

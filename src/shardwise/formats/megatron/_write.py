@@ -338,7 +338,7 @@ def _job(case: ExportCase) -> Words:
 
 def _stack(case: ExportCase) -> Words:
     s, p, moe = case.stack, case.plan, _first(case.model, MoE)
-    sharded, feed = p.sharding == "distributed-optimizer", _first(case.model, MLP) or moe
+    sharded, feed = "--use-distributed-optimizer" in _SHARDINGS.get(p.sharding, {}), _first(case.model, MLP) or moe
     lets = p.ep > 1 and (p.pp == 1 or p.vpp > 1) and p.recompute != "full" and "moe" not in p.modules
     fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
     words: Words = {

@@ -1,0 +1,157 @@
+"""The structure of the source: a fact that rules ask for has one home, and modules import one way."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise
+from shardwise.plans import DEGREES, SHARDINGS, Stack
+from shardwise.plans.schedules import RULES
+
+SOURCE = Path(shardwise.__file__).parent
+# What people call an operator, a weight or a tensor, in the code that has one in hand.
+HOLDERS = {"op", "one_op", "w", "weight", "t", "tensor", "source"}
+ASKS = {"startswith", "endswith", "split", "partition", "rpartition"}
+PARTS = {
+    "Attention", "CompressedAttention", "GatedDelta", "LatentAttention", "LightningAttention", "Mamba1", "Mamba2",
+    "Mlstm", "MLP", "MoE", "RecurrentGate", "Rwkv", "ShortConv",
+}  # fmt: skip
+OVERLAP = {name for name in Stack.__dataclass_fields__ if name.startswith("overlap_")} | {"hides"}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The modules of the package by their paths."""
+    return {str(p.relative_to(SOURCE)): ast.parse(p.read_bytes()) for p in sorted(SOURCE.rglob("*.py"))}
+
+
+@cache
+def nodes() -> tuple[tuple[str, Any], ...]:
+    """What can ask for something, with the path of its module: comparisons, calls, attributes and tuples."""
+    kinds = (ast.Compare, ast.Call, ast.Attribute, ast.Tuple)
+    return tuple((path, n) for path, tree in trees().items() for n in ast.walk(tree) if isinstance(n, kinds))
+
+
+def places(asks: Callable[[Any], bool], *apart: str) -> list[str]:
+    """Where nodes are of a kind, outside what `apart` names."""
+    return [f"{path}:{node.lineno}" for path, node in nodes() if asks(node) and not path.startswith(apart)]
+
+
+def words_of(node: ast.AST) -> set[object]:
+    """The words that a comparison holds something against."""
+    if not isinstance(node, ast.Compare):
+        return set()
+    found: set[object] = set()
+    for side in (node.left, *node.comparators):
+        parts = side.elts if isinstance(side, (ast.Tuple, ast.List, ast.Set)) else [side]
+        found |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return found
+
+
+def asks_of(node: ast.AST, attribute: str) -> bool:
+    """Whether a comparison has an attribute, or a variable, of that name on one side."""
+    sides = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
+    return any(getattr(side, "attr", getattr(side, "id", "")) == attribute for side in sides)
+
+
+def _is_name(node: Any) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "name" and getattr(node.value, "id", "") in HOLDERS
+
+
+def _asks_for_a_name(node: Any) -> bool:
+    if isinstance(node, ast.Compare):
+        words = any(isinstance(side, (ast.Constant, ast.Tuple)) for side in (node.left, *node.comparators))
+        return words and any(map(_is_name, (node.left, *node.comparators)))
+    return isinstance(node, ast.Attribute) and node.attr in ASKS and _is_name(node.value)
+
+
+def _tests_a_part(node: Any) -> bool:
+    if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "isinstance":
+        return False
+    kinds = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
+    return any(getattr(kind, "id", "") in PARTS for kind in kinds)
+
+
+def _lists_degrees(node: Any) -> bool:
+    words = [part.value for part in node.elts if isinstance(part, ast.Constant)] if isinstance(node, ast.Tuple) else []
+    return len(words) >= 5 and len(words) == len(node.elts) and {*words} <= {*DEGREES}
+
+
+def _tests_an_ending(node: Any) -> bool:
+    """Whether the name of a field of a record decides: `f.name.endswith(...)`."""
+    called = node.func if isinstance(node, ast.Call) else None
+    held = called.value if isinstance(called, ast.Attribute) and called.attr in ASKS else None
+    return isinstance(held, ast.Attribute) and held.attr == "name" and getattr(held.value, "id", "") in ("f", "field")
+
+
+def _tests_a_label(node: Any) -> bool:
+    return (asks_of(node, "label") and bool(words_of(node))) or (
+        isinstance(node, ast.Attribute) and node.attr in ASKS and getattr(node.value, "attr", "") == "label"
+    )
+
+
+FACTS: dict[str, tuple[Callable[[Any], bool], tuple[str, ...]]] = {
+    # What a rule means is a role, a kind or a region; names are for people, and for files of other systems.
+    "the name of an operator, weight or tensor": (_asks_for_a_name, ("formats", "models", "measured", "hardware")),
+    "the name of a field": (_tests_an_ending, ("search/_space.py", "answers")),
+    "the label of a number": (_tests_a_label, ("answers/_train_page.py",)),
+    # A schedule says what it is in its file and its row; formats translate its word.
+    "the word of a schedule": (
+        lambda node: asks_of(node, "schedule") and bool(words_of(node) & {*RULES}),
+        ("training/schedules", "plans/schedules.py"),
+    ),
+    # Words with the same properties mean the same: what asks, asks for the properties.
+    "the word of a sharding": (
+        lambda node: (asks_of(node, "sharding") or asks_of(node, "kind")) and bool(words_of(node) & {*SHARDINGS[1:]}),
+        ("plans/_plan.py", "formats/fsdp.py"),
+    ),
+    # Mixers and feed-forwards say their own sizes; `ops/block.py` dispatches, formats write another system's words.
+    "the class of a mixer or a feed-forward": (
+        _tests_a_part,
+        ("models", "formats", "ops/block.py", "ops/feed_forward.py", "ops/count.py"),
+    ),
+    # Degrees in an order of their own stand where orders of axes do.
+    "the degrees of a plan, listed": (
+        _lists_degrees,
+        ("plans/_plan.py", "cost/_rates.py", "search/_serving_space.py", "formats/_exported.py"),
+    ),
+    # `ops/layout.py` marks a collective with what it hides behind; formats read and write a stack's settings.
+    "what hides behind what": (
+        lambda n: isinstance(n, ast.Attribute) and n.attr in OVERLAP and getattr(n.value, "id", "") not in ("c", "one"),
+        ("ops/overlap.py", "ops/layout.py", "training/_overlap.py", "formats", "plans"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_fact_is_asked_for_where_it_lives(fact: str) -> None:
+    """No rule tests a word, a label or a class for what a typed property says."""
+    asks, homes = FACTS[fact]
+    assert places(asks, *homes) == []
+
+
+def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Yield the imports of a module, those in functions too; what only type checkers see is not loaded."""
+    for child in (one for part in ("body", "orelse", "handlers", "finalbody") for one in getattr(node, part, [])):
+        if isinstance(child, ast.ImportFrom):
+            yield child
+        elif not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from _imports(child)
+
+
+def test_no_modules_import_one_another() -> None:
+    """What modules import, when they are loaded or in a function, goes one way, inside packages too."""
+    modules = {".".join(Path("shardwise", path).with_suffix("").parts): tree for path, tree in trees().items()}
+    graph: dict[str, set[str]] = {}
+    for name, tree in modules.items():
+        names = ((f"{node.module}.{each.name}", f"{node.module}.__init__", node.module) for node in _imports(tree)
+                 for each in node.names)  # fmt: skip
+        graph[name] = {next(one for one in (*some, "") if one in modules or not one) for some in names} - {""}
+    assert tuple(graphlib.TopologicalSorter(graph).static_order())
