@@ -23,6 +23,7 @@ from shardwise.formats import (
     import_file,
     llamafactory,
     nanotron,
+    torchtitan,
     torchtune,
     transformers,
     verl,
@@ -456,3 +457,13 @@ def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path.write_text("base_model: a\nadapter: lora\nlora_alpha: high\n", encoding="utf-8")
     with pytest.raises(InputError, match="lora_alpha"):
         import_file(path, around=Around(num_devices=1))
+
+
+def test_torchtitan_s_recipe_of_float8_comes_back() -> None:
+    """The word for one scale a row is read as a setting of the stack; one a tensor is the stack as it comes."""
+    tree = {"model": {"name": "llama3", "flavor": "8B", "converters": ["quantize.linear.float8"]}}
+    for word in ("rowwise", "tensorwise"):
+        more = {"quantize": {"linear": {"float8": {"recipe_name": word}}}}
+        found = torchtitan.read_tree({**tree, **more}, num_devices=8)
+        assert found.job.precision == "fp8-amp"
+        assert found.stack.settings.fp8_recipe == ("rowwise" if word == "rowwise" else "")

@@ -216,7 +216,8 @@ def _product_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     )
     if which != "weight":
         return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
-    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op)
+    again = r.recast_traffic * (op.rows * (op.inner + op.columns)) / r.memory_bytes if not wide else 0.0
+    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op) + again
 
 
 def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:

@@ -147,6 +147,8 @@ class Rates(ProductRates[X]):
     """Rate of products of weight gradients over that of the other products."""
     cast_traffic: float
     """Bytes moved to cast one element to a narrower type."""
+    recast_traffic: float
+    """Bytes moved to cast one element again, scaled along its other side, for a weight gradient."""
     family: str
     assumptions: tuple[str, ...] = ()
     blocks: Blocks = Blocks()
@@ -341,6 +343,7 @@ def rates_of(
         contention=contention_of(device, imposed),
         weight_gradient=1.0 if imposed.ideal else weight_gradient(table),
         cast_traffic=0.0 if imposed.ideal else cast_bytes(dtype),
+        recast_traffic=0.0,
         family=family,
         assumptions=tuple(notes),
         blocks=Blocks() if imposed.ideal else Blocks.stated(attention),

@@ -92,6 +92,8 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         optimizer=_optimizer(keys),
     )
     stack = find_stack(_stack(keys))
+    if keys.word(f"{_FLOAT8}.recipe_name") == "rowwise":
+        stack = replace(stack, settings=replace(stack.settings, fp8_recipe="rowwise"))
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=num_devices)
 
 
@@ -253,8 +255,11 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
         training["enable_cpu_offload"] = True
     if job.run_tokens:
         training["steps"] = round(job.run_tokens / job.tokens_per_step)
+    recipe = case.stack.settings.fp8_recipe
+    scaled = {"quantize": {"linear": {"float8": {"recipe_name": recipe}}}} if recipe and precision == "fp8-amp" else {}
     return {
         **_named_model(case.model, precision),
+        **scaled,
         "training": training,
         "optimizer": {"name": "AdamW"},
         "parallelism": parallel | {"enable_async_tensor_parallel": case.stack.name == "fsdp2-async-tp"},
@@ -331,6 +336,10 @@ def _lost(case: ExportCase, back: Imported) -> Found:
         "seq_len": (job.seq_len, theirs.seq_len),
         "global_batch": (job.global_batch, theirs.global_batch),
         "stack": (case.stack.name, back.stack.name),
+        "fp8_recipe": (
+            case.stack.settings.fp8_recipe or "tensorwise",
+            back.stack.settings.fp8_recipe or "tensorwise",
+        ),
     }
     if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
         own = case.model.name in table(_TABLE)["models"]

@@ -94,10 +94,11 @@ class NarrowScaling:
     gather_bytes: float
     keeps_attention: bool
     source: str
+    recast_bytes: float = 0.0
 
 
-SCALINGS = ("delayed", "tensorwise", "blockwise", "mxfp8")
-"""Recipes of 8 bits by Megatron-LM's words; products of 4 bits have NVFP4's."""
+SCALINGS = ("delayed", "tensorwise", "blockwise", "mxfp8", "rowwise")
+"""Recipes of 8 bits by the words of Megatron-LM and of torchao (rowwise); products of 4 bits have NVFP4's."""
 
 
 @cache

@@ -17,7 +17,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, pairing
-from shardwise.plans import DEGREES, Stack, find_rules
+from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass
 from shardwise.training._beside import device_bytes, moved_pages, resident_pages
@@ -179,6 +179,9 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
     kernels = stack.attention_kernel, stack.experts_kernel
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
+    scaling = find_scaling(compute, stack.settings.fp8_recipe)
+    if scaling is not None and scaling.recast_bytes and rates.cast_traffic:
+        rates = replace(rates, recast_traffic=scaling.recast_bytes)
     network = with_peers(network_of(case.cluster, case.efficiencies))
     return CostModel(
         rates=rates,

@@ -15,6 +15,7 @@ from shardwise.models import Model
 from shardwise.plans import (
     AXES,
     LOSSES,
+    SCALINGS,
     TUNINGS,
     WHOLE_LOSSES,
     Plan,
@@ -205,7 +206,7 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> 
     """Record settings that the plan does not allow.
 
     Megatron's losses are its own, and those that take the head with them read a whole vocabulary. torchtune's
-    optimizer_in_bwd refuses gradients that are not whole.
+    optimizer_in_bwd refuses gradients that are not whole, Transformer Engine scales by no rows.
     """
     loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
     own = stack.loss.startswith("vocab-parallel")
@@ -213,6 +214,9 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> 
     if loss and loss not in able:
         where = ", which splits the vocabulary" if split else ""
         found.add("loss", loss, f"is no cross entropy of {stack.name}{where}", one_of(able))
+    if stack.settings.fp8_recipe == "rowwise" and stack.saves_quantised:
+        rule = f"is a recipe of torchao, which {stack.name} does not run"
+        found.add("fp8_recipe", "rowwise", rule, one_of([one for one in SCALINGS if one != "rowwise"]))
     count = job.global_batch // (plan.dp * plan.micro_batch)
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
