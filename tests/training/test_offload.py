@@ -127,3 +127,30 @@ def test_more_on_the_host_is_never_more_on_the_device() -> None:
         for fewer, most in held.items():
             if set(fewer) < set(words):
                 assert bytes_ <= most
+
+
+@pytest.mark.parametrize(("memory", "fits"), [("64GiB", False), ("2TiB", True)])
+def test_a_host_with_too_little_memory_fits_nothing(memory: str, fits: bool) -> None:
+    """What eight devices keep on the host of their node has to be there, where its memory is known."""
+    asked, plan = (
+        Training(seq_len=512, global_batch=8),
+        Plan(dp=8, micro_batch=1, sharding="fsdp", offload=("optimizer", "gradients", "parameters")),
+    )
+    cluster = Cluster.parse("8xh100-sxm-80gb", {"host_memory": memory})
+    report = train(load_model("llama-3.1-8b"), cluster, plan, asked)
+    verdict = report.verdict
+    assert verdict.host_needed_bytes == 8 * report.host_bytes > 64 * 2**30
+    assert report.fits is fits and verdict.short_by_bytes < 0
+    assert verdict.host_short_by_bytes == (0 if fits else verdict.host_needed_bytes - 64 * 2**30)
+    assert not any(note.startswith("host_memory") for note in report.assumptions)
+
+
+def test_a_host_that_is_not_known_is_said() -> None:
+    """Without its memory the bytes that a node needs are listed among what was assumed; instances of clouds have it."""
+    asked, plan = (
+        Training(seq_len=512, global_batch=8),
+        Plan(dp=8, micro_batch=1, sharding="fsdp", offload=("optimizer", "gradients", "parameters")),
+    )
+    report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), plan, asked)
+    assert report.fits and any(note.startswith("host_memory: not known") for note in report.assumptions)
+    assert Cluster.parse("p5.48xlarge").host_memory_bytes == 2 * 2**40

@@ -114,10 +114,15 @@ def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
     page.label("FITS" if verdict.fits else "NO FIT", title, style, "bold")
     gap = show_bytes(abs(verdict.short_by_bytes))
-    more = f"{gap} to spare" if verdict.fits else f"{gap} too much"
+    more = f"{gap} to spare" if verdict.short_by_bytes <= 0 else f"{gap} too much"
     page.note(
         f"{show_bytes(verdict.needed_bytes)} of {show_bytes(verdict.limit_bytes)} on the fullest device, {more}", style
     )
+    if verdict.host_short_by_bytes:
+        needed, limit = show_bytes(verdict.host_needed_bytes), show_bytes(verdict.host_limit_bytes)
+        page.note(
+            f"{needed} of {limit} on the host of a node: {show_bytes(verdict.host_short_by_bytes)} too much", style
+        )
     _reach(page, report, risk)
     for problem in report.unlaunched[:3]:
         page.note(f"no launch: {problem}", "bold yellow")
@@ -275,7 +280,7 @@ def _memory(page: Page, report: TrainReport) -> None:
     segments = [*(Segment(_MEMORY[n][0], parts[n], *_MEMORY[n][1:]) for n in _MEMORY), free]
     scale, shown = max(verdict.needed_bytes, verdict.limit_bytes), show_bytes(verdict.needed_bytes)
     page.bar("MEMORY", segments, scale, shown)
-    if not verdict.fits:
+    if verdict.short_by_bytes > 0:
         mark_limit(page, verdict.limit_bytes / scale, f"limit {show_bytes(verdict.limit_bytes)}", len(shown))
     legend(page, segments, verdict.limit_bytes, show_bytes)
     if report.host_bytes:

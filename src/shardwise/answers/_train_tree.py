@@ -115,6 +115,8 @@ def _memory(report: TrainReport) -> dict[str, Any]:
         "host_bytes": report.host_bytes,
         "paged_bytes": max(report.evaluation.resident, report.evaluation.moved),
         "moved_pages_bytes": report.evaluation.moved,
+        "host_limit_bytes": verdict.host_limit_bytes or None,
+        "host_needed_bytes": verdict.host_needed_bytes,
         "limit_bytes": verdict.limit_bytes,
         "short_by_bytes": verdict.short_by_bytes,
         "dominant": verdict.dominant,

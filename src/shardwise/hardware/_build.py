@@ -70,6 +70,7 @@ class ClusterFields(TypedDict):
     usd_per_device_hour: float | None
     name: str
     assumptions: tuple[str, ...]
+    host_memory_bytes: float
 
 
 def cluster_fields(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> ClusterFields:
@@ -87,6 +88,7 @@ def cluster_fields(name: str, found: Lookup, given: Mapping[str, float], tiers: 
         usd_per_device_hour=price,
         name=name,
         assumptions=tuple(dict.fromkeys(draft.assumptions)),
+        host_memory_bytes=given.get("host_memory", 0.0),
     )
 
 

@@ -138,6 +138,8 @@ def _instance(found: list[Offer]) -> Rented:
     if first.nic_bytes_per_second:
         options["slow_bandwidth"] = first.nic_bytes_per_second
         notes.append(f"slow_bandwidth = {first.nic_bytes_per_second:g} B/s: {first.network}")
+    if first.instance in _table()["host_memory"]:
+        options["host_memory"] = _table()["host_memory"][first.instance] * 2.0**30
     priced = next(((o, c) for c in COMMITMENTS for o in found if c in o.usd), None)
     if priced:
         options["price"] = priced[0].device_usd(priced[1])

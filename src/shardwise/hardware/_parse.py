@@ -53,6 +53,7 @@ OVERRIDES: Mapping[str, Quantity] = MappingProxyType(
         "rails": COUNT,
         "oversubscription": RATIO,
         "price": USD,
+        "host_memory": BYTES,
         "memory": BYTES,
         "memory_bandwidth": RATE,
         "peak_flops": FLOPS,
@@ -240,6 +241,8 @@ class Cluster:
     usd_per_device_hour: float | None
     name: str
     assumptions: tuple[str, ...]
+    host_memory_bytes: float = 0.0
+    """Memory of the host of a node; 0: not known."""
 
     def __repr__(self) -> str:
         """Return the cluster in one line, as a prompt shows it."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import Evaluation, evaluate
-from shardwise.training._report import Options, TrainReport, Verdict, train
+from shardwise.training._headlines import Verdict
+from shardwise.training._report import Options, TrainReport, train
 from shardwise.training._savers import Saver
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 

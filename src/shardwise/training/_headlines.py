@@ -22,6 +22,31 @@ from shardwise.training._step import scoring_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether a plan fits: bytes of the device, of the plan, and what dominates; the same of the host of a node.
+
+    A `host_limit_bytes` of 0 is not known, and taken to be enough.
+    """
+
+    fits: bool
+    limit_bytes: float
+    needed_bytes: float
+    dominant: str
+    host_limit_bytes: float = 0.0
+    host_needed_bytes: float = 0.0
+
+    @property
+    def short_by_bytes(self) -> float:
+        """Bytes that are missing; negative when there is room."""
+        return self.needed_bytes - self.limit_bytes
+
+    @property
+    def host_short_by_bytes(self) -> float:
+        """Bytes that the host of a node lacks; 0 where it has them, or its memory is not known."""
+        return max(0.0, self.host_needed_bytes - self.host_limit_bytes) if self.host_limit_bytes else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
     """One phase of a step: what runs, for how long, and the bytes of tensors at its fullest."""
 

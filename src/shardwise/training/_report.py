@@ -33,21 +33,6 @@ HEADLINES = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "recomputed", "buffers")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """Whether a plan fits: bytes of the device, of the plan, and what dominates."""
-
-    fits: bool
-    limit_bytes: float
-    needed_bytes: float
-    dominant: str
-
-    @property
-    def short_by_bytes(self) -> float:
-        """Bytes that are missing; negative when there is room."""
-        return self.needed_bytes - self.limit_bytes
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainReport(Shown):
     """Memory, time and cost of one training plan. Build one with `train`."""
@@ -115,12 +100,16 @@ class TrainReport(Shown):
         return self.memory.host + self.evaluation.moved
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> _headlines.Verdict:
         """Whether the plan fits the device."""
         limit = self.case.cluster.device.usable_memory_bytes
         sizes = {name: getattr(self.memory, name) for name in CATEGORIES}
-        return Verdict(
-            fits=self.device_bytes <= limit,
+        cluster = self.case.cluster
+        host = self.host_bytes * min(cluster.devices_per_node, cluster.num_devices)
+        return _headlines.Verdict(
+            fits=self.device_bytes <= limit and not 0 < cluster.host_memory_bytes < host,
+            host_limit_bytes=cluster.host_memory_bytes,
+            host_needed_bytes=host,
             limit_bytes=limit,
             needed_bytes=self.device_bytes,
             dominant=max(sizes, key=lambda n: sizes[n]),
@@ -395,4 +384,7 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     report = report_of(whole, (), priced)
     rates, network = report.evaluation.rates, report.evaluation.network
     said = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
+    if report.host_bytes and not cluster.host_memory_bytes:
+        needed = show_bytes(report.verdict.host_needed_bytes)
+        said = (*said, f"host_memory: not known, {needed} on the host of a node are taken to be there")
     return replace(report, assumptions=tuple(dict.fromkeys(said)))
