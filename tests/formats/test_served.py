@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Mapping
 from importlib import import_module
 from math import prod
@@ -196,3 +198,23 @@ def test_a_launch_takes_the_devices_of_its_plan(
     servers = [int(note.split()[0]) for note in found.notes if "such servers" in note]
     assert devices * prod(servers) == tp * pp * dp
     assert requests == batch
+
+
+@pytest.mark.parametrize(
+    ("system", "drafts"),
+    [*((name, drafts) for name in ("vllm", "sglang", "trtllm") for drafts in (False, True)), ("transformers", False)],
+)
+def test_the_name_of_a_model_stays_a_name_in_a_script(tmp_path: Path, system: str, drafts: bool) -> None:
+    """A folder of any name, of a model or of its draft, starts no program as the shell reads the script."""
+    folder = tmp_path / "x'; touch made $(touch made)\ntouch made #"
+    folder.mkdir()
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128256}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "intermediate_size": 512, **sizes}))
+    words = ["--speculative-method", "draft_model", "--num-speculative-tokens", "3", "--acceptance-rate", "0.7"]
+    words = ["llama-3.1-8b", *words, "--draft-model", str(folder)] if drafts else [str(folder)]
+    asked = ["--sharding", "fsdp"] if system == "transformers" else ["--batch", "8"]
+    done = run("export", system, *words, *asked, "--on", "1xh100", "--json")
+    stubs = "".join(f"{name}() {{ :; }}\n" for name in ("vllm", "python", "trtllm-serve", "accelerate"))
+    script = stubs + next(text for name, text in done.tree["files"].items() if name.endswith(".sh"))
+    subprocess.run(["bash", "-c", script, "run.sh"], cwd=tmp_path, check=True, capture_output=True)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]

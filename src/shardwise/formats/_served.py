@@ -195,10 +195,14 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
     )  # fmt: skip
 
 
+# What the shell is to fill in; in anything else a dollar is a letter of a name.
+_OURS = re.compile(r'\$NODE_RANK|\$MASTER_ADDR(:\d+)?|\$\(dirname "\$0"\)/\w+\.yaml')
+
+
 def _shown(value: str | float) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return f'"{value}"' if "$" in str(value) else shlex.quote(str(value))
+    return f'"{value}"' if _OURS.fullmatch(str(value)) else shlex.quote(str(value))
 
 
 def refuse(found: Problems) -> None:

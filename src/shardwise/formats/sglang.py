@@ -8,6 +8,7 @@ parallelism the replicas of attention lie inside, and limits of steps and reques
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,7 +108,7 @@ def export(report: InferReport, prefixes: bool = False, role: str = "") -> Expor
     words = words_of(one)
     notes = [] if report.case.step_tokens else ["--chunked-prefill-size is the whole batch of prompts in one step"]
     variable = stage_variable(one, "SGLANG_PP_LAYER_PARTITION")
-    start = f"{variable}python -m sglang.launch_server --model-path {hub_name(report.case.model.name)}"
+    start = f"{variable}python -m sglang.launch_server --model-path {shlex.quote(hub_name(report.case.model.name))}"
     return written(one, "sglang", start, words, notes)
 
 

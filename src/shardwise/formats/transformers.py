@@ -7,6 +7,7 @@ trainer/{base,sft,model}_config.py, whose parsers were run for defaults. acceler
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -274,8 +275,10 @@ def _lost(case: ExportCase, back: Training) -> Found:
 
 def _script(case: ExportCase, words: Mapping[str, Any], version: str) -> str:
     """Return the launch script."""
-    told = {name: f"'{json.dumps(value)}'" if isinstance(value, dict) else value for name, value in words.items()}
-    lines = ["    --" + (name if value is True else f"{name} {value}") for name, value in told.items()]
+    told = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in words.items()}
+    lines = [
+        "    --" + (name if value is True else f"{name} {shlex.quote(str(value))}") for name, value in told.items()
+    ]
     head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers {version} reads it.\n"
     start = 'accelerate launch --config_file accelerate.yaml run_clm.py "$@" \\\n'
     return head + start + " \\\n".join(lines) + "\n"

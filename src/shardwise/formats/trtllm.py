@@ -8,6 +8,7 @@ runs attention alone.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,7 +89,7 @@ def export(report: InferReport, prefixes: bool = False) -> Exported:
     one = Deployment(report=report, prefixes=prefixes, apart=True)
     tree = tree_of(one)
     notes = [] if report.case.step_tokens else ["max_num_tokens is the whole batch of prompts in one step"]
-    start = f"trtllm-serve {hub_name(report.case.model.name)}"
+    start = f"trtllm-serve {shlex.quote(hub_name(report.case.model.name))}"
     if one.nodes > 1:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
     found = written(one, "trtllm", start, {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}, notes)

@@ -7,6 +7,7 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -98,7 +99,7 @@ def export(report: InferReport, prefixes: bool = False, role: str = "") -> Expor
         said = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
         words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
-    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {hub_name(case.model.name)}"
+    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(hub_name(case.model.name))}"
     if "--data-parallel-size-local" not in words:
         return written(one, "vllm", start, words, notes)
     more = f"--headless --data-parallel-start-rank $((NODE_RANK * {words['--data-parallel-size-local']}))"

@@ -56,7 +56,9 @@ def architecture_from_config(
         raise InputError([*problems, *error.problems]) from None
     if problems:
         raise InputError(problems)
-    return replace(model, name=name or model.name)
+    # A folder may be called anything: its letters stand on pages and in scripts.
+    plain = "".join(letter if letter.isprintable() else "_" for letter in name)
+    return replace(model, name=plain or model.name)
 
 
 def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Architecture:
