@@ -18,6 +18,7 @@ import pytest
 from shardwise.answers._sweep import read_study, rows_of
 from shardwise.cli import main
 from shardwise.errors import InputError
+from shardwise.search._study import StudyQuestion
 
 polars = pytest.importorskip("polars")
 
@@ -285,3 +286,15 @@ def _descends(pid: int, ancestor: int) -> bool:
         if pid == ancestor:
             return True
     return False
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_study_of_numbers_that_are_none_is_refused(tmp_path: Path, value: str) -> None:
+    """JSON has no such number to answer with."""
+    with pytest.raises(InputError, match=r"price = .*finite"):
+        read_study(str(_study(tmp_path, STUDY.replace("[grid]", f"[grid]\nprice = [1.0, {value}]"))))
+
+
+def test_a_study_that_names_a_device_reads_no_end_of_it(tmp_path: Path) -> None:
+    """What tells one question from another is read within limits, as every file is."""
+    assert StudyQuestion.of({"from": "/dev/zero"}, []).name == StudyQuestion.of({"from": "/dev/zero"}, []).name

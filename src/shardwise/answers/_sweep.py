@@ -68,6 +68,9 @@ def read_study(path: str) -> tuple[str, int, list[dict[str, Any]]]:
         for key in values.keys() - left.keys():
             inputs.problems.add(key, None, "is no value that a study sets", "leave it out")
         known_keys({command.name: command}, left, command, inputs)
+        for key, value in left.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                inputs.problems.add(key, str(value), "must be a finite number", "write the number with its unit")
     if math.prod(map(len, axes)) > _MOST:
         inputs.problems.add("grid", math.prod(map(len, axes)), f"makes more than {_MOST:,} questions", "cut the study")
     inputs.problems.items[:] = dict.fromkeys(inputs.problems.items)

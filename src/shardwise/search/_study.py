@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import CSV_BYTES, read_file
 from shardwise.records import dataclass
 from shardwise.search._executor import Executor, Part
 
@@ -53,8 +55,8 @@ class StudyQuestion:
 
 def _digest(path: str) -> str:
     """Return the digest of a file's content, nothing where a text does not name one."""
-    with suppress(OSError, ValueError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    with suppress(InputError):
+        return hashlib.sha256(read_file(path, CSV_BYTES)).hexdigest()
     return ""
 
 
@@ -100,8 +102,6 @@ class StudyFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other runs out of the folder; raises `InputError` where one is in it. A run that died holds nothing."""
-        import fcntl
-
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / ".lock", "w")  # noqa: SIM115 (held as long as the run)
@@ -110,14 +110,26 @@ class StudyFolder:
             raise InputError([Problem("out", str(self.path), rule, "name another folder")]) from None
         with file:
             try:
-                # A lock of the process: the workers that it forks do not hold it when it is gone.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file.fileno())
             except OSError:
                 rule = "is held by another run of a study"
                 raise InputError(
                     [Problem("out", str(self.path), rule, "wait for it, or name another folder")]
                 ) from None
             yield
+
+
+def _lock(file: int) -> None:
+    """Keep a file for this process until it ends; raises `OSError` where another has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        # A lock of the process: the workers that it forks do not hold it when it is gone.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def written(path: Path, content: bytes) -> None:
