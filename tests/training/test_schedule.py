@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from shardwise.ledger.traced import leaf, plain, tracing
 from shardwise.plans import SCHEDULES as SCHEDULES_OF_PLANS
 from shardwise.plans import Schedule
 from shardwise.plans.schedules import RULES
+from shardwise.training._overlap import over_windows
 from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
@@ -397,3 +400,15 @@ def test_pads_change_nothing(pipe: tuple[tuple[Schedule, int], int, int, list[Co
 def test_every_word_has_its_schedule() -> None:
     """Each schedule that a plan can name has a file, which holds the schedule of that name."""
     assert [find_schedule(name).name for name in SCHEDULES_OF_PLANS] == list(RULES)
+
+
+@pytest.mark.parametrize(
+    ("sent", "exposed"),
+    [({"combine backward": 3.0}, 2.0), ({"combine forward": 3.0}, 0.0), ({"dispatch forward": 4.0}, 0.0),
+     ({"dispatch forward": 4.0, "dispatch backward": 4.0}, 3.0)],
+)  # fmt: skip
+def test_messages_of_experts_hide_behind_the_part_they_run_beside(sent: dict[str, float], exposed: float) -> None:
+    """Megatron-LM's schedule plan: gradients back beside what precedes the router, tokens beside the experts."""
+    parts = {"before forward": 1.0, "before backward": 4.0, "experts": 5.0}
+    layer: Any = SimpleNamespace(exposed={"ep": sum(sent.values())}, windows={**parts, **sent}, replay=0.0)
+    assert over_windows(layer) == exposed
