@@ -15,6 +15,7 @@ NAMES = {
     "request_seconds": "serving, fixed batches",
     "tpot_seconds": "serving, time per token",
     "ttft_seconds": "serving, first token",
+    "beside_cache_bytes": "serving, memory beside the cache",
     "load.tpot_seconds": "under load, time per token",
     "load.ttft_seconds": "under load, first token",
     "load.e2e_seconds": "under load, whole requests",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.cost import Conditions, Spread, memory_conditions, typical_slack
@@ -22,7 +22,7 @@ FEWEST_SOURCES = 2
 FLOOR = 0.01
 # Pull of the conditions to none, in runs of mean weight; and by how much of 1 / sources the ends lie further out, so
 # that the mean over sources left out is 80 %.
-RIDGE, CORRECTION, LEAST = 10.0, 0.5, 0.01
+RIDGE, CORRECTION, LEAST = 10.0, 0.35, 0.01
 TRAINING = {
     "step_time": "step_seconds",
     "tokens_per_second_per_gpu": "step_seconds",
@@ -39,7 +39,8 @@ SERVING = {
     "tpot": "tpot_seconds",
     "tpot_p50": "tpot_seconds",
     "decode_tokens_per_second": "tpot_seconds",
-    "kv_cache_tokens": "kv_cache_tokens",
+    "kv_cache_tokens": "beside_cache_bytes",
+    "kv_cache_bytes_per_gpu": "beside_cache_bytes",
 }
 
 
@@ -77,6 +78,10 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         if row.conditions is None:
             continue
         ratio = row.measured / row.predicted
+        if quantity == "beside_cache_bytes":
+            ratio = (1 - row.cache_share * ratio) / (1 - row.cache_share)
+            if ratio <= 0:
+                continue
         typical = quantity == "step_seconds" and any(said.startswith("tuning: how well") for said in row.assumed)
         slack = math.log1p(typical_slack(row.conditions.family)) if typical else 0.0
         one = Residual(
@@ -114,39 +119,69 @@ def devices_of(runs: Iterable[Residual], without: str = "") -> tuple[str, ...]:
 def spread_of(runs: Sequence[Residual]) -> Spread:
     """Return the spread of the residuals of one headline.
 
-    The logarithm of the size of a residual is a sum of what the conditions of its run add (ridge regression); a
-    condition that no more than its own source brings is taken as a run of that source would meet it. The ends are
-    quantiles of residuals over that scale, further out the fewer sources there are. A source weighs as the square root
-    of its runs.
+    The ends are quantiles of residuals over scales that were fitted without their own source, further out the fewer
+    sources there are. A source weighs as the square root of its runs.
     """
     import numpy as np
 
-    counts = Counter(one.source for one in runs)
-    weights = np.array([1 / math.sqrt(counts[one.source]) for one in runs])
-    seen = {source: (stacks_of(runs, source), devices_of(runs, source)) for source in counts}
-    said = [one.conditions.known(*seen[one.source]) for one in runs]
-    slower = slower_of([one for one in runs if one.typical])
-    logs = np.array([beyond_typical(one, slower) for one in runs])
-    words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), weights)
-    matrix = _matrix(said, words)
-    scaled = logs / np.exp(matrix @ added)
+    fitted = _fitted(runs)
+    weights = _weights(runs)
+    scaled = np.array(_scaled(runs, fitted))
     order = np.argsort(scaled)
     passed = np.cumsum(weights[order]) / weights.sum()
     share = (1 + SHARE) / 2
-    beyond = max(1 - share * (1 + CORRECTION / len(counts)), LEAST)
+    beyond = max(1 - share * (1 + CORRECTION / fitted.sources), LEAST)
     places = (min(int(np.searchsorted(passed, at)), len(runs) - 1) for at in (beyond, 0.5, 1 - beyond))
     low, typical, high = (float(scaled[order[place]]) for place in places)
+    return replace(fitted, low=low, typical=typical, high=high)
+
+
+def _scaled(runs: Sequence[Residual], fitted: Spread) -> list[float]:
+    """Return the residual of each run over the scale that the other sources give it; of all where they are too few."""
+    without = {}
+    for source in fitted.source.split(", "):
+        rest = [one for one in runs if one.source != source]
+        without[source] = _fitted(rest) if len({one.source for one in rest}) >= FEWEST_SOURCES else fitted
+    return [
+        beyond_typical(one, made.slower) / made.scale_of(one.conditions)
+        for one in runs
+        for made in (without[one.source],)
+    ]
+
+
+def _weights(runs: Sequence[Residual]) -> Any:
+    """Return what each run counts: a source as the square root of its runs."""
+    import numpy as np
+
+    counts = Counter(one.source for one in runs)
+    return np.array([1 / math.sqrt(counts[one.source]) for one in runs])
+
+
+def _fitted(runs: Sequence[Residual]) -> Spread:
+    """Return the scale of the residuals of one headline and what widens it, its ends one scale from none.
+
+    The logarithm of the size of a residual is a sum of what the conditions of its run add (ridge regression); a
+    condition that no more than its own source brings is taken as a run of that source would meet it.
+    """
+    import numpy as np
+
+    sources = sorted({one.source for one in runs})
+    seen = {source: (stacks_of(runs, source), devices_of(runs, source)) for source in sources}
+    said = [one.conditions.known(*seen[one.source]) for one in runs]
+    slower = slower_of([one for one in runs if one.typical])
+    logs = np.array([beyond_typical(one, slower) for one in runs])
+    words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), _weights(runs))
     return Spread(
-        low=low,
-        typical=typical,
-        high=high,
+        low=-1.0,
+        typical=0.0,
+        high=1.0,
         scale=float(np.exp(added[0])),
         wider={word: float(np.exp(more)) for word, more in zip(words, added[1:], strict=True)},
         seen=stacks_of(runs),
         devices=devices_of(runs),
         rows=len(runs),
-        sources=len(counts),
-        source=", ".join(sorted(counts)),
+        sources=len(sources),
+        source=", ".join(sources),
         slower=slower,
     )
 

@@ -23,8 +23,8 @@ def test_no_headline_of_the_shipped_measurements_became_worse(release: Validatio
 def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
     """With its source or its device left out, 80 % of the runs are to lie inside; the mean over either is close."""
     found = score.stored()["left_out"][quantity]
-    assert 0.75 <= found["of_sources"] <= 0.95
-    assert 0.74 <= found["of_devices"] <= 0.95
+    assert 0.78 <= found["of_sources"] <= 0.97
+    assert 0.75 <= found["of_devices"] <= 0.95
     assert found["source"] >= 0.8
 
 
@@ -91,5 +91,5 @@ def test_the_page_of_accuracy_names_the_group_with_the_fewest_inside() -> None:
     for headline in found["left_out"].keys() & page.NAMES.keys():
         for word in ("kinds", "groups"):
             own = [one for one in found[word] if one["headline"] == headline and one.get("stack") != page.OTHERS]
-            worst = min(own, key=lambda one: float(one["inside"]))
-            assert f"{worst['inside']:.0%} of {worst['runs']}" in rows[f"| {page.NAMES[headline]}"]
+            worst = min(own, key=lambda one: float(one["inside"]), default=None)
+            assert worst is None or f"{worst['inside']:.0%} of {worst['runs']}" in rows[f"| {page.NAMES[headline]}"]

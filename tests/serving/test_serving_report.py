@@ -59,6 +59,18 @@ def test_headlines_lie_in_their_intervals() -> None:
         assert r.to_dict()["interval"][name] == {"low": low, "high": high}
 
 
+def test_a_tight_cache_is_less_certain_than_a_roomy_one() -> None:
+    """Bytes beside the cache are what is uncertain: the less they leave, the wider the band of what the cache holds."""
+    widths, chances = [], []
+    for share in (0.95, 0.7, 0.5, 0.3):
+        r = ask("llama-3.1-8b", Serving(batch=24, output_tokens=8, input_tokens=4000, memory_fraction=share))
+        low, high = r.interval["kv_cache_tokens"]
+        widths.append((high - low) / r.kv_cache_tokens)
+        chances.append(r.chance_to_fit)
+    assert widths == sorted(widths) and widths[-1] > 2 * widths[0]
+    assert chances == sorted(chances, reverse=True) and chances[0] > 0.95 > chances[-1]
+
+
 def test_what_does_not_fit_is_a_result() -> None:
     """A 70B model on one 80 GB device falls short by bytes that are named, dominated by weights, and holds nothing."""
     r = ask("llama-3.1-70b", Serving(batch=4))

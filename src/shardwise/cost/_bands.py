@@ -119,9 +119,13 @@ class Spread:
     devices: tuple[str, ...] = ()
     slower: Mapping[str, float] = field(default_factory=dict)
 
+    def scale_of(self, known: Conditions) -> float:
+        """Return how far a run is off: the logarithm by which one of its kind usually is."""
+        return self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen, self.devices))
+
     def band(self, known: Conditions) -> Band:
         """Return the band of a run."""
-        scale = self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen, self.devices))
+        scale = self.scale_of(known)
         low, typical, high = (math.exp(end * scale) for end in (self.low, self.typical, self.high))
         return Band(low=low, typical=typical, high=high, rows=self.rows, source=self.source)
 

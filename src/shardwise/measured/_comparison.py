@@ -56,6 +56,8 @@ class Comparison:
     conditions: Conditions | None = None
     headline: str = ""
     """The headline whose band the row adds to, where its metric alone does not say so."""
+    cache_share: float = 0.0
+    """The share that the cache takes of what an engine may use, predicted, where a row is of the cache."""
 
     @property
     def relative_error(self) -> float | None:
@@ -83,6 +85,7 @@ class Prediction:
     family: str = ""
     conditions: Conditions | None = None
     headline: str = ""
+    cache_share: float = 0.0
 
 
 def rows_csv(rows: Iterable[Comparison]) -> str:

@@ -64,7 +64,14 @@ class InferenceRows:
         # Requests beyond the cache wait their turn: a batch ran where there is room for one of them.
         fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
         band = interval_of(own, report, value)
-        return Prediction(value=value, interval=band, assumed=said, fits=fits, conditions=report.conditions)
+        return Prediction(
+            value=value,
+            interval=band,
+            assumed=said,
+            fits=fits,
+            conditions=report.conditions,
+            cache_share=report.cache_share,
+        )
 
     def _loaded(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row of a run under load."""

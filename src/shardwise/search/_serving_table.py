@@ -30,7 +30,7 @@ from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_
 from shardwise.search._space import Order
 from shardwise.serving._batch import evaluate, request_seconds
 from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
-from shardwise.serving._report import cache_band
+from shardwise.serving._report import beside_cache_band
 from shardwise.serving._sizes import ServingSizes, sizes_of_columns
 
 CELLS = 16_384
@@ -324,10 +324,9 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
     z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
     e = evaluate(case, z)
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
-    # A cache that measures less than predicted: of a budget so much smaller `InferReport.chance_to_fit` is the risk.
-    share = min(1.0, cache_band(case, e.family).at(1 - grid.options.risk))
-    used = largest([m.kv_cache for m in e.on_devices])
-    at_risk = largest([short, *(used - share * m.cache_budget for m in e.on_devices)])
+    # Weights and working memory that measure more than predicted: `InferReport.chance_to_fit` is the risk.
+    more = max(1.0, beside_cache_band(case, e.family).at(grid.options.risk))
+    at_risk = largest([short, *(m.kv_cache + more * m.beside_cache - m.limit for m in e.on_devices)])
     found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
     return _Recorded(Program(dict(zip((f.name for f in fields(Each)), found, strict=True))), columns)
 

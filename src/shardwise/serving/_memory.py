@@ -52,9 +52,14 @@ class StageBytes(Generic[X]):
         return maximum(self.activations, self.sampling)
 
     @property
+    def beside_cache(self) -> X:
+        """Bytes of everything but the cache: weights, working memory, and what the engine and its libraries hold."""
+        return self.needed - self.kv_cache
+
+    @property
     def limit(self) -> X:
         """Bytes that weights, working memory and cache may take together under the budget."""
-        return self.needed - self.kv_cache + self.cache_budget
+        return self.beside_cache + self.cache_budget
 
 
 def blocks_of(tokens: float, block: int) -> float:

@@ -50,10 +50,14 @@ def conditions_of(case: ServingCase, family: str) -> Conditions:
     return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.name)
 
 
-def cache_band(case: ServingCase, family: str) -> Band:
-    """Return the band of the tokens that the cache of a case holds, however many are asked for and on any ranks."""
+def beside_cache_band(case: ServingCase, family: str) -> Band:
+    """Return the band of the bytes beside the cache of a case, however many requests are asked for and on any ranks.
+
+    Published cache capacities are judged by it: where weights leave little room, an error of a per cent in them is one
+    of a third in tokens.
+    """
     one = replace(case, plan=Plan(), job=replace(case.job, batch=1))
-    return band_of("kv_cache_tokens", conditions_of(one, family))
+    return band_of("beside_cache_bytes", conditions_of(one, family))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -101,15 +105,17 @@ class InferReport(Shown):
 
     @property
     def chance_to_fit(self) -> float:
-        """The chance that the batch fits, by how far published cache capacities were from predicted ones.
+        """The chance that the batch fits, by how far bytes beside published caches were from predicted ones.
 
         A batch fits where the engine's cache holds its tokens; without a cache of tokens nothing is published, and the
         answer is as certain as its bytes.
         """
-        used, budget = self.kv_cache_bytes_per_gpu, self.kv_cache_budget_bytes_per_gpu
-        if not used or not budget:
+        used = self.kv_cache_bytes_per_gpu
+        if not used or not self.kv_cache_budget_bytes_per_gpu:
             return float(self.fits)
-        return 1.0 - cache_band(self.case, self.evaluation.family).chance(used / budget)
+        tight = min(self.on_devices, key=lambda m: m.cache_budget - m.kv_cache)
+        room = (tight.limit - tight.kv_cache) / tight.beside_cache
+        return beside_cache_band(self.case, self.evaluation.family).chance(room) if room > 0 else 0.0
 
     @property
     def dominant(self) -> str:
@@ -151,6 +157,12 @@ class InferReport(Shown):
     def capacity(self) -> Capacity:
         """What would fit on one replica."""
         return capacity_of(self.case, self.evaluation)
+
+    @property
+    def cache_share(self) -> float:
+        """The share that the cache may take of what the engine may use, on the stage that leaves it least."""
+        tight = min(self.on_devices, key=lambda m: m.cache_budget)
+        return max(0.0, tight.cache_budget) / tight.limit if tight.limit > 0 else 0.0
 
     @cached_property
     def kv_cache_tokens(self) -> int:
@@ -265,13 +277,20 @@ class InferReport(Shown):
         """The headlines in the middle of published batches: predictions times the median of measured over predicted."""
         return {name: typical for name, (_, typical, _) in self._intervals.items()}
 
+    def _cache_tokens_where(self, factor: float) -> float:
+        """Tokens of cache where the bytes beside it are so many times what is predicted."""
+        return self.kv_cache_tokens * max(0.0, 1 - factor * (1 - self.cache_share)) / self.cache_share
+
     @cached_property
     def _intervals(self) -> dict[str, tuple[float, float, float]]:
         known, found = self.conditions, {}
-        for name in ("ttft_seconds", "tpot_seconds", "request_seconds", "kv_cache_tokens"):
+        for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
             value, band = getattr(self, name), band_of(name, known)
-            if value or name != "kv_cache_tokens":
-                found[name] = value * band.low, value * band.typical, value * band.high
+            found[name] = value * band.low, value * band.typical, value * band.high
+        if self.kv_cache_tokens:
+            band = beside_cache_band(self.case, self.evaluation.family)
+            low, typical, high = map(self._cache_tokens_where, (band.high, band.typical, band.low))
+            found["kv_cache_tokens"] = low, typical, high
         rate, band = self.output_tokens_per_second, band_of("request_seconds", known)
         found["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
         return found
