@@ -70,7 +70,8 @@ class Paper:
 
 
 _PAPERS = [Paper()]
-# What is neutral in the light, and its like in the dark; texts within coloured bars stay as they are.
+# What is neutral in the light, and its like in the dark, with the one colour that is lost there; texts within coloured
+# bars stay as they are.
 _DARK = {
     INK: "#e8eaed",
     GREY: "#9aa0a6",
@@ -79,6 +80,7 @@ _DARK = {
     "#e3e3e3": "#3a3d41",
     "#ffffff": "#1b1d21",
     "#f4f4f4": "#2a2d31",
+    "#332288": "#6f60cf",
 }
 ON_LIGHT, ON_DARK = "#000000", "#fefefe"
 

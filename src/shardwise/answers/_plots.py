@@ -126,7 +126,7 @@ def header(axes: Axes, title: str, text: Sequence[str]) -> None:
         for one in (shown, lines):
             one.set_in_layout(False)
         # Of the texts that reach beyond the panels only the height counts.
-        tall = "\n".join(" " * (1 + (len(said) + len(text)) // 2))
+        tall = "\n".join(" " * max(len(text), 1 + (len(said) + len(text)) // 2))
         axes.annotate(tall, (0, 1), xycoords="axes fraction", linespacing=1.35, **under)
     if not narrow():
         right: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes, "color": GREY}

@@ -28,7 +28,7 @@ def comm_figure(found: CommReport) -> Figure:
 
     cluster, names = found.report.case.cluster, list(found.axes)
     title = f"Who talks to whom: {title_of(found.report.case.model.name, cluster.num_devices, cluster.device.name)}"
-    text, side = wrapped(_lines(found), paper_width()), 1 if narrow() else GRIDS_A_ROW
+    text, side = wrapped(_lines(found), paper_width()), 1 if narrow() else max(1, min(GRIDS_A_ROW, len(names)))
     head, rows = head_height(title, text), max(1, -(-len(names) // side))
     each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))
     below = 3.6 if cluster.num_nodes > 1 else 0.0

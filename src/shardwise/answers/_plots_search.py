@@ -246,10 +246,12 @@ _MOST_LINES, _MOST_BARS, _MOST_LETTERS = 8, 24, 70
 
 
 def vary_figure(points: Sequence[VaryPoint], fields: tuple[str, ...], command: str) -> Figure:
-    """Return two panels of headlines along the first field, a line for each value of the others."""
+    """Return two panels of headlines along the first field, a line for each value of the others; bars of words."""
     known = [point for point in points if point.report is not None]
     heads = [head for head in HEADLINES[command] if head.key in _PANELS[command]]
-    figure, panels = sheet(f"along {fields[0].replace('_', ' ')}", [title_of(points)], (2.3,) * len(heads))
+    way = "by" if _worded(fields[0], points) else "along"
+    name = "devices" if fields[0] == "on" else fields[0].replace("_", " ")
+    figure, panels = sheet(f"{way} {name}", [title_of(points)], (2.3,) * len(heads))
     for axes, head in zip(panels, heads, strict=True):
         _lines(axes, known, fields, head)
     if len(fields) > 1:
@@ -257,15 +259,26 @@ def vary_figure(points: Sequence[VaryPoint], fields: tuple[str, ...], command: s
     return figure
 
 
+def _worded(field: str, points: Sequence[VaryPoint]) -> bool:
+    """Return whether what is varied has no order along which a line could run: devices, models, words."""
+    return field in ("on", "model") or not all(str(point.values[field])[:1].isdigit() for point in points)
+
+
 def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], head: Headline) -> None:
     groups: dict[str, list[VaryPoint]] = {}
     for point in points:
         groups.setdefault(", ".join(f"{name} {point.values[name]}" for name in fields[1:]), []).append(point)
     places = list(dict.fromkeys(str(point.values[fields[0]]) for point in points))
-    for i, (label, group) in enumerate(list(groups.items())[:_MOST_LINES]):
-        found = [(places.index(str(p.values[fields[0]])), head.of(p.report), p.report) for p in group]
+    drawn, bars = list(groups.items())[:_MOST_LINES], _worded(fields[0], points)
+    for i, (label, group) in enumerate(drawn):
+        aside = (i - (len(drawn) - 1) / 2) * 0.7 / len(drawn) if bars else 0.0
+        found = [(places.index(str(p.values[fields[0]])) + aside, head.of(p.report), p.report) for p in group]
         shown = [(x, y) for x, y, _ in found if y is not None]
-        axes.plot(*zip(*shown, strict=True) if shown else ([], []), "-o", ms=3, lw=1.1, color=LINES[i], label=label)
+        at = list(zip(*shown, strict=True)) or [(), ()]
+        if bars:
+            axes.bar(*at, width=0.7 / len(drawn), color=LINES[i], label=label)
+        else:
+            axes.plot(*at, "-o", ms=3, lw=1.1, color=LINES[i], label=label)
         failed = [(x, y) for x, y, report in found if y is not None and not getattr(report, "fits", True)]
         if failed:
             axes.plot(*zip(*failed, strict=True), "x", ms=6, color=RED)
