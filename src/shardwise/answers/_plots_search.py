@@ -276,7 +276,7 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
         shown = [(x, y) for x, y, _ in found if y is not None]
         at = list(zip(*shown, strict=True)) or [(), ()]
         if bars:
-            axes.bar(*at, width=0.7 / len(drawn), color=LINES[i], label=label)
+            axes.bar(at[0], at[1], width=0.7 / len(drawn), color=LINES[i], label=label)
         else:
             axes.plot(*at, "-o", ms=3, lw=1.1, color=LINES[i], label=label)
         failed = [(x, y) for x, y, report in found if y is not None and not getattr(report, "fits", True)]

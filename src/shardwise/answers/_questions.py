@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.answers import _commands
 from shardwise.answers._converters import fail, nearest
+from shardwise.answers._energy import energy
 from shardwise.answers._files import write_text
 from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
@@ -99,6 +100,8 @@ class VaryPoint:
     values: Mapping[str, object]
     report: Any = None
     problems: tuple[Problem, ...] = ()
+    kwh: float | None = None
+    """Energy of a million tokens, None where the watts of the devices are not known."""
 
     def keeps(self, inputs: Inputs) -> bool:
         """Return whether it keeps the verdict, at the risk that was asked, and every limit."""
@@ -113,7 +116,8 @@ class VaryPoint:
         """Return the values and the headlines under their keys, None where nothing is answered."""
         found = {head.key: None if self.report is None else head.of(self.report) for head in HEADLINES[command]}
         problem = "; ".join(map(str, self.problems)) or None
-        return {**self.values, **found, "problem": problem}
+        energy = {} if command == "serve" else {"kwh_per_million_tokens": self.kwh}
+        return {**self.values, **found, **energy, "problem": problem}
 
 
 class Questions:
@@ -147,9 +151,17 @@ class Questions:
             read_values(self.raw(values), self.command, own)
             take(own)
             own.problems.raise_if_any()
-            return VaryPoint(values, self._ask(own))
+            report = self._ask(own)
+            return VaryPoint(values, report, kwh=None if own.command == "serve" else _kwh(own, report))
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
+
+
+def _kwh(inputs: Inputs, report: Any) -> float | None:
+    try:
+        return energy(report, inputs.get("pue", 1.0)).kwh_per_million_tokens
+    except InputError:
+        return None
 
 
 def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, Any]]:

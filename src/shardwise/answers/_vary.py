@@ -109,7 +109,10 @@ def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields
     known = [p for p in points if p.report is not None]
     heads = [h for h in HEADLINES[inputs.command] if any(h.of(p.report) is not None for p in known)]
     limits = {} if inputs.command == "serve" or not known else limit_cells(inputs.values, known[0].report)
-    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads), *limits]]
+    # Energy is of what is compared across devices, and of who asks for it.
+    powered = ("on" in fields or inputs.get("energy")) and any(p.kwh is not None for p in known)
+    energy = ["kWh/M"] if powered else []
+    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads), *energy, *limits]]
     refused: dict[str, int] = {}
     for point in points:
         cells = [_word(point.values[name]) for name in fields]
@@ -119,6 +122,7 @@ def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields
         else:
             found = ((h, h.of(point.report)) for h in heads)
             cells += ["-" if value is None else h.show(value) for h, value in found]
+            cells += ["-" if point.kwh is None else f"{point.kwh:.3g}"] if powered else []
             cells += limit_cells(inputs.values, point.report).values() if limits else ()
         rows.append(cells)
     page.table(rows, right=range(len(fields), len(rows[0])), header=True, indent=2)

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
+from shardwise.hardware._clouds import cheapest
 from shardwise.hardware._device import HOST_LINK, LOCAL, NETWORK, Device, Fact, Link, Tier, find_link
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
@@ -262,7 +263,11 @@ def _price(draft: _Draft) -> float | None:
     if "price" in draft.given:
         return draft.given["price"]
     if draft.device.usd_per_device_hour is None:
-        return None
+        found = cheapest(draft.device.name, "on-demand")
+        if found is None:
+            return None
+        draft.assume(found.price_note("on-demand"))
+        return found.device_usd("on-demand")
     fact: Fact = draft.device.fact("usd_per_device_hour")
     draft.assume(f"price = {fact.value:g} USD per device and hour: {fact.source}, {fact.date}")
     return draft.device.usd_per_device_hour

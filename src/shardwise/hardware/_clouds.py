@@ -149,6 +149,16 @@ def _instance(found: list[Offer]) -> Rented:
     return Rented(device=first.device, devices=first.devices, options=options, assumptions=tuple(notes))
 
 
+def cheapest(device: str, commitment: Commitment, provider: str = "") -> Offer | None:
+    """Return the offer of a device that costs least an hour, of one provider or of all; None where none is known.
+
+    >>> cheapest("mi300x", "on-demand").provider
+    'crusoe'
+    """
+    fitting = [o for o in offers() if o.device == device and commitment in o.usd and provider in ("", o.provider)]
+    return min(fitting, key=lambda o: (o.device_usd(commitment), o.provider, o.instance), default=None)
+
+
 def find_price(words: str, device: str) -> tuple[float, str]:
     """Return dollars per device and hour by the words of `--price`, and the sentence that says whose they are.
 
@@ -169,13 +179,12 @@ def find_price(words: str, device: str) -> tuple[float, str]:
             "is not a price, a provider or provider:commitment",
             f"use {nearest(kind, COMMITMENTS)}",
         )
-    rented = [offer for offer in offers() if offer.device == device and offer.usd]
-    fitting = [o for o in rented if commitment in o.usd and provider in ("", o.provider)]
-    if not fitting:
+    best = cheapest(device, commitment, provider)
+    if best is None:
+        rented = [offer for offer in offers() if offer.device == device and offer.usd]
         known = sorted({f"{o.provider}:{c}" for o in rented for c in o.usd})
         rule = f"has no known price of {device}"
         fail(
             "price", words, rule, f"use one of {', '.join(known)}, or dollars such as 2.5" if known else "give dollars"
         )
-    best = min(fitting, key=lambda o: (o.device_usd(commitment), o.provider, o.instance))
     return best.device_usd(commitment), best.price_note(commitment)
