@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +131,32 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
     if tree["best"]:
         again = run(*tree["best"][0]["command"].split()[1:], "--json").tree
         assert again["ttft"] == tree["best"][0]["ttft"]
+
+
+CLASSES = """[[class]]
+name = "chat"
+share = 0.75
+input_tokens = 500
+output_tokens = 60
+p90_ttft = "{limit}"
+[[class]]
+name = "documents"
+share = 0.25
+input_tokens = "2000..3000"
+output_tokens = 30
+"""
+
+
+def test_limits_of_a_class_are_kept_by_the_requests_of_that_class(tmp_path: Path) -> None:
+    """What a limit of one class needs is what `serve` says keeps it, and one device misses it."""
+    path = tmp_path / "classes.toml"
+    path.write_text(CLASSES.format(limit="45ms"), encoding="ascii")
+    asked = ("llama-3.1-8b", "--rate", "20/s", "--classes", str(path), "--tp", "1", "--pp", "1")
+    best = run("plan", "serve", *asked, "--on", "8xh100", "--top", "1", "--max-sequences", "64", "--json")
+    again = run(*best.tree["best"][0]["command"].split()[1:], "--json").tree
+    assert again["meets"] and again["classes"][0]["limits"][0]["kept"]
+    assert again["ttft"] == best.tree["best"][0]["ttft"]
+    assert run("serve", *asked, "--on", "1xh100", "--max-sequences", "64").status == 1
 
 
 @pytest.mark.parametrize(

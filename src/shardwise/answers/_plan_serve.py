@@ -15,7 +15,7 @@ from shardwise.answers._plan_page import rejected
 from shardwise.answers._plan_train import on_devices, save_best
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
-from shardwise.answers._serve import deployment_of, limits_of, workload_of
+from shardwise.answers._serve import classes_of, deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.errors import InputError
 from shardwise.units import show_seconds
@@ -54,14 +54,15 @@ def ask(inputs: Inputs) -> LoadResult:
     from shardwise.search import plan_serve
     from shardwise.serving.load import LoadOptions
 
-    limits = limits_of(inputs.values)
+    classes, more = classes_of(inputs)
+    limits = (*limits_of(inputs.values), *more)
     text = str(inputs.values.get("on", ""))
     if text and not text[0].isdigit():
         inputs.values["on"] = f"{_MANY}x{text}"
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     if text:
         inputs.values["on"] = text
-    workload = workload_of(inputs, limits)
+    workload = workload_of(inputs, limits, classes)
     if model is None or cluster is None or workload is None or inputs.problems.items:
         raise InputError(dict.fromkeys(inputs.problems.items))
     searched = (*SERVE_WORDS, "max_batched_tokens", "max_sequences")

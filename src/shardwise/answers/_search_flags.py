@@ -365,7 +365,6 @@ _FOUND = (
     *_SERVE_GONE,
     "users",
     "think",
-    "classes",
     "trace",
     "speed",
     "finite",

@@ -137,7 +137,7 @@ def plan_serve(
         problems = Problems()
         problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))
         problems.raise_if_any()
-    needed = max((limit.needed_requests for limit in options.limits), default=0)
+    needed = max((limit.needed_of(workload) for limit in options.limits), default=0)
     workload = replace(workload, count=max(workload.count, needed))
     prompt, made = workload.longest
     if model.max_context and prompt + made > model.max_context:

@@ -136,6 +136,9 @@ def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
     0.255
     """
     name = {"itl": "tpot"}.get(limit.metric, limit.metric)
+    if limit.of and name != "tpot":
+        # Requests of one class may be shorter than all: the simulation decides.
+        return np.zeros_like(steady.rate)
     floor, mean = (getattr(one, f"{name}_seconds") for one in (empty, steady))
     if limit.metric == "ttft":
         return 0.85 * floor + np.maximum(mean - floor, 0.0) * _TAIL[limit.quantile]

@@ -24,7 +24,7 @@ from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, chained, most_running
+from shardwise.serving.load._steady import Replicas, chained, in_turns, most_running
 
 _MORE = 12
 _FULLEST = 0.95
@@ -118,6 +118,9 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
     counts = first.counts(rate), last.counts(rate)
     prompts, tokens = first.at(counts[0], rate), last.at(counts[1], rate)
     empty = first.form.at(0.0), last.form.at(0.0)
+    if search.options.router == "round-robin":
+        workers = counts[0] / first.form.batches.groups[:, None]
+        prompts = in_turns(prompts, _row(empty[0], np.s_[:, None]), np.maximum(workers, 1.0), first.form.moments)
     found: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
     each = np.array([plan.num_devices for plan in last.plans])
     for i, one in enumerate(first.plans):

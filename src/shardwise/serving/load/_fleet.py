@@ -27,7 +27,7 @@ from shardwise.serving.load._lockstep import groups_of, lanes_of
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, chained
+from shardwise.serving.load._steady import Replicas, Steady, chained, in_turns
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded", "prefix"]
@@ -325,6 +325,7 @@ class Fleet:
     decode: Pool
     prefill: Pool | None = None
     link: Transfer | None = None
+    router: Router = "round-robin"
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
@@ -332,10 +333,13 @@ class Fleet:
         found = self.decode.form.at(rate / many).row(0)
         if self.prefill is None or self.link is None:
             return found
-        first = self.prefill.form.at(rate / self.prefill.many).row(0)
+        workers, form = self.prefill.many // self.prefill.groups, self.prefill.form
+        first = form.at(rate / self.prefill.many).row(0)
+        if workers > 1 and self.router == "round-robin":
+            first = in_turns(first, form.at(0.0).row(0), workers, form.moments)
         sent = self.link.seconds(self.prefill.form.moments.input_tokens)
         both = chained(first, found, sent, self.prefill.many / many, self.decode.form)
-        return replace(both, capacity=float(both.capacity))
+        return Steady(**{name: float(getattr(both, name)) for name in Steady.__dataclass_fields__})
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

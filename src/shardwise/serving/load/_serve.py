@@ -207,7 +207,8 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
     fleet = Fleet(decode=pool)
     if prefill:
         first = _pool(prefill, policy.of_prompts, workload, "prefill")
-        fleet = Fleet(decode=pool, prefill=first, link=Transfer(asked.cluster, prefill.case, base.case, policy))
+        link = Transfer(asked.cluster, prefill.case, base.case, policy)
+        fleet = Fleet(decode=pool, prefill=first, link=link, router=options.router)
     steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(
         base=base, workload=workload, policy=pool.policy, table=pool.table, steady=steady, empty=empty,

@@ -279,6 +279,20 @@ class Replicas:
         return (1 / self.batches.many[:, 0] + cv2) / (1 + cv2)
 
 
+def in_turns(found: Steady[Any], empty: Steady[Any], workers: Any, moments: LengthMoments) -> Steady[Any]:
+    """Return workers that are sent requests in turns: gaps between those of one vary less than of all (Kingman 1961).
+
+    Gaps of every W-th request have 1 / W of the squared cv; that of prompts stays.
+    """
+    prompts = moments.new_cv2 - 1
+    waited = np.where(np.isfinite(found.ttft_seconds), found.ttft_seconds - empty.ttft_seconds, 0.0)
+    waited = np.maximum(waited, 0.0) * (1 - 1 / workers) / (1 + prompts)
+    return replace(
+        found, ttft_seconds=found.ttft_seconds - waited, e2e_seconds=found.e2e_seconds - waited,
+        waiting_seconds=np.maximum(found.waiting_seconds - waited, 0.0),
+    )  # fmt: skip
+
+
 def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
     """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
 
