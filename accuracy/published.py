@@ -22,6 +22,7 @@ from shardwise.measured import (
     Context,
     InferenceRows,
     Predicted,
+    Prediction,
     Record,
     TrainingRows,
     Validation,
@@ -146,6 +147,11 @@ def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 
 class PublishedTraining(TrainingRows):
     """Predicts published training runs: completed, or by whole arguments."""
+
+    def __call__(self, record: Record, context: Context) -> Prediction:
+        """Return the predicted value of a row, of the quantity that its source shows it to be."""
+        cells, _ = _instead(record, entries_of(context))
+        return super().__call__(record.told(cells) if cells else record, context)
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration."""
