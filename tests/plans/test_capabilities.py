@@ -9,6 +9,7 @@ import pytest
 
 from shardwise import Cluster, Training, load_model, train
 from shardwise.plans import Plan, default_stack, find_stack, stack_names
+from shardwise.plans._stack import _extended
 from shardwise.plans.laws import field_problems, stack_problems
 from shardwise.training import Options
 
@@ -94,3 +95,11 @@ def test_the_same_plan_retyped_without_its_stack_takes_as_long() -> None:
     assert (bare.case.stack.name, bare.plan.sharding) == ("megatron", "distributed-optimizer")
     assert "sharding distributed-optimizer: what megatron calls zero1" in bare.assumptions
     assert not bare.unlaunched
+
+
+def test_a_stack_that_states_no_source_has_those_of_what_it_extends() -> None:
+    """A table that only names what it extends is that stack under another name, whatever else it runs."""
+    table = {"own": {"sources": {"loss": "its code"}, "runs": {"exporter": "x"}, "loss": "fused"},
+             "like": {"extends": "own", "runs": {"exporter": ""}}}  # fmt: skip
+    found = _extended(table, "like")
+    assert (found["sources"], found["loss"], found["runs"]["exporter"]) == ({"loss": "its code"}, "fused", "")

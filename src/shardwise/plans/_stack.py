@@ -242,7 +242,7 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
         return row
     base = _extended(table, row["extends"])
     runs = {**base["runs"], **row.get("runs", {})}
-    return {**base, **row, "sources": {**base["sources"], **row["sources"]}, "runs": runs}
+    return {**base, **row, "sources": {**base["sources"], **row.get("sources", {})}, "runs": runs}
 
 
 def default_stack(plan: Plan, adapter: str = "") -> str:

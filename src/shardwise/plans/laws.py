@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 _COUNTS = tuple(f.key for f in PLAN if f.type == "whole" and f.least == 1)
+_WHOLES = tuple(f.key for f in PLAN if f.type == "whole" and f.least == 0)
+_SWITCHES = tuple(f.key for f in PLAN if f.type == "switch")
 _CHOICES = {f.key: f.choices for f in PLAN if f.choices and f.type == "choice"}
 
 
@@ -76,10 +78,12 @@ def field_problems(plan: Plan) -> Problems:
         if getattr(plan, name) not in allowed:
             found.add(name, getattr(plan, name), "is not a known choice", one_of(allowed))
     _unknown_words(plan, found)
-    if not _is_whole(plan.recompute_layers):
-        found.add(
-            "recompute_layers", plan.recompute_layers, "must be a whole number of layers", "use 0 for all of a stage"
-        )
+    for name in _WHOLES:
+        if not _is_whole(getattr(plan, name)):
+            found.add(name, getattr(plan, name), "must be a whole number of at least 0", "use 0 to leave it out")
+    for name in _SWITCHES:
+        if not isinstance(getattr(plan, name), bool):
+            found.add(name, getattr(plan, name), "must be true or false", "use true or false")
     if not all(_is_whole(n) for n in plan.stage_layers):
         found.add("stage_layers", plan.stage_layers, "must be whole numbers of layers", "leave it out for equal stages")
     if sorted(plan.order) != sorted(AXES):
@@ -87,8 +91,6 @@ def field_problems(plan: Plan) -> Problems:
     if plan.fast and not (len(plan.fast) == len(AXES) and all(map(is_count, plan.fast))):
         rule = "must give whole numbers of ranks of " + ", ".join(AXES)
         found.add("fast", str(plan.fast), rule, "leave it out to fill the fastest domain in order")
-    if not isinstance(plan.sequence_parallel, bool):
-        found.add("sequence_parallel", plan.sequence_parallel, "must be true or false", "use true or false")
     return found
 
 
