@@ -136,6 +136,41 @@ def test_a_framework_that_is_not_known_is_taken_and_said(tmp_path: Path, name: s
     assert not any(one.startswith("framework:") for one in known.assumed)
 
 
+STAGES = {"num_gpus": "8", "pp": "2", "dp": "4", "sharding": "zero1", "framework": "Megatron-LM"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "same"),
+    [
+        ({**STAGES, "micro_batch": "8", "global_batch": "32"}, {**STAGES, "micro_batch": "4", "global_batch": "32"}),
+        ({**STAGES, "micro_batch": "1", "global_batch": ""}, {**STAGES, "micro_batch": "1", "global_batch": "8"}),
+    ],
+    ids=["the batch of a replica", "no global batch"],
+)
+def test_a_batch_that_is_not_stated_is_cut_into_as_many_micro_batches_as_stages(
+    tmp_path: Path, stated: dict[str, str], same: dict[str, str]
+) -> None:
+    """A micro-batch that is the whole batch of a replica is cut; without a batch each stage has one micro-batch."""
+    rows = validate([write(tmp_path, [{**TRAINING, **stated}, {**TRAINING, **same}])]).rows
+    assert rows[0].predicted == rows[1].predicted and rows[0].predicted is not None
+
+
+def test_coverage_is_the_share_of_rows_that_are_predicted(tmp_path: Path) -> None:
+    """One refused row beside three others is a quarter less."""
+    assert validate([write(tmp_path, [TRAINING, TRAINING, {**TRAINING, "tp": "7"}, TRAINING])]).coverage == 0.75
+
+
+def test_a_batch_beyond_the_cache_runs_in_waves_but_does_not_fit(tmp_path: Path) -> None:
+    """Its seconds are those of the requests that there is room for; whether the batch fits is asked of all at once."""
+    many = {**INFERENCE, "batch": "2000", "input_tokens": "128", "output_tokens": "512"}
+    fits, waits = validate([write(tmp_path, [{**many, "metric": "fits", "value": "0"}, many])]).rows
+    assert fits.predicted == 0 and not fits.fits and waits.fits
+    (said,) = (
+        re.search(r"up to (\d+) sequences at once", text) for text in waits.assumed if "sequences at once" in text
+    )
+    assert said is not None and int(said[1]) == 1024  # the engine's own limit
+
+
 def test_unknown_recompute_takes_the_least_that_fits(tmp_path: Path) -> None:
     """Recompute that is not stated is none where that fits, and more where it does not."""
     small = only(tmp_path, {**TRAINING, "recompute": "unknown"})
