@@ -28,14 +28,15 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def problems_of(path: Path, lengths: list[int]) -> list[str]:
     """Return the rules that one file breaks; its functions' lengths are added to `lengths`."""
     text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
     where = path.relative_to(ROOT)
     found = [f"{where}: {n} lines, at most {LONGEST_FILE}" for n in [text.count("\n")] if n > LONGEST_FILE]
     if not text.isascii():
         found.append(f"{where}: not ASCII")
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             found.append(f"{where}:{node.lineno}: assert in product code")
-    for function in functions(ast.parse(text)):
+    for function in functions(tree):
         lines, a = code_lines(function), function.args
         lengths.append(lines)
         count = len([x for x in (*a.posonlyargs, *a.args, *a.kwonlyargs) if x.arg not in ("self", "cls")])
