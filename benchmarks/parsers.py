@@ -130,6 +130,7 @@ PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], read.Words]]] = 
     "peft": ("axolotl", "axolotl", read.peft),
     "trl": ("trl", "trl", read.trl),
     "verl": ("verl", "verl", read.verl),
+    "megatron": ("megatron", "megatron", read.megatron),
     "megatron-bridge": ("megatron-bridge", "nemo", read.nemo),
     "kubernetes": ("", "", read.kubernetes),
 }

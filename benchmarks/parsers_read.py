@@ -241,6 +241,33 @@ def nemo(files: Path, case: ExportCase) -> Words:
     return ways[0]
 
 
+def megatron(files: Path, case: ExportCase) -> Words:
+    """Return what Megatron-LM parses and validates of the arguments of a script, as one rank of its devices."""
+    from megatron.training import arguments
+    from megatron.training.arguments import parse_args, validate_args
+
+    arguments.get_device_arch_version = lambda: 9  # of an H100
+    script = next(files.glob("*.sh")).read_text()
+    words = shlex.split(script.partition("ARGUMENTS=(")[2].partition("\n)")[0], comments=True)
+    exported = dict(line[7:].split("=", 1) for line in script.splitlines() if line.startswith("export "))
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": ""} | exported
+    os.environ |= {"WORLD_SIZE": str(case.plan.num_devices), "RANK": "0"}
+    # Data and tokenizer are the caller's.
+    sys.argv = ["pretrain_gpt.py", *words, "--mock-data", "--tokenizer-type", "NullTokenizer"]
+    read = validate_args(parse_args())
+    return {
+        "tp": read.tensor_model_parallel_size, "cp": read.context_parallel_size, "dp": read.data_parallel_size,
+        "pp": read.pipeline_model_parallel_size, "micro_batch": read.micro_batch_size,
+        "global_batch": read.global_batch_size, "seq_len": read.seq_length, "narrow": read.bf16,
+        "sequence_parallel": read.sequence_parallel, "recompute": read.recompute_granularity == "full",
+        "sharded": read.use_distributed_optimizer or read.use_megatron_fsdp,
+        "strategy": read.data_parallel_sharding_strategy if read.use_megatron_fsdp else "no_shard",
+        "devices": read.world_size,
+    } | (
+        {"steps": read.train_iters or read.train_samples // read.global_batch_size} if case.job.run_tokens else {}
+    )  # fmt: skip
+
+
 def kubernetes(files: Path, case: ExportCase | None) -> Words:
     """Return what Kubernetes' typed objects, and the schema of LeaderWorkerSet, make of a file."""
     from jsonschema import Draft202012Validator
@@ -327,6 +354,13 @@ def as_if_on_a_gpu() -> None:
 
 def version_of(system: str) -> str:
     """Return the release of a system, empty where it is not there; Megatron-Bridge is made importable."""
+    if system == "megatron":
+        source = SOURCES / "Megatron-LM"
+        if not source.exists():
+            return ""
+        typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]
+        sys.path.insert(0, str(source))
+        return str(import_module("megatron.core.package_info").__shortversion__)
     if system != "megatron-bridge":
         try:
             return metadata.version(system)
