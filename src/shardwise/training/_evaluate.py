@@ -234,10 +234,13 @@ def paged_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) 
 
 
 def paging_seconds(m: CostModel[X], moved: X) -> X:
-    """Return seconds in which an update brings so many bytes of its state."""
+    """Return seconds in which an update brings so many bytes of its state, behind as many that leave for them.
+
+    A page comes in when another has left (uvm_pmm_gpu.c pick_and_evict_root_chunk holds the allocation until then).
+    """
     if m.host is None:
         return 0 * moved
-    return named(moved / m.host.link_bytes_per_second, "pages of optimizer state over the host link")
+    return named(2 * moved / m.host.link_bytes_per_second, "pages of optimizer state over the host link")
 
 
 def boundary_bytes(case: TrainingCase, y: Layout[X]) -> X:
