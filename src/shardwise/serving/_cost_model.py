@@ -275,7 +275,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     narrow = wide
     if case.compute != case.dtype:
         narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
-        narrow = _on_processor(_fused_quantisation(narrow, case), case)
+        narrow = _on_processor(_fused_quantisation(_by_library(narrow, case, "fp8_shares"), case), case)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
     return EngineCostModel(
         rates=wide,
@@ -339,15 +339,16 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
     return attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
 
 
-def _by_library(rates: Any, case: ServingCase) -> Any:
-    """Return rates of 16-bit products as the engine's own library reaches them on a device that it names."""
-    shares = dict(case.engine.operators.library_shares)
-    if case.efficiencies.ideal or case.cluster.device.name not in shares:
+def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:
+    """Return rates of products as the engine's own library reaches them on a device that it names."""
+    device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
+    dtype = "fp8" if name == "fp8_shares" else case.dtype
+    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.name != "fp8"):
         return rates
-    compute, memory = shares[case.cluster.device.name]
-    why = dict(case.engine.sources)["operators.library_shares"]
-    flops = leaf("achievable matrix FLOP/s", compute * case.cluster.device.peak_flops(case.dtype), why)
-    moved = leaf("achievable HBM bytes/s", memory * case.cluster.device.memory_bytes_per_second, why)
+    compute, memory = shares[device.name]
+    why = dict(case.engine.sources)[f"operators.{name}"]
+    flops = leaf("achievable matrix FLOP/s", compute * device.peak_flops(dtype), why)
+    moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)
     return replace(rates, matmul_flops=flops, matmul_bytes=moved)
 
 
@@ -385,10 +386,9 @@ def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
 
     What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
     """
-    engine = case.engine
     if case.efficiencies.ideal:
         return rates
-    if case.compute in engine.quantisation.unfused_types:
+    if case.compute in (engine := case.engine).quantisation.unfused_types:
         row = constants().families[rates.family].matmul.get(case.compute)
         own = row.quantise.get(engine.kernels) if row else None
         seconds = own.start_seconds if own else engine.quantisation.kernel_seconds

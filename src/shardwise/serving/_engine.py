@@ -89,6 +89,8 @@ class EngineOperators:
     """Products, joint in the ledger, that run one by one."""
     library_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
     """Shares that its products reach of a device's rates of compute and of memory: (device, compute, memory)."""
+    fp8_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
+    """The same of its products of 8-bit floats with one scale a tensor."""
     accumulation: Literal["fp32", "fp16"] = "fp32"
     """The type that products are summed in."""
     gemv_bound_by_cores: bool = False
