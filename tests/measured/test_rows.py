@@ -221,10 +221,11 @@ def test_notes_name_the_dispatch_of_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "device"), [("nvfp4", "gb200"), ("nvfp4", "h100-sxm-80gb"), ("mxfp8", "gb200")])
 def test_narrow_products_run_in_their_own_type_where_the_device_has_it(tmp_path: Path, dtype: str, device: str) -> None:
-    """Steps in NVFP4 are faster than in 8 bits on devices with 4-bit products, and as fast on others."""
+    """Steps in NVFP4 are faster than in 8 bits on devices with 4-bit products, on others but for copies in blocks."""
     row = {**BRIDGE, "device": device, "recompute": "none", "sharding": "dist_opt"}
     narrow, eight = (only(tmp_path, {**row, "compute_dtype": one}).predicted for one in (dtype, "fp8"))
-    assert narrow == eight if (dtype, device) != ("nvfp4", "gb200") else narrow < eight
+    alike = narrow == pytest.approx(eight, rel=0.005)
+    assert alike if (dtype, device) != ("nvfp4", "gb200") else narrow < eight and not alike
 
 
 def test_models_and_devices_stand_beside_the_file(tmp_path: Path) -> None:
