@@ -105,6 +105,8 @@ def _page(made: Device, rows: list[Measurement], files: list[str], width: int) -
     for fact in made.sources:
         page.add((f"  {fact.field:<26}", "bold"), (f"{figure(made, fact.field):>18}", ""))
     page.blank()
+    page.note("links between devices and nodes are not measured: --fast-bandwidth and --slow-bandwidth state them")
+    page.blank()
     page.items(files, "dim")
     folder = shlex.quote(str(Path(files[1]).parent))
     page.add((f"use it: --catalogue {folder} --on 1x{made.name}", "dim"))
