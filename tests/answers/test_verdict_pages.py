@@ -67,6 +67,6 @@ def test_a_deployment_at_the_edge_is_a_risk() -> None:
     edge = run(*words, "--batch", str(room), "--json").tree
     assert edge["fits"] and 0.3 < edge["chance_to_fit"] < 0.9
     risky = run(*words, "--batch", str(room), "--risk", "95%")
-    assert risky.status == 1 and "too risky" in risky.out
+    assert risky.status == 1 and risky.out.startswith("RISKY ") and "too risky" in risky.out
     safe = run(*words, "--batch", str(room // 3), "--risk", "95%")
     assert safe.status == 0 and "chance to fit over 99%" in safe.out

@@ -26,6 +26,7 @@ from shardwise.answers._page import (
     legend,
     mark_limit,
     show_chance,
+    show_verdict,
 )
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
@@ -218,9 +219,9 @@ def infer_page(
 
 def _verdict(page: Page, report: InferReport, risk: float) -> None:
     cluster, job = report.case.cluster, report.job
-    style = "bold green" if report.fits else "bold red"
+    word, style = show_verdict(report.fits, report.chance_to_fit, risk)
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {_described(report)}"
-    page.label("FITS" if report.fits else "NO FIT", title, style, "bold")
+    page.label(word, title, style, "bold")
     gap = f"{show_bytes(abs(report.short_by_bytes))} {'to spare' if report.fits else 'too much'}"
     memory = report.memory
     place = "in the host's memory" if memory is report.on_host else "on the fullest device"

@@ -270,6 +270,17 @@ def assumptions(page: Page, notes: Sequence[str]) -> None:
         page.items(notes, "dim")
 
 
+def show_verdict(fits: bool, chance: float, risk: float) -> tuple[str, str]:
+    """Return the word of a verdict and its style; what fits with less than the chance that was asked is a risk.
+
+    >>> show_verdict(True, 0.7, 0.0)[0], show_verdict(True, 0.7, 0.9)[0], show_verdict(False, 0.0, 0.9)[0]
+    ('FITS', 'RISKY', 'NO FIT')
+    """
+    if not fits:
+        return "NO FIT", "bold red"
+    return ("RISKY", "bold yellow") if chance < risk else ("FITS", "bold green")
+
+
 def show_chance(chance: float) -> str:
     """Return a chance in percent, its ends as bounds.
 

@@ -23,6 +23,7 @@ from shardwise.answers._page import (
     legend,
     mark_limit,
     show_chance,
+    show_verdict,
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import Sharding, default_stack
@@ -110,9 +111,9 @@ def tuning_lines(page: Page, found: TuningSummary) -> None:
 
 def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     verdict, cluster = report.verdict, report.case.cluster
-    style = "bold green" if verdict.fits else "bold red"
+    word, style = show_verdict(verdict.fits, report.chance_to_fit, risk)
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
-    page.label("FITS" if verdict.fits else "NO FIT", title, style, "bold")
+    page.label(word, title, style, "bold")
     gap = show_bytes(abs(verdict.short_by_bytes))
     more = f"{gap} to spare" if verdict.short_by_bytes <= 0 else f"{gap} too much"
     page.note(
