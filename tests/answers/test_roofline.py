@@ -150,7 +150,7 @@ def test_the_command_prints_and_draws_every_operator(words: tuple[str, ...], wid
 NO_LIMITS = {
     "ProductRates": "sharpness tiling ramp_traffic secondary",
     "Rates": "sharpness tiling ramp_traffic secondary pair_dims grouped_each grouped_gradients contention"
-    " weight_gradient cast_traffic family assumptions blocks streams experts_in_turn",
+    " weight_gradient cast_traffic recast_traffic family assumptions blocks streams experts_in_turn",
     "EngineCostModel": "network spans overlap exposed_axes replicas host module_launch narrow_dtype"
     " fused_experts cores activation_width cache_width engine decoding starts widened attention processor",
     "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",

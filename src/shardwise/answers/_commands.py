@@ -46,7 +46,7 @@ COMMON = "exit status: 0 yes, 1 does not fit, 2 bad input"
 
 def _train() -> Command:
     from shardwise.answers._search_flags import train_limits
-    from shardwise.plans._jobs import PHASES
+    from shardwise.plans import PHASES
 
     phase = Flag("phase", _converters.choice(*PHASES), "one phase of a step of dpo, grpo or ppo alone", "output")
     savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")

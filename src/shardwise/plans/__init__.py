@@ -3,6 +3,7 @@
 from shardwise.plans._capabilities import Capabilities
 from shardwise.plans._jobs import (
     OBJECTIVES,
+    PHASES,
     REFERENCES,
     TUNINGS,
     Effort,
@@ -106,6 +107,7 @@ __all__ = [
     "OPTIMIZERS",
     "PAGED_ELEMENTS",
     "PARTITIONS",
+    "PHASES",
     "QUANTILES",
     "RECOMPUTES",
     "REFERENCES",

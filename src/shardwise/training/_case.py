@@ -20,11 +20,11 @@ from shardwise.plans import (
     find_optimizer,
     find_precision,
     find_rules,
+    layers_of,
     reference_of,
     splits_replicas,
     tuning_of,
 )
-from shardwise.plans._tuning import layers_of
 from shardwise.plans.partition import split_layers
 from shardwise.records import dataclass
 from shardwise.training._ledger import idle_layers
