@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import OFFLOADS, Plan, Recompute, Training, find_stack
 from shardwise.plans.laws import stack_problems
+from shardwise.search import IntRanges, SearchOptions, SearchSpace, plan_training
 from shardwise.training import Options, TrainReport, train
 from shardwise.training._evaluate import TrainingCase
 from shardwise.training._report import report_of
@@ -143,6 +145,22 @@ def test_a_host_with_too_little_memory_fits_nothing(memory: str, fits: bool) -> 
     assert report.fits is fits and verdict.short_by_bytes < 0
     assert verdict.host_short_by_bytes == (0 if fits else verdict.host_needed_bytes - 64 * 2**30)
     assert not any(note.startswith("host_memory") for note in report.assumptions)
+
+
+@pytest.mark.parametrize("memory", ["64GiB", "120GiB", "2TiB"])
+def test_a_search_proposes_what_the_host_can_hold(memory: str) -> None:
+    """A plan of a search fits where `train` says that it does, on the device and on the host of a node."""
+    space = SearchSpace(offload=(("optimizer", "gradients", "parameters"),), tp=IntRanges.parse("1..2"))
+    model, job = load_model("llama-3.1-8b"), Training(seq_len=512, global_batch=8)
+    cluster = Cluster.parse("8xh100-sxm-80gb", {"host_memory": memory})
+    found = plan_training(model, cluster, job, space, SearchOptions(risk=0.5, stack="deepspeed"))
+    rows, fits = found.frame(), 0
+    names = ("tp", "cp", "dp", "micro_batch", "sharding", "recompute", "cp_kind", "sequence_parallel")
+    for row in zip(*(np.array(rows[name]).tolist() for name in (*names, "fits")), strict=True):
+        plan = Plan(**dict(zip(names, row[:-1], strict=True)), offload=("optimizer", "gradients", "parameters"))
+        assert train(model, cluster, plan, job, Options(stack=find_stack("deepspeed"))).fits == row[-1]
+        fits += row[-1]
+    assert found.counts.fitting == fits
 
 
 def test_a_host_that_is_not_known_is_said() -> None:

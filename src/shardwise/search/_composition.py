@@ -7,7 +7,7 @@ from dataclasses import field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from shardwise.ledger.number import above
+from shardwise.ledger.number import above, maximum, minimum
 from shardwise.ledger.symbol import Graph
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Schedule, find_rules
@@ -19,7 +19,16 @@ from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.training import PlanSizes, TrainingCase, stages_of
 from shardwise.training._beside import moved_pages, resident_pages
-from shardwise.training._evaluate import machine_of, memory_of, paged_of, paging_seconds, reserved_of, send_of, step_job
+from shardwise.training._evaluate import (
+    hosted_of,
+    machine_of,
+    memory_of,
+    paged_of,
+    paging_seconds,
+    reserved_of,
+    send_of,
+    step_job,
+)
 from shardwise.training._memory import ModelBlocks, device_bytes
 from shardwise.training._step import (
     least_piped_seconds,
@@ -95,7 +104,7 @@ class Composition:
         for sharding in group:
             case = case_for(self.case, sharding=sharding)
             if case.recipe.optimizer.paged:
-                moved = moved_pages(*self._held(case, z, parts), case.cluster.device.usable_memory_bytes)
+                moved = moved_pages(*self._held(case, z, parts)[1:], case.cluster.device.usable_memory_bytes)
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
             found[f"step {sharding}"] = with_update(machine, z, case.recipe, own, stages, piped).total
         return found
@@ -104,18 +113,29 @@ class Composition:
         found = dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            paged, held = self._held(case, z, parts)
+            hosted, paged, held = self._held(case, z, parts)
+            room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
-                held = held + resident_pages(paged, held, case.cluster.device.usable_memory_bytes)
+                moved = moved_pages(paged, held, room)
+                held = held + resident_pages(paged, held, room)
+            if case.cluster.host_memory_bytes and case.recipe.uses_host:
+                held = self._beyond(z, hosted + moved, held)
             found[f"held {sharding}"] = held
         return found
 
-    def _held(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any]:
-        """Bytes of optimizer state that may leave a device, and those that it has to hold."""
+    def _beyond(self, z: PlanSizes[Any], hosted: Any, held: Any) -> Any:
+        """Bytes on a device; a plan that the host of a node cannot hold misses the device by what the host lacks."""
+        cluster = self.case.cluster
+        sharing = minimum(z.tp * z.tp2 * z.cp * z.pp * z.dp, cluster.devices_per_node)
+        short = hosted * sharing - cluster.host_memory_bytes
+        return above(short, 0.0, maximum(held, cluster.device.usable_memory_bytes) + short, held)
+
+    def _held(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
+        """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         stages = stages_of(self.case)
         memory = memory_of(case, z, padded(case.recipe, z, parts), stages)
         held = device_bytes(case.stack, z, reserved_of(case.stack, stages, memory), case.workspace_bytes)
-        return paged_of(stages, memory), held
+        return hosted_of(stages, memory), paged_of(stages, memory), held
 
     @cached_property
     def least(self) -> Program:
@@ -209,6 +229,7 @@ def compositions_of(grid: PlanGrid) -> Compositions:
     key = (
         (case.model, case.stack, case.plan, job, case.efficiencies, case.overlap),
         (cluster.device, *cluster.tiers[:-1], last, cluster.devices_per_node, cluster.num_devices > 1),
+        cluster.host_memory_bytes,
         (space.sequence_parallel, space.cp_kind, space.schedule, space.sharding, space.recompute),
         (*distinct(grid.base["layout"]).tolist(), bool((grid.base["cp"] > 1).any()), *known_sizes(grid).items()),
     )

@@ -153,17 +153,20 @@ class Remedies:
         nearest = self.nearest
         if nearest is None or self.best:
             return ""
+        lacks = nearest.verdict.host_short_by_bytes
         short = f"the nearest is {nearest.device_bytes / self.limit_bytes - 1:.1%} short"
+        if lacks:
+            short = f"the nearest lacks {show_bytes(lacks)} on the host of a node"
         found = [
             c for c in nearest.changes if c.needed_bytes <= self.limit_bytes and c.field in ("recompute", "sharding")
         ]
-        if found:
+        if found and not lacks:
             slower = found[0].step_seconds / nearest.step_seconds - 1
             return f"{short}: {found[0].field} {found[0].value} fits, {_percent(slower)}"
         for field, value in _LEANER.items():
             changes: dict[str, Any] = {field: value}
             leaner = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
-            if leaner.device_bytes <= self.limit_bytes:
+            if leaner.device_bytes <= self.limit_bytes and not leaner.verdict.host_short_by_bytes:
                 pace = _pace(nearest.step_seconds, leaner.step_seconds)
                 return f"{short}: --{field} {value} fits ({show_bytes(leaner.device_bytes)}), {pace}"
         tried = " nor ".join(f"--{field} {value}" for field, value in _LEANER.items())

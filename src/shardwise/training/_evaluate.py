@@ -233,6 +233,11 @@ def paged_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) 
     return largest([counted(s, m.paged) for s, m in zip(stages, memory, strict=True)])
 
 
+def hosted_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
+    """Return the bytes that lie on the host for a device, of the stage with most of them."""
+    return largest([counted(s, m.host) for s, m in zip(stages, memory, strict=True)])
+
+
 def paging_seconds(m: CostModel[X], moved: X) -> X:
     """Return seconds in which an update brings so many bytes of its state, behind as many that leave for them.
 

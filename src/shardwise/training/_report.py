@@ -18,7 +18,7 @@ from shardwise.records import dataclass
 from shardwise.training import _headlines
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
-from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, memory_of, step_of
+from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
 from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import Saver, proposals, savers_of
@@ -97,7 +97,7 @@ class TrainReport(Shown):
     @property
     def host_bytes(self) -> float:
         """What lies in the host's memory for a device, pages included that pass through it."""
-        return self.memory.host + self.evaluation.moved
+        return hosted_of(self.evaluation.stages, self.evaluation.memory) + self.evaluation.moved
 
     @cached_property
     def verdict(self) -> _headlines.Verdict:
