@@ -192,6 +192,8 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (replace(FULL, tp=1), {"partition_activations": True}, "partition_activations"),
         (replace(PLAN, sharding="none"), {"bucket_elements": 5e8}, "bucket_elements"),
         (PLAN, {"max_live_parameters": 1e9}, "max_live_parameters"),
+        (PLAN, {"fp8_recipe": "blockwise"}, "fp8_recipe blockwise"),
+        (PLAN, {"fp8_param_gather": True}, "fp8_param_gather"),
     ],
 )
 def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:

@@ -20,6 +20,7 @@ from shardwise.plans import (
     find_optimizer,
     find_precision,
     find_rules,
+    find_scaling,
     layers_of,
     reference_of,
     splits_replicas,
@@ -163,6 +164,11 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         found.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
         found.append(("max_live_parameters", "no weights are sharded"))
+    compute = case.recipe.precision.compute
+    if s.fp8_recipe and compute != "fp8":
+        found.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))
+    if s.fp8_param_gather and find_scaling(compute) is None:
+        found.append(("fp8_param_gather", f"GEMMs run in {compute}"))
     return found
 
 
