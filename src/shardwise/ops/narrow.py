@@ -75,7 +75,8 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     scaling = find_scaling(y.work.dtype, y.stack.settings.fp8_recipe)
     if scaling is None or y.work.phase != "train" or not y.stack.saves_quantised:
         return ops
-    copied = {op.name: _copies(y, op, scaling) for op in ops if is_narrow(op)}
+    normed = {op.region for op in ops if op.role == "norm"}
+    copied = {op.name: _copies(y, op, scaling, normed) for op in ops if is_narrow(op)}
     gone = {name for copies in copied.values() for name in copies}
     found = []
     for op in ops:
@@ -89,14 +90,17 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     return tuple(found)
 
 
-def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling) -> dict[str, Tensor[X]]:
-    """Return the copies that a product keeps of what it would save for its weight gradient, by the name of that."""
+def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -> dict[str, Tensor[X]]:
+    """Return the copies that a product keeps of what it would save for its weight gradient, by the name of that.
+
+    Outputs of `normed` regions, those of norms, are gathered again where they are split.
+    """
     if op.role == "out" and op.region == "attention" and scaling.keeps_attention:
         return {}
     again = op.split == "outputs" and y.choices.sequence_parallel
 
     def copy(t: Tensor[X]) -> Tensor[X]:
-        width = scaling.gathered_bytes if again and t.born.startswith("norm") else scaling.input_bytes
+        width = scaling.gathered_bytes if again and t.born in normed else scaling.input_bytes
         name, size = f"{op.name}: {t.name} as multiplied", t.size_bytes * (width / y.a)
         return replace(t, name=name, size_bytes=size, made_in=op.region)
 
