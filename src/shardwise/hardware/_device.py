@@ -58,18 +58,24 @@ FIELDS: Mapping[str, tuple[Quantity | None, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """One number about a device: the field, its value in SI units, who says so, and when (YYYY or YYYY-MM)."""
+class Sourced:
+    """What somebody says: who, and when (YYYY or YYYY-MM)."""
 
-    field: str
-    value: float | bool
     source: str
     date: str
 
     @property
     def assumed(self) -> bool:
-        """Return whether the number is an assumption rather than a published figure."""
+        """Whether it is an assumption rather than a published or measured figure."""
         return self.source.startswith("assumption")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact(Sourced):
+    """One number about a device: the field and its value in SI units."""
+
+    field: str
+    value: float | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,18 +294,11 @@ HOST_LINK = "pcie"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A kind of link: its latency per step in seconds, with source and date."""
+class Link(Sourced):
+    """A kind of link: its latency per step in seconds."""
 
     name: str
     latency_seconds: float
-    source: str
-    date: str
-
-    @property
-    def assumed(self) -> bool:
-        """Return whether the latency is an assumption rather than a measurement."""
-        return self.source.startswith("assumption")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
