@@ -143,6 +143,7 @@ def test_a_host_with_too_little_memory_fits_nothing(memory: str, fits: bool) -> 
     verdict = report.verdict
     assert verdict.host_needed_bytes == 8 * report.host_bytes > 64 * 2**30
     assert report.fits is fits and verdict.short_by_bytes < 0
+    assert (report.chance_to_fit > 0.9) is fits
     assert verdict.host_short_by_bytes == (0 if fits else verdict.host_needed_bytes - 64 * 2**30)
     assert not any(note.startswith("host_memory") for note in report.assumptions)
 

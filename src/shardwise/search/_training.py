@@ -205,7 +205,7 @@ class TrainingResult(SearchResult[TrainReport]):
     covered: float
 
     def frame(self) -> Frame:
-        """Return every legal plan of the space as a row, whether it fits or not."""
+        """Return every legal plan as a row, fitting or not; bytes that a host lacks are added to those of a device."""
         from shardwise.search._frames import training_frame
 
         return training_frame([task.grid for task in self.task.tasks], self.options)

@@ -255,7 +255,9 @@ class TrainReport(Shown):
 
     @property
     def chance_to_fit(self) -> float:
-        """Chance that measured over predicted bytes stays below what the device has."""
+        """Chance that measured over predicted bytes stays below what the device has; 0 where the host lacks some."""
+        if self.verdict.host_short_by_bytes:
+            return 0.0
         return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.held)
 
     def explain(self, what: str = "step") -> Traced:
