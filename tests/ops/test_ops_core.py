@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.helpers import layout
-from shardwise.ops.core import Core, Mask, attended_pairs, cache_traffic, is_unaligned, read_tokens
+from shardwise.ops.core import (
+    Core,
+    Mask,
+    attended_pairs,
+    cache_traffic,
+    context_messages,
+    is_unaligned,
+    merged_outputs,
+    read_tokens,
+)
 
 sizes = st.integers(1, 40)
 masks = st.one_of(
@@ -107,3 +116,39 @@ def test_training_reads_the_keys_and_values_of_its_tokens(more: dict[str, int], 
     y = layout({"B": 2, "S": 64}, **more)
     core = Core(heads=8, kv_heads=kv_heads, key_dim=8, value_dim=16)
     assert cache_traffic(y, core) == 2 * (2 * 64 // more.get("cp", 1)) * kv_heads * (8 + 16)
+
+
+def _merged_on_last_rank(cp: int, out: int, queries: int, keys: int) -> tuple[int, int]:
+    """Bytes that torch's two loops over chunks move on the last rank, kernel by kernel, of so many elements."""
+    ahead, back = out * (2 + 4), 4 * (queries + keys)
+    for step in range(cp):
+        ahead += keys * (2 + 2)
+        back += queries * (4 + 2 + 4)
+        back += keys * (4 + 2 + 4) if step == 0 else keys // 2 * (4 + 2 + 4) + keys * (4 + 4)
+        back += keys * (4 + 4) + (keys * (2 + 2) if step < cp - 1 else 0)
+        if step:
+            ahead += out * ((2 + 4) + (4 + 4 + 4) + (4 + 4) + (4 + 4 + 4))
+    return ahead + out * (4 + 2), back + (queries + keys) * (4 + 2)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all-gather"])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+@pytest.mark.parametrize(("stack", "sent"), [("fsdp2", 8), ("accelerate", 2)])
+def test_chunks_are_merged_as_torch_does(stack: str, sent: int, cp: int, kind: str) -> None:
+    """Merging moves what torch's loops move on the last rank; torchtitan sends keys of all query heads."""
+    y, core = layout(stack=stack, cp=cp, cp_kind=kind), Core(heads=8, kv_heads=2, key_dim=16, value_dim=16)
+    (found,) = merged_outputs(y, core)
+    elements = 2 * 64 // cp * 16
+    moved = _merged_on_last_rank(cp, elements * 8, elements * 8, 2 * elements * sent)
+    assert (found.forward_bytes, found.backward_bytes) == moved
+    ahead, back = context_messages(y, core)
+    keys = 2 * elements * sent
+    assert sum(c.size_bytes * c.count for c in ahead) == 2 * keys * (cp if kind == "all-gather" else cp - 1)
+    assert sum(c.size_bytes * c.count for c in back[1:]) == 4 * keys * cp
+
+
+@pytest.mark.parametrize(("stack", "cp"), [("fsdp2", 1), ("megatron", 4)])
+def test_whole_sequences_have_nothing_to_merge(stack: str, cp: int) -> None:
+    """One rank merges nothing, and Transformer Engine merges in compiled kernels."""
+    found = merged_outputs(layout(stack=stack, cp=cp), Core(heads=8, kv_heads=2, key_dim=16, value_dim=16))
+    assert sum(op.forward_bytes + op.backward_bytes for op in found) == 0

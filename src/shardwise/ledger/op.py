@@ -81,7 +81,8 @@ class Collective(Generic[X]):
 
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
     step behind each block of attention, "panels" is pipelined behind panels of a product, "copied" too but by copy
-    engines, "exposed" waits. `count` repeats the message. `fanout` is set where copies of a token for one domain travel
+    engines, "exposed" waits. `count` repeats the message; of a ring, `blocks` are the blocks of attention of which one
+    covers it, `count` and one more where it is None. `fanout` is set where copies of a token for one domain travel
     to it once: how many a token has. `shape` is that of the tensor, rows first. In backward it is sent for the gradient
     that it is `read_for`.
     """
@@ -91,6 +92,7 @@ class Collective(Generic[X]):
     size_bytes: X
     count: X | float = 1
     hides: Hiding = "exposed"
+    blocks: X | None = None
     tensor: str = ""
     fanout: int = 0
     shape: tuple[X | float, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Generic
 
-from shardwise.ledger.number import X, above, ceil, divide, minimum
+from shardwise.ledger.number import X, above, ceil, divide, is_plain, minimum
 from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.records import dataclass
@@ -145,12 +145,16 @@ def context_messages(y: Layout[X], c: Core[X]) -> tuple[tuple[Collective[X], ...
 
     Ring: cp - 1 steps of keys and values, twice that backward (arXiv:2310.01889). All-gather: of K and V, again
     backward, and a reduce-scatter of their gradients (arXiv:2407.21783 section 3.3.2). All-to-all: q, k, v in and the
-    output out (arXiv:2309.14509). SUMMA's sequence axis gathers K and V.
+    output out (arXiv:2309.14509). PyTorch gathers or rotates K and V beside a kernel a chunk, and rotates gradients in
+    fp32. SUMMA's sequence axis gathers K and V.
     """
-    size = y.a * y.tokens * c.kv_heads * c.dims
-    at = (y.tokens, c.kv_heads * c.dims)
+    heads = sent_heads(y, c)
+    size = y.a * y.tokens * heads * c.dims
+    at = (y.tokens, heads * c.dims)
     ahead, back = _gathered("tp2", size, y.degrees.tp2, at) if y.choices.layout == "summa" else ((), ())
-    if y.choices.cp_kind == "all-gather":
+    if merges_chunks(y):
+        more, more_back = _rotated(y, size, at)
+    elif y.choices.cp_kind == "all-gather":
         more, more_back = _gathered("cp", size, y.degrees.cp, at)
     elif y.choices.cp_kind == "ring":
         more, more_back = _ring(size, y.degrees.cp - 1, at)
@@ -176,6 +180,32 @@ def _ring(size: X, steps: X, at: tuple[X, X]) -> tuple[tuple[Collective[X], ...]
     return (one,), (replace(one, size_bytes=2 * size, tensor="keys, values, gradients", shape=both),)
 
 
+def merges_chunks(y: Layout[X]) -> bool:
+    """Return whether attention over a split sequence is a kernel a chunk of keys, whose outputs are merged."""
+    split = y.choices.cp_kind != "all-to-all" and not is_plain(y.degrees.cp, 1)
+    return split and y.stack.merges_chunks and y.work.phase == "train"
+
+
+def sent_heads(y: Layout[X], c: Core[X]) -> X:
+    """Return the heads of keys and values that a split sequence sends: those of queries where they are repeated."""
+    return c.heads if merges_chunks(y) and y.stack.repeats_kv else c.kv_heads
+
+
+def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+    """Return the messages of PyTorch's rings: keys and values beside the first chunk or step by step, in both passes.
+
+    Gradients in fp32 follow the keys around, and a last step home that nothing covers. Source: torch
+    distributed/tensor/experimental/_attention.py, _AllGatherRotater and _templated_ring_attention_backward.
+    """
+    cp = y.degrees.cp
+    steps = cp - 1
+    (keys,), _ = _ring(size, steps, at)
+    if y.choices.cp_kind == "all-gather":
+        keys = replace(keys, verb="all_gather", size_bytes=size * cp, count=1, blocks=cp)
+    wide = replace(keys, verb="send", size_bytes=size * 4 / y.a, count=steps, blocks=None, tensor="their gradients")
+    return (keys,), (keys, wide, replace(wide, count=minimum(steps, 1), hides="exposed"))
+
+
 def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
     sides = (
         ("queries, keys, values", c.heads * c.key_dim + c.kv_heads * c.dims),
@@ -195,7 +225,7 @@ def attention_core(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> t
     `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
     """
     ops = (_fused(y, c, inputs),) if y.stack.attention == "flash" else _unfused(y, c, inputs)
-    return (*ops, *exchange_copies(y, c))
+    return (*ops, *exchange_copies(y, c), *merged_outputs(y, c))
 
 
 def exchange_copies(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
@@ -209,6 +239,29 @@ def exchange_copies(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
     sent = y.a * y.tokens * (c.heads * (c.key_dim + c.value_dim) + c.kv_heads * c.dims)
     moved, copies = (above(y.degrees.cp, 1, n + 0 * sent, 0 * sent) for n in (4 * sent, 8))
     return (memory_op(y, "exchange", CORE, (moved, moved), kernels=copies),)
+
+
+def merged_outputs(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
+    """Return what merges the outputs of the kernels of chunks, and adds up their gradients, in fp32 kernel by kernel.
+
+    An output is widened once and narrowed once. For each further chunk: the next one is widened, subtracted from the
+    last (12 bytes an element), scaled (8) and added (12). Keys and values are joined for every message (4 elements of
+    16 bits). Gradients are zeroed, added up (8 and the kernel's own), those of keys into a half that is joined with the
+    other again, and joined for every message (8). Source: torch distributed/tensor/experimental/_attention.py,
+    _SDPAMerger, _partial_update; the rank with the most whole chunks decides.
+    """
+    if not merges_chunks(y) or y.choices.layout == "summa":
+        return ()
+    a, cp = y.a, y.degrees.cp
+    more = cp - 1
+    out, queries = (y.tokens * c.heads * width for width in (c.value_dim, c.key_dim))
+    keys = y.tokens * sent_heads(y, c) * c.dims
+    ahead = out * (2 * (a + 4) + more * (a + 4 + 32)) + keys * 2 * a * cp
+    of_queries = 4 + (8 + a) * cp + 4 + a
+    of_keys = 4 + (8 + a) + more * ((8 + a) / 2 + 8) + 8 * cp + 2 * a * more + 4 + a
+    moved = (above(cp, 1, n, 0 * n) for n in (ahead, queries * of_queries + keys * of_keys))
+    # Forward: 2 casts, 2 copies that join, 4 kernels of outputs, 4 of their normalisers; backward about as many.
+    return (memory_op(y, "chunks", CORE, tuple(moved), kernels=12 * more, role="steps"),)  # type: ignore[arg-type]
 
 
 def core_output(y: Layout[X], c: Core[X]) -> Tensor[X]:

@@ -90,7 +90,8 @@ def _exposed(m: CostModel[X], c: Collective[X], compute: X) -> tuple[X, X]:
         return one * c.count, 0 * one
     if c.hides == "ring":
         # Each of the c blocks of attention covers one step (arXiv:2310.01889).
-        waits = c.count * maximum(one - compute / (c.count + 1), 0.0)
+        blocks = c.count + 1 if c.blocks is None else c.blocks
+        waits = c.count * maximum(one - compute / blocks, 0.0)
     else:
         waits = maximum(one * c.count - compute, 0.0)
     return waits, one * c.count - waits

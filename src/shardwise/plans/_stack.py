@@ -59,6 +59,10 @@ class Stack:
     """With "deduplicated" a token is sent once to each node that has one of its experts."""
     latent_fusion: bool
     """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
+    merges_chunks: bool
+    """Attention over a split sequence is a kernel a chunk of keys; others merge outputs and gradients in fp32."""
+    repeats_kv: bool
+    """Keys and values are repeated to the query heads before attention, and a split sequence sends them so."""
     bias_gradients_apart: bool
     """The gradient of a bias is summed in a kernel of its own."""
     projections_apart: Literal["none", "feed-forward", "all"]
