@@ -76,11 +76,20 @@ def together(work: SearchTask) -> Iterator[tuple[TrainingCase, Plan]]:
         known = cuts.setdefault((case.cluster, case.job, replace(case.plan)), set())
         own = set()
         for plan in plans(case, task.grid.space):
+            if plan.recompute_layers and not _recomputes_part(case, plan):
+                continue
             pieces = split_layers(case.model.num_layers, plan.pp * plan.vpp, case.stack.partition)
             own.add(pieces)
             if pieces not in known:
                 yield case, plan
         known |= own
+
+
+def _recomputes_part(case: TrainingCase, plan: Plan) -> bool:
+    """Return whether so many layers are as many of each chunk, and not all layers of every stage."""
+    pieces = split_layers(case.model.num_layers, plan.pp * plan.vpp, case.stack.partition)
+    fullest = max(sum(pieces[stage :: plan.pp]) for stage in range(plan.pp))
+    return plan.recompute_layers < fullest and plan.recompute_layers % plan.vpp == 0
 
 
 def _choices(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: int) -> Iterator[dict[str, Any]]:

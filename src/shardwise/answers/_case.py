@@ -276,11 +276,11 @@ def engine_of(inputs: Inputs, cluster: Cluster) -> str:
 def usual_stack(inputs: Inputs) -> str:
     """Return the framework of the plan that the flags describe, said where its sharding alone would mean another."""
     from shardwise.plans import Plan, default_stack
+    from shardwise.plans.fields import PLAN, keys
 
     adapter = str(inputs.values.get("adapter") or "")
-    if any(isinstance(inputs.values.get(name), str) for name in DEGREES) or isinstance(
-        inputs.values.get("sharding"), tuple
-    ):
+    tried = any(isinstance(inputs.values.get(name), str) for name in DEGREES)
+    if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):
         # Values to try, of a search.
         return default_stack(Plan(), adapter)
     plan = make_plan(inputs)

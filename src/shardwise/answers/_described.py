@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise.plans import DEGREES, Plan, spans
+from shardwise.units import counted
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
@@ -72,6 +73,7 @@ def describe_placed(report: TrainReport) -> str:
     plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
     said = [describe_more(plan)]
     said += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
+    said += [f"recomputed in {counted(plan.recompute_layers, 'layer')} of each stage"] if plan.recompute_layers else []
     said += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
     said += [f"stage layers {shift}"] if shift and plan.stage_layers else []
     return ", ".join([*said, *tiers_words(report)])

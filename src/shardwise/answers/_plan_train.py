@@ -16,7 +16,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import FULL, Page, assumptions, command_lines
 from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree
 from shardwise.answers._plot import plotted
-from shardwise.answers._search_flags import FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
+from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._several import SHAPE, sized
 from shardwise.answers._train_tree import train_tree
 from shardwise.errors import InputError
@@ -42,6 +42,7 @@ def space_of(inputs: Inputs, num_devices: int, jobs: Mapping[str, Any] = Mapping
     ranges = [key for key in (*WHOLES, *FAST) if key in inputs.values]
     given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in ranges}
     given |= {key: inputs.values[key] for key in (*WORDS, *LISTS) if key in inputs.values}
+    given |= {key: v if isinstance(v := inputs.values[key], tuple) else (v,) for key in COUNTS if key in inputs.values}
     given |= jobs
     if "sequence_parallel" in inputs.values:
         given["sequence_parallel"] = (inputs.values["sequence_parallel"],)

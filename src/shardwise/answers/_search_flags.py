@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shardwise.answers._page import Page
 
 _RANGE = re.compile(r"[1-9]\d{0,8}(\.\.[1-9]\d{0,8})?")
-WHOLES = keys(PLAN, "whole", searched="values")
+COUNTS = ("recompute_layers",)
+WHOLES = tuple(key for key in keys(PLAN, "whole", searched="values") if key not in COUNTS)
 FAST = ("fast_tp", "fast_tp2", "fast_cp", "fast_dp", "fast_pp")
 WORDS = (*keys(PLAN, "choice", searched="values"), *keys(PLAN, "wholes", searched="values"))
 LISTS = keys(PLAN, "words", searched="values")
@@ -76,11 +77,10 @@ def plan_search_flags() -> dict[str, Flag]:
     """Return every flag of a search of training plans."""
     plan = plan_flags()
     kept = {key: flag for key, flag in train_flags().items() if key not in _GONE}
-    ranges = {key: Flag(key, RANGE, f"{plan[key].help}: the values to try", "space") for key in WHOLES}
-    fast = {
-        key: Flag(key, RANGE, f"ranks of {key[5:]} that share the fastest domain: the values to try", "space")
-        for key in FAST
-    }
+    kinds = {key: several(plan[key].kind) if key in COUNTS else RANGE for key in (*WHOLES, *COUNTS)}
+    ranges = {key: Flag(key, kind, f"{plan[key].help}: the values to try", "space") for key, kind in kinds.items()}
+    fast = {key: Flag(key, RANGE, f"ranks of {key[5:]} that share the fastest domain: the values to try", "space")
+            for key in FAST}  # fmt: skip
     words = {key: Flag(key, k.WORDS, f"{plan[key].help}: the choices to try", "space") for key in WORDS}
     words["stage_layers"] = replace(words["stage_layers"], help=_STAGES)
     words |= {key: Flag(key, UNIONS, f"{plan[key].help}: the choices to try", "space") for key in LISTS}

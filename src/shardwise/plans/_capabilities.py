@@ -173,6 +173,12 @@ def _refused_layers(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
             yield Refusal("offload", name, "does not keep this in the host's memory", runs.offload or ("none",))
     if plan.recompute_layers and not runs.partial_recompute:
         yield Refusal("recompute_layers", plan.recompute_layers, "recomputes all layers of a stage or none", (0,))
+    elif plan.recompute_layers % plan.vpp:
+        because, least = (
+            f"recomputes as many layers of each of the {plan.vpp} chunks",
+            plan.recompute_layers // plan.vpp,
+        )
+        yield Refusal("recompute_layers", plan.recompute_layers, because, (least * plan.vpp,))
     if len(set(plan.stage_layers)) > 1 and not runs.uneven_stages:
         yield Refusal("stage_layers", ",".join(map(str, plan.stage_layers)), "has equal stages", ("equal stages",))
 

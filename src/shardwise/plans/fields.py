@@ -114,7 +114,7 @@ PLAN: tuple[Field, ...] = (
         only_asked=("auto",),
         taken_by="count",
     ),
-    _around("recompute_layers", "whole", "recompute only so many layers of each stage", least=0, searched="no"),
+    _around("recompute_layers", "whole", "recompute only so many layers of each stage, 0 for all", least=0),
     _around(
         "offload",
         "words",

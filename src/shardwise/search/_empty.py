@@ -112,6 +112,9 @@ def _pipeline_problems(grid: PlanGrid) -> list[Problem]:
     pipelines = space.pp.of(sorted({w for n in grid.device_counts for w in divisors(n) if w <= layers}))
     if any(grid.compositions(pp) for pp in pipelines):
         return []
+    if limit := grid.case.plan.recompute_layers:
+        rule = "must be below the layers of a stage, and as many of each chunk"
+        return [Problem("recompute_layers", limit, rule, "use 0, which is all of them, or a smaller number")]
     deep = next((pp for pp in pipelines if pp > 1), 0)
     if not deep:
         schedules = ",".join(space.schedule)

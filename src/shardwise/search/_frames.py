@@ -48,7 +48,7 @@ def _shared(case: TrainingCase) -> dict[str, Any]:
     shift = case.stack.partition.partition(" ")[2] or "usual"
     precision = case.recipe.precision.name
     return {"device": case.cluster.device.name, "precision": precision, **job, **words, "shard": case.plan.shard,
-            "stage_layers": shift}  # fmt: skip
+            "stage_layers": shift, "recompute_layers": case.plan.recompute_layers}  # fmt: skip
 
 
 def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from shardwise.search._placements import COLUMNS, GroupShape, Placements, places
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase
 from shardwise.training._evaluate import PricedBlocks
+from shardwise.training._stages import stage_layers
 from shardwise.training.schedules import find_schedule
 
 SUMMA = LAYOUTS.index("summa")
@@ -75,7 +76,7 @@ class PlanGrid:
         if self.explore:
             return np.ones(len(columns["pp"]), bool)
         plan = self.case.plan
-        shared = {"offload": plan.offload, "modules": plan.modules, "shard": plan.shard}
+        shared = {name: getattr(plan, name) for name in ("offload", "modules", "shard", "recompute_layers")}
         return launched(self.case.stack.runs, columns, {**self.job, **shared, **fixed})
 
     @cached_property
@@ -176,12 +177,21 @@ class PlanGrid:
         found = chunk_choices(self.space, pp, layers)
         even = not (self.explore or self.case.stack.runs.uneven_stages)
         found = [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
+        if self.case.plan.recompute_layers:
+            found = [way for way in found if self._recomputes_part(pp, *way)]
         before, own = self.variant.partitions, self.case.stack.partition
         return [
             (schedule, vpp)
             for schedule, vpp in found
             if not any(split_layers(layers, pp * vpp, p) == split_layers(layers, pp * vpp, own) for p in before)
         ]
+
+    def _recomputes_part(self, pp: int, schedule: Schedule, vpp: int) -> bool:
+        """Return whether so many layers of a stage are as many of each chunk, and fewer than the fullest stage has."""
+        limit, layers = self.case.plan.recompute_layers, self.case.model.num_layers
+        sizes = split_layers(layers, pp * vpp, self.case.stack.partition)
+        held = stage_layers(tuple(range(layers)), pp, vpp, sizes, schedule)
+        return limit < max(map(len, held)) and (self.explore or limit % vpp == 0)
 
     def counts(self, columns: Columns) -> dict[str, Any]:
         """Return for each choice how many values it has on each row."""

@@ -69,8 +69,9 @@ class SearchSpace:
 
     Words that are left out are those of the framework (`_launch.within`).
 
-    The last seven are tried where they are given, one value for all plans of a grid (`_variants.grids_of`): how layers
-    lie on stages (`SHIFTS`), what is offloaded or recomputed besides, ranks of a sharding group, and the job.
+    The last eight are tried where they are given, one value for all plans of a grid (`_variants.grids_of`): how layers
+    lie on stages (`SHIFTS`), of how many layers of a stage the blocks are recomputed (0 for all), what is offloaded or
+    recomputed besides, ranks of a sharding group, and the job.
 
     Degrees are further bound by what divides the devices, the micro-batch by what divides the global batch. Every way
     to fill the fastest domain with ranks of the axes is tried, within `fast_tp` to `fast_pp`; with `orders`, only those
@@ -104,6 +105,7 @@ class SearchSpace:
     fast_dp: IntRanges = IntRanges()
     fast_pp: IntRanges = IntRanges()
     stage_layers: tuple[str, ...] = ()
+    recompute_layers: tuple[int, ...] = ()
     offload: tuple[tuple[str, ...], ...] = ()
     modules: tuple[tuple[str, ...], ...] = ()
     shard: IntRanges = IntRanges()
@@ -127,7 +129,7 @@ class SearchSpace:
         for name, known in _KNOWN.items():
             _check(found, name, getattr(self, name), known)
         _check(found, "sequence_parallel", self.sequence_parallel, (False, True))
-        for name in ("offload", "modules", "precision", "global_batch"):
+        for name in ("recompute_layers", "offload", "modules", "precision", "global_batch"):
             _check(found, name, getattr(self, name), getattr(self, name))
         if self.orders:
             _check(found, "order", self.orders, ORDERS)
@@ -135,7 +137,7 @@ class SearchSpace:
 
 
 def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
-    remedy = "use one or more of " + ", ".join(map(_text, known[:8]))
+    remedy = "use one or more of " + ", ".join(dict.fromkeys(map(_text, known[:8])))
     if len(set(values)) < len(values):
         found.add(name, ",".join(map(_text, values)), "must name each of its choices once", remedy)
     for value in values:

@@ -20,7 +20,7 @@ from shardwise.search._options import SearchOptions
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase
 
-_DETAILS = ("offload", "modules", "recompute")
+_DETAILS = ("offload", "modules", "recompute", "recompute_layers")
 
 
 def grids_of(
@@ -86,21 +86,25 @@ def _details(case: TrainingCase, space: SearchSpace, explore: bool) -> Iterator[
     Raises `InputError` where it runs none of them, and for what the model does not have.
     """
     wrong, refused, seen = Problems(), list[Problem](), set[tuple[object, ...]]()
-    ways = product(
-        space.stage_layers or ("usual",), space.offload or ((),), space.modules or ((),), _groups(case, space)
-    )
-    for shift, offload, modules, (shard, shardings) in ways:
+    layers = product(space.stage_layers or ("usual",), space.recompute_layers or (0,))
+    ways = product(layers, space.offload or ((),), space.modules or ((),), _groups(case, space))
+    for (shift, limit), offload, modules, (shard, shardings) in ways:
         problems = plan_problems(case.model, Plan(offload=offload, modules=modules, sharding="zero3"), 0)
         wrong.items += [problem for problem in problems if problem.field in _DETAILS]
         if "parameters" in offload:
             # They are brought in unit by unit, as sharded ones are gathered.
             shardings = tuple(word for word in shardings if find_sharding(word).weights)
         # Core attention is what selective recomputes.
-        plan = Plan(sequence_parallel=False, offload=offload, modules=tuple(m for m in modules if m != "core_attn"))
+        plan = Plan(
+            sequence_parallel=False,
+            offload=offload,
+            modules=tuple(m for m in modules if m != "core_attn"),
+            recompute_layers=limit,
+        )
         modes = []
         for mode in ("selective",) if plan.modules != modules else space.recompute:
-            # Beside more than that no module has an effect.
-            known = modules and mode not in ("none", "selective")
+            # Beside more than that no module has an effect, and without either no number of layers.
+            known = (modules and mode not in ("none", "selective")) or (limit and mode == "none" and not modules)
             if known or (shift, plan, shard, mode) in seen:
                 continue
             own_mode: Any = {"recompute": mode}
