@@ -198,15 +198,15 @@ def test_a_full_disk_stops_the_study_and_keeps_what_was_answered(
 ) -> None:
     """Where an answer cannot be written the command says so, leaves no half of it, and goes on later."""
     study, tables = undisturbed
-    out, real, count = tmp_path / "out", os.fsync, [0]
+    out, real, count = tmp_path / "out", os.replace, [0]
 
-    def full(number: int) -> None:
+    def full(beside: str, path: str) -> None:
         count[0] += 1
         if count[0] == 4:
             raise OSError(28, "No space left on device")
-        real(number)
+        real(beside, path)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "replace", full)
     assert main(_words(study, out, "--workers", "1")) == 2
     assert len(_parts(out)) == 3
     assert not list(out.glob("parts/*/.*"))

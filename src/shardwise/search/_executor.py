@@ -153,10 +153,12 @@ class ProcessExecutor:
             try:
                 while workers or left:
                     raise_interrupt()
-                    for result in _results(workers):
+                    results = list(_results(workers))
+                    for result in results:
                         work.learn(result.known)
-                        yield result
+                    # They go on with the next parts while the caller takes what they found.
                     workers = _busy(workers, left, work.known)
+                    yield from results
                     while left and len(workers) < self.count and started < self.count + self.renewed:
                         started += 1
                         workers += _busy([_started(work)], left, work.known)

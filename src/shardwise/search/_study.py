@@ -90,7 +90,8 @@ class StudyFolder:
     def keep(self, question: StudyQuestion, rows: Sequence[Row]) -> list[Row]:
         """Write an answer, and return its rows as a later run reads them."""
         content = json.dumps(rows).encode()
-        written(self.part(question), content)
+        # Not forced to the disk: an answer that a power failure cuts off is not whole, and is worked out again.
+        written(self.part(question), content, durable=False)
         found: list[Row] = json.loads(content)
         return found
 
@@ -132,15 +133,16 @@ def _lock(file: int) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def written(path: Path, content: bytes) -> None:
+def written(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write a file beside and rename it, so that it is whole or not there; raises `InputError` where it cannot be."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(beside, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
         with suppress(OSError):
