@@ -45,6 +45,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "distributed optimizer, tp 2 with sp": (_ZERO1 | {"dp": 4, "tp": 2, "sequence_parallel": True}, {}),
     "distributed optimizer, pp 2, vpp 2": (_ZERO1 | {"dp": 4, "pp": 2, "vpp": 2, "schedule": "interleaved"}, {}),
     "distributed optimizer, cp 2": (_ZERO1 | {"dp": 4, "cp": 2, "recompute": "full"}, {}),
+    "zero1, tp 2 with sp, pp 2": (
+        _ZERO1 | {"sharding": "zero1", "dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True},
+        {},
+    ),
+    "zero1, cp 2, recomputed": ({"sharding": "zero1", "dp": 4, "cp": 2, "recompute": "full"}, {}),
+    "zero1, pure bf16": ({"sharding": "zero1"}, {"precision": "bf16-pure"}),
+    "gpipe": ({"dp": 4, "pp": 2, "schedule": "gpipe"}, {"precision": "fp32"}),
     "offload": (_FSDP | {"offload": _HOST}, {}),
     "offload of activations": (_FSDP | {"offload": ("activations",)}, {}),
     "zero2": ({"sharding": "zero2"}, {}),
@@ -83,6 +90,32 @@ WRAPPED: dict[str, tuple[str, read.Words]] = {
     ),
 }
 
+_ASKED = "--batch 32 --input-tokens 1000 --output-tokens 200 --memory-fraction 0.85"
+_USUAL: read.Words = {
+    "tp": 1, "pp": 1, "dp": 1, "experts": False, "longest": 1200, "sequences": 32, "step_tokens": 8192, "share": 0.85,
+    "prefixes": False, "weights": "", "cache": "", "nodes": 1, "adapters": 0, "rank": 0, "proposed": 0, "method": "",
+}  # fmt: skip
+# Case -> the words of a server's export, and what differs from one device with bf16 weights in them.
+SERVED: dict[str, tuple[str, read.Words]] = {
+    "one device": ("llama-3.1-8b --on 1xh100", {}),
+    "fp8 on four devices, twice": (
+        "llama-3.1-70b --on 8xh100 --tp 4 --weights fp8 --kv-cache fp8 --max-batched-tokens 4096",
+        {"tp": 4, "dp": 2, "weights": "fp8", "cache": "fp8", "step_tokens": 4096},
+    ),
+    "two nodes": ("llama-3.1-405b --on 16xh100 --tp 8 --pp 2", {"tp": 8, "pp": 2, "nodes": 2}),
+    "experts spread": ("deepseek-v3 --on 8xh200 --dp 8 --ep 8", {"dp": 8, "experts": True}),
+    "adapters": ("llama-3.1-8b --on 1xh100 --adapters 4 --adapter-rank 16", {"adapters": 4, "rank": 16}),
+    "guesses of its own": (
+        "deepseek-v3 --on 8xh200 --tp 8 --ep 8 --speculative-method mtp --num-speculative-tokens 2 "
+        "--acceptance-rate 0.8",
+        {"tp": 8, "experts": True, "method": "mtp", "proposed": 2},
+    ),
+    "guesses by n-grams": (
+        "llama-3.1-8b --on 1xh100 --speculative-method ngram --num-speculative-tokens 4 --acceptance-rate 0.5",
+        {"method": "ngram", "proposed": 4},
+    ),
+}  # fmt: skip
+
 
 def made(stack: str, case: str) -> ExportCase:
     """Return a case in a stack: Llama 3.1 8B on eight H100s, 64 sequences of 4096 tokens a step."""
@@ -113,8 +146,9 @@ def expected(case: ExportCase) -> read.Words:
         "adapter": bool(job.adapter), "rank": job.rank, "alpha": job.adapter_alpha, "dropout": job.adapter_dropout,
         "four_bits": job.base.startswith("nf4"), "dora": job.adapter == "dora",
         "vpp": p.vpp, "sequence_parallel": p.sequence_parallel, "narrow": job.precision != "fp32",
-        "strategy": {"zero2": "optim_grads", "none": "no_shard", "distributed-optimizer": "no_shard"}.get(
-            p.sharding, "optim_grads_params"),
+        "strategy": "no_shard" if p.sharding in ("none", "zero1", "distributed-optimizer")
+        else {"zero2": "optim_grads"}.get(p.sharding, "optim_grads_params"),
+        "layers": case.model.num_layers, "heads": case.model.layers[0].mixers[0].heads,
         "steps": round(job.run_tokens / job.tokens_per_step) if job.run_tokens else -1, "devices": p.num_devices,
     }  # fmt: skip
 
@@ -132,6 +166,10 @@ PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], read.Words]]] = 
     "verl": ("verl", "verl", read.verl),
     "megatron": ("megatron", "megatron", read.megatron),
     "megatron-bridge": ("megatron-bridge", "nemo", read.nemo),
+    "nanotron": ("nanotron", "nanotron", read.nanotron),
+    "torchtune": ("torchtune", "torchtune", read.torchtune),
+    "vllm": ("", "vllm", read.vllm),
+    "sglang": ("", "sglang", read.sglang),
     "kubernetes": ("", "", read.kubernetes),
 }
 
@@ -140,7 +178,13 @@ def judged(system: str) -> dict[str, Any]:
     """Return by case what the parser of a system says: how many values it reads as meant, or what is wrong."""
     stack, target, parse = PARSERS[system]
     if system == "kubernetes":
-        return {name: _read(parse, _wrapped(words), None, wanted) for name, (words, wanted) in WRAPPED.items()}
+        words = {name: f"{words} --wrap kubernetes" for name, (words, _) in WRAPPED.items()}
+        return {name: _read(parse, _exported(words[name]), None, wanted) for name, (_, wanted) in WRAPPED.items()}
+    if target in read.SERVERS:
+        return {
+            name: _read(parse, _exported(f"{target} {words} {_ASKED}"), None, _USUAL | wanted)
+            for name, (words, wanted) in SERVED.items()
+        }
     exporter, said = import_module(f"shardwise.formats.{target}"), {}
     for name in CASES:
         case = made(stack, name)
@@ -153,9 +197,9 @@ def judged(system: str) -> dict[str, Any]:
     return said
 
 
-def _wrapped(words: str) -> read.Words:
-    """Return the files of an export with Kubernetes' objects around them."""
-    line = [sys.executable, "-m", "shardwise", "export", *words.split(), "--wrap", "kubernetes", "--json"]
+def _exported(words: str) -> read.Words:
+    """Return the files that a command line exports."""
+    line = [sys.executable, "-m", "shardwise", "export", *words.split(), "--json"]
     return json.loads(subprocess.run(line, capture_output=True, text=True).stdout)["files"]
 
 

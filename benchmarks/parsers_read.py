@@ -5,6 +5,7 @@ Megatron-Bridge, with the Megatron-LM of its submodule, and lws are read from th
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -20,6 +21,7 @@ import yaml
 
 from shardwise.formats import ExportCase
 
+SERVERS = ("vllm", "sglang")
 SOURCES = Path(os.environ.get("PARSED_SOURCES", "sources"))
 Words = dict[str, Any]
 
@@ -268,6 +270,103 @@ def megatron(files: Path, case: ExportCase) -> Words:
     )  # fmt: skip
 
 
+def nanotron(files: Path, case: ExportCase) -> Words:
+    """Return what nanotron's configuration makes of a file."""
+    from nanotron.config import get_config_from_file
+
+    read = get_config_from_file(str(files / "nanotron.yaml"))
+    mesh, tokens, model = read.parallelism, read.tokens, read.model.model_config
+    found: Words = {
+        "tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp, "cp": mesh.context_parallel_size,
+        "micro_batch": tokens.micro_batch_size, "accumulation": tokens.batch_accumulation_per_replica,
+        "global_batch": read.global_batch_size, "seq_len": tokens.sequence_length, "recompute": mesh.recompute_layer,
+        "sharded": read.optimizer.zero_stage > 0,
+        "sequence_parallel": mesh.tp_mode.name == "REDUCE_SCATTER", "narrow": str(read.model.dtype) == "torch.bfloat16",
+        "layers": model.num_hidden_layers, "heads": model.num_attention_heads,
+    }  # fmt: skip
+    return found | ({"steps": tokens.train_steps} if case.job.run_tokens else {})
+
+
+def torchtune(files: Path, case: ExportCase) -> Words:
+    """Return what torchtune makes of a file over its own recipe's for Llama 3.1 8B, all components checked."""
+    from inspect import signature
+
+    from omegaconf import OmegaConf
+    from torchtune.config._utils import _get_component_from_path
+    from torchtune.config._validate import validate
+
+    recipe = ("lora" if case.job.adapter else "full") + ("" if case.plan.num_devices > 1 else "_single_device")
+    where = metadata.distribution("torchtune").locate_file(f"recipes/configs/llama3_1/8B_{recipe}.yaml")
+    usual, mine = OmegaConf.load(str(where)), OmegaConf.load(files / "torchtune.yaml")
+    read = OmegaConf.merge(usual, mine)
+    read.model = mine.model
+    validate(read)
+    made, model = _get_component_from_path(read.model._component_), read.model
+    signature(made).bind(**{name: value for name, value in model.items() if name != "_component_"})
+    found: Words = {
+        "micro_batch": read.batch_size, "accumulation": read.gradient_accumulation_steps,
+        "seq_len": read.tokenizer.max_seq_len, "recompute": read.enable_activation_checkpointing,
+        "activations": read.enable_activation_offloading, "adapter": "lora_" in model._component_,
+        "four_bits": "qlora" in model._component_, "tp": read.tensor_parallel_dim,
+        "shard": read.data_parallel_shard_dim, "offload": read.fsdp_cpu_offload,
+    }  # fmt: skip
+    if case.plan.num_devices > 1:
+        found["reshard"] = read.fsdp_reshard_after_forward
+    if found["adapter"]:
+        found |= {"rank": model.lora_rank, "alpha": model.lora_alpha, "dropout": model.lora_dropout}
+        found["dora"] = model.get("use_dora", False)
+    return found
+
+
+def vllm(files: Path, case: ExportCase | None) -> Words:
+    """Return what the parser of `vllm serve` and the arguments of its engine make of a launch line."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    current_platform.device_type = "cuda"
+    words = _words_behind(files / "vllm.sh", "vllm serve")
+    read = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(words))
+    proposed = read.speculative_config or {}
+    return {
+        "tp": read.tensor_parallel_size, "pp": read.pipeline_parallel_size, "dp": read.data_parallel_size,
+        "experts": read.enable_expert_parallel, "weights": read.quantization or "",
+        "longest": read.max_model_len, "sequences": read.max_num_seqs, "step_tokens": read.max_num_batched_tokens,
+        "share": read.gpu_memory_utilization, "prefixes": read.enable_prefix_caching,
+        "cache": "" if read.kv_cache_dtype == "auto" else read.kv_cache_dtype, "nodes": read.nnodes,
+        "adapters": read.max_loras if read.enable_lora else 0, "rank": read.max_lora_rank if read.enable_lora else 0,
+        "proposed": proposed.get("num_speculative_tokens", 0), "method": proposed.get("method", ""),
+    }  # fmt: skip
+
+
+def sglang(files: Path, case: ExportCase | None) -> Words:
+    """Return what SGLang's ServerArgs make of a launch line, before they ask the device and the hub."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    read = parser.parse_args(_words_behind(files / "sglang.sh", "-m sglang.launch_server"))
+    groups = read.dp_size if read.enable_dp_attention else 1
+    return {
+        "tp": read.tp_size // groups, "pp": read.pp_size, "dp": read.dp_size, "experts": read.ep_size > 1,
+        "longest": read.context_length, "sequences": read.max_running_requests // groups,
+        "step_tokens": read.chunked_prefill_size // groups, "share": read.mem_fraction_static,
+        "prefixes": not read.disable_radix_cache, "weights": read.quantization or "", "nodes": read.nnodes,
+        "cache": {"auto": "", "fp8_e4m3": "fp8"}.get(read.kv_cache_dtype, read.kv_cache_dtype),
+        "adapters": read.max_loras_per_batch if read.enable_lora else 0,
+        "rank": read.max_lora_rank if read.enable_lora else 0,
+        "proposed": read.speculative_num_draft_tokens - 1 if read.speculative_algorithm else 0,
+        "method": {"NEXTN": "mtp", "NGRAM": "ngram"}.get(read.speculative_algorithm, ""),
+    }  # fmt: skip
+
+
+def _words_behind(script: Path, start: str) -> list[str]:
+    """Return the words of a launch line behind what starts it, as on the first of its nodes."""
+    words = script.read_text().split(start, 1)[1].replace("\\\n", " ").replace('"$@"', "")
+    return shlex.split(words.replace("$NODE_RANK", "0").replace("$MASTER_ADDR", "localhost"), comments=True)
+
+
 def kubernetes(files: Path, case: ExportCase | None) -> Words:
     """Return what Kubernetes' typed objects, and the schema of LeaderWorkerSet, make of a file."""
     from jsonschema import Draft202012Validator
@@ -319,14 +418,25 @@ class Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {}) if name[0].isupper() else MagicMock()
+        usable = {"__class_getitem__": classmethod(lambda cls, _: cls), "__init__": lambda *_, **__: None}
+        return type(name, (), usable) if name[0].isupper() else MagicMock()
 
 
 class Absences:
     """The finder and loader of such modules."""
 
     names = ("transformer_engine", "transformer_engine_torch", "torch.utils.tensorboard", "megatron.energon")
-    names += ("ring_flash_attn",)
+    names += ("ring_flash_attn", "flash_attn", "functorch.dim", "triton", "IPython", "opentelemetry")
+    names += (
+        "vllm._C",
+        "vllm._C_stable_libtorch",
+        "vllm._moe_C",
+        "sgl_kernel",
+        "xgrammar",
+        "llguidance",
+        "outlines_core",
+    )
+    names += ("torchao.prototype.inductor",)
 
     def find_spec(self, name: str, *_: object) -> machinery.ModuleSpec | None:
         """Return a module that is not looked for anywhere else."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -269,6 +270,20 @@ def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
         assert not back.unknown
 
     law()
+
+
+def test_nanotron_is_given_what_its_dataclasses_demand() -> None:
+    """A run has a project and a warm-up style, which nanotron refuses to be without, and SGD a name alone."""
+    cluster = Cluster.parse("8xh100-sxm-80gb")
+    for optimizer, told in (("adam", True), ("sgd-plain", False)):
+        job = Training(seq_len=4096, global_batch=64, optimizer=optimizer)
+        case = ExportCase(
+            model=load_model("llama-3.1-8b"), cluster=cluster, plan=Plan(dp=8), job=job, stack=find_stack("nanotron")
+        )
+        tree = yaml.safe_load(nanotron.export(case).files["nanotron.yaml"])
+        assert tree["general"]["project"]
+        assert tree["optimizer"]["learning_rate_scheduler"]["lr_warmup_style"] == "linear"
+        assert ("adam_eps" in tree["optimizer"]["optimizer_factory"]) is told
 
 
 @SOME

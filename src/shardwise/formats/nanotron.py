@@ -148,9 +148,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         "max_position_embeddings": model.max_context or 4096,
         "tie_word_embeddings": model.tied,
     }
-    if config.get("model_type") == "qwen2":
-        sizes |= {"is_qwen2_config": True}
-    return sizes
+    return sizes | {f"is_{'qwen2' if config.get('model_type') == 'qwen2' else 'llama'}_config": True}
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
@@ -176,18 +174,22 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "train_steps": round(job.run_tokens / job.tokens_per_step) if job.run_tokens else 1000,
     }
     factory: dict[str, Any] = {"name": {"adam": "adamW", "sgd-plain": "sgd"}.get(job.optimizer, job.optimizer)}
-    factory |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
+    if job.optimizer == "adam":  # config.py SGDOptimizerArgs has a name alone, and dacite refuses what it lacks
+        factory |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
     optimizer: dict[str, Any] = {
         "zero_stage": int(p.sharding_rules.shards),
         "accumulate_grad_in_fp32": precision != "bf16-pure",
         "clip_grad": 1.0,
         "weight_decay": 0.1,
-        "learning_rate_scheduler": {"learning_rate": 3e-4},
+        # config.py LRSchedulerArgs.__post_init__ refuses its own default of lr_warmup_style
+        "learning_rate_scheduler": {"learning_rate": 3e-4, "lr_warmup_style": "linear", "min_decay_lr": 0.0},
         "optimizer_factory": factory,
     }
     kind = {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
     model = {"dtype": kind, "init_method": {"std": 0.025}, "model_config": _sizes(case.model)}
-    return {"parallelism": parallel, "tokens": tokens, "optimizer": optimizer, "model": model}
+    return {"general": {"project": case.model.name}, "parallelism": parallel, "tokens": tokens} | {
+        "optimizer": optimizer, "model": model,
+    }  # fmt: skip
 
 
 def export(case: ExportCase) -> Exported:
