@@ -16,7 +16,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
 from shardwise.plans import Training
-from shardwise.search import ProcessExecutor, SearchOptions, SearchSpace, searched, upto, work_of
+from shardwise.search import ProcessExecutor, SearchOptions, SearchSpace, SerialExecutor, searched, upto, work_of
 
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=8192))
 MODEL = Model(name="dense", family="llama", hidden=2048, vocab=32000, layers=(BLOCK,) * 8)
@@ -60,17 +60,17 @@ def test_every_part_comes_once() -> None:
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_elsewhere_than_on_linux_processes_start_anew(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
-    """Elsewhere libraries do not survive a fork: processes are spawned, and a task goes to them as it is."""
-    task = work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=3))
-    [(first, last)] = task.grid.chunks(400)
-    parts = [(first, 12), (12, last)]
+    """Elsewhere libraries do not survive a fork: a search spawns its processes, and finds what it finds here."""
     asked: list[str] = []
     start = multiprocessing.get_context
     monkeypatch.setattr("multiprocessing.get_context", lambda way: asked.append(way) or start(way))
     monkeypatch.setattr(sys, "platform", system)
-    found = list(ProcessExecutor(2).run(task, parts))
+    task = work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=3, rows=12))
+    assert len(task.parts()) > 1
+    found = searched(task, ProcessExecutor(2))
     assert set(asked) == {"spawn"}
-    assert sum(one.parts for one in found) == 2
+    alone = searched(work_of(MODEL, ON, JOB, SPACE, SearchOptions(top=3)), SerialExecutor())
+    assert (found.counts.fitting, found.best[0].plan) == (alone.counts.fitting, alone.best[0].plan)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,10 @@ class SearchTask:
         self.top, self.front = TopN(self.options.top, self.options.objective), ParetoFront()
         for other in self.others:
             other.top, other.front = self.top, self.front
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What travels to a process that starts anew; what evaluates parts is made again there."""
+        return None, {one.name: getattr(self, one.name) for one in fields(self)} | {"evaluator": None}
 
     @property
     def tasks(self) -> tuple[SearchTask, ...]:
@@ -351,8 +355,7 @@ def work_of(
         space.check()
     batches = space.global_batch or (job.global_batch,)
     if min(batches) < 1:
-        rule = "is needed: plans are compared for the same batch"
-        found.add("global_batch", min(batches), rule, "for example 1024")
+        found.add("global_batch", min(batches), "is needed: plans are compared for the same batch", "for example 1024")
     for one in clusters:
         found.items += options.training_problems(one, job)
     found.items[:] = dict.fromkeys(found.items)
@@ -393,6 +396,5 @@ def searched(
                 progress(whole, whole.parts / len(parts))
     except KeyboardInterrupt:
         pass
-    seconds = time.perf_counter() - start
     covered = whole.parts / len(parts) if parts else 1.0
-    return TrainingResult(task=task, partial=whole, seconds=seconds, covered=covered)
+    return TrainingResult(task=task, partial=whole, seconds=time.perf_counter() - start, covered=covered)
