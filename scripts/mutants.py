@@ -1,11 +1,12 @@
 """Change the package in one small place at a time, and count the changes that move a number and that no test sees.
 
-`python scripts/mutants.py ops cost --count 50 --seed 1` draws 50 changes of each part, `--since COMMIT` draws them
-from the files that changed since, `--level` from defaults and tables alone. A change is made as its module is compiled,
-in a process of its own: no file is written. It is killed by stored answers (whole answers, frozen predictions) or,
-where it moves a number of the probe (random questions of the command line, their pages, files read and written), by the
-tests that `PARTS` names, which must pass without it. What moves no number is not judged, nor what cannot be imported.
-`--kept FILE` keeps verdicts: a later run judges survivors and new places alone. `--page` renews the table of the docs.
+`python scripts/mutants.py ops cost --count 50 --seed 1` draws 50 changes of each part among the statements that a
+question of `scripts/probe.py` runs, `--visible 15` ends a part with 15 that move a number, `--since COMMIT` draws from
+the files that changed since, `--level` from defaults and tables alone. No file is written: in a process of its own a
+function takes other code, or its module is compiled anew. A change is killed by stored answers (whole answers, frozen
+predictions) or, where it moves a number of the probe, by the tests that `PARTS` names, which must pass without it.
+What moves no number is not judged, nor what cannot be imported. `--kept FILE` keeps verdicts: a later run judges
+survivors and new places alone. `--page` renews the table of the docs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import ast
 import contextlib
 import datetime
+import gc
 import hashlib
 import importlib
 import io
@@ -27,20 +29,29 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "shardwise"
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT)]
+from probe import (
+    FROZEN,
+    PYTEST,
+    ROOT,
+    SOURCE,
+    Answer,
+    Base,
+    answered,
+    base,
+    compiled_as,
+    inside_a_folder,
+    load_everything,
+    moved,
+)
 
 STORED = "killed by stored answers"
-FROZEN = "tests/validation/test_frozen.py"
 DIED = "ends a question that is not stored"
 PAGE = ROOT / "docs" / "limits.md"
 MIXERS = "ops/ssm.py ops/latent.py ops/recurrent.py ops/compressed.py ops/attention.py"
@@ -72,6 +83,8 @@ PARTS = {
 """Folders and files of each part, and its tests, those that see most in the least time first."""
 TIMED = ("test_executor.py",)
 """Files whose tests are of time, which a machine at work breaks by itself."""
+MOST_PROBED = 3.0
+"""Seconds of questions beside the stored ones that are asked about one change."""
 MOST_SECONDS = {"import": 60, "stored": 100, "probe": 100, "tests": 400}
 
 # fmt: off
@@ -147,226 +160,106 @@ def _become(node: Any, other: Any) -> Callable[[], None]:
     return make
 
 
-def changed(path: Path, number: int) -> tuple[ast.AST, str]:
-    """Return the tree of a module with one change, and where that stands and what it makes of what."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    node, what, make = list(changes(tree))[number]
-    before = ast.unparse(node)
-    make()
-    after = ast.unparse(ast.fix_missing_locations(node))
-    where = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
-    return ast.fix_missing_locations(tree), f"{where} {what}: `{before:.90}` -> `{after:.90}`"
-
-
-def load_with(path: Path, tree: ast.AST) -> None:
-    """Make the import of a module compile another tree; nothing of the package is loaded yet."""
-    before = SourceFileLoader.get_code
-
-    def get_code(self: SourceFileLoader, name: str) -> Any:
-        return compile(tree, str(path), "exec") if self.path == str(path) else before(self, name)  # type: ignore[arg-type]
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-MODELS = _words("""
-llama-3.1-8b qwen3-30b-a3b gpt-oss-20b gemma-2-9b deepseek-v2-lite nemotron-h-8b gpt3-1.3b mamba-2.8b bert-large
-kimi-linear-48b-a3b qwen3-next-80b-a3b deepseek-v3.2 jamba-v0.1 opt-13b llama-4-scout falcon-40b lfm2-1.2b minimax-m2
-glm-4.5-air gemma-3n-e2b mpt-7b phi-3.5-moe deepseek-v4-flash zamba2-7b rwkv-4-169m xlstm-7b recurrentgemma-2b
-""")
-HERE = _words("8xh100-sxm-80gb 16xa100-sxm-80gb 64xh100-sxm-80gb 32xb200-sxm-180gb 16xmi300x 8xl40s 4xa10")
-
-
-def _flags(text: str) -> dict[str, list[str]]:
-    """Return the values of each flag, a line each; a switch has none."""
-    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
-
-
-_DEGREES = """
---tp 1 2 4 8
---pp 1 2 4
---ep 1 2 4 8
---etp 1 2
-"""
-_JOB = f"""{_DEGREES}
---cp 1 2 4
---cp-kind ring all-gather all-to-all
---layout 1d summa
---tp2 1 2
---schedule gpipe 1f1b interleaved zb-h1 dualpipe
---vpp 1 2
---seq-len 1024 4096 32768
---global-batch 32 64 256
---micro-batch 1 2 4
---sharding none zero1 zero2 zero3 fsdp hsdp distributed-optimizer
---shard 2 4
---recompute none selective attention full
---recompute-layers 1 3
---optimizer adam adam8bit lion muon sgd
---precision bf16 fp16 fp8 amp-bf16 bf16-grads16
---stack pytorch fsdp2 megatron-core deepspeed nemo
---expert-imbalance 1.3
---order tp-cp-ep-dp-pp dp-tp-pp
---dropout
-"""
-_SERVED = f"""{_DEGREES}
---batch 1 8 64 300
---input-tokens 1 512 8000 60000
---output-tokens 1 200 2000
---weights fp8 int4 int8-w8a8 nvfp4 q4_k_m mxfp4
---kv-cache fp8 int8 bf16
---engine vllm sglang tensorrt-llm transformers llama.cpp
---max-batched-tokens 2048 8192
---memory-fraction 0.8
---adapter-rank 16
---prefix-tokens 256
---shard-weights
---same-prompts
---no-use-kv-cache
-"""
-_SEARCH = """
---seq-len 2048
---global-batch 64
---stack pytorch fsdp2 megatron-core
---objective cost memory
---sharding zero1,fsdp
---recompute none,full
---pp 1,2 1..4
---tp 1..4
---at-most
-"""
-_SERVING_SEARCH = """
---batch 1..64 8,32
---engine vllm,sglang
---objective cost ttft latency
---tp 1..8
---weights bf16,fp8
---max-tpot 20ms
---input-tokens 2000
---top 3
---at-most
-"""
-_LOAD = """
---rate 1/s 5/s
---output-cv 1
---tp 1 2
---prefix-tokens 200
---engine vllm sglang
-"""
-FLAGS = {
-    **{name: _flags(_JOB) for name in ("train", "comm")},
-    **{name: _flags(_SERVED) for name in ("infer", "roofline")},
-    "count": _flags("--seq-len 2048\n--tp 1 2 4\n--recompute full\n--batch 4\n--cp 2"),
-    "serve": _flags(_LOAD),
-    "plan train": _flags(_SEARCH),
-    "plan infer": _flags(_SERVING_SEARCH),
-    **{f"export {name}": _flags(_JOB) for name in ("megatron", "deepspeed", "fsdp", "torchtitan")},
-    **{f"export {name}": _flags(_SERVED) for name in ("vllm", "sglang", "trtllm")},
-}
-MIX = {"train": 9, "infer": 9, "count": 1, "comm": 2, "roofline": 1, "serve": 1}
-SEARCHES = {"plan train": 2, "plan infer": 1}
-EXPORTS = dict.fromkeys((name for name in FLAGS if name.startswith("export")), 1)
-SCRIPTS = ROOT / "tests" / "formats" / "scripts"
-
-
-def questions() -> list[str]:
-    """Return the stored whole answers' command lines, then random ones of each kind, always the same."""
-    from test_whole_answers import CASES
-
-    drawn, found = random.Random(0), [f"{words} --json" for words in CASES.values()]
-    for mix, count in ((MIX, 150), (SEARCHES, 16), (EXPORTS, 28)):
-        for kind in drawn.choices(list(mix), list(mix.values()), k=count):
-            searched = kind in SEARCHES
-            words = [kind, drawn.choice(MODELS[:3] if searched else MODELS)]
-            words += ["--on", drawn.choice(HERE[:2] if searched else HERE)] if kind != "count" else []
-            flags = FLAGS[kind]
-            for name in drawn.sample(sorted(flags), min(len(flags), drawn.randint(1, 5))):
-                words += [name, *drawn.sample(flags[name], 1)] if flags[name] else [name]
-            found.append(" ".join([*words, "--json"]))
-            if kind not in EXPORTS and len(found) % 3 == 0:
-                found.append(" ".join(words))
-    scripts = [f"import {path.relative_to(ROOT)} --json" for path in sorted(SCRIPTS.iterdir())]
-    data = ROOT / "accuracy" / "data"
-    rows = [str(data / f"{name}.csv") for name in ("training_runs", "training_cpu", "inference_runs", "inference_cpu")]
-    return [*found, *scripts, *(f"validate {path} --json" for path in rows), f"validate {' '.join(rows)} --by metric"]
-
-
-def probed(words: str) -> dict[str, float] | None:
-    """Return the numbers of an answer, None where a question is refused; what varies from run to run is left out."""
-    from command_line import run
-    from test_whole_answers import numbers
-
-    done = run(*words.split())
-    if done.status not in (0, 1):
-        return None
-    if "--json" not in words:
-        lines = (line for line in done.out.splitlines() if not re.search(r"seconds of", line))
-        # How long a search took stands in a sentence that may be wrapped anywhere.
-        page = re.sub(r"\bin\s+[\d.,]+\s+(ms|s|min|h)\b", "", "\n".join(lines))
-        return {str(place): float(found) for place, found in enumerate(re.findall(r"\d+\.?\d*", page))}
-    tree = done.tree
-    tree.get("search", {}).pop("seconds", None)
-    texts = words.startswith(("import", "export"))
-    return {**dict(numbers(tree)), **({"text": float(zlib.crc32(done.out.encode()))} if texts else {})}
-
-
-@dataclass
-class Base:
-    """What the unchanged package answers: each question with its numbers and the functions that it enters."""
-
-    numbers: dict[str, dict[str, float]]
-    entered: dict[str, set[tuple[str, int]]]
-    stored: int
-
-    def asked(self, place: Place) -> Iterator[tuple[str, bool]]:
-        """Yield (question, whether its answer is stored) of those that a place may move: searches for few parts."""
-        searched = place.path.relative_to(SOURCE).parts[0] in ("search", "answers")
-        for i, words in enumerate(self.numbers):
-            enters = any(
-                file == str(place.path) and place.first <= line <= place.last for file, line in self.entered[words]
-            )
-            if (enters or not place.last) and (searched or not words.startswith("plan")):
-                yield words, i < self.stored
-
-
 @dataclass(frozen=True)
 class Place:
-    """A change: a file, its number in it, and the lines of the function around it, 0 at the level of the module."""
+    """A change: a file, its number in it, the line of its statement, and the outermost function around it, if any."""
 
     path: Path
     number: int
+    line: int
+    function: str
     first: int
-    last: int
-    around: str
 
 
-def base_of(asked: list[str], stored: int) -> Base:
-    """Return the answers to questions, and what each enters."""
-    base, codes = Base({}, {}, stored), set[tuple[str, int]]()
+def places(path: Path) -> Iterator[Place]:
+    """Yield every place of a module; what is evaluated as the module is loaded has no function."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    around: dict[ast.AST, tuple[int, str, int]] = {}
 
-    def profile(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
-            codes.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+    def walk(node: ast.AST, line: int, function: str, first: int) -> None:
+        around[node] = line, function, first
+        for name, value in ast.iter_fields(node):
+            body = isinstance(node, ast.FunctionDef) and name == "body"
+            for inner in value if isinstance(value, list) else [value]:
+                if not isinstance(inner, ast.AST):
+                    continue
+                begin = min([node.lineno, *(one.lineno for one in node.decorator_list)]) if body else 0
+                where = (function, first) if function or not body else (node.name, begin)
+                walk(inner, inner.lineno if isinstance(inner, ast.stmt) and where[0] else line, *where)
 
-    for words in asked:
-        codes.clear()
-        sys.setprofile(profile)
-        try:
-            numbers = probed(words)
-        finally:
-            sys.setprofile(None)
-        if numbers is not None:
-            base.numbers[words], base.entered[words] = numbers, set(codes)
-    return base
+    walk(tree, 0, "", 0)
+    for number, (node, _, _) in enumerate(changes(tree)):
+        yield Place(path, number, *around.get(node, (0, "", 0)))
 
 
-def _moved(before: dict[str, float] | None, after: dict[str, float] | None) -> bool:
-    if before is None or after is None or before.keys() != after.keys():
-        return before is not after
-    return any(not math.isclose(value, after[name], rel_tol=1e-9, abs_tol=1e-15) for name, value in before.items())
+def changed(place: Place) -> tuple[ast.AST, str]:
+    """Return the tree of a module with one change, and where that stands and what it makes of what."""
+    tree = ast.parse(place.path.read_text(encoding="utf-8"))
+    node, what, make = list(changes(tree))[place.number]
+    before = ast.unparse(node)
+    make()
+    after = ast.unparse(ast.fix_missing_locations(node))
+    where = f"{place.path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
+    return ast.fix_missing_locations(tree), f"{where} {what}: `{before:.90}` -> `{after:.90}`"
+
+
+def load(place: Place, tree: ast.AST, unchanged: Base) -> None:
+    """Make a change in this process: other code of its function, or every module loaded anew where that cannot do."""
+    code = compile(tree, str(place.path), "exec")  # type: ignore[arg-type]
+    if place.function and not unchanged.runs(unchanged.imports, place.path, place.line):
+        inner = [one for one in _codes(code) if (one.co_name, one.co_firstlineno) == (place.function, place.first)]
+        found = [
+            one
+            for one in gc.get_objects()
+            if isinstance(one, FunctionType)
+            and (one.__code__.co_filename, one.__code__.co_firstlineno) == (str(place.path), place.first)
+            and one.__code__.co_name == place.function
+        ]
+        if len(inner) == 1 and found and all(one.__code__.co_freevars == inner[0].co_freevars for one in found):
+            for one in found:
+                one.__code__ = inner[0]
+            return
+    own = [name for name, one in sys.modules.items() if _is_own(getattr(one, "__file__", None))]
+    for name in own:
+        del sys.modules[name]
+    compiled_as(lambda path: tree if path == str(place.path) else None)
+    importlib.import_module(
+        ".".join(place.path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    )
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
+
+
+def _is_own(file: str | None) -> bool:
+    path = Path(file or "/")
+    return path.is_relative_to(ROOT) and path.parent != ROOT / "scripts" and ".venv" not in path.parts
+
+
+def asked_of(unchanged: Base, part: str, place: Place) -> Iterator[Answer]:
+    """Yield answers that a place may move, stored ones and cheap ones first: some seconds of those that run it."""
+    kinds = {"plan": ("search", "load", "answers", ""), "validate": ("measured", "answers", "")}
+    most = MOST_PROBED
+    for one in unchanged.answers if place.function else _of_a_file(unchanged, place):
+        told = unchanged.runs(one.ran, place.path, place.line) if place.function else True
+        if told and part in kinds.get(one.asked.words[0], (part,)):
+            most -= 0 if one.asked.stored else one.seconds
+            if most < 0:
+                return
+            yield one
+
+
+def _of_a_file(unchanged: Base, place: Place) -> list[Answer]:
+    """Return all answers, those first that run a statement of a place's file."""
+    file = str(place.path.relative_to(ROOT))
+    numbers = [number for (name, _), number in unchanged.numbered.items() if name == file]
+    return sorted(
+        unchanged.answers, key=lambda one: not any(number < len(one.ran) and one.ran[number] for number in numbers)
+    )
 
 
 def _failed(tests: list[str]) -> str:
@@ -380,7 +273,7 @@ def _failed(tests: list[str]) -> str:
             self.failed = self.failed or (report.nodeid if report.failed else "")
 
     first = First()
-    status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", *tests], [first])
+    status = pytest.main([*PYTEST, *tests], [first])
     return first.failed or ("" if status in (0, 5) else "their collection")
 
 
@@ -390,23 +283,9 @@ def _nearest_first(tests: str, place: Place) -> list[str]:
     files = [path for one in roots for path in ([one] if one.is_file() else sorted(one.rglob("*.py")))]
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.name not in TIMED}
     held = [path for path, text in texts.items() if ">>>" in text or "def test_" in text]
-    names = [name for name in (place.path.stem.strip("_"), place.around) if name]
+    names = [name for name in (place.path.stem.strip("_"), place.function) if name]
     held.sort(key=lambda path: -sum(name in texts[path] or name in path.stem for name in names))
     return [str(path.relative_to(ROOT)) for path in held]
-
-
-def judged(part: str, base: Base, place: Place, stage: Callable[[str], None]) -> str:
-    """Return what becomes of the change that is loaded; `stage` is told what is tried, in case this process ends."""
-    stage("import")
-    importlib.import_module(
-        ".".join(place.path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-    )
-    importlib.import_module("shardwise.cli")
-    for words, stored in base.asked(place):
-        stage("stored" if stored else "probe")
-        if _moved(base.numbers[words], probed(words)):
-            return STORED if stored else tested(part, place, words, stage) if part else f"SURVIVED {words}"
-    return "moves nothing"
 
 
 red: set[str] = set()
@@ -414,13 +293,30 @@ red: set[str] = set()
 sound: set[str] = set()
 
 
-def tested(part: str, place: Place, where: str, stage: Callable[[str], None]) -> str:
+def judged(part: str, unchanged: Base, place: Place, stage: Callable[[str], None]) -> str:
+    """Return what becomes of the change that is loaded; `stage` is told what is tried, in case this process ends."""
+    with inside_a_folder():
+        for one in asked_of(unchanged, part, place):
+            stage("stored" if one.asked.stored else "probe")
+            if moved(one.numbers, answered(one.asked)):
+                if one.asked.stored:
+                    return STORED
+                break
+        else:
+            return "moves nothing"
+    return tested(part, unchanged, place, str(one.asked), stage) if part else f"SURVIVED {one.asked}"
+
+
+def tested(part: str, unchanged: Base, place: Place, where: str, stage: Callable[[str], None]) -> str:
     """Return what the tests of a part say of the change that is loaded, which moves a number of a question."""
     stage("tests")
-    if _failed([FROZEN]):
+    if (not place.function or unchanged.runs(unchanged.frozen, place.path, place.line)) and _failed([FROZEN]):
         return STORED
-    failed = _failed([*_nearest_first(PARTS[part][1], place), *(f"--deselect={test}" for test in red)])
-    return f"killed by {failed}" if failed else f"SURVIVED {where}"
+    files = _nearest_first(PARTS[part][1], place)
+    for some in (files[:2], files[2:6], files[6:]):
+        if some and (failed := _failed([*some, *(f"--deselect={test}" for test in red)])):
+            return f"killed by {failed}"
+    return f"SURVIVED {where}"
 
 
 def apart(work: Callable[[Callable[[str], None]], str]) -> str:
@@ -465,36 +361,32 @@ def _child(work: Callable[[Callable[[str], None]], str], writes: int) -> None:
     os._exit(0)
 
 
-def drawn_of(asked: argparse.Namespace, part: str) -> list[Place]:
-    """Return so many changes of a part, or of its files that changed since a commit, in an order of the seed."""
+def drawn_of(asked: argparse.Namespace, part: str, unchanged: Base) -> tuple[list[Place], int]:
+    """Return changes of a part that a question runs, in an order of the seed, and how many there are with the others.
+
+    With `--since`, those of the files that changed since a commit.
+    """
     roots = [SOURCE / name for name in PARTS[part][0].split()]
     paths = [path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*.py")))]
     if asked.since:
         command = ["git", "diff", "--name-only", asked.since]
         named = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
         paths = [path for path in paths if str(path.relative_to(ROOT)) in named]
-    places = [place for path in paths for place in _places(path) if not (asked.level and place.last)]
-    random.Random(f"{asked.seed}/{part}").shuffle(places)
-    return places[: asked.count]
-
-
-def _places(path: Path) -> Iterator[Place]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions: dict[ast.AST, ast.FunctionDef] = {}
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            functions |= {node: function for node in ast.walk(function) if node not in functions}
-    for number, (node, _, _) in enumerate(changes(tree)):
-        around = functions.get(node)
-        begin = min([around.lineno, *(d.lineno for d in around.decorator_list)]) if around else 0
-        yield Place(path, number, begin, around.end_lineno or 0 if around else 0, around.name if around else "")
+    found = [place for path in paths for place in places(path) if not (asked.level and place.function)]
+    ran = bytearray(len(unchanged.frozen))
+    for one in unchanged.answers:
+        ran[: len(one.ran)] = bytes(map(max, one.ran, ran))
+    run = [place for place in found if not place.function or unchanged.runs(bytes(ran), place.path, place.line)]
+    random.Random(f"{asked.seed}/{part}").shuffle(run)
+    return run, len(found)
 
 
 def main() -> int:
     """Print a line for each change that survives and a row for each part; return 1 where more than 5 % survive."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
-    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--count", type=int, default=50, help="judge so many changes of a part at most")
+    parser.add_argument("--visible", type=int, default=10**9, help="end a part with so many that move a number")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--since", default="")
     parser.add_argument("--level", action="store_true")
@@ -504,43 +396,49 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no change of a part after so long")
     asked = parser.parse_args()
     os.chdir(ROOT)
-    base, worst = _unchanged(asked.kept), 100.0
-    kept = (
-        dict(json.loads(line) for line in asked.kept.read_text().splitlines())
-        if asked.kept and asked.kept.exists()
-        else {}
-    )
+    unchanged, worst = _unchanged(asked.kept), 100.0
+    load_everything()
     for part in asked.parts or PARTS:
-        found: Counter[str] = Counter()
-        begin = time.monotonic()
-        for place in drawn_of(asked, part):
-            tree, told = changed(place.path, place.number)
-            said = kept.get(f"{part} {told}", "SURVIVED")
-            if said.startswith("SURVIVED"):
-                if time.monotonic() - begin > 60 * asked.minutes:
-                    break
-                said = verdict("" if asked.stored else part, base, place, tree)
-                print(f"{said}\n  {told}", flush=True)
-                if asked.kept:
-                    with asked.kept.open("a") as file:
-                        file.write(json.dumps([f"{part} {told}", said]) + "\n")
-            found[said if said in (STORED, "moves nothing", "is no module") else said.split()[0]] += 1
-        worst = min(worst, _row(part, found, asked))
+        worst = min(worst, _part(part, unchanged, asked))
     return 0 if worst >= 95 else 1
 
 
-def verdict(part: str, base: Base, place: Place, tree: ast.AST) -> str:
+def _part(part: str, unchanged: Base, asked: argparse.Namespace) -> float:
+    """Judge changes of a part, print each and the part's row, and return its score in percent."""
+    kept = {}
+    if asked.kept and asked.kept.exists():
+        kept = dict(json.loads(line) for line in asked.kept.read_text().splitlines())
+    found: Counter[str] = Counter()
+    begin = time.monotonic()
+    drawn, all_places = drawn_of(asked, part, unchanged)
+    for place in drawn[: asked.count]:
+        tree, told = changed(place)
+        said = kept.get(f"{part} {told}", "SURVIVED")
+        if said.startswith("SURVIVED"):
+            if time.monotonic() - begin > 60 * asked.minutes:
+                break
+            said = verdict("" if asked.stored else part, unchanged, place, tree)
+            print(f"{said}\n  {told}", flush=True)
+            if asked.kept:
+                with asked.kept.open("a") as file:
+                    file.write(json.dumps([f"{part} {told}", said]) + "\n")
+        found[said if said in (STORED, "moves nothing", "is no module") else said.split()[0]] += 1
+        if found[STORED] + found["killed"] + found["SURVIVED"] >= asked.visible:
+            break
+    return _row(part, found, len(drawn) / max(all_places, 1), asked)
+
+
+def verdict(part: str, unchanged: Base, place: Place, tree: ast.AST) -> str:
     """Return what becomes of a change; without a part, no tests are asked."""
-    if not any(base.asked(place)):
-        return "moves nothing"
 
     def work(stage: Callable[[str], None]) -> str:
-        load_with(place.path, tree)
-        return judged(part, base, place, stage)
+        stage("import")
+        load(place, tree, unchanged)
+        return judged(part, unchanged, place, stage)
 
     def tests_alone(stage: Callable[[str], None]) -> str:
-        load_with(place.path, tree)
-        return tested(part, place, DIED, stage)
+        load(place, tree, unchanged)
+        return tested(part, unchanged, place, DIED, stage)
 
     said = apart(work)
     if not part:
@@ -564,31 +462,30 @@ def _holds(test: str) -> bool:
 
 def _unchanged(kept: Path | None) -> Base:
     """Return the answers of the unchanged package, asked in a process of its own, or kept of the same code."""
-    texts = sorted([*SOURCE.rglob("*.*"), Path(__file__)])
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in texts if path.suffix != ".pyc")).hexdigest()[:16]
+    texts = sorted([*SOURCE.rglob("*.*"), Path(__file__).with_name("probe.py")])
+    data = b"".join(path.read_bytes() for path in texts if path.is_file() and path.suffix != ".pyc")
+    code = hashlib.sha256(data).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:
         place = (kept.parent if kept else Path(folder)) / f"{code}.base"
 
         def work(stage: Callable[[str], None]) -> str:
-            from test_whole_answers import CASES
-
             stage("tests")
-            place.write_bytes(pickle.dumps(base_of(questions(), len(CASES))))
+            place.write_bytes(pickle.dumps(base()))
             return "kept"
 
         if not place.exists():
             apart(work)
-        base: Base = pickle.loads(place.read_bytes())
-        return base
+        found: Base = pickle.loads(place.read_bytes())
+        return found
 
 
-def _row(part: str, found: Counter[str], asked: argparse.Namespace) -> float:
+def _row(part: str, found: Counter[str], run: float, asked: argparse.Namespace) -> float:
     """Print a part's row of the table, write it into the page where that is asked, and return its score in percent."""
     killed = found[STORED] + found["killed"]
     visible = killed + found["SURVIVED"]
     score = 100 * killed / visible if visible else 100.0
     name = f"{part}, defaults and tables" if asked.level else part
-    cells = [name, found.total(), visible, found[STORED], found["killed"], found["SURVIVED"]]
+    cells = [name, f"{100 * run:.0f} %", found.total(), visible, found[STORED], found["killed"], found["SURVIVED"]]
     row = f"| {' | '.join(map(str, [*cells, f'{score:.0f} %', asked.seed, datetime.date.today()]))} |"
     print(row, flush=True)
     if asked.page:
