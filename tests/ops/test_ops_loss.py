@@ -57,7 +57,18 @@ def test_cut_cross_entropy_computes_logits_again() -> None:
     assert cut.saves == whole.saves
 
 
-@pytest.mark.parametrize("kernel", ["fused-linear", "cce"])
+@pytest.mark.parametrize(
+    ("name", "tokens", "rows"), [("gpt2", 512, 512), ("gpt2", 8192, 1335.3), ("llama-2-7b", 4096, 2097.2)]
+)
+def test_fused_log_probabilities_hold_one_tile(name: str, tokens: int, rows: float) -> None:
+    """AgileRL sizes a tile of fp32 logits to 256 MiB, and its product gives it out in 16 bits beside."""
+    model = Model.load(name)
+    (op,) = loss(_with_loss(tokens, "fused-logprobs"), model)
+    assert not op.saves
+    assert op.transient_bytes == pytest.approx(6 * rows * model.vocab, rel=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["fused-linear", "cce", "fused-logprobs"])
 @pytest.mark.parametrize("tokens", [512, 8192, 65536])
 def test_losses_without_logits_hold_less(kernel: str, tokens: int) -> None:
     """What loss and head hold together is below that of whole logits at any length from 512 tokens on."""

@@ -15,7 +15,7 @@ from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 from shardwise.models import Model, model_from_config
 from shardwise.ops.adapters import METHODS
 from shardwise.ops.block import block_ops
-from shardwise.ops.blocks import embedding
+from shardwise.ops.blocks import embedding, head
 from shardwise.ops.count import count_parameters, trainable_parameters
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.tuning import base_bytes
@@ -289,3 +289,39 @@ def test_only_products_of_more_bits_widen_frozen_weights() -> None:
         widened[dtype] = sum(op.widened_bytes for op in block_ops(y, model.layers[0], model.hidden))
     assert widened["fp8"] == 0
     assert widened["bf16"] == 3 * (41943040 + 3 * 4096 * 14336)
+
+
+def _narrow(base: str, **stack: bool) -> list[tuple[str, int]]:
+    """What the feed-forward's last product keeps under a format of its frozen weights: names and bytes."""
+    own = replace(find_stack("transformers"), **stack)
+    tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora", targets=("q",), base=base), own)
+    base_layout = layout({"B": 1, "S": 64}, "transformers")
+    y = lay_out(base_layout.degrees, base_layout.work, replace(base_layout.choices, tuning=tuning))
+    model = Model.load("llama-3.1-8b")
+    ops = block_ops(y, model.layers[0], model.hidden)
+    (down,) = [op for op in ops if op.role == "down"]
+    return [(s.born, int(s.size_bytes)) for s in down.saves if s.read_for == "input"]
+
+
+def test_a_narrow_product_keeps_what_its_library_does() -> None:
+    """Old bitsandbytes keeps inputs, twice over a graph that lasts; GPTQ keeps the 16-bit weight."""
+    tokens, weight = 2 * 64 * 14336, 2 * 4096 * 14336
+    assert _narrow("nf4") == []
+    assert _narrow("nf4", keeps_narrow_inputs=True) == [("mlp.act", tokens)]
+    assert _narrow("nf4", keeps_narrow_inputs=True, holds_narrow_inputs=True) == [("mlp.act", tokens), ("", tokens)]
+    assert _narrow("gptq4", keeps_narrow_inputs=True, holds_narrow_inputs=True) == [("mlp", weight)]
+
+
+def test_a_head_of_few_bits_is_stored_as_the_layers_are() -> None:
+    """LitGPT replaces every linear of the model: its head takes half a byte an element, and is made wide when used."""
+    job = Training(seq_len=1, global_batch=1, adapter="lora", base="nf4")
+    held = {}
+    for name in ("litgpt", "transformers"):
+        y = layout({"B": 1, "S": 64}, name)
+        y = lay_out(y.degrees, y.work, replace(y.choices, tuning=tuning_of(job, find_stack(name))))
+        (op,) = head(y, Model.load("llama-3.1-8b"))
+        held[name] = op.weights[0].stored_bytes, op.transient_bytes
+    elements = 4096 * 128256
+    assert held["transformers"] == (2 * elements, 0)
+    assert held["litgpt"][0] == pytest.approx(0.5625 * elements, rel=1e-4)
+    assert held["litgpt"][1] == 2 * elements + 2 * 64 * 128256

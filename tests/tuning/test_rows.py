@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import InputError
+from shardwise.hardware import Cluster
 from shardwise.measured import read
 from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
+from shardwise.measured._training import peak_memory
 from shardwise.measured._training_plan import _micro_batch, effort_of, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
-from shardwise.plans import Training, find_stack, tuning_of
+from shardwise.plans import Plan, Training, find_stack, tuning_of
+from shardwise.training import Options, train
 
 LLAMA = Model.load("llama-3.2-3b")
 
@@ -79,6 +82,19 @@ def test_samples_above_the_length_are_left_out_of_the_mean() -> None:
     cells = {"seq_len": "2048", "notes": "variable length (tokens of the data set 3234.4 +- 2547.5, min 91)"}
     assert with_length(row(metric="step_time", **cells)).text("seq_len") == "1346"
     assert with_length(row(metric="peak_memory", **cells)).text("seq_len") == "2048"
+
+
+def test_samples_of_many_lengths_reserve_the_loss_of_the_longest_again() -> None:
+    """Logits of shorter samples leave no block for those of the longest, but no device reserves more than it has."""
+    notes = "variable length (tokens of the data set 3234.4 +- 2547.5, min 91)"
+    for tokens, full in ((2048, False), (24576, True)):
+        job = Training(seq_len=tokens, global_batch=4, adapter="lora")
+        report = train(LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, Options(stack="ms-swift"))
+        (memory,) = report.evaluation.memory
+        cells = {"seq_len": str(tokens), "memory_kind": "reserved"}
+        even, many = (peak_memory(row(**cells, notes=said), report) for said in ("", notes))
+        room = report.case.cluster.device.memory_bytes - report.case.stack.context_bytes
+        assert many == pytest.approx(room if full else even + float(memory.logits))
 
 
 def test_targets_of_a_framework_are_its_own() -> None:

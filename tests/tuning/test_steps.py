@@ -62,3 +62,17 @@ def test_the_peak_of_a_step_is_what_the_tracker_saw(run: dict[str, Any]) -> None
     """
     share = 0.12 if run["tune"] == "dora" else 0.005
     assert stepped(run).evaluation.peak == pytest.approx(run["bytes"]["peak"]["Total"], rel=share)
+
+
+@pytest.mark.parametrize(
+    "run", [r for r in RUNS if r["recompute"] and (r["model"], r["tune"]) == ("llama", "lora")], ids=named
+)
+def test_the_replay_of_an_adapted_layer_is_the_peak_of_a_checkpointed_step(run: dict[str, Any]) -> None:
+    """Peaks of checkpointed steps are within 2 % of the tracker's, less the embedding's output and its gradient.
+
+    The tracker holds references to both (enable_input_require_grads makes a leaf); counting live storages of the same
+    step without it gives those bytes less.
+    """
+    width = golden("steps")["configs"][run["model"]]["hidden_size"]
+    seen = run["bytes"]["peak"]["Total"] - 2 * 2 * run["B"] * run["S"] * width
+    assert stepped(run).evaluation.peak == pytest.approx(seen, rel=0.02)

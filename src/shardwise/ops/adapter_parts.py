@@ -37,15 +37,22 @@ def step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) ->
 
 
 def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> AdapterInput[X]:
-    """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast."""
+    """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast.
+
+    What it is made of lives until the last of it is made, beside the result of the layer (peft tuners/lora/layer.py
+    Linear.forward, whose variables hold them).
+    """
     elements, w = op.rows * op.inner, t.width
     read = kept_input(op)
     here = AdapterInput(ops=(), tensor=read, name=read.name)
+    alive = y.a * op.rows * module.columns
 
     def made(part: str, width: float, moved: tuple[float, float], saves: tuple[Tensor[X], ...] = ()) -> AdapterInput[X]:
+        nonlocal alive
+        alive = alive + (here.tensor.size_bytes if here.ops else y.a * elements)
         out = Tensor(name=f"{module.name}.{part}", size_bytes=width * elements, born=op.region)
         one = step(y, out.name, op, (moved[0] * elements, moved[1] * elements), reads=(here.tensor,), saves=saves,
-                    output_bytes=out.size_bytes)  # fmt: skip
+                    output_bytes=out.size_bytes, transient_bytes=alive)  # fmt: skip
         return AdapterInput(ops=(*here.ops, one), tensor=out, name=out.name)
 
     if w != y.a:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, above, ceil, divide, log2, minimum, raised
+from shardwise.ledger.number import X, above, ceil, divide, log2, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection
@@ -176,11 +176,12 @@ def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     """Return the head as part of its cross entropy, which caps logits too and never holds all of them.
 
     "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
-    in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py) keeps the input and
-    computes the logits again in backward.
+    in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py) and "fused-logprobs"
+    (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) keep the input and compute the logits
+    again in backward.
     """
     op = replace(op, output_bytes=0 * op.output_bytes)
-    if y.stack.loss_kernel == "cce":
+    if y.stack.loss_kernel != "fused-linear":
         return replace(op, backward_flops=op.backward_flops + op.flops)
     kept: tuple[Tensor[X], ...] = (
         Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input"),
@@ -195,6 +196,17 @@ def _chunk_tokens(T: X, D: int, V: X) -> X:
     return minimum(chunk, T)
 
 
+# AgileRL's chunks: rows of a fp32 tile of 256 MiB, at least 128 and at most 4,096 (agilerl/algorithms/core/base.py,
+# FUSED_CHUNK_ROWS_MIN and _MAX; agilerl/memory/formulas.py resolve_chunk_rows).
+_TILE_BYTES, _TILE_ROWS = 256 * 2.0**20, (128, 4096)
+
+
+def _tile_bytes(T: X, a: float, V: X) -> X:
+    """Return the bytes of a tile of logits as its product gives them out, and in fp32 for the log-sum."""
+    rows = minimum(maximum(divide(_TILE_BYTES + 0 * V, 4 * V), _TILE_ROWS[0]), _TILE_ROWS[1])
+    return (a + 4) * minimum(rows, T) * V
+
+
 def _linear_loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
     T, width, V = y.tokens, m.embedding_width or m.hidden, local_vocab(y, m)
@@ -204,6 +216,11 @@ def _linear_loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
         moved = 2 * y.a * T * width
         return (memory_op(y, "loss", "loss", (moved, moved), saves=(kept,), transient_bytes=y.a * T * width,
                           kernels=5, role="loss"),)  # fmt: skip
+    if y.stack.loss_kernel == "fused-logprobs":
+        # Each tile is written, read for the log-sum, and in backward again and as its gradient.
+        moved = y.a * T * V
+        tile = _tile_bytes(T, y.a, V)
+        return (memory_op(y, "loss", "loss", (4 * moved, 8 * moved), transient_bytes=tile, kernels=5, role="loss"),)
     # The kernel reads the logits of a chunk twice and writes their gradient in place.
     chunk = y.a * _chunk_tokens(T, width, V) * V
     return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)

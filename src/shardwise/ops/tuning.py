@@ -5,11 +5,11 @@ Full training is the case in which nothing is frozen: operators are then left as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shardwise.ledger.number import X, ceil, divide, total
-from shardwise.ledger.op import Op, Weight
+from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
@@ -78,19 +78,35 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
             # The copy is no second weight of the model.
             weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
     found = replace(op, weights=tuple(weights))
-    matrices = [w for w in op.weights if quantised(op, w)]
+    matrices = [w for w in op.weights if quantised(t, op, w)]
     # Products of 8 bits read weights of 8 bits as they are stored.
     if not matrices or part or not t.base.widened_bytes or t.base.name == op.dtype:
         return found
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
-    kept = tuple(replace(s, read_for="input") if s.read_for == "weight" and t.keeps_inputs else s for s in op.saves)
     return replace(
         found,
-        saves=kept,
+        saves=tuple(_kept_of_narrow(y, t, op, elements)),
         widened_bytes=t.base.widened_bytes * elements,
-        transient_bytes=op.transient_bytes + op.output_bytes + y.a * one,
+        transient_bytes=op.transient_bytes + op.output_bytes + t.base.unpacked_bytes * one,
     )
+
+
+def _kept_of_narrow(y: Layout[X], t: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:
+    """Yield what a product with narrow weights keeps.
+
+    bitsandbytes before 0.43.2 keeps the input whatever trains (autograd/_functions.py MatMul4Bit), as an attribute of
+    its node: checkpoints that are not reentrant do not drop it, and it lasts as long as the graph, which a loss that is
+    not yet overwritten holds into the next micro-batch.
+    """
+    for s in op.saves:
+        weighed = s.read_for == "weight" and t.keeps_inputs
+        yield replace(s, read_for="input") if weighed else s
+        if weighed and t.holds_inputs:
+            yield replace(s, name=f"{s.name} of the graph", born="", read_for="input")
+    if t.base.keeps_widened:
+        name = f"{op.name}.weight in 16 bits"
+        yield Tensor(name=name, size_bytes=y.a * elements, born=op.region, read_for="input")
 
 
 def _tied_copy(t: Tuning, op: Op[X]) -> tuple[Weight[X], ...]:
@@ -107,16 +123,16 @@ def part_of(op: Op[X]) -> str:
     return {"embedding": "embedding", "head": "head", "norm": "norms"}.get(op.role, "layers")
 
 
-def quantised(op: Op[X], w: Weight[X]) -> bool:
-    """Return whether a weight takes the format of the base: matrices of the layers, routers left out."""
-    return w.kind == "matrix" and op.role != "router"
+def quantised(t: Tuning, op: Op[X], w: Weight[X]) -> bool:
+    """Return whether a weight takes the format of the base: matrices of the layers but routers, maybe the head."""
+    return op.role != "router" and (w.kind == "matrix" or (t.narrow_head and op.role == "head" and w.kind == "head"))
 
 
 def stored(t: Tuning, op: Op[X], w: Weight[X]) -> X:
     """Return the bytes of a frozen weight, in the base's format or beside it."""
     if not t.base.narrow:
         return w.elements * (t.base.bits / 8)
-    if quantised(op, w):
+    if quantised(t, op, w):
         return base_bytes(t.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
     return w.elements * (t.rest_bytes or 2)
 

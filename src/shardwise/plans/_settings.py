@@ -20,6 +20,7 @@ LossKernel: TypeAlias = Literal[
     "fused",
     "fused-linear",
     "cce",
+    "fused-logprobs",
     "vocab-parallel",
     "vocab-parallel-copied",
     "vocab-parallel-compiled",
@@ -31,7 +32,7 @@ LOSSES: tuple[LossKernel, ...] = get_args(LossKernel)
 ROLLOUTS = ("asleep", "awake", "apart")
 """Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
 SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
-WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce")
+WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs")
 """Those that take the head with them, over a whole vocabulary."""
 
 

@@ -109,7 +109,11 @@ class Stack:
     adapter_joint: bool
     """Queries, keys and values, and gate and up, have one adapter where they are one product of the framework."""
     keeps_narrow_inputs: bool
-    """Products of narrow frozen weights keep their input."""
+    """Products of bitsandbytes with narrow frozen weights keep their input."""
+    holds_narrow_inputs: bool
+    """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
+    narrow_head: bool
+    """The head is stored in the format of narrow weights."""
     narrow_rest_bytes: float
     """Width in which embedding, head and norms are kept beside narrow weights (0: as they come)."""
 

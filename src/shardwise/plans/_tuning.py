@@ -70,7 +70,8 @@ class BaseFormat:
     """How frozen matrices are stored: bits an element, scales of its blocks, tables of a tensor.
 
     `second_block` scales share one of `second_bytes`. Before a product `widened_bytes` of each element are moved to
-    make 16 bits of it (0: products read it as it is).
+    make 16 bits of it (0: products read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
+    autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it.
     """
 
     name: str
@@ -82,6 +83,9 @@ class BaseFormat:
     tensor_bytes: float = 0.0
     row_bytes: float = 0.0
     widened_bytes: float = 0.0
+    unpacked_bytes: float = 2.0
+    keeps_widened: bool = False
+    bitsandbytes: bool = False
     source: str = ""
 
     @property
@@ -122,7 +126,8 @@ class Tuning:
 
     `width` is that of an adapter's parameter and of what enters it; under `autocast` its products take 16 bits.
     `joint` says that layers that are one product of the framework have one adapter, `keeps_inputs` that products of
-    narrow weights keep their input, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
+    narrow weights keep their input, `holds_inputs` that they do as long as the graph is there, `narrow_head` that the
+    head is stored as they are, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
     `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
     else only those sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one
     of a `critic` that trains. OFT without a rank turns blocks of `block` features.
@@ -140,6 +145,8 @@ class Tuning:
     joint: bool = False
     block: int = OFT_BLOCK
     keeps_inputs: bool = False
+    holds_inputs: bool = False
+    narrow_head: bool = False
     rest_bytes: float = 0.0
     splits_rank: bool = True
     reference: bool = False
@@ -217,20 +224,23 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     if not job.adapter and not job.base and "all" in trains:
         return None
     precision = adapter_precision(job, stack)
-    narrow = find_base(job.base or "bf16").narrow
+    base = find_base(job.base or "bf16")
+    narrow = base.narrow
     return Tuning(
         adapter=job.adapter,
         rank=rank_of(job),
         targets=job.targets or OWN_TARGETS.get(job.adapter, USUAL_TARGETS),
         dropout=job.adapter_dropout,
-        base=find_base(job.base or "bf16"),
+        base=base,
         precision=precision,
         trains=trains,
         width=4 if precision.compute in ("fp32", "tf32") else 2,
         autocast=stack.adapter_autocast,
         joint=stack.adapter_joint,
         block=job.oft_block_size or OFT_BLOCK,
-        keeps_inputs=narrow and stack.keeps_narrow_inputs,
+        keeps_inputs=base.bitsandbytes and stack.keeps_narrow_inputs,
+        holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
+        narrow_head=narrow and stack.narrow_head,
         rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,

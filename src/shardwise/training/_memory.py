@@ -310,9 +310,9 @@ def made_of(
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     classes = trained(r, parts)
     buckets = total(bucket_bytes(own, owned(some, s), _biggest_tensor(some, s)) for own, some in classes)
-    ends = s.heads * (parts.head.kept_bytes + parts.loss.kept_bytes)
+    last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
-    waiting = held_as("logits", (depth.heads - 1) * ends, "logits that wait for backward")
+    waiting = held_as("logits", (depth.heads - 1) * s.heads * last, "logits that wait for backward")
     return Moment(
         lasting=lasting,
         standing=standing,
@@ -323,13 +323,29 @@ def made_of(
         again=held_as("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
         transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
-        flowing=named(parts.stream_bytes, "gradient of the residual stream"),
+        flowing=named(parts.stream_bytes, "gradient of the residual stream") + replayed_streams(r, parts, s),
         waiting=waiting,
-        logits=held_as("logits", waiting + ends + s.heads * parts.loss.transient_bytes, "logits and loss"),
+        # A head of few bits is made wide beside its logits.
+        logits=held_as(
+            "logits", waiting + s.heads * maximum(last + parts.loss.transient_bytes, wide), "logits and loss"
+        ),
         last_layer=held_as(
             "activations", _largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"
         ),
     )
+
+
+def replayed_streams(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
+    """Return the streams beside an adapter in fp32 of a layer that runs again: its casts are the peak of the replay.
+
+    The residual stream and the branch's input, which the calling modules hold, and the gradient that the last adapter
+    has scaled before it asked for its input; counted in whole steps of peft 0.21 (torch 2.13).
+    """
+    zero = 0 * parts.stream_bytes
+    if r.adapters is None or r.adapters.compute != "fp32" or r.stack.adapter_joint or r.stack.activation != "eager":
+        return zero
+    again = _largest_layer(parts, s, lambda k: k.dropped_bytes)
+    return named(above(again, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
 def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> tuple[X, X, X]:
