@@ -260,7 +260,8 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         value = report.latencies[metric][quantile]
         if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
             record.taken("client")
-            value += read("engines.toml")["load"]["client_seconds"]
+            client = read("engines.toml")["load"]
+            value += client["client_seconds"] + client["tokenizer_seconds"] * report.workload.input_tokens.mean
     headline, known = _headline(report, metric, quantile), conditions_of(report, quantile)
     return Prediction(
         value=value,
