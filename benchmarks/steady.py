@@ -23,7 +23,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, infer
 from shardwise.serving.load import LoadOptions
-from shardwise.serving.load._fleet import Fleet, Transfer
+from shardwise.serving.load._fleet import Fleet, Transfer, ended_rate
 from shardwise.serving.load._serve import _pool, policy_for
 
 STORED = Path(__file__).parent / "data" / "steady.json"
@@ -124,8 +124,7 @@ class Drawn:
         most = int(form.prices.counts.max()) * self.queues
         found = self.at(1.5 * self.capacity, 8 * most + 2000, 0)
         last = max(r.arrival for r in found)
-        ends = [r.end for r in found if last / 2 < r.end <= last]
-        return (len(ends) - 1) / (max(ends) - min(ends))
+        return ended_rate(sorted(r.end for r in found if last / 2 < r.end <= last))
 
     @property
     def capacity(self) -> float:

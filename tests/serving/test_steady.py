@@ -19,7 +19,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
-from shardwise.serving.load._fleet import requests_of
+from shardwise.serving.load._fleet import ended_rate, requests_of
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._steady import Replicas, replicas_of
 
@@ -85,7 +85,7 @@ def case_of(seed: int) -> Case:
     late = simulated(found, 1.5 * float(form.capacity[0]), 8 * most + 2000, seed)
     last = max(r["arrival"] for r in late)
     ends = [r["end"] for r in late if last / 2 < r["end"] <= last]
-    return found._replace(served=(len(ends) - 1) / (max(ends) - min(ends)))
+    return found._replace(served=ended_rate(sorted(ends)))
 
 
 SEEDS = range(12)
@@ -148,7 +148,7 @@ def test_columns_are_their_rows(seed: int) -> None:
     wide = Replicas(
         prices=type(form.prices)(**{
             name: np.repeat(getattr(form.prices, name), 3, axis=1 if name == "added" else 0)
-            for name in ("counts", "decode", "added", "spread", "pieces", "together")
+            for name in ("counts", "decode", "added", "ahead", "spread", "pieces", "together")
         }),
         policy=form.policy, moments=form.moments, cache_tokens=np.repeat(form.cache_tokens, 3),
         batches=batches_of([Plan()] * 3, False),

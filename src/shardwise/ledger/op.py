@@ -156,6 +156,11 @@ class Op(Generic[X]):
     apart: int = 0
     role: OpRole = "other"
 
+    @property
+    def launches(self) -> float:
+        """Kernels that one pass launches."""
+        return 0.0 if self.kind == "none" else self.kernels * (len(self.parts) if self.apart else 1)
+
 
 def within(path: str, region: str) -> bool:
     """Return whether a path lies in a region; the region "" is the whole block.

@@ -176,11 +176,6 @@ def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterabl
     )
 
 
-def _launched(op: Op[X], zero: X) -> X:
-    """Return the kernels of one pass of an operator."""
-    return zero if op.kind == "none" else zero + op.kernels * (len(op.parts) if op.apart else 1)
-
-
 def host_passes(m: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X) -> tuple[X, X]:
     """Return the seconds in which the host launches the kernels of a forward pass, and those of a backward pass.
 
@@ -189,9 +184,9 @@ def host_passes(m: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | f
     """
     if not m.module_launch or m.rates.sharpness == math.inf:
         return zero, zero
-    ahead = total((_launched(op, zero) for op in ops), zero)
-    replayed = total((_launched(op, zero) * again[id(op)] for op in ops if id(op) in again), zero)
-    back = total((_launched(op, zero) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
+    ahead = total((zero + op.launches for op in ops), zero)
+    replayed = total(((zero + op.launches) * again[id(op)] for op in ops if id(op) in again), zero)
+    back = total(((zero + op.launches) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
     forward = named(m.module_launch * ahead, "launches by Python modules")
     return forward, named(m.module_launch * replayed + m.rates.launch * back, "launches of the backward pass")
 

@@ -54,6 +54,13 @@ class HostSeconds:
     """Seconds of a copy between the device and its host beside its bytes."""
     row_split_seconds: float = 0.0
     """Seconds of a layer and rank where each product sends to all ranks and back."""
+    eager_prompts: bool = False
+    """Steps with prompts are launched module by module from Python, as those of transformers."""
+
+    @property
+    def module_launch_seconds(self) -> float:
+        """Seconds of the host for each kernel of a step with prompts, which run behind the kernels before."""
+        return find_stack("transformers").module_launch_seconds if self.eager_prompts else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

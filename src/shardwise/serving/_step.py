@@ -7,7 +7,7 @@ from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
-from shardwise.ledger.op import Collective, OpRole
+from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
@@ -175,6 +175,28 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
 
 
+def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
+    """Return the kernels that a step launches, those that quantise the inputs of narrow products among them."""
+    narrow = case.compute if case.compute != case.dtype else ""
+    counts = (
+        sum(op.launches + (op.dtype == narrow and bool(op.weights)) for op in ops if not _fused(case, op))
+        for _, ops in ledger.lines
+    )
+    return sum(times * count for times, count in zip((*case.model.kinds.values(), 1, 1), counts, strict=True))
+
+
+def _fused(case: ServingCase, op: Op[X]) -> bool:
+    return op.role in case.engine.operators.fused
+
+
+def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
+    """Return seconds by which the host is behind the device in a step that Python launches kernel by kernel."""
+    each = case.engine.host.module_launch_seconds
+    if ledger.step.phase == "decode" or not each or case.efficiencies.ideal:
+        return 0 * device
+    return named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
+
+
 def step_cost(
     case: ServingCase,
     sizes: ServingSizes[X],
@@ -205,7 +227,9 @@ def step_cost(
     sends = (sizes.pp - 1) * parts.send
     add(exposed, {"pp": sends})
     overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, sizes, step), "engine step")
-    seconds = total((times * part.seconds for times, part in rows), sends) + overhead
+    device = total((times * part.seconds for times, part in rows), sends)
+    overhead = overhead + _late(case, ledger, device)
+    seconds = device + overhead
     return StepCost(
         seconds=seconds,
         operators=operators,

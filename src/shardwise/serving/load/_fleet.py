@@ -7,7 +7,7 @@ what of it is sent after the prompt, and whose the first token is, are fields of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -73,8 +73,7 @@ class Pool:
             request.remote = self.stage == "decode"
         traces = self.replica().run(requests)
         ends = sorted(request.end for trace in traces for request in trace.finished)
-        first, last = len(ends) // 4, 3 * len(ends) // 4
-        return (last - first) / max(ends[last] - ends[first], 1e-12) * self.many / self.groups
+        return ended_rate(ends[len(ends) // 4 : 3 * len(ends) // 4 + 1]) * self.many / self.groups
 
     def start(self, follow: Follow | None = None) -> list[Replica]:
         """Return the replicas, idle."""
@@ -87,6 +86,20 @@ class Pool:
         found = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
         found.stages = lanes
         return found
+
+
+def ended_rate(ends: Sequence[float]) -> float:
+    """Return requests a second by the moments, in order, at which they ended: the slope of the line through them.
+
+    Equal requests end at once, so that the first and the last moment alone would count a bunch too many.
+
+    >>> round(ended_rate([1.0, 1.0, 2.0, 2.0, 3.0, 3.0]), 6)
+    2.0
+    """
+    count, mean = len(ends), sum(ends) / len(ends)
+    spread = sum((end - mean) ** 2 for end in ends)
+    slope = sum((end - mean) * (index - (count - 1) / 2) for index, end in enumerate(ends))
+    return slope / spread if spread else math.inf
 
 
 class Routing:

@@ -20,7 +20,7 @@ from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._steps import grid, verified_tokens
+from shardwise.serving.load._steps import grid, launched_ahead, verified_tokens
 
 # Prompts of one step that are priced apart; more cost in proportion.
 PROMPTS = 8
@@ -35,6 +35,8 @@ class LoadPrices:
     decode: Any
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
+    ahead: Any
+    """What the last of these add where the host is never behind: more prompts cost so in proportion."""
     spread: Any
     """Mean square of what a prompt adds over the square of the mean."""
     pieces: Any
@@ -106,6 +108,7 @@ class _Added:
     """What prompts add to a step, by class and number of prompts, and how each class is cut."""
 
     seconds: Any
+    ahead: Any
     experts: Any
     pieces: Any
     size: Any
@@ -148,6 +151,7 @@ class _Steps:
             counts=counts,
             decode=decode,
             added=mean,
+            ahead=added.ahead.mean(axis=0),
             spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
             pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
             together=together,
@@ -158,24 +162,25 @@ class _Steps:
         """Return what 1, 2, ... prompts of a class add."""
         policy, prompts, zero = self.policy, self.prompts, np.zeros_like(counts)
         if not new:
-            return _Added(seconds=[zero] * PROMPTS, experts=[zero] * PROMPTS, pieces=zero, size=zero)
+            return _Added(seconds=[zero] * PROMPTS, ahead=zero, experts=[zero] * PROMPTS, pieces=zero, size=zero)
         beside = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
-        already = 0.0
+        kept, alone = zero, zero
         if policy.mixed:
-            already = _between(counts, self.known, self.kept) - _between(counts, self.known, self.decode)
-        costs, experts = [], []
+            kept, alone = (_between(counts, self.known, one) for one in (self.kept, self.decode))
+        costs, experts, ahead = [], [], zero
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             step = prompts.step(index, beside + many * size, many)
             step = step + _between(beside + many, self.known, self.sampled)
             step = step + self.host * np.maximum(beside + many - 1, 0)
             times = np.maximum(k / fit, 1.0) * steps
-            costs.append((step + already) * times)
+            ahead = (step + kept - alone) * times
+            costs.append((np.maximum(step + kept, prompts.least) - alone) * times)
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
-        return _Added(seconds=costs, experts=experts, pieces=steps, size=size)
+        return _Added(seconds=costs, ahead=ahead, experts=experts, pieces=steps, size=size)
 
     def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
         """Return the prices of cycles; prompts that are cut count once a piece."""
@@ -186,6 +191,7 @@ class _Steps:
         apart = np.where(batches.piped, 0.0, added.experts)
         own = (added.seconds - apart) / pieces
         means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
+        ahead = ((added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead) / pieces[:, 0]).mean(axis=0)
         shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
         beside = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
         # What a step has no room for runs in the next, with those that came later.
@@ -198,7 +204,7 @@ class _Steps:
             at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
             low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
             share = np.clip(each - at[0] - 1, 0.0, 1.0)
-            all_own = (low + share * (high - low)) * np.maximum(each / PROMPTS, 1.0)
+            all_own = np.maximum(low + share * (high - low), ahead * each / PROMPTS)
             # The longest of some prompts by equal classes of lengths; sums of several spread with their root.
             most = sum(((shares[c + 1] ** some) - shares[c] ** some) * alone[c] for c in range(classes))
             longest.append(all_own + np.sqrt(each) * (most - means[0]))
@@ -227,6 +233,8 @@ class _PromptPrices:
     experts: Any
     start: Any
     attention: Any
+    least: Any
+    """A step with any prompt."""
 
     def expert(self, tokens: Any) -> Any:
         """Return seconds of products of experts in a step of so many tokens."""
@@ -248,7 +256,9 @@ def _prompt_prices(
     news = np.array([*tokens, 1.0, *(max(round(size), 1) for size in pieces)])
     pasts = np.array([*(0 * tokens), 0.0, *before])
     step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
-    seconds, cached, sampled, experts = _priced(case, sizes, rows, step)
+    seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
+    one = np.ones(1)
+    least, *_ = _priced(case, sizes, rows, EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one))
     end = len(tokens)
     return _PromptPrices(
         tokens=tokens,
@@ -256,4 +266,5 @@ def _prompt_prices(
         experts=experts[:, :end],
         start=cached[:, end, None],
         attention=cached[:, end + 1 :],
+        least=least,
     )

@@ -99,11 +99,12 @@ class Replicas:
         """Return what a prompt adds to a step in which so many arrive on average; of several batches, to a cycle."""
         mean = np.maximum(arrivals, 1e-9)
         chance, whole, seen = np.exp(-mean), 0.0, 0.0
+        past = chance
         for k in range(1, PROMPTS + 1):
             chance = chance * mean / k
-            whole, seen = whole + chance * self.prices.added[k - 1], seen + k * chance
-        beyond = np.maximum(mean - seen, 0.0) / PROMPTS
-        return (whole + beyond * self.prices.added[-1]) / mean
+            whole, seen, past = whole + chance * self.prices.added[k - 1], seen + k * chance, past + chance
+        beyond, rest = np.maximum(mean - seen, 0.0) / PROMPTS, np.maximum(1 - past, 0.0)
+        return (whole + np.maximum(beyond * self.prices.ahead, rest * self.prices.added[-1])) / mean
 
     @cached_property
     def _rates(self) -> Any:
@@ -112,10 +113,10 @@ class Replicas:
         Equal answers end together as they began, so that a step stays as full of prompts as the first one was.
         """
         p, steps = self.prices, max(self.moments.steps, 1e-9)
-        ended = p.counts / max(steps, 1.0)
-        if self.moments.overlap > _EQUAL:
-            ended = np.maximum(ended, np.minimum(p.together, p.counts))
-        found = p.counts / (steps * p.decode + p.counts * self._added(ended))
+        # No more end in a step than begin in one.
+        ended = np.minimum(p.counts / steps, np.maximum(p.together, 1.0) if self.policy.mixed else np.inf)
+        bunch = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
+        found = np.maximum.accumulate(1 / (p.decode / ended + self._added(bunch)), axis=-1)
         if p.cycles is None:
             return found
         return np.where(self.batches.many > 1, self._cycle_rates(p.cycles), found)

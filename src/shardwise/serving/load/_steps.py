@@ -68,6 +68,14 @@ def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, contex
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
 
 
+def launched_ahead(case: ServingCase) -> ServingCase:
+    """Return a case whose host is never behind its device: the price of one token holds what the host takes at least.
+
+    Parts of a step add up to it so.
+    """
+    return replace(case, engine=replace(case.engine, host=replace(case.engine.host, eager_prompts=False)))
+
+
 class StepTable:
     """Seconds of an engine's iterations for up to so many sequences, step tokens and context."""
 
@@ -111,6 +119,9 @@ class StepTable:
         """Tabulate prompts: all but attention by the tokens of a step, attention by new and past tokens of a piece."""
         import numpy
 
+        one = numpy.ones(1)
+        self._least = float(_prices(case, "prefill", one, one, 0 * one).seconds[0])
+        case = launched_ahead(case)
         tokens = numpy.array(grid(step_tokens, 12, 16), float)
         one = numpy.ones(len(tokens))
         found = _prices(case, "prefill", one, tokens, 0 * one)
@@ -179,4 +190,6 @@ class StepTable:
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
         seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
-        return seconds + self._guesses[count] + self._decode_attention(count, context) if count else seconds
+        if count:
+            seconds += self._guesses[count] + self._decode_attention(count, context)
+        return max(seconds, self._least)
