@@ -112,6 +112,15 @@ def test_what_is_found_is_launched_and_is_what_train_says(kind: str) -> None:
         assert again.device_bytes == pytest.approx(report.device_bytes, rel=1e-12)
 
 
+def test_shardings_that_know_no_groups_are_tried_beside_any_size_of_one() -> None:
+    """FSDP that is asked for with HSDP in groups of 2 and 4 is searched too; without it the sizes restrict."""
+    space = {**CASES["groups"][3], "shard": IntRanges.parse("2..4")}
+    for words, shards in ((("fsdp", "hsdp"), [1, 2, 4]), (("hsdp",), [2, 4])):
+        asked = SearchSpace(**{**space, "sharding": words})
+        tasks = work_of(DENSE, A100, JOB, asked, SearchOptions(stack="fsdp2")).tasks
+        assert [task.grid.case.plan.shard for task in tasks] == shards
+
+
 def test_a_frame_has_all_that_is_asked() -> None:
     """Every legal plan of all grids is a row, with the device and the job that it is of."""
     found = searched(_work("jobs"), SerialExecutor())

@@ -30,8 +30,9 @@ def grids_of(
 
     Raises `InputError` for what the framework, the model or every device refuses.
     """
-    space, explore = within(space, case.stack, options.explore), options.explore
-    details, found = tuple(_details(case, space, explore)), list[PlanGrid]()
+    named, explore = tuple(map(case.stack.runs.word, space.sharding)), options.explore
+    space = within(space, case.stack, explore)
+    details, found = tuple(_details(case, space, named, explore)), list[PlanGrid]()
     cases = tuple(_choices(case, clusters, space, explore))
     first = cases[0]
     for choice, one in enumerate(cases):
@@ -80,14 +81,16 @@ def _check_job(case: TrainingCase) -> None:
         raise InputError([replace(p, remedy=f"{p.remedy}, or --explore") for p in problems])
 
 
-def _details(case: TrainingCase, space: SearchSpace, explore: bool) -> Iterator[tuple[Plan, Stack, SearchSpace]]:
+def _details(
+    case: TrainingCase, space: SearchSpace, named: Sequence[str], explore: bool
+) -> Iterator[tuple[Plan, Stack, SearchSpace]]:
     """Yield the plan, the stack and the space of every combination of fields that the framework runs together.
 
     Raises `InputError` where it runs none of them, and for what the model does not have.
     """
     wrong, refused, seen = Problems(), list[Problem](), set[tuple[object, ...]]()
     layers = product(space.stage_layers or ("usual",), space.recompute_layers or (0,))
-    ways = product(layers, space.offload or ((),), space.modules or ((),), _groups(case, space))
+    ways = product(layers, space.offload or ((),), space.modules or ((),), _groups(case, space, named))
     for (shift, limit), offload, modules, (shard, shardings) in ways:
         problems = plan_problems(case.model, Plan(offload=offload, modules=modules, sharding="zero3"), 0)
         wrong.items += [problem for problem in problems if problem.field in _DETAILS]
@@ -129,10 +132,10 @@ def _refused(stack: Stack, plan: Plan) -> tuple[Problem, ...]:
     return tuple(problem for problem in problems if problem.field in _DETAILS)
 
 
-def _groups(case: TrainingCase, space: SearchSpace) -> list[tuple[int, tuple[str, ...]]]:
+def _groups(case: TrainingCase, space: SearchSpace, named: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:
     """Return the sizes of sharding groups with the shardings that have them; in groups of 1 all replicas share one.
 
-    HSDP without a size has groups of a node.
+    HSDP without a size has groups of a node; shardings that were `named` and know no groups are tried beside any size.
     """
     whole = tuple(word for word in space.sharding if not find_sharding(word).hybrid)
     parted = tuple(word for word in space.sharding if find_sharding(word).groups != "all")
@@ -140,4 +143,6 @@ def _groups(case: TrainingCase, space: SearchSpace) -> list[tuple[int, tuple[str
     sizes = space.shard.of(divisors(case.cluster.num_devices)) if space.shard.ranges else [1]
     if not space.shard.ranges and hybrid:
         return [*([(1, whole)] if whole else []), (case.cluster.devices_per_node, hybrid)]
-    return [(n, words) for n in sizes if (words := parted if n > 1 else whole)]
+    alone = () if 1 in sizes else tuple(word for word in whole if word in named and word not in parted)
+    found = [(n, words) for n in sizes if (words := parted if n > 1 else whole)]
+    return [(1, alone), *found] if alone else found
