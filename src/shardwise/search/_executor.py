@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -244,7 +245,14 @@ class RayExecutor:
         import ray
 
         own: dict[str, Any] = {} if self.address else {"num_cpus": self.count, "include_dashboard": False}
-        ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        try:
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        except Exception as error:  # the class itself is what Ray raises where a node does not start in time
+            rule = f"does not start ({str(error).strip().partition(chr(10))[0]})"
+            remedy = "run the study again, or with --engine processes"
+            raise InputError(
+                [Problem("address" if self.address else "engine", self.address or "ray", rule, remedy)]
+            ) from None
         try:
             yield from self._results(ray, work, parts)
         finally:
