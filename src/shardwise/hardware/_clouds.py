@@ -15,7 +15,7 @@ from shardwise.records import dataclass
 
 Commitment = Literal["on-demand", "reserved", "spot"]
 COMMITMENTS: tuple[Commitment, ...] = ("on-demand", "reserved", "spot")
-_SLICE = re.compile(r"([a-z0-9]+)-(\d{1,6})")
+_SLICE = re.compile(r"(?:tpu-)?([a-z0-9]+)-(\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def instance_names() -> tuple[str, ...]:
 def find_rented(name: str) -> Rented | None:
     """Return what an instance or a TPU slice consists of, None where no cloud has such a name.
 
-    >>> find_rented("p5.48xlarge").device, find_rented("ND_H100_v5").devices, find_rented("v5p-256").devices
+    >>> find_rented("p5.48xlarge").device, find_rented("ND_H100_v5").devices, find_rented("tpu-v5p-256").devices
     ('h100-sxm-80gb', 8, 128)
     """
     wanted = _squeezed(name)

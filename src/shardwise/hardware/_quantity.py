@@ -99,19 +99,23 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
 
     Signs between letters and digits do not count, and a word that others contain, or a short one that others begin
-    with, is close to them.
+    with, is close to them; so are the longest of those that it begins or ends with.
 
     >>> nearest("h00", ["h100", "h200", "a100"]), nearest("m3max", ["apple-m3-max-40core", "a100", "h100"])
     ('h200 or h100', 'apple-m3-max-40core')
-    >>> nearest("p5", ["a10", "p5.48xlarge", "tpu-v5p"])
-    'p5.48xlarge'
+    >>> nearest("p5", ["a10", "p5.48xlarge", "tpu-v5p"]), nearest("DGX H100", ["gh200", "h100", "a10", "nd-h100-v5"])
+    ('p5.48xlarge', 'h100')
     """
     from difflib import get_close_matches  # only a mistake needs it
 
     known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
     plain = re.sub(r"[^a-z0-9]", "", word.lower())
     short = len(plain) < 3
-    held = sorted(one for key, one in known.items() if plain and (key.startswith(plain) if short else plain in key))[:3]
-    close = held or [known[one] for one in get_close_matches(plain, sorted(known), n=3, cutoff=0.6)]
-    close = close or sorted(known.values())[:5]
+    held = [key for key in known if plain and (key.startswith(plain) if short else plain in key)]
+    held = [known[key] for key in sorted(held, key=lambda key: (not key.startswith(plain), len(key), key))[:3]]
+    within = [key for key in known if len(key) > 2 and (plain.startswith(key) or plain.endswith(key))]
+    held = held or [known[key] for key in sorted(within, key=len)[-1:]]
+    cutoffs = () if held else (0.6, 0.3)
+    tries = (get_close_matches(plain, sorted(known), n=3, cutoff=cutoff) for cutoff in cutoffs)
+    close = held or [known[one] for one in next(filter(None, tries), [])] or sorted(known.values())[:5]
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))
