@@ -126,3 +126,23 @@ def test_a_vendor_has_its_usual_engine(on: str, engine: str) -> None:
         found = run("infer", "llama-3.1-8b", "--on", f"1x{on}", "--json")
     assert found.tree["plan"]["engine"] == engine
     assert any("not given" in note and engine in note for note in found.tree["assumptions"]) == (engine != "vllm")
+
+
+@pytest.mark.parametrize(("on", "stack"), [("8xtpu-v5p", "xla"), ("8xmi300x", "megatron")])
+def test_a_vendor_has_its_usual_stack(on: str, stack: str) -> None:
+    """Without --stack a TPU trains with XLA, which is all that runs on it, and the page says so."""
+    for words in (("train",), ("plan", "train", "--top", "1", "--sharding", "fsdp", "--cp", "1", "--pp", "1")):
+        found = run(*words, "llama-3.1-8b", "--on", on, "--seq-len", "2048", "--global-batch", "8", "--json")
+        answer = found.tree["best"][0] if words[0] == "plan" else found.tree
+        assert answer["plan"]["stack"] == stack
+        if words == ("train",):
+            assert any("not given" in note for note in answer["assumptions"]) == (stack == "xla")
+
+
+@pytest.mark.parametrize("words", [("plan", "infer", "--top", "1"), ("plan", "serve", "--rate", "1/s", "--top", "1")])
+def test_a_search_runs_the_engine_of_the_vendor(words: tuple[str, ...]) -> None:
+    """A search proposes what `infer` would take on such devices, and what it is told where it is told."""
+    for more, engine in (((), "vllm-rocm"), (("--engine", "sglang"), "sglang")):
+        found = run(*words, "llama-3.1-8b", "--on", "2xmi300x", *more, "--json")
+        best = found.tree["best"][0]
+        assert best["plan"].get("engine", best.get("engine")) == engine

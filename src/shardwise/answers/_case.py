@@ -219,14 +219,14 @@ def make_settings(inputs: Inputs) -> Settings:
     return Settings(**given)
 
 
-def make_stack(inputs: Inputs, default: str = "") -> Stack | None:
-    """Return the framework, by default the sharding's own, or None with the problem recorded."""
+def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None) -> Stack | None:
+    """Return the framework, by default the devices' or the sharding's own, or None with the problem recorded."""
     from shardwise.plans import find_stack
 
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
         return replace(inputs.imported.stack, settings=make_settings(inputs))
     try:
-        found = find_stack(cast(str, inputs.get("stack", default) or usual_stack(inputs)))
+        found = find_stack(cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster)))
         return replace(found, settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)
@@ -263,6 +263,8 @@ def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:
 
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
 ENGINES = {"AMD": "vllm-rocm", "Apple": "llama.cpp"}
+# The framework that trains on them: nothing else runs on TPUs but through XLA.
+STACKS = {"Google": "xla"}
 
 
 def engine_of(inputs: Inputs, cluster: Cluster) -> str:
@@ -273,11 +275,15 @@ def engine_of(inputs: Inputs, cluster: Cluster) -> str:
     return cast(str, inputs.get("engine", usual))
 
 
-def usual_stack(inputs: Inputs) -> str:
-    """Return the framework of the plan that the flags describe, said where its sharding alone would mean another."""
+def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
+    """Return the framework of the devices, else of the plan that the flags describe, said where it is not expected."""
     from shardwise.plans import Plan, default_stack
     from shardwise.plans.fields import PLAN, keys
 
+    vendor = cluster.device.vendor if cluster else ""
+    if vendor in STACKS:
+        inputs.notes.append(f"stack {STACKS[vendor]}: not given, and the devices are of {vendor}")
+        return STACKS[vendor]
     adapter = str(inputs.values.get("adapter") or "")
     tried = any(isinstance(inputs.values.get(name), str) for name in DEGREES)
     if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):

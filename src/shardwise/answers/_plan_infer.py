@@ -26,19 +26,22 @@ from shardwise.units import show_bytes, show_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.hardware import Cluster
     from shardwise.search import SearchOptions, ServingSpace
 
 
-def space_of(inputs: Inputs, num_devices: int) -> ServingSpace:
-    """Return the space that the flags restrict."""
+def space_of(inputs: Inputs, cluster: Cluster) -> ServingSpace:
+    """Return the space that the flags restrict, with the engine that people run on such devices if none is named."""
     from shardwise.search import IntRanges, ServingSpace, upto
 
     given: dict[str, Any] = {key: IntRanges.parse(inputs.values[key]) for key in SERVE_WHOLES if key in inputs.values}
     given |= {key: inputs.values[key] for key in (*SERVE_WORDS, "batch_step") if key in inputs.values}
+    if "engine" not in inputs.values:
+        given["engine"] = (_case.engine_of(inputs, cluster),)
     if "order" in inputs.values:
         given["orders"] = (order_of(inputs.values["order"]),)
     if inputs.get("at_most", False):
-        given["devices"] = upto(num_devices)
+        given["devices"] = upto(cluster.num_devices)
     return ServingSpace(**given)
 
 
@@ -69,7 +72,7 @@ def ask(inputs: Inputs) -> ServingResult:
     job: Serving = _case.make_serving(searched, model)
     inputs.notes += searched.notes
     try:
-        found = plan_serving(model, cluster, job, space_of(inputs, cluster.num_devices), options_of(inputs))
+        found = plan_serving(model, cluster, job, space_of(inputs, cluster), options_of(inputs))
     except InputError as error:
         inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None

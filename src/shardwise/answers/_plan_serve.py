@@ -73,8 +73,11 @@ def ask(inputs: Inputs) -> LoadResult:
         limits=limits, router=inputs.get("router", "round-robin"), serving=serving, risk=inputs.get("risk", 0.0)
     )
     wanted = inputs.get("objective", "devices"), inputs.get("top", 3)
+    space = space_of(inputs)
+    if "engine" not in inputs.values:
+        space = replace(space, layouts=replace(space.layouts, engine=(serving.engine,)))
     try:
-        found = plan_serve(model, cluster, workload, job, options, (space_of(inputs), *wanted))
+        found = plan_serve(model, cluster, workload, job, options, (space, *wanted))
     except InputError as error:
         inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None

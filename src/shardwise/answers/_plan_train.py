@@ -108,7 +108,7 @@ def question(inputs: Inputs) -> SearchTask:
     # What reads the job reads one value of each of its fields.
     inputs = replace(inputs, values={**inputs.values, **{key: several[0] for key, several in jobs.items()}})
     model, clusters = _case.load_the_model(inputs), _clusters(inputs)
-    stack, job = _case.make_stack(inputs), _case.make_job(inputs, model)
+    stack, job = _case.make_stack(inputs, "", next(iter(clusters), None)), _case.make_job(inputs, model)
     if len(clusters) == 1 and stack is not None and "precision" not in inputs.bad | jobs.keys():
         _case.check_precision(inputs, clusters[0], job.precision or stack.precision)
     if model is None or not clusters or stack is None:

@@ -30,7 +30,7 @@ def ask(inputs: Inputs) -> TrainReport:
     from shardwise.training import Options, train
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
-    stack = _case.make_stack(inputs)
+    stack = _case.make_stack(inputs, cluster=cluster)
     plan, job = _case.make_plan(inputs), _case.make_job(inputs, model)
     if model is not None:
         plan = settled(inputs, stack, model, plan, job.seq_len)
