@@ -97,6 +97,16 @@ def test_samples_of_many_lengths_reserve_the_loss_of_the_longest_again() -> None
         assert many == pytest.approx(room if full else even + float(memory.logits))
 
 
+def test_memory_of_an_unstated_kind_is_what_the_device_shows() -> None:
+    """The context of the driver is beside what the allocator reserves, unless a row says reserved."""
+    job = Training(seq_len=2048, global_batch=4, adapter="lora")
+    report = train(LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, Options(stack="llama-factory"))
+    shown, same, held = (
+        peak_memory(row(memory_kind=kind), report) for kind in ("unspecified", "nvidia_smi", "reserved")
+    )
+    assert shown == same == pytest.approx(held + report.case.stack.context_bytes)
+
+
 def test_targets_of_a_framework_are_its_own() -> None:
     """AgileRL adapts all linear layers where a row names none."""
     assert targets_of(row(framework="AgileRL 2.8", notes="lora_targets=None")) == ("all-linear",)

@@ -258,11 +258,11 @@ def peak_memory(record: Record, report: TrainReport) -> float:
         # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
         room = report.case.cluster.device.memory_bytes - stack.context_bytes
         held = max(held, min(held + max(float(m.logits) for m in stages), room))
-    if kind == "nvidia_smi":
-        return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + held
-    if kind != "reserved":
+    if kind == "reserved":
+        return held
+    if kind != "nvidia_smi":
         record.taken("memory_kind")
-    return held
+    return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + held
 
 
 def stated_floor(record: Record) -> float:
