@@ -264,3 +264,23 @@ def test_stages_that_differ_say_how_far_a_closed_form_is_off() -> None:
     ]
     said = "schedule v-half: seconds of stages that differ are within 11% of its order"
     assert [said in found for found in notes] == [False, True]
+
+
+def test_a_stack_that_cuts_batches_runs_a_smaller_last_micro_batch() -> None:
+    """Of 15 sequences of a replica in micro-batches of 4 the last has 3; 10 in ones of up to 8 are 5 and 5."""
+
+    def busy(micro: int, batch: int) -> float:
+        job = Training(seq_len=1024, global_batch=batch, precision="bf16")
+        return ask(replace(FSDP, micro_batch=micro), job, stack="composer").evaluation.step.pipeline.busy
+
+    assert busy(4, 8 * 15) == pytest.approx(3 * busy(4, 8 * 4) + busy(3, 8 * 3))
+    assert busy(8, 8 * 10) == pytest.approx(2 * busy(5, 8 * 5))
+    assert busy(4, 8 * 14) < busy(4, 8 * 15) < busy(4, 8 * 16)
+
+
+@pytest.mark.parametrize(("stack", "sharding"), [("megatron", "none"), ("deepspeed", "zero1"), ("fsdp2", "fsdp")])
+def test_other_stacks_refuse_a_smaller_last_micro_batch(stack: str, sharding: Any) -> None:
+    """Their own checks want batches of whole micro-batches; composer wants whole sequences of a replica."""
+    job = Training(seq_len=1024, global_batch=8 * 15)
+    assert problems(replace(FSDP, micro_batch=4, sharding=sharding), job, stack=stack) == ["global_batch"]
+    assert problems(replace(FSDP, micro_batch=4), replace(job, global_batch=60), stack="composer") == ["global_batch"]

@@ -55,6 +55,8 @@ class Capabilities:
     schedule: tuple[str, ...]
     rounds: Rounds
     """How it fills the rounds of an interleaved schedule."""
+    splits_batch: bool
+    """The batch of a replica is cut into pieces of which the last may be smaller."""
     sharding: tuple[str, ...]
     """Its own words, the least sharded first."""
     recompute: tuple[str, ...]

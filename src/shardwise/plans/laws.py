@@ -147,22 +147,29 @@ def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
     return tuple(found.items)
 
 
-def batch_problems(plan: Plan, global_batch: int, rounds: Rounds = "whole") -> tuple[Problem, ...]:
+def batch_problems(
+    plan: Plan, global_batch: int, rounds: Rounds = "whole", splits_batch: bool = False
+) -> tuple[Problem, ...]:
     """Return what is wrong between a plan and a global batch, `rounds` as the framework fills those of micro-batches.
+
+    One that cuts batches, outside of pipelines, may have a smaller last micro-batch.
 
     >>> [str(p) for p in batch_problems(Plan(dp=4), 6)]
     ['global_batch = 6: must be a multiple of dp x micro_batch = 4; use one of 4, 8']
+    >>> batch_problems(Plan(dp=2, micro_batch=2), 6, splits_batch=True)
+    ()
     """
     found = Problems()
-    unit = plan.dp * plan.micro_batch
+    cuts = splits_batch and plan.pp == 1
+    unit = plan.dp * (1 if cuts else plan.micro_batch)
     if not is_count(global_batch):
         rule = "must be a whole number of sequences of at least 1"
         found.add("global_batch", global_batch, rule, f"use {unit}, or a multiple of it")
     elif global_batch % unit:
         low = max(unit, global_batch // unit * unit)
-        rule = f"must be a multiple of dp x micro_batch = {unit}"
+        rule = f"must be a multiple of dp{'' if cuts else ' x micro_batch'} = {unit}"
         found.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
-    else:
+    elif not cuts:
         _micro_batches(plan, global_batch // unit, rounds, found)
     return tuple(found.items)
 

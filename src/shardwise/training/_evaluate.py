@@ -37,7 +37,7 @@ from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, step_seconds
+from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, stage_seconds, step_seconds
 from shardwise.training._units import padded
 from shardwise.training._update import with_adapter_states, with_states
 
@@ -320,6 +320,7 @@ def evaluate(
     moved = moved_pages(paged, held, room)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
     job = replace(job, paging=paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0)
+    job = replace(job, spared=spared_seconds(case, machine, z, parts, stages))
     return Evaluation(
         stages=stages,
         memory=memory,
@@ -337,6 +338,21 @@ def evaluate(
     )
 
 
+def spared_seconds(
+    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
+) -> X:
+    """Return by how many seconds the last micro-batch of a replica is shorter than the others; 0 where none is."""
+    zero, whole = 0 * z.num_micro, case.plan.micro_batch
+    rest = case.job.global_batch // case.plan.dp % whole
+    if not rest:
+        return zero
+    last = replace(z, micro_batch=z.micro_batch * (rest / whole))
+    small = padded(case.recipe, last, tables_of(case, m, last).parts)
+    of_all = [stage_seconds(m, z, case.recipe, parts, s).busy for s in stages]
+    of_last = [stage_seconds(m, last, case.recipe, small, s).busy for s in stages]
+    return total(of_all, zero) - total(of_last, zero)
+
+
 def step_of(
     case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
 ) -> StepSeconds[X]:
@@ -345,6 +361,7 @@ def step_of(
     tables = tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
+    job = replace(job, spared=spared_seconds(case, machine, z, parts, stages))
     return step_seconds(machine, z, case.recipe, parts, stages, job)
 
 

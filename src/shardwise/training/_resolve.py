@@ -196,7 +196,8 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     found.items += domain_problems(plan, q.cluster.tiers[0].size)
     found.raise_if_any()
     plan, job = _batch(q, plan, found, notes, seconds)
-    found.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds)
+    plan = _cut(q.stack, plan, job.global_batch, notes)
+    found.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds, q.stack.runs.splits_batch)
     _settings_laws(q.stack, plan, job, found)
     found.raise_if_any()
     return plan, job, tuple(notes)
@@ -245,6 +246,21 @@ def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:
     if own != plan.sharding:
         notes.append(f"sharding {own}: what {q.stack.name} calls {plan.sharding}")
     return replace(plan, sharding=cast(Sharding, own))
+
+
+def _cut(stack: Stack, plan: Plan, batch: int, notes: list[str]) -> Plan:
+    """Return a plan with the micro-batches that a framework cuts the batch of a replica into, the last one smaller.
+
+    Source: as many as hold it, all but the last of one size (composer/core/data_spec.py _split_tensor, torch.chunk).
+    """
+    own, rest = divmod(batch, plan.dp) if is_count(batch) else (0, 1)
+    if not stack.runs.splits_batch or plan.pp > 1 or rest or not own % plan.micro_batch:
+        return plan
+    size = -(-own // -(-own // plan.micro_batch))
+    notes.append(
+        f"micro_batch {size}: {counted(own, 'sequence')} of a replica in micro-batches of at most {plan.micro_batch}"
+    )
+    return replace(plan, micro_batch=size)
 
 
 def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:

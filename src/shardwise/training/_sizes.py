@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic
 
-from shardwise.ledger.number import X, divide, maximum
+from shardwise.ledger.number import X, ceil, divide, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.plans import DEGREES, Plan, shard_of, spans, splits_replicas
 from shardwise.records import dataclass
@@ -49,12 +49,12 @@ class PlanSizes(Generic[X]):
 
 
 def num_micro_batches(plan: Plan, global_batch: int) -> float:
-    """Return how many micro-batches each replica runs in a step.
+    """Return how many micro-batches each replica runs in a step, a smaller last one too.
 
-    >>> num_micro_batches(Plan(dp=4, micro_batch=2), 64)
-    8
+    >>> num_micro_batches(Plan(dp=4, micro_batch=2), 64), num_micro_batches(Plan(dp=4, micro_batch=2), 60)
+    (8, 8)
     """
-    return divide(global_batch, plan.dp * plan.micro_batch)
+    return ceil(divide(global_batch, plan.dp * plan.micro_batch))
 
 
 def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes[Any]:

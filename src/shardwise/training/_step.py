@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from shardwise.ledger.number import X, above, divide, largest, total
+from shardwise.ledger.number import X, above, divide, is_plain, largest, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, merge, sends_overlap
 from shardwise.plans import Schedule
@@ -161,13 +161,17 @@ def boundary_seconds(m: CostModel[X], z: PlanSizes[X], size: X, scattered: bool)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepJob(Generic[X]):
-    """What the step needs to know beside its blocks: schedule, message between stages, tied table, paging seconds."""
+    """What the step needs to know beside its blocks: schedule, message between stages, tied table, paging seconds.
+
+    `spared` are the seconds that a last micro-batch which is smaller than the others does not take.
+    """
 
     schedule: Schedule
     send: X
     tied: bool
     tied_bytes: X
     paging: X | float = 0.0
+    spared: X | float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +246,9 @@ def piped_seconds(
     pipeline = pipeline_time(job.schedule, runs, shape)
     if r.shards_gradients and r.stack.pipeline_keeps_gathered:
         pipeline = with_waits(z, runs, timed, pipeline, find_schedule(job.schedule).mirrored)
+    if not is_plain(job.spared, 0):
+        busy = named(pipeline.busy - named(job.spared, "what the last micro-batch lacks"), "micro-batches")
+        pipeline = replace(pipeline, busy=busy, total=busy + pipeline.bubble + pipeline.exposed_send)
     return Piped(job=job, stages=timed, pipeline=pipeline)
 
 
