@@ -4,7 +4,7 @@
     python -m accuracy update [--accept] [FILE.csv ...]  intervals (bands.toml) and stored results from these files
     python -m accuracy frozen [--update]                 how predictions of the frozen cases moved, or freeze them anew
     python -m accuracy rows [FILE.csv ...]               every row with its prediction, as CSV
-    python -m accuracy gains [FILE.csv ...]              what each entry of what is known of sources brings elsewhere
+    python -m accuracy gains [--update] [FILE.csv ...]   what each entry of what is known of sources brings elsewhere
     python -m accuracy within [FILE.csv ...]             what vLLM serves within measured latencies, over measured
 
 Files are the shipped measurements where none is named.
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("command", nargs="?", choices=commands, default="page")
     parser.add_argument("files", nargs="*")
     parser.add_argument("--accept", action="store_true", help="store results though a headline became worse")
-    parser.add_argument("--update", action="store_true", help="freeze the cases anew")
+    parser.add_argument("--update", action="store_true", help="freeze the cases anew, or store the gains")
     given = parser.parse_intermixed_args(words)
     files = given.files or shipped()
     if given.command == "update":
@@ -42,7 +42,10 @@ def main(words: list[str]) -> int:
     elif given.command == "rows":
         print(rows_csv(measured(files).rows), end="")
     elif given.command == "gains":
-        print(*gains.page(gains.gains(files)), sep="\n")
+        if given.update:
+            gains.store(gains.gains(files))
+        else:
+            print(*gains.page(gains.rows(gains.gains(files))), sep="\n")
     elif given.command == "within":
         print(*within.lines([*within.rows_within(files, "vllm")]), sep="\n")
     else:

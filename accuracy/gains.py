@@ -1,15 +1,21 @@
 """What entries of documented settings, frameworks and stacks bring, and what they bring elsewhere.
 
-    python -m accuracy gains [FILE.csv ...]
+    python -m accuracy gains [--update] [FILE.csv ...]
 
 Every entry is taken out in turn and the rows that it speaks of are predicted again. The gain of a source is by how
-much the mean over its configurations of |log(predicted / measured)| grows without it. The source that gains most is
-taken to be the one that suggested the entry: what is left is its gain elsewhere.
+much the mean over its configurations of |log(predicted / measured)| grows without it. The source that suggested an
+entry is that which a fitted number names, else the one that gains most: what is left is the gain elsewhere.
+
+An entry that states what a file, a page or a log of its source says is a fact and stays; a number that is fitted or
+assumed (`fitted` of frameworks.toml) needs a gain elsewhere. `--update` stores what was found: this module prints it.
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import re
+import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accuracy.files import read
+from accuracy.files import RESULTS, read
 from accuracy.published import KINDS, Entry, Published, documented, documenting, joined
 from shardwise.measured import Comparison, Context, Table, compared, framework_of, matches, read_table
 from shardwise.measured import read as known
@@ -29,6 +35,16 @@ SAME = 1e-4
 KINDS_JUDGED = ("training", "inference")
 # Runs under load, whose simulations take minutes.
 LOADED = ("aic_silicon", "mlperf60", "trtllm_online")
+STORED = RESULTS / "gains.csv"
+_COLUMNS = ("entry", "rests_on", "runs", "source", "gain", "elsewhere", "others")
+FACT, FITTED = "fact of source", "fitted"
+# What names a file, a module, a paper, a release or a commit.
+_CITES = re.compile(
+    r"github[.]com/|openxla[.]org|arXiv|[A-Za-z_]\w*/\w|\b(torch|transformers|trl|axolotl|llamafactory)[. ]\w|"
+    r"\bdocumentation|^(as|the) |\bpull \d+|_\w+_|\w[.](py|md|yaml|toml)\b"
+)
+NEUTRAL: tuple[Any, ...] = (False, 0, 0.0, "", "none", "uniform", "all-to-all", [], {}, {"other": 0.0}, None)
+"""Values that say that a framework does nothing of the kind: nobody cites them."""
 Speaks: TypeAlias = Callable[[Mapping[str, str], Comparison], bool]
 Rows: TypeAlias = Sequence[tuple[dict[str, str], Comparison]]
 
@@ -40,6 +56,8 @@ class Removal:
     name: str
     context: type[Context]
     speaks_of: Speaks
+    basis: str = FACT
+    suggested: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,11 +67,13 @@ class Gain:
     name: str
     runs: int
     sources: Mapping[str, float]
+    basis: str = FACT
+    named: str = ""
 
     @property
     def suggested(self) -> str:
-        """The source that gains most, empty where nothing moves."""
-        return max(self.sources, key=lambda name: self.sources[name], default="")
+        """The source that suggested the entry: as it says, else that which gains most; empty where nothing moves."""
+        return self.named or max(self.sources, key=lambda name: self.sources[name], default="")
 
     @property
     def elsewhere(self) -> float | None:
@@ -66,13 +86,34 @@ def _known(name: str, **fields: Any) -> type[Context]:
     return type(name, (Published,), fields)
 
 
+def cites(source: str) -> bool:
+    """Return whether a text names what can be looked up.
+
+    >>> cites("torch/optim/adamw.py: foreach on CUDA unless told"), cites("middle taken")
+    (True, False)
+    """
+    return bool(_CITES.search(source))
+
+
+def uncited() -> Iterator[str]:
+    """Yield every entry that says what a framework does, is not fitted, and names no file, page or log."""
+    numbers = {one["field"] for one in read("frameworks.toml")["fitted"]}
+    for name, row in _stacks().items():
+        for field, source in row["sources"].items():
+            value = row.get(field)
+            if field not in numbers and value not in NEUTRAL and not cites(source):
+                yield f"stack {name}: {field}"
+    tables = [one for kind in ("framework", "variant", "adjustment") for one in read("frameworks.toml")[kind]]
+    yield from (one["source"] for one in (*Published.documented, *tables) if not cites(one["source"]))
+
+
 def removals() -> Iterator[Removal]:
-    """Yield every entry of this folder, and every field of a stack that differs from what the stack extends."""
-    for index, one in enumerate(Published.documented):
+    """Yield every entry of this folder, every field of a stack that differs from its base, and every fitted number."""
+    for one in Published.documented:
         others = tuple(other for other in Published.documented if other is not one)
         where = ", ".join(f"{cell} {word}" for cell, word in one.get("where", {}).items())
         yield Removal(
-            name=f"documented {index + 1}: {one['citation']} {where} -> {_sets(one['cells'])}",
+            name=f"documented: {one['citation']} {where} -> {_sets({**one['cells'], **one.get('instead', {})})}",
             context=_known("WithoutSetting", documented=others),
             speaks_of=_documents(one),
         )
@@ -85,7 +126,21 @@ def removals() -> Iterator[Removal]:
                 context=_known("WithoutFramework", frameworks=joined(rest, known("frameworks.toml"))),
                 speaks_of=_of_framework(one) if kind == "framework" else _of_cells(one),
             )
-    yield from _of_stacks()
+    numbers = {one["field"]: one for one in table["fitted"]}
+    yield from (one for one in _of_stacks() if one.name.rpartition(" ")[2] not in numbers)
+    yield from map(_of_number, numbers.values())
+
+
+def _of_number(one: Entry) -> Removal:
+    """Return the removal of a fitted number of all stacks: as if nothing of the kind were."""
+    without = {"of": ".*", "where": {}, "sets": {one["field"]: one["without"]}}
+    return Removal(
+        name=f"number {one['field']}",
+        context=_known("WithoutNumber", frameworks=joined({"adjustment": [without]}, Published.frameworks)),
+        speaks_of=lambda _, found: found.conditions is not None,
+        basis=FITTED,
+        suggested=one["suggested"],
+    )
 
 
 def _documents(one: Entry) -> Speaks:
@@ -164,7 +219,8 @@ def _heirs(name: str, field: str) -> tuple[str, ...]:
 
 def gains(files: Iterable[str], entries: Iterable[Removal] | None = None) -> Iterator[Gain]:
     """Yield what entries bring on the rows of files of training and fixed batches."""
-    tables = [table for table in (read_table(path, KINDS) for path in files) if table.kind.name in KINDS_JUDGED]
+    read_ones = (read_table(path, KINDS) for path in files)
+    tables = [_judged(table) for table in read_ones if table.kind.name in KINDS_JUDGED]
     whole = [(table, [*zip(table.rows, _predicted(table, Published), strict=True)]) for table in tables]
     for one in removals() if entries is None else entries:
         moved: dict[str, list[float]] = defaultdict(list)
@@ -177,7 +233,13 @@ def gains(files: Iterable[str], entries: Iterable[Removal] | None = None) -> Ite
             name=one.name,
             runs=sum(map(len, moved.values())),
             sources={source: sum(of) / len(of) for source, of in moved.items()},
+            basis=one.basis,
+            named=one.suggested,
         )
+
+
+def _judged(table: Table) -> Table:
+    return replace(table, rows=tuple(row for row in table.rows if row.get("source") not in LOADED))
 
 
 def _predicted(table: Table, context: type[Context]) -> list[Comparison]:
@@ -201,11 +263,50 @@ def _moved(rows: Rows, again: Sequence[Comparison]) -> Iterator[tuple[str, float
             yield before.source, without - with_it
 
 
-def page(found: Iterable[Gain]) -> Iterator[str]:
-    """Yield a Markdown table of what entries bring."""
-    yield "| entry | runs | its source | gain | elsewhere |"
-    yield "|---|---:|---|---:|---:|"
+def rows(found: Iterable[Gain]) -> Iterator[dict[str, str]]:
+    """Yield what entries bring as rows of results/gains.csv; entries that move no row have no figures."""
     for one in found:
-        own = f"{one.suggested} | {one.sources[one.suggested]:+.1%}" if one.sources else "none | "
-        elsewhere = "none" if one.elsewhere is None else f"{one.elsewhere:+.1%} of {len(one.sources) - 1}"
-        yield f"| `{one.name.replace('|', ' or ')}` | {one.runs} | {own} | {elsewhere} |"
+        yield {
+            "entry": one.name,
+            "rests_on": one.basis,
+            "runs": str(one.runs),
+            "source": one.suggested,
+            "gain": f"{one.sources.get(one.suggested, 0.0):.4f}" if one.sources else "",
+            "elsewhere": "" if one.elsewhere is None else f"{one.elsewhere:.4f}",
+            "others": str(len(set(one.sources) - {one.suggested})),
+        }
+
+
+def store(found: Iterable[Gain]) -> None:
+    """Write what entries bring into results/gains.csv."""
+    with STORED.open("w", encoding="ascii", newline="") as file:
+        write = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        write.writeheader()
+        write.writerows(rows(found))
+
+
+def stored() -> list[dict[str, str]]:
+    """Return the rows of results/gains.csv."""
+    return list(csv.DictReader(STORED.read_text(encoding="ascii").splitlines()))
+
+
+def page(found: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Yield a Markdown table of what entries bring: those that move a row."""
+    yield "| entry | rests on | runs | its source | gain | elsewhere |"
+    yield "|---|---|---:|---|---:|---:|"
+    for row in found:
+        if row["runs"] != "0":
+            elsewhere = f"{float(row['elsewhere']):+.1%} of {row['others']}" if row["elsewhere"] else "none"
+            name = f"`{row['entry'].replace('|', ' or ')}`"
+            cells = (name, row["rests_on"], row["runs"], row["source"], f"{float(row['gain']):+.1%}", elsewhere)
+            yield f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Print the stored table."""
+    print(*page(stored()), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

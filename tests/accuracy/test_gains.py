@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accuracy.gains import Gain, gains, removals
+from accuracy.gains import FACT, FITTED, Gain, gains, page, removals, rows, stored, uncited
 from accuracy.published import Published
 
 HEADER = "case_id,metric,value,model,device,num_gpus,seq_len,global_batch,micro_batch,sharding,framework,quality,source"
@@ -21,7 +21,7 @@ def test_a_gain_elsewhere_leaves_out_the_source_that_suggested_the_entry() -> No
 def test_every_entry_of_this_folder_is_taken_out() -> None:
     """What sources document, frameworks, variants and adjustments are each left out of one context."""
     names = [one.name for one in removals()]
-    assert sum(name.startswith("documented ") for name in names) == len(Published.documented)
+    assert sum(name.startswith("documented: ") for name in names) == len(Published.documented)
     assert {"framework", "variant", "adjustment", "stack"} <= {name.split()[0] for name in names}
 
 
@@ -32,3 +32,31 @@ def test_rows_without_an_entry_are_predicted_anew(tmp_path: Path) -> None:
     chosen = [one for one in removals() if "fsdp2-2024" in one.name and one.name.startswith("framework")]
     (found,) = gains([str(file)], chosen)
     assert found.runs == 2 and set(found.sources) == {"one", "two"} and found.elsewhere is not None
+
+
+# Numbers that move rows by less decide nothing.
+LEAST = 0.001
+
+
+def test_nothing_stands_without_a_citation_or_a_gain_elsewhere() -> None:
+    """Facts name the file, page or log that says so; fitted numbers gain on sources that did not suggest them."""
+    assert [*uncited()] == []
+    numbers = {row["entry"]: row for row in stored() if row["rests_on"] == FITTED}
+    assert set(numbers) == {one.name for one in removals() if one.basis == FITTED}
+    for name, row in numbers.items():
+        assert row["runs"] == "0" or float(row["elsewhere"]) > -LEAST, name
+
+
+def test_the_stored_gains_are_those_of_entries_that_there_are() -> None:
+    """Every row of the stored table is of an entry, and says what that rests on."""
+    known = {one.name: one.basis for one in removals()}
+    assert {row["entry"]: row["rests_on"] for row in stored()}.items() <= known.items()
+
+
+def test_a_fitted_number_names_the_source_that_suggested_it() -> None:
+    """What another source gains is a gain elsewhere though it gains most."""
+    found = Gain(name="number x", runs=4, sources={"a": 0.2, "b": 0.1}, basis=FITTED, named="b")
+    (row,) = rows([found])
+    assert (found.elsewhere, row["source"], row["others"]) == (0.2, "b", "1")
+    assert "| `number x` | fitted | 4 | b | +10.0% | +20.0% of 1 |" in page([row])
+    assert next(iter(rows([Gain(name="y", runs=0, sources={})])))["rests_on"] == FACT
