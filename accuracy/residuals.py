@@ -11,9 +11,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, combinations
 from typing import Any
 
-from shardwise.cost import Conditions, Spread, memory_conditions, typical_slack
+from shardwise import Plan
+from shardwise.cost import Conditions, Paired, Spread, memory_conditions, typical_slack
 from shardwise.measured import Comparison
 
 SHARE = 0.8
@@ -58,6 +60,8 @@ class Residual:
     log: float
     error: float = 0.0
     """What was predicted over what was measured, seconds or bytes, less one."""
+    case: Any = None
+    """The question and the plan that were predicted."""
     typical: bool = False
     """Whether the run counts for how much longer than a record typical ones take: training of all weights does."""
 
@@ -95,6 +99,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             device=row.device,
             num_devices=row.num_devices,
             log=math.log(1 / ratio if "per_second" in row.metric else ratio) + slack,
+            case=row.case,
             typical=typical and "fine-tuning" not in row.conditions.words,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
         )
@@ -133,7 +138,53 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
     beyond = max(1 - share * (1 + CORRECTION / fitted.sources), LEAST)
     places = (min(int(np.searchsorted(passed, at)), len(runs) - 1) for at in (beyond, 0.5, 1 - beyond))
     low, typical, high = (float(scaled[order[place]]) for place in places)
-    return replace(fitted, low=low, typical=typical, high=high)
+    return replace(fitted, low=low, typical=typical, high=high, paired=paired_of(paired(runs)))
+
+
+def paired(runs: Sequence[Residual]) -> list[tuple[str, float]]:
+    """Return for every two runs of one source and job under plans of other degrees how far their ratio was off.
+
+    The source, and the logarithm of measured over predicted ratio of their seconds, without its sign.
+    """
+    jobs: dict[tuple[str, Any], list[Residual]] = defaultdict(list)
+    for one in runs:
+        if one.case is not None:
+            jobs[one.source, replace(one.case, plan=Plan())].append(one)
+    return [
+        (source, abs(one.log - other.log))
+        for (source, _), same in jobs.items()
+        for one, other in combinations(same, 2)
+        if _degrees(one) != _degrees(other)
+    ]
+
+
+_DEGREES = ("tp", "tp2", "cp", "pp", "dp", "ep", "etp")
+
+
+def _degrees(one: Residual) -> tuple[int, ...]:
+    return tuple(getattr(one.case.plan, name) for name in _DEGREES) if one.case else ()
+
+
+def paired_of(pairs: Sequence[tuple[str, float]]) -> Paired | None:
+    """Return what 80 % of pairs of runs lie within, a source weighing as the square root of its pairs."""
+    counts = Counter(source for source, _ in pairs)
+    if len(counts) < FEWEST_SOURCES:
+        return None
+    ordered = sorted((log, 1 / math.sqrt(counts[source])) for source, log in pairs)
+    wanted = SHARE * sum(weight for _, weight in ordered)
+    within = next(i for i, passed in enumerate(accumulate(weight for _, weight in ordered)) if passed >= wanted)
+    return Paired(log=ordered[within][0], pairs=len(pairs), source=", ".join(sorted(counts)))
+
+
+def paired_left_out(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return the share of the pairs of each source that lie within what the others give."""
+    found = {}
+    for source in sorted({source for source, _ in pairs}):
+        made = paired_of([one for one in pairs if one[0] != source])
+        own = [log for name, log in pairs if name == source]
+        if made is not None:
+            found[source] = round(sum(log <= made.log for log in own) / len(own), 3)
+    return found
 
 
 def _scaled(runs: Sequence[Residual], fitted: Spread) -> list[float]:

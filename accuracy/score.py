@@ -22,7 +22,7 @@ from typing import Any
 from accuracy import fits, targets
 from accuracy.files import HERE, RESULTS, shipped
 from accuracy.published import Published, measured
-from accuracy.residuals import Residual, left_out, residuals, share, share_of_groups, spread_of
+from accuracy.residuals import Residual, left_out, paired, paired_left_out, residuals, share, share_of_groups, spread_of
 from shardwise import InputError, count
 from shardwise.cost import Spread
 from shardwise.measured import Errors, Validation, quantile, summary
@@ -40,7 +40,9 @@ KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, 
 _HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
 # `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
 # factor of every condition of a run (`wider`), beyond what typical runs take longer (`slower`, logarithms by family of
-# devices; "" is any other). `seen` are families of devices with runs, by stack or engine, `devices` all devices.
+# devices; "" is any other). `paired` is what 80 % of pairs of runs lie within, two plans of one job of one source: the
+# logarithm of the measured ratio of their values over the predicted one. `seen` are families of devices with runs, by
+# stack or engine, `devices` all devices.
 # Method: accuracy/residuals.py.
 """
 
@@ -83,6 +85,9 @@ def bands_text(made: Mapping[str, Spread]) -> str:
         lines += [f'["{quantity}"]', *(f"{name} = {value:.4f}" for name, value in ends.items())]
         lines.append(f'rows = {one.rows}\nsources = {one.sources}\nsource = "{one.source}"')
         lines.append(f"devices = {json.dumps(one.devices)}")
+        if one.paired:
+            lines += [f'["{quantity}".paired]', f"log = {one.paired.log:.4f}", f"pairs = {one.paired.pairs}"]
+            lines.append(f'source = "{one.paired.source}"')
         lines.append(f'["{quantity}".wider]')
         lines += [f'"{word}" = {factor:.2f}' for word, factor in one.wider.items()]
         lines.append(f'["{quantity}".seen]')
@@ -99,6 +104,7 @@ def update(files: Sequence[str], accept: bool) -> int:
     found = measured(files)
     made: dict[str, Spread] = {}
     coverage: dict[str, dict[str, float]] = {}
+    pairs: dict[str, dict[str, float]] = {}
     by_stack: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = []
     runs = residuals(found.rows)
@@ -107,6 +113,7 @@ def update(files: Sequence[str], accept: bool) -> int:
         made[quantity] = spread_of(own)
         inside = {word: left_out(own, key) for word, key in KEYS.items()}
         coverage[quantity] = {"runs": len(own), "sources": made[quantity].sources, **coverage_of(inside)}
+        pairs[quantity] = paired_left_out(paired(own))
         kinds += kinds_of_runs(quantity, inside["source"])
         by_stack += groups(quantity, own, inside["source"])
     new = medians(measured(shipped()))
@@ -125,8 +132,8 @@ def update(files: Sequence[str], accept: bool) -> int:
     by_source = summary(found.rows, ("source", "metric"))
     errors = {"metric": medians(found), "source": {" ".join(one.group): _row(one) for one in by_source}}
     record = {"constants": constants_hash(), "files": sorted(Path(f).name for f in files), "rows": len(found.rows),
-              "predicted": len(found.predicted), "left_out": coverage, "kinds": kinds, "groups": by_stack,
-              "shipped": new, "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
+              "predicted": len(found.predicted), "left_out": coverage, "pairs": pairs, "kinds": kinds,
+              "groups": by_stack, "shipped": new, "errors": errors, "targets": reached, "verdicts": said}  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n", encoding="ascii")
     return 0
 

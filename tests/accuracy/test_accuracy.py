@@ -6,6 +6,7 @@ import pytest
 
 from accuracy import coverage, page, score, targets
 from accuracy.files import HERE
+from accuracy.residuals import paired_left_out, paired_of
 from shardwise.measured import Validation
 
 TOLERANCE = 0.005
@@ -26,6 +27,15 @@ def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
     assert 0.78 <= found["of_sources"] <= 0.97
     assert 0.75 <= found["of_devices"] <= 0.95
     assert found["source"] >= 0.8
+
+
+def test_pairs_of_runs_weigh_by_their_sources() -> None:
+    """Four in five pairs lie within what is found, a source counting as the root of its pairs; it takes two sources."""
+    many = [("wide", 0.01 * i) for i in range(1, 101)]
+    assert paired_of(many) is None
+    made = paired_of([*many, ("narrow", 0.001)])
+    assert made is not None and made.pairs == 101 and made.log == pytest.approx(0.78)
+    assert paired_left_out([("a", 0.1), ("b", 0.2), ("b", 0.3), ("c", 0.05)]) == {"a": 1.0, "b": 0.0, "c": 1.0}
 
 
 def test_bands_hold_for_every_kind_of_run() -> None:

@@ -288,17 +288,19 @@ def test_scaling_is_drawn(tmp_path: Path) -> None:
 
 
 def test_no_two_plans_read_alike() -> None:
-    """Each row has degrees of its own and says where its axes sit; shares of a step add up to all of it."""
+    """Each row has degrees of its own, says where its axes sit and what ties with it; shares of a step add up to 1."""
     words = shlex.split("plan train llama-3.2-1b --on 16xa100-sxm-80gb --seq-len 2048 --global-batch 64")
     more = shlex.split("--sharding zero1 --recompute none --micro-batch 1 --schedule 1f1b --top 30")
     page = run(*words, *more, "--width", "200").out
     rows = [line.split(maxsplit=1) for line in page.split("FRONT")[0].splitlines() if "micro-batch" in line]
     texts = [text for number, text in rows if number.isdecimal()]
-    assert len(texts) >= 4
+    assert len(texts) >= 2
     assert len({re.sub("micro-batch.*", "", text) for text in texts}) == len(texts)
     assert all("in a domain" in text for text in texts)
-    shares = [re.findall(r"([0-9.]+)%", line) for line in page.split("FRONT")[0].splitlines() if line.count("%") == 4]
-    assert shares
+    assert page.count("ties with ") >= 1 and "..." not in page
+    table = (line for line in page.split("FRONT")[0].splitlines() if line.split()[:1] in ([str(n)] for n in range(9)))
+    shares = [found for line in table if len(found := re.findall(r"([0-9.]+)%", line)) == 4]
+    assert len(shares) == len(texts)
     for row in shares:
         assert sum(map(float, row)) == pytest.approx(100, abs=0.25)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cost import Conditions, band_of, memory_band, spreads
+from shardwise.cost import Conditions, band_of, memory_band, spreads, tie_factor
 
 KNOWN = Conditions(stack="megatron", family="hopper", words=())
 
@@ -35,6 +35,12 @@ def test_a_stack_that_nobody_ran_is_less_known() -> None:
     if "ada" not in spreads()["step_seconds"].seen["megatron"]:
         assert here < elsewhere
     assert here < width("step_seconds", unseen)
+
+
+@pytest.mark.parametrize("quantity", sorted(spreads()))
+def test_a_pair_of_plans_is_known_better_than_each(quantity: str) -> None:
+    """What two plans of one job are both off by falls out of their ratio: ties are no wider than the band of either."""
+    assert 1 <= tie_factor(quantity) <= width(quantity, KNOWN)
 
 
 def test_bytes_are_told_by_the_stack_alone() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import brute_force as brute
-from shardwise.cost import Band, Efficiencies
+from shardwise.cost import Band, Efficiencies, tie_factor
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
@@ -26,6 +28,7 @@ from shardwise.search import (
 )
 from shardwise.search._remedies import broken_law, neighbours, report_on
 from shardwise.search._sensitivity import CONSTANTS, crossing, moved_replicas, moved_steps, with_constant
+from shardwise.search._training import plan_degrees
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
 
@@ -225,6 +228,22 @@ def test_rows_are_choices_and_say_how_far_they_range() -> None:
         alike = found.alternatives(report)
         assert alike[0] == pytest.approx(report.step_seconds)
         assert list(alike) == sorted(alike)
+
+
+def test_groups_of_ties_are_told_apart() -> None:
+    """What ties with the first of a group is behind it by less than pairs of published runs tell, the next is not."""
+    found, tie = _found(), tie_factor("step_seconds")
+    firsts = [group.first for group in found.groups]
+    assert len(firsts) > 1 and firsts[0] is not None
+    assert all(one.step_seconds * tie < other.step_seconds for one, other in pairwise(firsts))
+    assert all(0 <= one.behind <= tie - 1 for group in found.groups for one in group.ties)
+    seen = [plan_degrees(plan) for group in found.groups for plan in (group.first.plan, *(t.plan for t in group.ties))]
+    assert len(set(seen)) == len(seen)
+    assert seen[: len(found.best)] == [plan_degrees(report.plan) for report in found.best][: len(seen)]
+    (rival, *_) = runners_up(found)
+    assert rival.report.plan == firsts[1].plan
+    plans = found.frame()
+    assert {plans["group"][at] for at in np.flatnonzero(plans["step_seconds"] <= firsts[1].step_seconds)} <= {0, 1, 2}
 
 
 def test_a_hopeless_search_names_fewer_bytes() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import brute_force as brute
+from shardwise.cost import tie_factor
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
@@ -30,6 +31,7 @@ from shardwise.search import (
 from shardwise.search._batch import plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
+from shardwise.search._ranking import tied
 from shardwise.training._evaluate import PricedBlocks
 
 DENSE = Attention(heads=16, kv_heads=16, head_dim=64)
@@ -150,13 +152,17 @@ def test_the_search_is_brute_force(kind: str, layers: int) -> None:
     fitting = [r for r in reports if brute.fits(r)]
     assert len(fitting) == found.counts.fitting
     for objective in OBJECTIVES:
-        best = _searched(kind, SearchOptions(objective=objective, top=3), layers)[1].best
+        answer = _searched(kind, SearchOptions(objective=objective, top=3), layers)[1]
+        best, tie = answer.best, tie_factor(answer.options.headline)
         measure = OBJECTIVES[objective]
         values = brute.best_of_degrees(
             fitting, lambda r, of=measure: of(r.step_seconds, r.device_bytes, r.plan.num_devices)
         )
         got = [measure(r.step_seconds, r.device_bytes, r.plan.num_devices) for r in best]
         assert got == pytest.approx(values[:3], rel=1e-9)
+        ranges, sizes = tied(values, tie), [1 + len(group.ties) for group in answer.groups]
+        assert sizes == [end - start for start, end in ranges][: len(sizes)]
+        assert len(sizes) >= min(3, sum(values[start] <= values[min(3, len(values)) - 1] for start, _ in ranges))
     times = sorted((r.step_seconds, r.device_bytes) for r in fitting)
     assert found.front[0].step_seconds == pytest.approx(times[0][0], rel=1e-9)
     for r in found.front:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
@@ -14,12 +15,12 @@ from shardwise.answers._files import command_words
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.answers._plan_page import next_best, rejected, result_tree, wrapped
+from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, wrapped
 from shardwise.answers._plan_train import on_devices, order_of, save_best
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.errors import InputError
-from shardwise.search import ServingResult, runners_up, tokens_per_second_per_gpu
+from shardwise.search import ServingResult, Tie, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardwise.hardware import Cluster
     from shardwise.search import SearchOptions, ServingSpace
+    from shardwise.serving._case import ServingCase
 
 
 def space_of(inputs: Inputs, cluster: Cluster) -> ServingSpace:
@@ -126,10 +128,11 @@ def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[
         {
             **infer_tree(report, found.options.risk),
             "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
+            "group": found.group_of(place),
             "placement": placement(report),
             "command": " ".join(words),
         }
-        for report, words in zip(found.best, commands, strict=True)
+        for place, (report, words) in enumerate(zip(found.best, commands, strict=True))
     ]
     limits = {name: getattr(found.options, name) for name in SERVE_LIMITS if getattr(found.options, name)}
     return result_tree(found, best, short_serve_tree, {"limits": limits, "risk": found.options.risk})
@@ -167,7 +170,7 @@ def serve_page(found: ServingResult, command: Sequence[str], notes_and_width: tu
     _verdict(page, found)
     page.blank()
     if found.best:
-        _best(page, found.best)
+        _best(page, found)
         page.blank()
         _front(page, found.front)
         page.blank()
@@ -236,9 +239,9 @@ def _limits(found: ServingResult) -> str:
     return "; " + ", ".join(said) if said else ""
 
 
-def _best(page: Page, best: Sequence[InferReport]) -> None:
+def _best(page: Page, found: ServingResult) -> None:
     rows = [("#", "tokens/s/dev", "tokens/s", "TTFT", "TPOT", "request", "$/M", "memory", "devices")]
-    for i, report in enumerate(best, 1):
+    for i, report in enumerate((group.first for group in found.groups), 1):
         each, price = tokens_per_second_per_gpu(report), _price(report)
         rows.append(
             (
@@ -255,10 +258,22 @@ def _best(page: Page, best: Sequence[InferReport]) -> None:
         )
     page.table(rows, right=range(9), header=True, indent=2)
     page.blank()
-    for i, report in enumerate(best, 1):
-        page.label(f"{i:>3}", describe_deployment(report), "bold")
-        chance = show_chance(report.chance_to_fit)
-        page.note(f"chance to fit {chance}; request {show_band(report, 'request_seconds', show_seconds)}", "dim")
+    for i, group in enumerate(found.groups, 1):
+        page.label(f"{i:>3}", describe_deployment(group.first), "bold")
+        chance = show_chance(group.first.chance_to_fit)
+        page.note(f"chance to fit {chance}; request {show_band(group.first, 'request_seconds', show_seconds)}", "dim")
+        ties_line(page, group.ties, partial(_formats, group.first.case))
+    explain_ties(page, found.options.serving_headline)
+
+
+def _formats(first: ServingCase, tie: Tie[ServingCase]) -> list[str]:
+    """Return what else differs between a deployment and one that ties with it: batch, formats, engine."""
+    one = tie.case
+    said = [f"batch {one.job.batch}"] if one.job.batch != first.job.batch else []
+    said += [f"weights {one.format.name}"] if one.format.name != first.format.name else []
+    said += [f"cache {one.job.kv_cache or 'usual'}"] if one.job.kv_cache != first.job.kv_cache else []
+    said += [f"GEMMs in {one.compute}"] if one.compute != first.compute else []
+    return said + ([one.engine.name] if one.engine.name != first.engine.name else [])
 
 
 def _price(report: InferReport) -> float | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe_placed, placed_words, placement
 from shardwise.answers._evidence import show_band
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
+from shardwise.cost import spreads, tie_factor
 from shardwise.errors import Problem
-from shardwise.plans import Plan
-from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, runners_up
+from shardwise.plans import DEGREES, Plan
+from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, Tie, runners_up
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -35,12 +36,13 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     best = [
         {
             **train_tree(_with_assumptions(report), found.options.risk),
-            "choice": choice_tree(report),
+            "choice": choice_tree(report.case),
+            "group": found.group_of(place),
             "alternatives": list(found.alternatives(report)[1:]),
             "placement": placement(report),
             "command": " ".join(words),
         }
-        for report, words in zip(found.best, commands, strict=True)
+        for place, (report, words) in enumerate(zip(found.best, commands, strict=True))
     ]
     return result_tree(found, best, short_tree, {"limits": limits_of(found), "risk": found.options.risk})
 
@@ -71,21 +73,20 @@ def result_tree(
     }
 
 
-def choice_tree(report: TrainReport) -> dict[str, Any]:
+def choice_tree(case: TrainingCase) -> dict[str, Any]:
     """Return what of a plan a search may choose beside the plan: the device and the job."""
-    job, case = report.job, report.case
-    precision = case.recipe.precision.name
+    job, precision = case.job, case.recipe.precision.name
     return {"device": case.cluster.device.name, "precision": precision, "optimizer": job.optimizer,
             "global_batch": job.global_batch}  # fmt: skip
 
 
-def choice_words(found: TrainingResult, report: TrainReport) -> list[str]:
+def choice_words(found: TrainingResult, plan: Plan, case: TrainingCase) -> list[str]:
     """Return in words the device and what of the job is chosen, of those that the search has several of."""
     jobs = [task.grid.case.job for task in found.task.tasks]
     devices = {task.grid.case.cluster.device.name for task in found.task.tasks}
     several = {name for name in ("precision", "optimizer", "global_batch") if len({getattr(j, name) for j in jobs}) > 1}
-    one = choice_tree(report)
-    said = [f"{report.plan.num_devices} x {one['device']}"] if len(devices) > 1 else []
+    one = choice_tree(case)
+    said = [f"{plan.num_devices} x {one['device']}"] if len(devices) > 1 else []
     said += [one[name] for name in ("precision", "optimizer") if name in several]
     return said + ([f"batch {one['global_batch']}"] if "global_batch" in several else [])
 
@@ -104,7 +105,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
         "chance_to_fit": report.chance_to_fit,
         "devices": report.plan.num_devices,
         "launchable": not report.unlaunched,
-        "choice": choice_tree(report),
+        "choice": choice_tree(report.case),
         "plan": asdict(report.plan),
     }
 
@@ -188,7 +189,7 @@ def _difference(found: TrainingResult, report: Any) -> str:
     from dataclasses import fields
 
     best, other = found.best[0].plan, report.plan
-    first, own = choice_words(found, found.best[0]), choice_words(found, report)
+    first, own = choice_words(found, best, found.best[0].case), choice_words(found, other, report.case)
     said = [mine for one, mine in zip(first, own, strict=True) if one != mine]
     names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
     said += [f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names]
@@ -201,13 +202,13 @@ def _word(value: object) -> str:
 
 def _described(found: TrainingResult, report: TrainReport) -> str:
     """Return a plan in words, ahead of it what the search chose of devices and job."""
-    return ", ".join([*choice_words(found, report), describe_placed(report)])
+    return ", ".join([*choice_words(found, report.plan, report.case), describe_placed(report)])
 
 
 def _best(page: Page, found: TrainingResult) -> None:
     from shardwise.answers._train_tree import step_tree
 
-    priced = found.grid.case.job.run_tokens > 0
+    priced, firsts = found.grid.case.job.run_tokens > 0, [group.first for group in found.groups]
     money = ("days", "$") if priced else ()
     rows = [
         (
@@ -223,7 +224,7 @@ def _best(page: Page, found: TrainingResult) -> None:
             "in a domain",
         )
     ]
-    for i, report in enumerate(found.best, 1):
+    for i, report in enumerate(firsts, 1):
         step, whole = step_tree(report), report.step_seconds
         rows.append(
             (
@@ -241,11 +242,57 @@ def _best(page: Page, found: TrainingResult) -> None:
         )
     page.table(rows, right=range(len(rows[0]) - 1), header=True, indent=2)
     page.blank()
-    for i, report in enumerate(found.best, 1):
+    for i, group in enumerate(found.groups, 1):
+        report = group.first
         page.label(f"{i:>3}", _described(found, report), "bold")
         page.note(_around(found, report), "dim")
+        ties_line(page, group.ties, lambda tie: choice_words(found, tie.plan, tie.case))
         if report.unlaunched:
             page.note("no launch: " + "; ".join(dict.fromkeys(map(_unlaunched, report.unlaunched))), "yellow")
+    explain_ties(page, found.options.headline)
+
+
+# Ties that are named one by one; of more the nearest are, and the others by the range of each degree.
+_NAMED, _NEAREST = 8, 5
+_TIED = [name for name in DEGREES if name != "vpp"]
+
+
+def ties_line(page: Page, ties: Sequence[Tie[Any]], more: Callable[[Tie[Any]], list[str]]) -> None:
+    """Append which plans tie with one, each by its degrees, `more` words and how far it is predicted to be behind."""
+    if not ties:
+        return
+    named = ties if len(ties) <= _NAMED else ties[:_NEAREST]
+    said = [f"{' '.join([*_degrees(tie.plan), *more(tie)])} (+{tie.behind:.1%})" for tie in named]
+    rest = ties[len(named) :]
+    if rest:
+        last = max(tie.behind for tie in rest)
+        said.append(f"and {len(rest):,} more up to +{last:.1%}: {', '.join(_ranges(rest, more))}")
+    page.note("ties with " + ", ".join(said), "dim")
+
+
+def _degrees(plan: Plan) -> list[str]:
+    return [f"{name} {getattr(plan, name)}" for name in _TIED if getattr(plan, name) > 1] or ["one device"]
+
+
+def _ranges(ties: Sequence[Tie[Any]], more: Callable[[Tie[Any]], list[str]]) -> Iterator[str]:
+    """Yield the range of each degree of some ties, then the other words that are said of them."""
+    for name in _TIED:
+        least, most = (pick(getattr(tie.plan, name) for tie in ties) for pick in (min, max))
+        if most > 1:
+            yield f"{name} {most}" if least == most else f"{name} {least} to {most}"
+    yield from dict.fromkeys(word for tie in ties for word in more(tie))
+
+
+def explain_ties(page: Page, headline: str) -> None:
+    """Append what makes plans tie."""
+    found = spreads()[headline].paired if headline else None
+    if found is not None:
+        page.blank()
+        page.note(
+            f"a row stands for all plans up to {tie_factor(headline) - 1:.0%} behind its first: of {found.pairs:,} "
+            "published pairs of plans of one job, 8 of 10 came within that of their predicted ratio",
+            "dim",
+        )
 
 
 def _unlaunched(problem: Problem) -> str:

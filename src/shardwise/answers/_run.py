@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -41,6 +43,7 @@ def answer(words: Sequence[str]) -> Answer:
     name, rest = _command_of(words)
     command = _commands.command(name, _kind_of(rest, name))
     found = scan(rest, command)
+    _name_the_kind(found, rest, command)
     if behind and "from_args" in command.flags:
         found.put(command.flags["from_args"], behind)
     elif behind:
@@ -107,6 +110,9 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
         if word in _commands.NAMES:
             return word, [*words[:i], *words[i + 1 :]]
     plain = [word for word in words if not word.startswith("-")]
+    if plain and _is_model(plain[0]):
+        line = shlex.join(["shardwise", "train" if len(words) > 1 else "count", *words])
+        raise fail("command", plain[0], "is a model, and no command stands before it", f"write for example `{line}`")
     path = _config_of(words)
     if path is not None:
         name = read_case(path).get("command")
@@ -130,6 +136,30 @@ def _kind_of(words: Sequence[str], name: str) -> str:
     path = _config_of(words)
     said = read_case(path).get(key) if path is not None else None
     return next((word for word in words if word in kinds), said if said in kinds else "")
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word names a model that is known, or a file of one."""
+    from shardwise.models import load_model
+
+    try:
+        load_model(word)
+    except InputError:
+        return False
+    return True
+
+
+def _name_the_kind(found: ScannedWords, words: Sequence[str], command: Command) -> None:
+    """Take a lone word for the model where a search or an export is not told of what: only that is then missing."""
+    key, kinds = _commands.KINDS.get(command.name, ("", ()))
+    if not key or len(found.words) != 1 or key in found.given or _config_of(words) is not None:
+        return
+    (word,) = found.words
+    if word not in kinds and not get_close_matches(word, kinds, 1, 0.5):
+        line = shlex.join(["shardwise", command.name, kinds[0], *words])
+        rest = f"; in place of {kinds[0]} also {', '.join(kinds[1:])}"
+        found.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
+        found.words.insert(0, kinds[0])
 
 
 def _config_of(words: Sequence[str]) -> str | None:
@@ -287,8 +317,6 @@ def _find(name: str, command: Command) -> tuple[Flag | None, bool]:
 
 def _remedy(key: str, command: Command) -> str:
     """Return which flag may be meant: the one that other systems call so, else one that is spelt alike."""
-    from difflib import get_close_matches
-
     options = {field: flag.option for field, flag in command.flags.items()}
     lists = f"`shardwise {command.name} --help` lists them"
     long = next((field for field, short in _flags.SHORT.items() if short == f"-{key}"), key)

@@ -8,11 +8,13 @@ other packages use is listed here.
 from shardwise.cost._bands import (
     Band,
     Conditions,
+    Paired,
     Spread,
     band_of,
     memory_band,
     memory_conditions,
     spreads,
+    tie_factor,
     typical_slack,
 )
 from shardwise.cost._kernels import (
@@ -115,6 +117,7 @@ __all__ = [
     "KernelCosts",
     "Network",
     "NetworkLink",
+    "Paired",
     "PassSeconds",
     "ProductRates",
     "Prompt",
@@ -170,6 +173,7 @@ __all__ = [
     "sent_bytes",
     "spreads",
     "stored",
+    "tie_factor",
     "tiled_parts",
     "typical_slack",
     "wire_of",

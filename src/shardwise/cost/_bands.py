@@ -97,6 +97,18 @@ class Conditions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Paired:
+    """How far two plans of one job were off against each other: what both are off by falls out of their ratio.
+
+    `log` is what 80 % of the logarithms of measured over predicted ratios of `pairs` of published runs lie within.
+    """
+
+    log: float
+    pairs: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
     """How far published runs were off in one headline.
 
@@ -104,7 +116,7 @@ class Spread:
     scale: `scale` times the factor of every condition of a run (`wider`).
     `seen` are families of devices with runs, by stack or engine, `devices` all devices with runs. `slower` are the
     logarithms of how much longer typical runs take than predicted, by family, of all where none is named: residuals are
-    those that this leaves.
+    those that this leaves. `paired` is known where sources ran several plans of one job.
     """
 
     low: float
@@ -118,6 +130,7 @@ class Spread:
     source: str
     devices: tuple[str, ...] = ()
     slower: Mapping[str, float] = field(default_factory=dict)
+    paired: Paired | None = None
 
     def scale_of(self, known: Conditions) -> float:
         """Return how far a run is off: the logarithm by which one of its kind usually is."""
@@ -146,6 +159,19 @@ def band_of(quantity: str, known: Conditions) -> Band:
     True
     """
     return spreads()[quantity].band(known)
+
+
+def tie_factor(quantity: str) -> float:
+    """Return the ratio of a headline of two plans of one job up to which neither is known to be the better one.
+
+    Within it the plan that is predicted to be worse is the better one with a chance of 10 % and more. It is 1 where
+    there is no headline, or no source ran several plans of one job.
+
+    >>> 1 < tie_factor("step_seconds") < 1.3, tie_factor("")
+    (True, 1.0)
+    """
+    found = spreads()[quantity].paired if quantity else None
+    return math.exp(found.log) if found else 1.0
 
 
 def typical_slack(family: str) -> float:

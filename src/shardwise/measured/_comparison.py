@@ -6,11 +6,15 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardwise.cost import Conditions
 from shardwise.ledger.number import quantile
 from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from shardwise.serving._case import ServingCase
+    from shardwise.training import TrainingCase
 
 COLUMNS = (
     *("case_id", "metric", "measured", "predicted", "relative_error", "low", "high", "status", "assumed"),
@@ -58,6 +62,8 @@ class Comparison:
     """The headline whose band the row adds to, where its metric alone does not say so."""
     cache_share: float = 0.0
     """The share that the cache takes of what an engine may use, predicted, where a row is of the cache."""
+    case: TrainingCase | ServingCase | None = None
+    """The question and the plan that were predicted, of runs."""
 
     @property
     def relative_error(self) -> float | None:
@@ -86,6 +92,7 @@ class Prediction:
     conditions: Conditions | None = None
     headline: str = ""
     cache_share: float = 0.0
+    case: TrainingCase | ServingCase | None = None
 
 
 def rows_csv(rows: Iterable[Comparison]) -> str:

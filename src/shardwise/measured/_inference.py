@@ -71,6 +71,7 @@ class InferenceRows:
             fits=fits,
             conditions=report.conditions,
             cache_share=report.cache_share,
+            case=report.case,
         )
 
     def _loaded(self, record: Record, context: Context) -> Prediction:

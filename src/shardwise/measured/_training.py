@@ -70,7 +70,14 @@ class Predicted:
         interval = interval_of(own, self.report, value, self.assumed)
         assumed = tuple(dict.fromkeys((*self.assumed, *own.assumed)))
         known = self.report.conditions_for(any(one.startswith(WEIGHTY) for one in self.assumed))
-        return Prediction(value=value, interval=interval, assumed=assumed, fits=self.fits, conditions=known)
+        return Prediction(
+            value=value,
+            interval=interval,
+            assumed=assumed,
+            fits=self.fits,
+            conditions=known,
+            case=self.report.case,
+        )
 
 
 class TrainingRows:

@@ -40,7 +40,7 @@ class PlanBatch:
     """Evaluated plans of one schedule, number of chunks and sharding: seconds and bytes, which fit, and their keys.
 
     Arrays have one shape, or broadcast to it; `group` is the number of a plan's degrees in `degrees`, `key` takes
-    its flat index.
+    its flat index. Bytes that the host of a node lacks are told where every plan is timed.
     """
 
     step_seconds: Any
@@ -50,6 +50,7 @@ class PlanBatch:
     group: Any
     degrees: Mapping[Degrees, int]
     key: Any
+    host_short_bytes: Any = 0.0
 
 
 def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: Any, place: Any) -> list[Any]:

@@ -58,7 +58,8 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
 class Composition:
     """One schedule over one partition of the layers, recorded for every sharding.
 
-    Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding.
+    Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding. Where the host
+    of a node may lack memory that is added to `held`, and stands apart as `short` beside `device` bytes.
     """
 
     case: TrainingCase
@@ -119,16 +120,18 @@ class Composition:
                 moved = moved_pages(paged, held, room)
                 held = held + resident_pages(paged, held, room)
             if case.cluster.host_memory_bytes and case.recipe.uses_host:
-                held = self._beyond(z, hosted + moved, held)
+                short = self._short(z, hosted + moved)
+                found |= {f"device {sharding}": held, f"short {sharding}": maximum(short, 0.0)}
+                # So that every limit of bytes rejects the plan, by as much as the host lacks.
+                held = above(short, 0.0, maximum(held, room) + short, held)
             found[f"held {sharding}"] = held
         return found
 
-    def _beyond(self, z: PlanSizes[Any], hosted: Any, held: Any) -> Any:
-        """Bytes on a device; a plan that the host of a node cannot hold misses the device by what the host lacks."""
+    def _short(self, z: PlanSizes[Any], hosted: Any) -> Any:
+        """Bytes that the host of a node lacks, negative where it has room."""
         cluster = self.case.cluster
         sharing = minimum(z.tp * z.tp2 * z.cp * z.pp * z.dp, cluster.devices_per_node)
-        short = hosted * sharing - cluster.host_memory_bytes
-        return above(short, 0.0, maximum(held, cluster.device.usable_memory_bytes) + short, held)
+        return hosted * sharing - cluster.host_memory_bytes
 
     def _held(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""

@@ -250,9 +250,11 @@ class _Job:
             shape = (modes, len(cells.row))
             self.evaluator.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
             if fits.any():
+                device, short = found.get(f"device {sharding}", held), found.get(f"short {sharding}", 0.0)
                 yield PlanBatch(
                     step_seconds=np.broadcast_to(found[f"step {sharding}"], shape),
-                    device_bytes=held.take(cells.row, axis=-1),
+                    device_bytes=np.broadcast_to(device, held.shape).take(cells.row, axis=-1),
+                    host_short_bytes=np.broadcast_to(short, held.shape).take(cells.row, axis=-1),
                     fits=fits.take(cells.row, axis=-1),
                     key=self._keys(cells, sharding),
                     **self._kind(chosen[cells.row]),

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardwise.cost import tie_factor
 from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
 from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS
 from shardwise.search._batch import AHEAD
+from shardwise.search._columns import distinct_rows
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
-from shardwise.search._options import SearchOptions
+from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, SearchOptions
+from shardwise.search._ranking import tied
 from shardwise.training import TrainingCase
 
 if TYPE_CHECKING:
@@ -31,44 +34,56 @@ def training_frame(grids: Sequence[PlanGrid], options: SearchOptions) -> Frame:
     for grid in grids:
         columns.append(_grid_columns(grid, options, left))
         left -= len(columns[-1]["devices"])
-    if len(columns) == 1:
-        return Frame(columns[0])
-    found = {name: [value for some in columns for value in some[name]] for name in columns[0]}
     sizes = [len(some["devices"]) for some in columns]
+    if len(columns) == 1:
+        return Frame({**columns[0], "group": _groups(columns[0], grids, sizes, options)})
+    found = {name: [value for some in columns for value in some[name]] for name in columns[0]}
     said = [_shared(grid.case) for grid in grids]
     apart = {name: [s[name] for s, size in zip(said, sizes, strict=True) for _ in range(size)] for name in said[0]}
     arrays = {name: np.array(v) if isinstance(columns[0][name], np.ndarray) else v for name, v in found.items()}
-    return Frame({**apart, **arrays})
+    return Frame({**apart, **arrays, "group": _groups(arrays, grids, sizes, options)})
+
+
+def _groups(columns: dict[str, Any], grids: Sequence[PlanGrid], sizes: Sequence[int], options: SearchOptions) -> Any:
+    """Return the group of ties of every plan, as pages have them in rows."""
+    choice, weight = (
+        np.repeat([getattr(grid.variant, name) for grid in grids], sizes) for name in ("choice", "weight")
+    )
+    seconds, held, devices = columns["step_seconds"] * weight, columns["device_bytes"], columns["devices"]
+    sets = [choice, devices, *(columns[name] for name in DEGREES if name != "vpp")]
+    values = OBJECTIVES[options.objective](seconds, held, devices)
+    return groups_of(sets, values, columns["fits_at_risk"], tie_factor(options.headline))
 
 
 def _shared(case: TrainingCase) -> dict[str, Any]:
     """Return what all plans of a grid share and those of another may not."""
     words = {name: "+".join(getattr(case.plan, name)) for name in ("offload", "modules")}
-    job = {name: getattr(case.job, name) for name in ("optimizer", "global_batch")}
     shift = case.stack.partition.partition(" ")[2] or "usual"
-    precision = case.recipe.precision.name
-    return {"device": case.cluster.device.name, "precision": precision, **job, **words, "shard": case.plan.shard,
-            "stage_layers": shift, "recompute_layers": case.plan.recompute_layers}  # fmt: skip
+    job, precision = case.job, case.recipe.precision.name
+    chosen = {"device": case.cluster.device.name, "precision": precision, "optimizer": job.optimizer}
+    numbers = {"shard": case.plan.shard, "stage_layers": shift, "recompute_layers": case.plan.recompute_layers}
+    return {**chosen, "global_batch": job.global_batch, **words, **numbers}
 
 
 def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str, Any]:
     """Return the columns of every legal plan of a grid, at most so many."""
     # Without a limit of bytes every legal plan "fits".
     evaluator = Evaluator(grid, math.inf, prune=False)
-    keys, seconds, held, count = [], [], [], 0
+    keys, numbers, count = [], [], 0
     for start, end in grid.chunks(options.rows):
         for batch in evaluator.batches(start, end):
             legal = np.flatnonzero(batch.fits)
             keys.append(batch.key.table(legal)[:, AHEAD:])
             # Copies: the next batch is computed in the same memory.
-            seconds.append(batch.step_seconds.reshape(-1)[legal])
-            held.append(batch.device_bytes.reshape(-1)[legal])
+            columns = batch.step_seconds, batch.device_bytes, batch.host_short_bytes
+            numbers.append([column.reshape(-1)[legal] for column in columns])
             count += len(legal)
             if count > most:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
-    return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table, seconds, held)}
+    found = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 3
+    return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table[:, 0], found)}
 
 
 def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
@@ -85,17 +100,40 @@ def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
     return found | {name: np.array(words_)[table[:, at]].tolist() for name, (at, words_) in words.items()}
 
 
-def _answers(case: TrainingCase, risk: float, table: Any, seconds: list[Any], held: list[Any]) -> dict[str, Any]:
+def _answers(case: TrainingCase, risk: float, devices: Any, found: Sequence[Any]) -> dict[str, Any]:
     """Return seconds, bytes, rates and dollars of plans."""
-    step, device = (np.concatenate(one) if one else np.zeros(0) for one in (seconds, held))
-    rate = case.job.tokens_per_step / step / table[:, 0]
-    found = {"step_seconds": step, "device_bytes": device, "tokens_per_second_per_gpu": rate}
-    limit, band = case.cluster.device.usable_memory_bytes, case.memory_band
-    found |= {"fits": device <= limit, "fits_at_risk": device * max(1.0, band.at(risk)) <= limit}
+    step, device, short = found
+    rate = case.job.tokens_per_step / step / devices
+    limit, band, held = case.cluster.device.usable_memory_bytes, case.memory_band, short == 0
+    columns = {
+        "step_seconds": step,
+        "device_bytes": device,
+        "host_short_bytes": short,
+        "tokens_per_second_per_gpu": rate,
+        "fits": held & (device <= limit),
+        "fits_at_risk": held & (device * max(1.0, band.at(risk)) <= limit),
+    }
     price = case.cluster.usd_per_device_hour
     if price is not None and case.job.run_tokens:
-        found["usd"] = price / 3600 * case.job.run_tokens / rate
-    return found
+        columns["usd"] = price / 3600 * case.job.run_tokens / rate
+    return columns
+
+
+def groups_of(sets: Sequence[Any], values: Any, feasible: Any, tie: float) -> Any:
+    """Return the group of ties of every row, from 1: of its set of degrees, by the best feasible row; 0 without one.
+
+    >>> degrees, seconds = np.array([1, 1, 2, 3, 4]), np.array([1.0, 5.0, 1.1, 1.3, 0.5])
+    >>> groups_of([degrees], seconds, np.array([True, True, True, True, False]), 1.2).tolist()
+    [1, 1, 1, 2, 0]
+    """
+    if not len(values):
+        return np.zeros(0, np.int64)
+    first, which = distinct_rows(sets)
+    best = np.full(len(first), np.inf)
+    np.minimum.at(best, which, np.where(feasible, values, np.inf))
+    known = np.sort(best[np.isfinite(best)])
+    starts = known[[start for start, _ in tied(known, tie)]]
+    return np.where(np.isfinite(best), np.searchsorted(starts, best, side="right"), 0)[which]
 
 
 def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
@@ -115,4 +153,7 @@ def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
         for name in (*names, "tokens_per_second_per_gpu", "short_by_bytes", "fits", "fits_at_risk")
     }
     price = {} if grid.cluster.usd_per_device_hour is None else {"usd": table.usd}
-    return Frame({**degrees, **said, **numbers, **price})
+    sets = [table.setup, *(degrees[name] for name in grid.own_degrees)]
+    values = SERVING_OBJECTIVES[grid.options.objective](table)
+    groups = groups_of(sets, values, table.fits_at_risk, tie_factor(grid.options.serving_headline))
+    return Frame({**degrees, **said, **numbers, **price, "group": groups})

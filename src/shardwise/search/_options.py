@@ -27,6 +27,9 @@ OBJECTIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "days": lambda seconds, held, devices: seconds,
     "headroom": lambda seconds, held, devices: held + 0 * seconds,
 }
+# The headline that an objective is, where it is not that of a step or a request.
+_HEADLINES = {"memory": "memory.peak_bytes", "headroom": "memory.peak_bytes", "devices": ""}
+_SERVING_HEADLINES = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "devices": ""}
 # Smaller is better; arguments are the columns of a table of deployments.
 SERVING_OBJECTIVES: dict[str, Callable[[Any], Any]] = {
     "throughput": lambda t: 1 / t.tokens_per_second_per_gpu,
@@ -104,6 +107,16 @@ class SearchOptions:
     def sought(self, usual: str) -> SearchOptions:
         """Return the options with the usual objective where none is named."""
         return replace(self, objective=self.objective or usual)
+
+    @property
+    def headline(self) -> str:
+        """The headline of a training plan that the objective is; empty where it is exact."""
+        return _HEADLINES.get(self.objective, "step_seconds")
+
+    @property
+    def serving_headline(self) -> str:
+        """The headline of a deployment that the objective is; empty where it is exact."""
+        return _SERVING_HEADLINES.get(self.objective, "request_seconds")
 
     def harmless(self, deployments: Any) -> Any:
         """Return which deployments fit with the chance asked, within the limits that a larger batch makes harder."""

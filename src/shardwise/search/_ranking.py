@@ -7,51 +7,94 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Self
 
 import numpy as np
 
+from shardwise.errors import Problem
 from shardwise.records import dataclass
 from shardwise.search._batch import Degrees, Entry, PlanBatch, degrees_of
 from shardwise.search._columns import distinct
 from shardwise.search._options import OBJECTIVES
+from shardwise.search._result import Counts
 
 # Plans of one set of degrees that are kept: the best, and those that say how far its row ranges.
 _ALIKE = 5
+# Sets of degrees are kept so many ties behind the best: what is told apart from it is seen, and what ties with that.
+_TIES = 2
+
+
+def tied(values: Any, tie: float) -> list[tuple[int, int]]:
+    """Return where each group of ties begins and ends in sorted values: its first ties with no first before.
+
+    >>> tied([1.0, 1.1, 1.2, 1.3, 2.0], 1.2), tied([1.0, 1.0], 1.0), tied([], 1.2)
+    ([(0, 3), (3, 4), (4, 5)], [(0, 1), (1, 2)], [])
+    """
+    found, start = list[tuple[int, int]](), 0
+    while start < len(values):
+        end = int(np.searchsorted(values, values[start] * tie, side="right")) if tie > 1 else start + 1
+        found.append((start, end))
+        start = end
+    return found
 
 
 @dataclass(slots=True)
 class TopN:
-    """The best plans of the best sets of degrees by an objective: at most `size` sets, a few plans of each."""
+    """The best plans of sets of degrees by an objective: of the `size` best sets, and of those near to them.
+
+    Values whose ratio is up to `tie` do not tell which plan is the better one. `last` is the value of the last of the
+    best sets, `worst` the value from which on a plan of other degrees is not wanted; both shrink as plans come.
+    """
 
     size: int
     objective: str
+    tie: float = 1.0
     sets: dict[Degrees, list[Entry]] = field(default_factory=dict)
+    last: float = math.inf
+    worst: float = math.inf
+    bounds: tuple[Mapping[Degrees, int], Any] | None = field(default=None, repr=False, compare=False)
+    """Sets of degrees of batches, and for each the value above which its plans are not wanted by now."""
 
     @property
-    def entries(self) -> list[Entry]:
-        """The best plan of each set of degrees, the best first."""
+    def ranked(self) -> list[Entry]:
+        """The best plan of each set of degrees that is kept, the best first."""
         return sorted(alike[0] for alike in self.sets.values())
 
     @property
-    def worst(self) -> float:
-        """The value from which on a plan of other degrees is not among the best."""
-        return self.entries[-1].value if len(self.sets) == self.size else math.inf
+    def entries(self) -> list[Entry]:
+        """The best plan of each of the best sets of degrees, the best first."""
+        return self.ranked[: self.size]
+
+    def groups(self) -> list[list[Entry]]:
+        """Return the sets of degrees in groups of ties, at most `size`: each tie with the first of its group.
+
+        The next group begins with the best plan that does not. Groups are whole: of further sets some are not kept.
+        """
+        ranked, last = self.ranked, self.worst / self.tie
+        ranges = tied([entry.value for entry in ranked], self.tie)[: self.size]
+        return [ranked[start:end] for start, end in ranges if ranked[start].value <= last]
 
     def like(self, degrees: Degrees) -> list[Entry]:
-        """Return the best plans of a set of degrees, none behind the last of the other sets."""
-        return [e for e in self.sets.get(degrees, ()) if e.value <= self.worst]
+        """Return the best plans of a set of degrees, none behind the last of the best sets."""
+        return [e for e in self.sets.get(degrees, ()) if e.value <= self.last]
 
     def _bounds(self, batch: PlanBatch) -> Any:
-        """Return for every plan of a batch the value above which it is not wanted."""
-        bounds = np.full(len(batch.degrees), self.worst)
-        for degrees, alike in self.sets.items():
-            group = batch.degrees.get(degrees)
-            if group is not None and len(alike) >= _ALIKE:
-                bounds[group] = min(bounds[group], alike[_ALIKE - 1].value)
-        return bounds[batch.group]
+        """Return for every plan of a batch the value above which it is not wanted.
+
+        Of a set that is known the best is wanted, and a few more that are not behind the last of the best sets.
+        """
+        if self.bounds is None or self.bounds[0] is not batch.degrees:
+            bounds = np.full(len(batch.degrees), self.worst)
+            for degrees, alike in self.sets.items():
+                group = batch.degrees.get(degrees)
+                if group is not None:
+                    few = self.last if len(alike) < _ALIKE else min(alike[-1].value, self.last)
+                    bounds[group] = max(alike[0].value, few)
+            self.bounds = batch.degrees, bounds
+        return self.bounds[1][batch.group]
 
     def may(self, batch: PlanBatch) -> Any:
         """Return which plans may belong to the best, given seconds that their steps are never shorter than."""
@@ -67,39 +110,56 @@ class TopN:
         columns = np.broadcast_arrays(batch.group, values, batch.step_seconds, batch.device_bytes)
         group, *found = (v.ravel()[index] for v in columns)
         order = np.lexsort((found[2], found[1], found[0], group))
-        for i in order[_leading(group[order], [f[order] for f in found], self.size)].tolist():
-            self.put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), batch.key(int(index[i]))))
+        for i in order[_leading(group[order], [f[order] for f in found], self._reach)].tolist():
+            self._put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), batch.key(int(index[i]))))
+        self._trim()
 
-    def put(self, entry: Entry) -> None:
-        """Take one plan, and drop the last where there are too many."""
-        degrees = degrees_of(entry.key)
-        alike = self.sets.setdefault(degrees, [])
+    def _put(self, entry: Entry) -> None:
+        alike = self.sets.setdefault(degrees_of(entry.key), [])
         if entry not in alike:
             insort(alike, entry)
             del alike[_ALIKE:]
-        if len(self.sets) > self.size:
-            del self.sets[max(self.sets, key=lambda one: self.sets[one][0])]
+
+    def _trim(self) -> None:
+        """Drop the sets that are not wanted."""
+        self.bounds = None
+        self.last, self.worst = self._reach(sorted(alike[0].value for alike in self.sets.values()))
+        kept = {d: alike for d, alike in self.sets.items() if alike[0].value <= self.worst}
+        if self.tie == 1 and len(kept) > self.size:
+            kept = dict(sorted(kept.items(), key=lambda one: one[1][0])[: self.size])
+        self.sets = kept
+
+    def _reach(self, values: Sequence[float]) -> tuple[float, float]:
+        """Return the last value of the best sets and that up to which sets are wanted, given the best of some sets."""
+        if len(values) < self.size:
+            return math.inf, math.inf
+        last = float(values[self.size - 1])
+        return last, last if self.tie == 1 else max(last, float(values[0]) * self.tie**_TIES) * self.tie
 
     def copied(self) -> Self:
         """Return what is known by now; what is taken later does not change it."""
-        return replace(self, sets={degrees: [*alike] for degrees, alike in self.sets.items()})
+        return replace(self, sets={degrees: [*alike] for degrees, alike in self.sets.items()}, bounds=None)
 
     def merge(self, other: TopN) -> None:
         """Take the best of another part of the space."""
         for alike in other.sets.values():
             for entry in alike:
-                self.put(entry)
+                self._put(entry)
+        self._trim()
 
 
-def _leading(group: Any, found: Sequence[Any], size: int) -> Any:
-    """Return which of sorted plans are the few best of the best groups; ties stay until their fields are compared."""
+def _leading(group: Any, found: Sequence[Any], reach: Callable[[Any], tuple[float, float]]) -> Any:
+    """Return which of sorted plans are the few best of sets that are wanted; equal ones stay until fields decide."""
     start = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     best = found[0][start]
-    kept = start[best <= np.partition(best, size - 1)[size - 1]] if len(best) > size else start
+    among, worst = reach(np.sort(best))
+    kept = start[best <= worst]
     ends = np.r_[start[1:], len(group)][np.searchsorted(start, kept)]
+    # Of sets behind the best ones no more than the best plan is ever asked for.
+    most = np.where(found[0][kept] <= among, _ALIKE, 1)
     chosen = []
-    for low, high in zip(kept.tolist(), ends.tolist(), strict=True):
-        last = low + _ALIKE - 1
+    for low, high, few in zip(kept.tolist(), ends.tolist(), most.tolist(), strict=True):
+        last = low + few - 1
         if high > last + 1:
             tied = np.all([f[last + 1 : high] == f[last] for f in found], axis=0)
             high = last + 1 + (int(np.argmin(tied)) if not tied.all() else len(tied))
@@ -179,3 +239,40 @@ def _undominated(entries: list[Entry]) -> list[Entry]:
         if not found or entry.device_bytes < found[-1].device_bytes:
             found.append(entry)
     return found
+
+
+@dataclass(slots=True)
+class PartialResult:
+    """What became of the plans of some parts of a space; `nearest` is short of memory, `closest` misses a limit."""
+
+    top: TopN
+    front: ParetoFront
+    counts: Counts = field(default_factory=Counts)
+    rejected: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, Problem] = field(default_factory=dict)
+    nearest: Entry | None = None
+    closest: Entry | None = None
+    parts: int = 0
+
+    @property
+    def known(self) -> tuple[TopN, ParetoFront]:
+        """The best plans and the front of the parts."""
+        return self.top, self.front
+
+    def merge(self, other: PartialResult) -> None:
+        """Take in what became of the plans of other parts."""
+        self.top.merge(other.top)
+        self.front.merge(other.front)
+        for name in ("legal", "fitting", "evaluated", "too_large"):
+            setattr(self.counts, name, getattr(self.counts, name) + getattr(other.counts, name))
+        self.rejected += other.rejected
+        for name, problem in sorted(other.examples.items()):
+            kept = self.examples.get(name, problem)
+            self.examples[name] = min(kept, problem, key=str)
+        self.nearest = least(self.nearest, other.nearest)
+        self.closest = least(self.closest, other.closest)
+        self.parts += other.parts
+
+
+def least(one: Entry | None, other: Entry | None) -> Entry | None:
+    return min(one, other) if one is not None and other is not None else one or other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from shardwise.notebook import Item, Shown
@@ -12,8 +13,10 @@ from shardwise.search._options import SearchOptions
 
 if TYPE_CHECKING:
     from shardwise.frames import Frame
+    from shardwise.plans import Plan
 
 Report = TypeVar("Report")
+Case = TypeVar("Case")
 
 
 @dataclass(slots=True)
@@ -34,6 +37,23 @@ class Rejection:
     title: str
     count: int
     remedy: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tie(Generic[Case]):
+    """A plan that ties with another, behind it by a share of the objective; `case` is its device, job and formats."""
+
+    plan: Plan
+    case: Case
+    behind: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group(Generic[Report, Case]):
+    """A plan, and the best plans of other degrees that tie with it, in the order of the ranking."""
+
+    first: Report
+    ties: tuple[Tie[Case], ...]
 
 
 class Reports(Sequence[Report]):
@@ -97,6 +117,16 @@ class SearchResult(Shown, ABC, Generic[Report]):
     @abstractmethod
     def best(self) -> tuple[Report, ...]:
         """The best plans, each as `train` or `infer` answers it."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> tuple[Group[Report, Any], ...]:
+        """The best plans in groups of ties, each with a plan that is worse than the first of the one before."""
+
+    def group_of(self, place: int) -> int:
+        """Return the number of the group, from 1, of one of the best plans."""
+        ends = accumulate(1 + len(group.ties) for group in self.groups)
+        return next((number for number, end in enumerate(ends, 1) if place < end), len(self.groups))
 
     @property
     @abstractmethod

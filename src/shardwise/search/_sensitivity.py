@@ -253,7 +253,7 @@ def constant_band(name: str, band: Band) -> tuple[float, float]:
 
 
 def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
-    """Return the next plans behind the best, at most so many: each has degrees of its own.
+    """Return the next plans behind the best, at most so many: the first of each group of ties behind its own.
 
     Constants are moved where the objective is made of time; for the others none is listed.
 
@@ -265,9 +265,9 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
     >>> near[0].behind > 0
     True
     """
-    best, *others = found.best or (None,)
-    if best is None or not others:
+    if len(found.groups) < 2:
         return ()
+    best, *others = [group.first for group in found.groups]
     moved, objective = _Moved(found), found.options.objective
     top = found.value(best)  # type: ignore[arg-type]
     moved.look([best, *others[:most]])
@@ -285,8 +285,7 @@ def _band(found: TrainingResult | ServingResult) -> Band:
     best: Any = found.best[0]
     if _trains(best):
         return band_of("step_seconds", best.conditions)
-    quantity = {"ttft": "ttft_seconds", "tpot": "tpot_seconds"}.get(found.options.objective, "request_seconds")
-    return band_of(quantity, best.conditions)
+    return band_of(found.options.serving_headline or "request_seconds", best.conditions)
 
 
 @dataclass

@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.cost import tie_factor
 from shardwise.errors import Problems
 from shardwise.frames import Frame
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
+from shardwise.search._columns import distinct_rows
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
-from shardwise.search._result import Counts, Rejection, Remedy, Reports, SearchResult
+from shardwise.search._ranking import tied
+from shardwise.search._result import Counts, Group, Rejection, Remedy, Reports, SearchResult, Tie, loss_of
 from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import (
@@ -32,7 +35,7 @@ from shardwise.search._serving_table import (
     table_of,
 )
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving._case import job_problems
+from shardwise.serving._case import ServingCase, job_problems
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -111,22 +114,39 @@ class ServingResult(SearchResult[InferReport]):
         return kept[np.lexsort(last)]
 
     @cached_property
-    def _top(self) -> list[int]:
-        """The best row of each set of degrees, formats and engine; replicas and places alike are one."""
-        table, layouts = self.table, self.grid.layouts
-        found: dict[tuple[int, ...], int] = {}
-        alike = [layouts.columns[name][layouts.legal] for name in self.grid.own_degrees]
-        for row in self._ranked.tolist():
-            if table is None or len(found) == self.options.top:
-                break
-            layout = int(table.layout[row])
-            found.setdefault((int(table.setup[row]), *(int(column[layout]) for column in alike)), row)
-        return list(found.values())
+    def _sets(self) -> Any:
+        """The best row of each set of degrees, formats and engine, the best first; replicas and places are one."""
+        if self.table is None or not len(self._ranked):
+            return np.zeros(0, np.int64)
+        layouts, one = self.grid.layouts, self.table.take(self._ranked)
+        columns = (layouts.columns[name][layouts.legal][one.layout] for name in self.grid.own_degrees)
+        return self._ranked[np.sort(distinct_rows([one.setup, *columns])[0])]
 
     @cached_property
     def best(self) -> tuple[InferReport, ...]:
         """The best deployments, each with its best batch, as `infer` answers them."""
-        return tuple(map(self.report, self._top))
+        return tuple(map(self.report, self._sets[: self.options.top].tolist()))
+
+    @cached_property
+    def groups(self) -> tuple[Group[InferReport, ServingCase], ...]:
+        """The best deployments in groups of ties, of other degrees or formats than the first."""
+        if self.table is None:
+            return ()
+        values = SERVING_OBJECTIVES[self.options.objective](self.table.take(self._sets))
+        ranges = tied(values, tie_factor(self.options.serving_headline))
+        return tuple(
+            Group(
+                first=self.report(int(self._sets[start])),
+                ties=tuple(self._tie(place, values[place] / values[start]) for place in range(start + 1, end)),
+            )
+            for start, end in ranges[: self.options.top]
+        )
+
+    def _tie(self, place: int, ratio: float) -> Tie[ServingCase]:
+        plan, job, _ = self._named(row := int(self._sets[place]))
+        case = self.grid.setups[int(self.table.setup[row])][1]  # type: ignore[union-attr]
+        behind = loss_of(self.options.objective, ratio, 1.0)
+        return Tie(plan=plan, case=replace(case, plan=plan, job=job), behind=behind)
 
     @cached_property
     def front(self) -> Sequence[InferReport]:

@@ -9,8 +9,8 @@ from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from shardwise.cost import band_of
-from shardwise.errors import Problem, Problems
+from shardwise.cost import band_of, tie_factor
+from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
@@ -21,52 +21,15 @@ from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
-from shardwise.search._ranking import ParetoFront, TopN
+from shardwise.search._ranking import ParetoFront, PartialResult, TopN, least
 from shardwise.search._remedies import Remedies, report_on
-from shardwise.search._result import Counts, Rejection, Remedy, Reports, SearchResult
+from shardwise.search._result import Counts, Group, Rejection, Remedy, Reports, SearchResult, Tie, loss_of
 from shardwise.search._space import SearchSpace
 from shardwise.search._variants import grids_of
 from shardwise.training import TrainingCase, TrainReport
 
 if TYPE_CHECKING:
     from shardwise.frames import Frame
-
-
-@dataclass(slots=True)
-class PartialResult:
-    """What became of the plans of some parts of a space; `nearest` is short of memory, `closest` misses a limit."""
-
-    top: TopN
-    front: ParetoFront
-    counts: Counts = field(default_factory=Counts)
-    rejected: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, Problem] = field(default_factory=dict)
-    nearest: Entry | None = None
-    closest: Entry | None = None
-    parts: int = 0
-
-    @property
-    def known(self) -> tuple[TopN, ParetoFront]:
-        """The best plans and the front of the parts."""
-        return self.top, self.front
-
-    def merge(self, other: PartialResult) -> None:
-        """Take in what became of the plans of other parts."""
-        self.top.merge(other.top)
-        self.front.merge(other.front)
-        for name in ("legal", "fitting", "evaluated", "too_large"):
-            setattr(self.counts, name, getattr(self.counts, name) + getattr(other.counts, name))
-        self.rejected += other.rejected
-        for name, problem in sorted(other.examples.items()):
-            kept = self.examples.get(name, problem)
-            self.examples[name] = min(kept, problem, key=str)
-        self.nearest = _least(self.nearest, other.nearest)
-        self.closest = _least(self.closest, other.closest)
-        self.parts += other.parts
-
-
-def _least(one: Entry | None, other: Entry | None) -> Entry | None:
-    return min(one, other) if one is not None and other is not None else one or other
 
 
 @dataclass(slots=True)
@@ -87,7 +50,10 @@ class SearchTask:
 
     def __post_init__(self) -> None:
         self.limits = limits_of(self.grid, self.options)
-        self.top, self.front = TopN(self.options.top, self.options.objective), ParetoFront()
+        self.top, self.front = (
+            TopN(self.options.top, self.options.objective, tie_factor(self.options.headline)),
+            ParetoFront(),
+        )
         for other in self.others:
             other.top, other.front = self.top, self.front
 
@@ -166,7 +132,7 @@ class SearchTask:
         """Return what became of the plans of the parts."""
         if not self.others:
             return self._searched(parts)
-        whole = PartialResult(TopN(self.top.size, self.top.objective), ParetoFront())
+        whole = PartialResult(TopN(self.top.size, self.top.objective, self.top.tie), ParetoFront())
         for part in parts:
             task, own = self._own(part)
             whole.merge(task._relative(task._searched([own])))
@@ -185,7 +151,7 @@ class SearchTask:
             for batch in evaluator.batches(start, end):
                 lasting, broken, near = self.limits.kept(batch)
                 rejected += broken
-                closest = _least(closest, near)
+                closest = least(closest, near)
                 self.top.add(self._weighed(lasting, lasting.step_seconds))
                 self.front.add(self._weighed(lasting, batch.step_seconds))
         evaluator.counts.fitting -= sum(rejected.values())
@@ -209,7 +175,7 @@ class TrainingResult(SearchResult[TrainReport]):
     covered: float
 
     def frame(self) -> Frame:
-        """Return every legal plan as a row, fitting or not; bytes that a host lacks are added to those of a device."""
+        """Return every legal plan as a row, fitting or not."""
         from shardwise.search._frames import training_frame
 
         return training_frame([task.grid for task in self.task.tasks], self.options)
@@ -238,6 +204,19 @@ class TrainingResult(SearchResult[TrainReport]):
     def best(self) -> tuple[TrainReport, ...]:
         """The best plan of each of the best sets of degrees, as `train` answers it."""
         return tuple(self.report(entry) for entry in self.partial.top.entries)
+
+    @cached_property
+    def groups(self) -> tuple[Group[TrainReport, TrainingCase], ...]:
+        """The best plans in groups of ties: plans of other degrees that may be as quick as the first of a group."""
+        return tuple(
+            Group(first=self.report(first), ties=tuple(self._tie(entry, first) for entry in others))
+            for first, *others in self.partial.top.groups()
+        )
+
+    def _tie(self, entry: Entry, first: Entry) -> Tie[TrainingCase]:
+        grid = self.task.tasks[grid_of(entry.key)].grid
+        behind = loss_of(self.options.objective, entry.value, first.value)
+        return Tie(plan=plan_of(entry.key, grid), case=grid.case, behind=behind)
 
     def _task_of(self, report: TrainReport) -> SearchTask:
         """Return the search of the grid that a report is of, as far as its cluster and job tell."""
@@ -384,7 +363,7 @@ def searched(
     """Return the answer of a task; an interrupt ends it with what was covered by then."""
     start = time.perf_counter()
     parts = task.parts()
-    whole = PartialResult(TopN(task.top.size, task.top.objective), ParetoFront())
+    whole = PartialResult(TopN(task.top.size, task.top.objective, task.top.tie), ParetoFront())
     try:
         if parts:
             # Processes that are forked have what is recorded before.
