@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from shardwise.answers._sweep import read_study, rows_of
+from shardwise.answers._sweep_page import sweep_figure
 from shardwise.cli import main
 from shardwise.errors import InputError
 from shardwise.search._study import StudyQuestion
@@ -298,3 +299,20 @@ def test_a_study_of_numbers_that_are_none_is_refused(tmp_path: Path, value: str)
 def test_a_study_that_names_a_device_reads_no_end_of_it(tmp_path: Path) -> None:
     """What tells one question from another is read within limits, as every file is."""
     assert StudyQuestion.of({"from": "/dev/zero"}, []).name == StudyQuestion.of({"from": "/dev/zero"}, []).name
+
+
+def test_a_study_is_drawn_over_what_it_varies() -> None:
+    """Seconds are drawn over rates in their order, dollars over prices; each model has a line and a landscape."""
+    rows = [
+        {"rank": 1, "model": model, "on": "8xh100", "memory_bandwidth": rate, "price": price, "step_seconds": seconds,
+         "usd": price * seconds}
+        for model, slower in (("one", 1.0), ("other", 2.0))
+        for rate, seconds in (("3.35TB/s", slower), ("900GB/s", 3 * slower))
+        for price in (1.0, 2.0)
+    ]  # fmt: skip
+    figure = sweep_figure(rows, ("model", "on", "price", "memory_bandwidth"), "step_seconds")
+    _, rates, prices, *others = figure.axes
+    assert [axes.get_ylabel() for axes in (rates, prices)] == ["step seconds", "dollars"]
+    assert [axes.get_title() for axes in others if axes.images] == ["one", "other"]
+    assert [list(line.get_ydata()) for line in rates.lines] == [[3.0, 1.0], [6.0, 2.0]]
+    assert [list(line.get_ydata()) for line in prices.lines] == [[1.0, 2.0], [2.0, 4.0]]

@@ -132,7 +132,7 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
     limit(axes, most / 2**30, f"{front[0].case.cluster.device.name}: {show_bytes(most)}", far)
     if max(r.step_seconds for r in front) > 6 * min(r.step_seconds for r in front):
         axes.set_yscale("log")
-        _plain_log(axes.yaxis)
+        plain_log(axes.yaxis)
     else:
         axes.set_ylim(0)
     if best:
@@ -142,7 +142,7 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
         axes.legend(ncols=2 if narrow() else 3, handletextpad=0.1, columnspacing=0.8, labelspacing=0.25, **under)
 
 
-def _plain_log(axis: Any) -> None:
+def plain_log(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -182,7 +182,7 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     shown = [n for n in devices if n & (n - 1) == 0] if len(devices) > 8 else devices
     axes.set_xticks(shown, [f"{n:,}" for n in shown])
     axes.minorticks_off()
-    _plain_log(axes.yaxis)
+    plain_log(axes.yaxis)
     for n, rate, whole in zip(devices, rates, ideal, strict=True):
         if n in shown and n != devices[0]:
             spot: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "va": "top", "ha": "left"}

@@ -224,7 +224,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     folder = StudyFolder(Path(inputs.values["out"]))
     found = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
     status = 130 if found.left else 0 if any((row["rank"] or 0) > 0 for row in found.rows) else 1
-    headline = "step_seconds" if task == "train" else "value"
+    headlines = ("step_seconds", "usd_per_million_output_tokens", "request_seconds")
+    headline = next((name for name in headlines if any(row.get(name) for row in found.rows)), "value")
 
     def tree() -> dict[str, Any]:
         return {

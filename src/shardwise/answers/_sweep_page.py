@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._page import Page
-from shardwise.answers._paper import GREY, paper_width
+from shardwise.answers._paper import GREY, fitting, narrow, paper_width
 from shardwise.answers._plots import header
-from shardwise.answers._plots_search import SERIES
+from shardwise.answers._plots_search import SERIES, plain_log
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _SHOWN = 20
 _LATENCIES = ("step_seconds", "tpot_seconds", "request_seconds")
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+# Series that have a look of their own, values that are named on an axis, models with a landscape, bars of a plot.
+_MOST_SERIES, _MOST_TICKS, _MOST_MODELS, _MOST_BARS = 14, 8, 3, 24
 
 
 def sweep_page(found: StudyResult, asked: Sequence[StudyQuestion], shown: Sequence[str], width: int) -> Page:
@@ -61,10 +64,10 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a value of a study as a number: of devices how many there are, of a rate its figure.
+    """Return a value of a study as a number: of devices how many there are, of a rate its figure in the plain unit.
 
-    >>> _number("8xh100"), _number("2x8xh100"), _number(2.5), _number("3.35TB/s"), _number("h100")
-    (8.0, 16.0, 2.5, 3.35, None)
+    >>> _number("8xh100"), _number("2x8xh100"), _number(2.5), _number("3.35TB/s"), _number("900GB/s"), _number("h100")
+    (8.0, 16.0, 2.5, 3350000000000.0, 900000000000.0, None)
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -73,30 +76,50 @@ def _number(value: Any) -> float | None:
     counts = re.match(r"((?:\d+\s*[xX]\s*)+)(?=\D)", str(value))
     if counts:
         return float(math.prod(int(n) for n in re.findall(r"\d+", counts[1])))
-    figure = re.match(r"\d+(\.\d+)?", str(value))
-    return float(figure[0]) if figure else None
+    figure = re.match(r"(\d+(?:\.\d+)?)\s*([kKMGTP]?)", str(value))
+    return float(figure[1]) * _PREFIXES[figure[2]] if figure else None
 
 
 def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Figure:
-    """Return the plots that a study has: seconds by devices, a landscape of two rates, and devices by price."""
+    """Return the plots that a study has: seconds by devices and rates, landscapes of two of them, dollars by device."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     best = [row for row in rows if row["rank"] == 1]
     scales = [name for name in shown if name not in ("model", "on") and _spread(best, name)]
-    draws: list[tuple[str, Any]] = []
-    if _spread(best, "on"):
-        draws.append(("devices", lambda axes: _lines(axes, best, "on", headline)))
-    draws += [(name, lambda axes, name=name: _lines(axes, best, name, headline)) for name in scales[:2]]
-    if len(scales) >= 2:
-        draws.append(("landscape", lambda axes: _landscape(axes, best, scales[:2], headline)))
-    if any(row.get("usd") for row in best) or any(row.get("usd_per_million_output_tokens") for row in best):
-        draws.append(("price", lambda axes: _by_price(axes, best)))
-    figure = Figure(figsize=(paper_width(), 0.5 + 2.6 * max(1, len(draws))), layout="constrained")
-    axes = figure.subplots(len(draws) + 1, 1, squeeze=False, height_ratios=[0.12, *[1.0] * len(draws)])[:, 0]
-    header(axes[0], "The best plan of every question", [f"{len(best):,} of {len(rows):,} rows have a plan"])
-    for place, (_, draw) in zip(axes[1:], draws, strict=True):
-        draw(place)
+    # A price moves no second.
+    scales = sorted(scales, key=lambda name: name == "price")[:2]
+    lines = [*(["on"] if _spread(best, "on") else []), *scales]
+    bars = len({_series_of(row, best) for row in best if row.get(_dollars(row))})
+    priced = bars > 1
+    heights = [2.4] * len(lines) + ([2.4] if len(scales) == 2 else []) + ([0.7 + 0.16 * min(bars, _MOST_BARS)] * priced)
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06, rect=(0.03, 0, 0.97, 1))
+    figure = Figure(figsize=(paper_width(), 1.2 + sum(heights)), layout=engine)
+    grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[0.4, *heights])
+    header(figure.add_subplot(grid[0]), *_said(best, len(rows)))
+    places = iter(range(1, 1 + len(heights)))
+    for name in lines:
+        _lines(figure.add_subplot(grid[next(places)]), best, name, _headline(name, best, headline))
+    if lines:
+        _legend(figure, best)
+    if len(scales) == 2:
+        models = _models(best)[: 1 if narrow() else _MOST_MODELS]
+        inner = grid[next(places)].subgridspec(1, len(models))
+        for i, model in enumerate(models):
+            some = [row for row in best if row.get("model") == model]
+            _landscape(figure.add_subplot(inner[i]), some, scales, _headline(scales[1], best, headline))
+    if priced:
+        _by_price(figure.add_subplot(grid[next(places)]), best)
     return figure
+
+
+def _said(best: Sequence[Row], count: int) -> tuple[str, list[str]]:
+    """Return the title, and how many rows there are and what of a name all of them share."""
+    shared = [words for words in (_models(best), _devices(best)) if len(words) == 1]
+    words = ", ".join(str(one[0]) for one in shared)
+    return "The best plan of every question", [
+        f"{len(best):,} of {count:,} rows have a plan" + f"; {words}" * bool(words)
+    ]
 
 
 def _spread(rows: Sequence[Row], name: str) -> bool:
@@ -108,53 +131,107 @@ def _device(row: Row) -> str:
     return re.sub(r"^(\d+\s*[xX]\s*)+", "", str(row.get("on")))
 
 
-def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(f"{row.get('model')} on {_device(row)}", []).append(row)
-    return found
+def _models(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(str(row.get("model")) for row in rows))
+
+
+def _devices(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(map(_device, rows)))
+
+
+def _series_of(row: Row, rows: Sequence[Row]) -> str:
+    """Return what tells the line of a row from others: its model, its device, or both where both vary."""
+    words = [str(row.get("model"))] if len(_models(rows)) > 1 else []
+    return " on ".join([*words, *([_device(row)] if len(_devices(rows)) > 1 or not words else [])])
+
+
+def _dollars(row: Row) -> str:
+    return "usd" if row.get("usd") else "usd_per_million_output_tokens"
+
+
+def _headline(name: str, rows: Sequence[Row], headline: str) -> str:
+    """Return what is drawn over an axis of a study: over prices dollars, where there are any."""
+    return _dollars(rows[0]) if name == "price" and rows and rows[0].get(_dollars(rows[0])) else headline
+
+
+def _title(headline: str) -> str:
+    """Return the words of a headline.
+
+    >>> _title("step_seconds"), _title("usd_per_million_output_tokens")
+    ('step seconds', 'dollars per million output tokens')
+    """
+    return re.sub("^usd", "dollars", headline).replace("_", " ")
+
+
+def _looks(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return how each series is drawn, and what the legend calls it; of many series those of one device are alike."""
+    series = {_series_of(row, rows): _device(row) for row in rows}
+    named = list(series) if len(series) <= _MOST_SERIES else list(dict.fromkeys(series.values()))
+    looks = [{"color": c, "marker": m, "ls": line} for line in ("-", "--", ":", "-.") for c, m in SERIES]
+    own = {name: looks[place % len(looks)] for place, name in enumerate(named)}
+    return {one: (own[one], one) if one in own else (own[device], device) for one, device in series.items()}
+
+
+def _legend(figure: Figure, rows: Sequence[Row]) -> None:
+    """Name the series of all lines once, below the plots."""
+    from matplotlib.lines import Line2D
+
+    named = {name: look for look, name in _looks(rows).values()}
+    if 1 < len(named) <= _MOST_SERIES:
+        handles = [Line2D([], [], ms=3.5, label=name, **look) for name, look in named.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=fitting(3))
 
 
 def _lines(axes: Axes, rows: Sequence[Row], name: str, headline: str) -> None:
     """Draw the least of the headline at each value of an axis, a line for each model and device."""
-    for (label, some), (colour, mark) in zip(_series(rows).items(), _looks(), strict=False):
-        least: dict[float, float] = {}
-        for row in some:
-            at = _number(row[name]) or 0.0
-            least[at] = min(least.get(at, math.inf), row[headline])
-        axes.plot(sorted(least), [least[at] for at in sorted(least)], color=colour, marker=mark, ms=3.5, label=label)
+    drawn: dict[str, dict[float, float]] = {}
+    for row in rows:
+        least, at = drawn.setdefault(_series_of(row, rows), {}), _number(row[name]) or 0.0
+        least[at] = min(least.get(at, math.inf), row[headline])
+    looks = _looks(rows)
+    for one, least in drawn.items():
+        axes.plot(sorted(least), [least[at] for at in sorted(least)], ms=3.5, lw=1.1, **looks[one][0])
     axes.set(xscale="log", yscale="log", xlabel="devices" if name == "on" else name.replace("_", " "))
-    axes.set_ylabel(headline.replace("_", " "))
-    axes.legend(fontsize=6.5)
+    axes.set_ylabel(_title(headline))
+    plain_log(axes.yaxis)
+    plain_log(axes.xaxis)
+    words = _words(rows, name)
+    if len(words) <= _MOST_TICKS:
+        axes.set_xticks(list(words), list(words.values()), minor=False)
+        axes.set_xticks([], minor=True)
 
 
-def _looks() -> list[tuple[str, str]]:
-    return [(colour, mark) for _ in range(8) for colour, mark in SERIES]
+def _words(rows: Sequence[Row], name: str) -> dict[float, str]:
+    """Return the values of an axis in order, each as the study has it."""
+    found = {_number(row[name]) or 0.0: row[name] for row in rows}
+    return {at: f"{at:g}" if name == "on" else str(found[at]) for at in sorted(found)}
 
 
 def _landscape(axes: Axes, rows: Sequence[Row], names: Sequence[str], headline: str) -> None:
-    """Draw the least of the headline over two axes of the study."""
+    """Draw the least of the headline of one model over two axes of the study."""
     least: dict[tuple[float, float], float] = {}
     for row in rows:
         at = (_number(row[names[0]]) or 0.0, _number(row[names[1]]) or 0.0)
         least[at] = min(least.get(at, math.inf), row[headline])
-    across, up = (sorted({at[i] for at in least}) for i in (0, 1))
+    across, up = (_words(rows, name) for name in names)
     grid = [[least.get((x, y), math.nan) for x in across] for y in up]
     image = axes.imshow(grid, origin="lower", aspect="auto", cmap="cividis_r")
-    axes.set_xticks(range(len(across)), [f"{x:g}" for x in across])
-    axes.set_yticks(range(len(up)), [f"{y:g}" for y in up])
-    axes.set(xlabel=names[0].replace("_", " "), ylabel=names[1].replace("_", " "))
-    axes.figure.colorbar(image, ax=axes, label=headline.replace("_", " "))
+    turned = 90 if max(map(len, across.values())) * len(across) > 12 else 0
+    axes.set_xticks(range(len(across)), list(across.values()), rotation=turned)
+    axes.set_yticks(range(len(up)), list(up.values()))
+    axes.set(xlabel=names[0].replace("_", " "), ylabel=names[1].replace("_", " "), title=str(rows[0].get("model")))
+    axes.figure.colorbar(image, ax=axes, label=f"least {_title(headline)}")
 
 
 def _by_price(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw what the best plan of each device costs."""
+    """Draw what the best plan of each device costs, the cheapest where there are many."""
     least: dict[str, float] = {}
     for row in rows:
-        cost = row.get("usd") or row.get("usd_per_million_output_tokens")
-        if cost:
-            label = f"{row.get('model')} on {_device(row)}"
+        if cost := row.get(_dollars(row)):
+            label = _series_of(row, rows)
             least[label] = min(least.get(label, math.inf), cost)
-    order = sorted(least, key=lambda label: -least[label])
+    order = sorted(least, key=lambda label: -least[label])[-_MOST_BARS:]
     axes.barh(order, [least[label] for label in order], color=GREY)
-    axes.set_xlabel("dollars, the cheapest of the study")
+    axes.locator_params(axis="x", nbins=4 if narrow() else 8)
+    axes.set_xlabel(f"{_title(_dollars(rows[0]))}, the cheapest of the study")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
