@@ -261,6 +261,15 @@ def test_what_changes_bytes_or_seconds_and_is_left_out_says_why() -> None:
     assert {"--log-interval", "--moe-z-loss-coeff"} <= set(case.silent)
 
 
+def test_experts_of_deepspeed_are_filled_up_to_their_capacity() -> None:
+    """Megatron-DeepSpeed's factor of training is a capacity that is filled, unless no token is dropped."""
+    moe = {"num_experts": 4, "expert_model_parallel_size": 4, "moe_train_capacity_factor": 1.5}
+    case, whole = read(8, **moe), read(8, **moe, disable_moe_token_dropping=True)
+    assert case.job and whole.job and not case.unknown
+    assert (case.job.capacity_factor, case.job.pad_to_capacity) == (1.5, True)
+    assert (whole.job.capacity_factor, whole.job.pad_to_capacity) == (0.0, False)
+
+
 def test_a_parsed_namespace_says_the_same_as_its_words() -> None:
     """A training script's own arguments, defaults included and after validation, give the case of the command."""
     names = {a.name: a.default for a in arguments().values() if a.default not in (None, False)}

@@ -50,7 +50,12 @@ def build(r: Reader, plan: Plan) -> Training:
 
 
 def _capacity(r: Reader) -> dict[str, Any]:
-    """Return up to how many rows experts take, and whether they are filled up to that (core/transformer/moe)."""
+    """Return up to how many rows experts take, and whether they are filled up to that (core/transformer/moe).
+
+    DeepSpeed's always are (deepspeed/moe/sharded_moe.py: what is sent is of experts x capacity).
+    """
+    if r.has("moe_train_capacity_factor") and not r.flag("disable_moe_token_dropping"):
+        return {"capacity_factor": r.number("moe_train_capacity_factor"), "pad_to_capacity": True}
     none = str(r.raw("moe_expert_capacity_factor")).startswith("-")  # below 0: no capacity
     if none or not (r.whole("num_experts", 0) and r.number("moe_expert_capacity_factor")):
         return {}
