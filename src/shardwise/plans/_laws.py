@@ -30,7 +30,11 @@ def _split_sizes(blocks: Sequence[Block]) -> dict[str, list[int]]:
 
 
 def tensor_laws(model: Model, blocks: Sequence[Block], plan: Plan, found: Problems) -> None:
-    """Record what tp does not divide: heads, widths, and key-value heads that it cannot replicate evenly."""
+    """Record what tp does not divide: heads, widths, and key-value heads that it cannot replicate evenly.
+
+    Query heads: vllm config/model.py verify_with_parallel_config, sglang models/llama.py, tensorrt_llm
+    _torch/modules/attention.py (`num_heads % tp_size`), megatron/core/transformer/transformer_config.py.
+    """
     sizes = [(what, n) for what, some in _split_sizes(blocks).items() for n in some]
     groups = {n for b in blocks for m in b.mixers for n in m.replicates()}
 
