@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.models import Attention, Model, load_model, model_from_config
+from shardwise.models import MLP, Attention, Block, Model, load_model, model_from_config
 from shardwise.ops import active_parameters, count_flops, count_parameters
 
 DATA = Path(__file__).parents[1] / "data/models/text_parts.json"
@@ -231,3 +232,13 @@ def test_experts_of_images_are_held_and_no_token_of_text_meets_them() -> None:
     images = 27 * (64 * 3 * 2560 * 512 + 64 * 2560 + 64)
     idle = 27 * (64 - 6) * 3 * 2560 * 1536
     assert count_parameters(model) - active_parameters(model) == images + idle
+
+
+def test_a_model_made_by_hand_is_a_plain_llama() -> None:
+    """What is left out of a model, a block and its parts is what a Llama is: norms, biases, head and logits."""
+    config = {"model_type": "llama", "hidden_size": 64, "vocab_size": 1000, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
+              "tie_word_embeddings": False, "max_position_embeddings": 512}  # fmt: skip
+    block = Block(mixers=(Attention(heads=4, kv_heads=2, head_dim=16),), feed_forward=MLP(ffn=128))
+    by_hand = Model(name="m", family="llama", hidden=64, vocab=1000, layers=(block,) * 2)
+    assert replace(model_from_config(config, name="m"), max_context=0, assumptions=()) == by_hand

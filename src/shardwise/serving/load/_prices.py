@@ -62,7 +62,13 @@ def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: Engine
 
 
 def _between(at: Any, known: Any, values: Any) -> Any:
-    """Return rows of values [layout, known] interpolated at places [layout, ...] between the known ones."""
+    """Return rows of values [layout, known] interpolated at places [layout, ...] between the known ones, and beyond.
+
+    >>> _between(np.array([[0.5, 1.5, 4.0]]), np.array([1.0, 2.0, 3.0]), np.array([[10.0, 20.0, 40.0]])).tolist()
+    [[10.0, 15.0, 60.0]]
+    >>> _between(np.array([[5.0]]), np.array([1.0, 2.0]), np.array([[10.0, 20.0]])).tolist()
+    [[50.0]]
+    """
     i = np.clip(np.searchsorted(known, at, side="right") - 1, 0, max(len(known) - 2, 0))
     j = np.minimum(i + 1, len(known) - 1)
     share = np.clip((at - known[i]) / np.maximum(known[j] - known[i], 1e-9), 0.0, None)
