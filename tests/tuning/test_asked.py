@@ -199,3 +199,28 @@ def test_blocks_that_no_layer_has_are_refused(job: dict[str, Any], said: str) ->
     """A size that does not divide what enters the layers, and one beside a rank or another method."""
     with pytest.raises(InputError, match=said):
         report(**job)
+
+
+@pytest.mark.parametrize(
+    ("job", "taken"),
+    [
+        ({"adapter": "lora"}, ["rank 8: the default of peft"]),
+        ({"adapter": "lora", "rank": 16}, []),
+        ({"adapter": "oft"}, ["blocks of 32 features: the default of peft"]),
+        ({"adapter": "oft", "oft_block_size": 64}, []),
+        ({"adapter": "ia3"}, []),
+    ],
+)
+def test_what_peft_takes_for_a_size_that_is_left_open_is_said(job: dict[str, Any], taken: list[str]) -> None:
+    """A rank or a size of blocks is assumed where neither is given, and for no method that has none."""
+    said = report(**job).assumptions
+    assert [text for text in said if "the default of peft" in text] == taken
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo", "ppo"])
+def test_passes_beside_a_step_are_in_its_parts(method: str) -> None:
+    """Scorings and critics are part of the whole: pipeline, messages, optimizer and overhead add up to it."""
+    step = report(method=method).evaluation.step
+    whole = step.pipeline.total + step.gradients_exposed + step.parameters_exposed + step.optimizer + step.overhead
+    assert step.total == pytest.approx(whole, rel=1e-12)
+    assert step.overhead > report().evaluation.step.overhead
