@@ -26,7 +26,7 @@ def test_rates_say_what_they_count() -> None:
     [
         (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
         (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
-        (("llama-3.1-405b", "--on", "8xa100"), "none of the changes tried fits; nearest is --tp 8, "),
+        (("llama-3.1-405b", "--on", "8xa100"), "none of the changes tried fits; nearest is --pp 8, "),
     ],
 )
 def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:

@@ -129,7 +129,7 @@ def test_what_is_exported_is_read_back(system, tp, dp, cache, batch, chunk, moe)
     values = found.values
     assert (values["tp"], values["pp"]) == (tp, 1)
     assert values.get("kv_cache", "") == cache
-    assert values["max_sequences"] == max(batch, job.max_sequences)
+    assert values["max_sequences"] == max(batch, report.case.profiled.sequences)
     assert values["max_batched_tokens"] == report.case.step_tokens
     assert values["memory_fraction"] == pytest.approx(report.memory_share, abs=1e-3)
     if one and system != "trtllm":

@@ -59,7 +59,7 @@ def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving,
                     continue
                 seen.add(place)
                 for weights, cache, batch in product(space.weights, space.kv_cache, space.batches):
-                    job = replace(JOB, batch=batch, weights=weights, kv_cache=cache)
+                    job = replace(JOB, batch=batch, max_sequences=batch, weights=weights, kv_cache=cache)
                     try:
                         yield plan, job, infer(model, part_of(ON, n), plan, job)
                     except InputError:

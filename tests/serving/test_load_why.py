@@ -21,6 +21,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
 from shardwise.plans._workload import ArrivalKind
+from shardwise.search import load_remedies
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import SIGNALS, Autoscale, LoadOptions, ServeReport, serve
 from shardwise.serving.load._autoscale import Signal
@@ -346,3 +347,13 @@ def test_stages_without_requests_or_a_rate_are_refused(stages: str, arrivals: st
 def test_stages_of_the_widest_gaps_have_requests() -> None:
     """However many short gaps a gamma distribution begins with, the last stage is reached."""
     assert Arrivals(kind="gamma", cv=20.0).through([(100.0, 1.0)], Random("stages 1899")).times
+
+
+def test_memory_set_aside_for_more_than_the_cache_holds_is_a_remedy() -> None:
+    """gpt-oss-120b leaves one H100 room for seven requests beside vLLM's 1,024; told fewer it carries the load."""
+    asked = Workload(
+        input_tokens=Length(mean=1000), output_tokens=Length(mean=500), arrivals=Arrivals(rate=4), count=300
+    )
+    report = serve(load_model("gpt-oss-120b"), Cluster.parse("h100-sxm-80gb"), Plan(), asked)
+    first = load_remedies(report)[0]
+    assert not report.meets and (first.field, first.value, first.report.meets) == ("max_sequences", 128, True)

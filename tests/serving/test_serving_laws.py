@@ -314,7 +314,7 @@ def test_a_request_among_others_takes_what_the_batch_takes(model, job, device):
 
 def test_a_batch_beyond_the_budget_of_a_step_runs_in_chunks():
     """600 prompts run in steps of the engine's 8,192 tokens, so that they leave the cache what a server has of it."""
-    job = Serving(batch=600, input_tokens=2000, output_tokens=300)
+    job = Serving(batch=600, max_sequences=600, input_tokens=2000, output_tokens=300)
     whole = replace(job, max_batched_tokens=600 * 2000)
     model, plan = load_model("llama-3.1-70b"), Plan(tp=8)
     cut, at_once = (infer(model, Cluster.parse("8xh100-sxm-80gb"), plan, one) for one in (job, whole))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from serving.serving_cases import ask, dense_block, model_of, moe_block
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Serving
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, find_format, format_names, infer
+from shardwise.serving.load import serve
 
 KEYS = (
     "fits", "ttft_seconds", "tpot_seconds", "request_seconds", "output_tokens_per_second", "weights_bytes_per_gpu",
@@ -195,3 +197,16 @@ def test_what_people_see_of_a_step_is_all_of_its_operators() -> None:
     norms = sum(seconds for name, seconds in cost.operators.items() if "norm" in name)
     assert min(cost.groups.values()) > 0
     assert cost.groups["small"] >= norms
+
+
+def test_the_cache_is_what_the_start_up_of_the_engine_leaves() -> None:
+    """`infer`, `serve` and vLLM's profile run agree on the cache; a search tells the engine its batch, and says so."""
+    model, cluster = load_model("gpt-oss-120b"), Cluster.parse("h100-sxm-80gb")
+    job, other = Serving(input_tokens=1000, output_tokens=500), ServingOptions(engine="tensorrt-llm")
+    report = infer(model, cluster, Plan(), job)
+    load = Workload(input_tokens=Length(mean=1000), output_tokens=Length(mean=500), arrivals=Arrivals(rate=0.5))
+    assert report.kv_cache_tokens == serve(model, cluster, Plan(), replace(load, count=100)).base.kv_cache_tokens
+    assert report.kv_cache_tokens < 20_000
+    assert any("1,024 sequences" in said for said in report.assumptions)
+    assert infer(model, cluster, Plan(), replace(job, max_sequences=1)).kv_cache_tokens > 100_000
+    assert not any("sequences at once" in said for said in infer(model, cluster, Plan(), job, other).assumptions)

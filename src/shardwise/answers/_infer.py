@@ -167,11 +167,19 @@ def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
     most = report.max_concurrency
     if 0 < most < job.batch:
         options.append(("batch", most, {}, {"batch": most}))
+    if report.case.profiled.sequences > job.batch:
+        options.append(("max_sequences", job.batch, {}, {"max_sequences": job.batch}))
     if not report.case.step_tokens:
         options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
     found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
     kept = [c for c in found if c is not None]
-    return tuple(sorted(kept, key=lambda c: (not c.fits, c.tpot_seconds if c.fits else c.short_by_bytes)))
+    # Fewer requests at once are another question: last of those that fit.
+    return tuple(
+        sorted(
+            kept,
+            key=lambda c: (not c.fits, c.fits and c.field == "batch", c.tpot_seconds if c.fits else c.short_by_bytes),
+        )
+    )
 
 
 def _change(

@@ -67,7 +67,7 @@ class Deployment:
     @property
     def sequences(self) -> int:
         """Sequences that run at once on a replica."""
-        return max(self.job.batch, self.job.max_sequences)
+        return max(self.job.batch, self.report.case.profiled.sequences)
 
     @property
     def step_tokens(self) -> int:

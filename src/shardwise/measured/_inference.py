@@ -218,7 +218,6 @@ def _job(record: Record, model: Model, engine: str, plan: Plan, device: Device) 
         memory_fraction=fraction,
         prefix_tokens=record.whole("prefix_tokens"),
         max_batched_tokens=_step_tokens(record, engine, model, device),
-        max_sequences=limits_of(engine, device).sequences if limits_of(engine, device).step_tokens else 0,
         same_prompts=record.notes.get("prompts") == "same",
     )
 

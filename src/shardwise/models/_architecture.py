@@ -7,9 +7,9 @@ ledger that `shardwise.ops` makes of it, so no formula stands here.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import Mixer, NormKind
@@ -210,6 +210,16 @@ class Architecture:
     def has_experts(self) -> bool:
         """Whether some layer is a mixture of experts."""
         return any(block.has_experts for block in self.kinds)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that it has learned positions or patches for, 0 where positions do not end."""
+        return self.positions or (0 if self.embedding else self.max_context)
+
+    def whole_context(self) -> Self:
+        """Return the model with layers that look back on every token."""
+        layers = (replace(block, mixers=tuple(m.whole_context() for m in block.mixers)) for block in self.layers)
+        return replace(self, layers=tuple(layers))
 
     @property
     def num_layers(self) -> int:

@@ -172,7 +172,7 @@ class Serving:
     max_batched_tokens: int = 0
     """Tokens of a step of the prefill; 0: the whole batch in one step."""
     max_sequences: int = 0
-    """Sequences that the engine sets buffers aside for; 0: the batch."""
+    """Sequences that the engine sets buffers aside for; 0: its own number, or the batch."""
     use_kv_cache: bool = True
     """Without a cache each output token runs all tokens before it again."""
     shard_weights: bool = False

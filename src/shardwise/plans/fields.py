@@ -247,7 +247,7 @@ SERVING: tuple[Field, ...] = (
     _job("memory_fraction", "share", "share of memory the engine may use, as it spells it"),
     _job("prefix_tokens", "whole", "tokens of the prompt that the cache holds already", least=0),
     _job("max_batched_tokens", "whole", "tokens of one prefill step"),
-    _job("max_sequences", "whole", "requests the engine sets buffers aside for"),
+    _job("max_sequences", "whole", "requests the engine sets buffers aside for; left out, as many as at its start-up"),
     _job("adapter_rank", "whole", "rank of the adapters (LoRA) that the engine has room for; 0 for none", least=0),
     _job("adapters", "whole", "adapters held at once"),
     _job("shard_weights", "switch", "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),

@@ -26,6 +26,7 @@ from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
 from shardwise.search._serving_table import ServingGrid
 from shardwise.search._space import IntRanges
+from shardwise.serving import infer
 from shardwise.serving.load import LoadOptions, ServeReport, serve
 
 _SIMULATIONS = 24
@@ -220,6 +221,13 @@ def _changes(report: ServeReport) -> list[_Change]:
     if any(trace.most_running >= policy.max_sequences for trace in report.traces):
         most = 2 * policy.max_sequences
         found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
+    if report.base.case.profiled.step_tokens and report.base.max_concurrency < policy.max_sequences:
+        # The cache binds first: what is set aside to sample more sequences than it can hold is free for it.
+        case, options = report.base.case, report.options.serving
+        room = infer(case.model, case.cluster, plan, replace(job, max_sequences=1), options).max_concurrency
+        most = 2 ** round(math.log2(max(room, 1)))
+        if most < policy.max_sequences:
+            found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
     if not job.kv_cache and report.base.kv_cache_bytes_per_gpu:
         found.append(_Change(field="kv_cache", value="fp8", job={"kv_cache": "fp8"}))
     if report.prefill is not None:

@@ -191,10 +191,10 @@ class ServingResult(SearchResult[InferReport]):
     def _named(self, row: int) -> tuple[Plan, Serving, Any]:
         if self.table is None:
             raise LookupError(row)
-        engine, weights, kv_cache, compute = self.grid.setups[int(self.table.setup[row])][0]
+        (engine, weights, kv_cache, compute), case = self.grid.setups[int(self.table.setup[row])]
         plan = self.grid.plan(int(self.table.layout[row]))
         words = {"weights": weights, "kv_cache": kv_cache, "compute": compute}
-        return plan, replace(self.grid.job, batch=int(self.table.batch[row]), **words), engine
+        return plan, case.capped(replace(self.grid.job, batch=int(self.table.batch[row]), **words)), engine
 
     def value(self, report: InferReport) -> float:
         """Return the objective of a plan, less being better."""

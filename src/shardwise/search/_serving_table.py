@@ -253,7 +253,7 @@ class ServingGrid:
                 found[word] = word, _unusable(error.problems[0])
                 continue
             key = case.engine, case.format, case.dtype, case.compute, case.cache_element_bytes
-            found.setdefault(key, (word, case))
+            found.setdefault(key, (word, replace(case, job=case.capped(case.job))))
         return found
 
     @cached_property

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Generic
 
-from shardwise.ledger.number import X, ceil, is_plain, minimum
+from shardwise.ledger.number import X, ceil, is_plain, maximum, minimum
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, breakpoints
@@ -75,14 +75,18 @@ def prefill_step(case: ServingCase, sizes: ServingSizes[X]) -> tuple[EngineStep[
 def largest_step(case: ServingCase, sizes: ServingSizes[X]) -> EngineStep[X]:
     """Return the prefill step with the most tokens, for which engines reserve working memory at start-up.
 
-    It has all prompts, or as many tokens as a step may have: github.com/vllm-project/vllm vllm/v1/worker/
-    gpu_model_runner.py profile_run, 2026-01. Where those are less than one prompt it is the last piece of it.
+    It has all prompts, or as many tokens as a step may have where those are fewer or the engine runs such a step to
+    measure it (`ServingCase.profiled`). Where they are less than one prompt it is the last piece of it.
     """
     new, past, limit = case.new_input_tokens, case.job.prefix_tokens, case.step_tokens
     if limit and limit < new:
         one = 0 * sizes.batch + 1
         return EngineStep(phase="prefill", sequences=one, tokens=limit, context=past + new - limit)
     batch = minimum(sizes.batch, limit / new) if limit else sizes.batch
+    if case.profiled.step_tokens:
+        # vllm/engine/arg_utils.py: max_num_batched_tokens is at most max_num_seqs x max_model_len.
+        most = maximum(sizes.batch, case.profiled.sequences) * case.job.total_tokens
+        batch = minimum(most, limit) / new
     return EngineStep(phase="prefill", sequences=batch, tokens=new, context=past)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from shardwise.records import dataclass
 from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache
-from shardwise.serving._case import ServingCase, most_tokens
+from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
 from shardwise.serving._sizes import PipelineStage, ServingSizes, taken
 
@@ -87,7 +87,7 @@ def capacity_of(case: ServingCase, cost: BatchCost[float]) -> Capacity:
     most = largest_that(lambda n: short_by(case, sizes, batch=n))
     alone = case.job.use_kv_cache and job.output_tokens
     beyond = past + job.output_tokens
-    positions = most_tokens(case.model)
+    positions = case.model.most_tokens
     new = largest_that(
         lambda n: short_by(case, sizes, input_tokens=past + n), positions - beyond if positions else _MOST
     )

@@ -17,13 +17,8 @@ from shardwise.plans.laws import domain_problems, field_problems, is_count, plan
 from shardwise.records import dataclass
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
-from shardwise.serving._policy import step_tokens_of
+from shardwise.serving._policy import Limits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
-
-
-def most_tokens(model: Model) -> int:
-    """Return the tokens that a model has learned positions or patches for, 0 where positions do not end."""
-    return model.positions or (0 if model.embedding else model.max_context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +62,18 @@ class ServingCase:
 
     @cached_property
     def _own_step_tokens(self) -> int:
-        if not self.engine.prefill.continuous_batching or not (self.model.generates and self.job.use_kv_cache):
-            return 0
-        return step_tokens_of(self.engine.name, self.cluster.device, self.new_input_tokens)
+        runs = self.engine.prefill.continuous_batching and self.model.generates and self.job.use_kv_cache
+        return step_tokens_of(self.engine.name, self.cluster.device, self.new_input_tokens) if runs else 0
+
+    @cached_property
+    def profiled(self) -> Limits:
+        """What the engine runs at start-up to see what its largest step takes; no tokens where it runs none."""
+        step = self._own_step_tokens and self.step_tokens
+        return profile_of(self.engine.name, self.cluster.device, self.job.max_sequences, step)
+
+    def capped(self, job: Serving) -> Serving:
+        """Return a job whose engine is told to run its batch at most, where it has a number of its own."""
+        return job if job.max_sequences or not self.profiled.step_tokens else replace(job, max_sequences=job.batch)
 
 
 # What a plan may say that has no meaning when nothing is trained, and why.
@@ -130,7 +134,7 @@ def job_problems(job: Serving, model: Model) -> Problems:
     if not found.items and job.prefix_tokens >= job.input_tokens:
         rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
         found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
-    limit = most_tokens(model)
+    limit = model.most_tokens
     if not found.items and limit and job.total_tokens > limit:
         what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
         rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
@@ -295,6 +299,8 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append("shard_weights: no effect, there is one replica")
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no key-value cache: each output token runs all tokens before it again")
+    if case.profiled.step_tokens and case.profiled.sequences > job.batch:
+        notes.append(f"memory is set aside for {case.profiled.said}, as {engine.title} measures it at start-up")
     if job.adapter_rank:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:
@@ -307,12 +313,6 @@ def _stated(case: ServingCase) -> list[str]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return notes
-
-
-def whole_context(model: Model) -> Model:
-    """Return a model whose layers look back on every token."""
-    layers = (replace(block, mixers=tuple(m.whole_context() for m in block.mixers)) for block in model.layers)
-    return replace(model, layers=tuple(layers))
 
 
 def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
@@ -343,7 +343,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
             form, expert_pads=dict(engine.quantisation.expert_pads).get(family_of(question.cluster.device), ())
         )
     host = _host_case(question, engine)
-    model = whole_context(question.model) if engine.attention.ignores_windows else question.model
+    model = question.model.whole_context() if engine.attention.ignores_windows else question.model
     if model != question.model:
         notes.append(f"windows: {engine.name} reads the whole context unless told otherwise")
     case = ServingCase(

@@ -233,7 +233,7 @@ def stage_bytes(
         activations = named(
             static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
         )
-    sequences = maximum(sizes.batch, case.job.max_sequences)
+    sequences = maximum(sizes.batch, case.profiled.sequences)
     logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
         sampling = named(engine.memory.sampler_bytes_per_logit * logits, "logits and sampling")

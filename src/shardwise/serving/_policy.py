@@ -27,6 +27,11 @@ class Limits:
     step_tokens: int = 0
     whole_prompts: int = 0
 
+    @property
+    def said(self) -> str:
+        """The step in words."""
+        return f"{self.step_tokens:,} tokens and {self.sequences:,} sequences at once"
+
     def tokens(self, length: int) -> int:
         """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
 
@@ -102,6 +107,18 @@ def limits_of(engine: str, device: Device, offline: bool = False) -> Limits:
         stated["step_tokens"] = row["offline_tokens"]
     profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
     return Limits(set_aside=profiled, **stated)
+
+
+def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) -> Limits:
+    """Return the step that an engine runs at start-up to see what memory it takes, of no tokens where it runs none.
+
+    vLLM runs `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences before it sizes its cache,
+    whatever requests come later (vllm/v1/worker/gpu_model_runner.py profile_run, 2026-01).
+    """
+    own = limits_of(engine, device)
+    if not own.step_tokens or not step_tokens:
+        return Limits(sequences=sequences, set_aside=0)
+    return replace(own, sequences=sequences or own.sequences, step_tokens=step_tokens)
 
 
 def _policy_row(engine: str) -> dict[str, Any]:
