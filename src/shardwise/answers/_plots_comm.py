@@ -154,9 +154,13 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
 
 
 def _write_bytes(axes: Axes, matrix: Any, middle: float) -> None:
-    """Write the bytes into the cells of a matrix, in white on the dark ones: those up to the middle of the scale."""
+    """Write the bytes into the cells of a matrix, in white on the dark ones: those up to the middle of the scale.
+
+    A cell is as wide as a number, so the unit stands below it.
+    """
     for source, row in enumerate(matrix):
         for target, amount in enumerate(row):
             if amount:
                 ink = ink_on("#000000" if amount <= middle else "#ffffff")
-                axes.text(target, source, show_bytes(amount), ha="center", va="center", fontsize=6.2, color=ink)
+                words = show_bytes(amount).replace(" ", "\n")
+                axes.text(target, source, words, ha="center", va="center", fontsize=6.2, color=ink)

@@ -246,12 +246,20 @@ _MOST_LINES, _MOST_BARS, _MOST_LETTERS = 8, 24, 70
 
 
 def vary_figure(points: Sequence[VaryPoint], fields: tuple[str, ...], command: str) -> Figure:
-    """Return two panels of headlines along the first field, a line for each value of the others; bars of words."""
+    """Return two panels of headlines along the first field, a line for each value of the others; bars of words.
+
+    Around each lies the band of 8 of 10 published runs.
+    """
     known = [point for point in points if point.report is not None]
     heads = [head for head in HEADLINES[command] if head.key in _PANELS[command]]
     way = "by" if _worded(fields[0], points) else "along"
     name = "devices" if fields[0] == "on" else fields[0].replace("_", " ")
-    figure, panels = sheet(f"{way} {name}", [title_of(points)], (2.3,) * len(heads))
+    banded = any(_band(point.report, head)[1] for point in known for head in heads)
+    lines = [
+        title_of(points),
+        *([f"{'whiskers' if way == 'by' else 'areas'}: 8 of 10 published runs"] if banded else []),
+    ]
+    figure, panels = sheet(f"{way} {name}", lines, (2.3,) * len(heads))
     for axes, head in zip(panels, heads, strict=True):
         _lines(axes, known, fields, head)
     if len(fields) > 1:
@@ -279,19 +287,38 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
             axes.bar(at[0], at[1], width=0.7 / len(drawn), color=LINES[i], label=label)
         else:
             axes.plot(*at, "-o", ms=3, lw=1.1, color=LINES[i], label=label)
+        _bands(axes, [(x, report) for x, y, report in found if y is not None], head, "" if bars else LINES[i])
         failed = [(x, y) for x, y, report in found if y is not None and not getattr(report, "fits", True)]
         if failed:
             axes.plot(*zip(*failed, strict=True), "x", ms=6, color=RED)
     slanted = sum(map(len, places)) > _MOST_LETTERS
     axes.set_xticks(range(len(places)), places, rotation=30 if slanted else 0, ha="right" if slanted else "center")
     fails = any(not getattr(point.report, "fits", True) for point in points)
-    axes.set_title(head.head + (" (x: does not fit)" if fails and head.key == "device_bytes" else ""))
-    most = max((head.of(point.report) or 0.0 for point in points), default=0.0)
+    axes.set_title(head.head + (" (x: does not fit)" if fails else ""))
+    most = max((max(head.of(point.report) or 0.0, *_band(point.report, head)) for point in points), default=0.0)
     axes.set_ylim(0, 1.08 * most or 1.0)
     if head.key.endswith("_bytes"):
         _in_gib(axes)
     axes.yaxis.set_major_formatter(lambda value, _: head.show(value) if value else "0")
     axes.grid(axis="y")
+
+
+def _band(report: Any, head: Headline) -> tuple[float, float]:
+    """Return the ends between which 8 of 10 published runs lie, zeros where none are known for a headline."""
+    low, high = getattr(report, "interval", {}).get(head.key, (0.0, 0.0))
+    return low, high
+
+
+def _bands(axes: Axes, reports: Sequence[tuple[float, Any]], head: Headline, colour: str) -> None:
+    """Draw the bands of headlines: an area along a line of a colour, else a whisker on each bar."""
+    ends = [(x, *_band(report, head)) for x, report in reports if _band(report, head)[1]]
+    if not ends:
+        return
+    at, low, high = zip(*ends, strict=True)
+    if colour:
+        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    else:
+        axes.vlines(at, low, high, color=INK, linewidth=1.0)
 
 
 def _in_gib(axes: Axes) -> None:

@@ -57,7 +57,10 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     words = f"one step of {show_seconds(timeline.seconds)}: {micro:,} micro-batches of {report.plan.micro_batch} x "
     lines = [plan_words(report.plan), words + f"{job.seq_len:,} tokens", _bubbles(report, timeline)]
     width = _width(timeline)
-    figure, (axes, below) = sheet(title, lines, [1.25 + 0.26 * timeline.plan.pp, 2.3], width)
+    columns = fitting(3)
+    narrow = max(-(-(2 * timeline.plan.vpp + 5) // columns) - 5, 0), max(-(-len(_HELD) // columns) - 2, 0)
+    heights = [1.25 + 0.26 * timeline.plan.pp + 0.17 * narrow[0], 2.3 + 0.17 * narrow[1]]
+    figure, (axes, below) = sheet(title, lines, heights, width)
     unit = time_unit(timeline.seconds)
     _rows(axes, timeline, unit.size, 72 * (width - 0.9) / timeline.seconds)
     axes.set_yticks(range(timeline.plan.pp), [f"stage {i}" for i in range(timeline.plan.pp)])
