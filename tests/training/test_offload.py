@@ -173,3 +173,4 @@ def test_a_host_that_is_not_known_is_said() -> None:
     report = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb"), plan, asked)
     assert report.fits and any(note.startswith("host_memory: not known") for note in report.assumptions)
     assert Cluster.parse("p5.48xlarge").host_memory_bytes == 2 * 2**40
+    assert Cluster.parse("a3-ultra").host_memory_bytes == 2952 * 2**30

@@ -60,6 +60,8 @@ def test_a_reference_is_a_copy_only_where_all_weights_train() -> None:
     assert own is not None
     assert held["adapter"].memory.weights - weights == 4 * own.trainable_parameters
     assert held["copy"].memory.weights == 2 * weights
+    said = {kind: [note for note in one.assumptions if "adapters off" in note] for kind, one in held.items()}
+    assert {kind: len(notes) for kind, notes in said.items()} == {"base": 0, "adapter": 0, "copy": 1}
     assert trained(method="dpo").memory.weights == 2 * trained().memory.weights
     assert trained(method="dpo", reference="none").memory.weights == trained().memory.weights
 

@@ -138,6 +138,10 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
         notes.append(f"adapter_precision {width}: as {stack.name} keeps adapters")
     if not job.base:
         notes.append("base bf16: frozen weights of 16 bits")
+    if job.reference == "copy":
+        notes.append(
+            "reference copy: frozen weights once more; --reference base is the same model with its adapters off"
+        )
     if job.adapter_alpha:
         notes.append(f"adapter_alpha {job.adapter_alpha:g}: changes neither bytes nor seconds")
     return notes
