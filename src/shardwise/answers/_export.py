@@ -15,7 +15,6 @@ from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
-from shardwise.answers._serve import ask as ask_load
 from shardwise.errors import InputError
 from shardwise.units import show_bytes
 
@@ -105,7 +104,12 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         inputs.problems.add("prefill_workers", workers, rule, "add --rate, --users or --trace")
     inputs.problems.raise_if_any()
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
-    load = ask_load(inputs) if inputs.values.keys() & _LOADS else None
+    load = None
+    if inputs.values.keys() & _LOADS:
+        # What simulates a load takes a fifth of a second to import.
+        from shardwise.answers._serve import ask as ask_load
+
+        load = ask_load(inputs)
     report = load.base if load else ask_batch(inputs)
     try:
         found = _exported(target, report, prefixes, load.prefill.base if load and load.prefill else None)
