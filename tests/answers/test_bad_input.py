@@ -17,6 +17,9 @@ HUGE = "9" * 40
 CASES: dict[str, tuple[str, str]] = {
     "no command": ("", "command"),
     "unknown command": ("trian gpt2 --on 8xh100", "command"),
+    "a model without a command": ("gpt2 --on 8xh100", "command"),
+    "a search that does not say of what": ("plan gpt2 --on 8xh100 --global-batch 8", "what"),
+    "an export that does not say to what": ("export gpt2 --on 8xh100", "target"),
     "no model and no devices": ("train", "model on"),
     "no devices": ("train gpt2", "on"),
     "unknown model": ("train lama-3.1-8b --on 8xh100", "model"),

@@ -146,6 +146,9 @@ def test_a_host_with_too_little_memory_fits_nothing(memory: str, fits: bool) -> 
     assert (report.chance_to_fit > 0.9) is fits
     assert verdict.host_short_by_bytes == (0 if fits else verdict.host_needed_bytes - 64 * 2**30)
     assert not any(note.startswith("host_memory") for note in report.assumptions)
+    less = [change for change in report.changes if change.host_needed_bytes < verdict.host_needed_bytes]
+    assert fits or (less and len(less) == len(report.changes))
+    assert all(change.field == "offload" for change in less if change.fits)
 
 
 @pytest.mark.parametrize("memory", ["64GiB", "120GiB", "2TiB"])
@@ -157,10 +160,13 @@ def test_a_search_proposes_what_the_host_can_hold(memory: str) -> None:
     found = plan_training(model, cluster, job, space, SearchOptions(risk=0.5, stack="deepspeed"))
     rows, fits = found.frame(), 0
     names = ("tp", "cp", "dp", "micro_batch", "sharding", "recompute", "cp_kind", "sequence_parallel")
-    for row in zip(*(np.array(rows[name]).tolist() for name in (*names, "fits")), strict=True):
-        plan = Plan(**dict(zip(names, row[:-1], strict=True)), offload=("optimizer", "gradients", "parameters"))
-        assert train(model, cluster, plan, job, Options(stack=find_stack("deepspeed"))).fits == row[-1]
-        fits += row[-1]
+    said = ("fits", "device_bytes", "host_short_bytes")
+    for row in zip(*(np.array(rows[name]).tolist() for name in (*names, *said)), strict=True):
+        plan = Plan(**dict(zip(names, row, strict=False)), offload=("optimizer", "gradients", "parameters"))
+        report = train(model, cluster, plan, job, Options(stack=find_stack("deepspeed")))
+        assert report.fits == row[-3]
+        assert (report.device_bytes, report.verdict.host_short_by_bytes) == pytest.approx(row[-2:])
+        fits += row[-3]
     assert found.counts.fitting == fits
 
 

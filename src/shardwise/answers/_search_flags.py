@@ -90,7 +90,7 @@ def plan_search_flags() -> dict[str, Flag]:
     wanted = _flags(
         "search",
         ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
-        ("top", k.whole(1, 1000), "plans to show; left out, ten"),
+        ("top", k.whole(1, 1000), "rows to show, each for all plans that tie; left out, ten"),
         ("at_most", AT_MOST, "try every smaller number of devices too, or every one up to N"),
         ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
         ("scaling", Converter(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),

@@ -197,9 +197,12 @@ def _nearest(report: TrainReport) -> str:
         return (
             f"nearest change that fits: {say_change(report, fitting[0])}, step {show_seconds(fitting[0].step_seconds)}"
         )
+    host = report.verdict.host_short_by_bytes > 0
+    if not report.changes and host:
+        return "no single change of the plan keeps less on the host; use more nodes, or keep less there"
     if not report.changes:
         return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
-    best = min(report.changes, key=lambda c: c.needed_bytes)
+    best = report.changes[0]
     nearest = f"none of the changes tried fits; nearest is {say_change(report, best)}"
     if report.plan.num_devices == 1:
         return f"{nearest}; keep fewer bytes (--precision bf16-pure, --optimizer adam8bit), or use more devices"
@@ -211,14 +214,16 @@ def say_change(report: TrainReport, change: Change) -> str:
 
     A sharding brings its own framework, so the one that the report is of is named where that is another.
     """
-    flags = f"--{change.field.replace('_', '-')} {change.value}"
+    value = ",".join(map(str, change.value)) if isinstance(change.value, tuple) else change.value
+    flags = f"--{change.field.replace('_', '-')} {value}" if value != "" else f"without --{change.field}"
     stack = report.case.stack.name
     if (
         change.field == "sharding"
         and default_stack(replace(report.plan, sharding=cast(Sharding, change.value))) != stack
     ):
         flags += f" --stack {stack}"
-    return f"{flags} ({show_bytes(change.needed_bytes)})"
+    host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""
+    return f"{flags} ({show_bytes(change.needed_bytes)}{host})"
 
 
 def _speed(page: Page, report: TrainReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
@@ -12,6 +12,9 @@ from shardwise.hardware._clouds import cheapest
 from shardwise.hardware._device import HOST_LINK, LOCAL, NETWORK, Device, Fact, Link, Tier, find_link
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from shardwise.hardware._parse import Cluster
 
 _GIVEN = ("given by the user", "undated")
 
@@ -61,27 +64,16 @@ class _Draft:
         return link.latency_seconds
 
 
-class ClusterFields(TypedDict):
-    """What a `Cluster` is made of."""
-
-    device: Device
-    num_devices: int
-    tiers: tuple[Tier, ...]
-    devices_per_node: int
-    usd_per_device_hour: float | None
-    name: str
-    assumptions: tuple[str, ...]
-    host_memory_bytes: float
-
-
-def cluster_fields(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> ClusterFields:
-    """Return the fields of a cluster from its device and options in SI units; tiers left out are the usual ones."""
+def built(
+    make: type[Cluster], name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()
+) -> Cluster:
+    """Return the cluster of a device and options in SI units; tiers left out are the usual ones."""
     draft = _Draft(found, given)
     draft.assume_fact("usable_memory_bytes")
     sizes = _sizes(draft)
     made = tiers or _tiers(draft, sizes)
     price = _price(draft)
-    return ClusterFields(
+    return make(
         device=draft.device,
         num_devices=sizes.total,
         tiers=made,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from shardwise.errors import InputError, Problems, plain
 from shardwise.files import below, read_toml
-from shardwise.hardware._build import ClusterFields, cluster_fields
+from shardwise.hardware._build import built
 from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, in_file, load_device
 from shardwise.hardware._clouds import Rented, find_price, find_rented
 from shardwise.hardware._device import Device, Tier
@@ -63,8 +63,8 @@ OVERRIDES: Mapping[str, Quantity] = MappingProxyType(
 _TIER: Mapping[str, Quantity] = MappingProxyType({"size": COUNT, "bandwidth": RATE, "latency": SECONDS})
 
 
-def fields_of_text(text: str, overrides: Mapping[str, object]) -> ClusterFields:
-    """Return the fields of the cluster of a text and its overrides; see `Cluster.parse`."""
+def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, object]) -> Cluster:
+    """Return the cluster of a text and its overrides; see `Cluster.parse`."""
     first, second, name = _counted(text)
     problems = Problems()
     rented, words = find_rented(name), overrides.get("price")
@@ -92,7 +92,7 @@ def fields_of_text(text: str, overrides: Mapping[str, object]) -> ClusterFields:
     if named_price:
         given["price"], note = find_price(str(words), found.device.name)
         found = Lookup(device=found.device, assumptions=(*found.assumptions, note))
-    return cluster_fields(text.strip(), found, {**counts, **given})
+    return built(make, text.strip(), found, {**counts, **given})
 
 
 def _counted(text: object) -> tuple[str | None, str | None, str]:
@@ -128,8 +128,8 @@ def _instances(
     return {**options, **number}, Lookup(device=found.device, assumptions=(*found.assumptions, *notes))
 
 
-def fields_of_table(content: Mapping[str, object], path: Path, follow: bool) -> ClusterFields:
-    """Return the fields of the cluster that the table of a TOML file describes; see `Cluster.load`."""
+def cluster_of_table(make: type[Cluster], content: Mapping[str, object], path: Path, follow: bool) -> Cluster:
+    """Return the cluster that the table of a TOML file describes; see `Cluster.load`."""
     table = dict(content)
     name, device, rows = table.pop("name", path.stem), table.pop("device", None), table.pop("tiers", [])
     problems = Problems()
@@ -141,7 +141,7 @@ def fields_of_table(content: Mapping[str, object], path: Path, follow: bool) -> 
     given.setdefault("num_devices", tiers[-1].size if tiers else 1)
     if found is not None and not problems.items:
         with problems.collect():
-            return cluster_fields(str(name), found, given, tiers)
+            return built(make, str(name), found, given, tiers)
     raise InputError(problems.items)
 
 
@@ -278,7 +278,7 @@ class Cluster:
         >>> Cluster.parse("2x4xa100-sxm-80gb", nics).tiers[-1].bytes_per_second
         12500000000.0
         """
-        return cls(**fields_of_text(text, overrides))
+        return cluster_of_text(cls, text, overrides)
 
     @classmethod
     def load(cls, path: str | Path, follow: bool = False) -> Cluster:
@@ -288,7 +288,7 @@ class Cluster:
         """
         table = read_toml(Path(path), "cluster")
         try:
-            return cls(**fields_of_table(table, Path(path), follow))
+            return cluster_of_table(cls, table, Path(path), follow)
         except InputError as error:
             raise InputError(in_file(Path(path).name, error.problems)) from None
 
@@ -304,7 +304,7 @@ class Cluster:
 
 def build_cluster(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:
     """Return the cluster of a device and the options given in SI units, with the tiers given or the device's usual."""
-    return Cluster(**cluster_fields(name, found, given, tiers))
+    return built(Cluster, name, found, given, tiers)
 
 
 def part_of(cluster: Cluster, num_devices: int) -> Cluster:

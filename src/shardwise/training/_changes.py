@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.models import Model
@@ -14,6 +14,9 @@ from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._resolve import Question, complete
 from shardwise.units import counted
+
+if TYPE_CHECKING:
+    from shardwise.training._headlines import Verdict
 
 
 class JudgedPlan(Protocol):
@@ -32,6 +35,10 @@ class JudgedPlan(Protocol):
         """Bytes that the device shows."""
 
     @property
+    def verdict(self) -> Verdict:
+        """Bytes of the device and of the host of a node, against what there is."""
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of one step."""
 
@@ -41,13 +48,14 @@ A = TypeVar("A", bound=JudgedPlan)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A single-field change of a plan and what it would do."""
+    """A single-field change of a plan and what it would do: bytes on a device, and on the host of a node."""
 
     field: str
     value: object
     needed_bytes: float
     step_seconds: float
     fits: bool
+    host_needed_bytes: float = 0.0
 
 
 def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
@@ -65,12 +73,17 @@ def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
 
 
 def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) -> tuple[Change, ...]:
-    """Return single-field changes of a plan that take less memory, those that fit first, the fastest first."""
+    """Return single-field changes of a plan that take less of the memory that it lacks: those that fit first.
+
+    Of those the fastest stand first. Where the host of a node lacks memory, less may be kept there too.
+    """
     case, found = report.case, list[Change]()
+    lacks = report.verdict.host_short_by_bytes > 0
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
-    for name, value in neighbours(case.plan, case.stack.runs):
+    less = [("offload", tuple(o for o in case.plan.offload if o != one)) for one in case.plan.offload if lacks]
+    for name, value in [*neighbours(case.plan, case.stack.runs), *less]:
         changed = changed_case(replace(case, plan=replace(case.plan, **{name: value})), refused)
-        if changed is None or (answer := ask(changed)).device_bytes >= report.device_bytes:
+        if changed is None or _lacking(answer := ask(changed), lacks) >= _lacking(report, lacks):
             continue
         found.append(
             Change(
@@ -79,9 +92,20 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
                 needed_bytes=answer.device_bytes,
                 step_seconds=answer.step_seconds,
                 fits=answer.fits,
+                host_needed_bytes=answer.verdict.host_needed_bytes,
             )
         )
-    return tuple(sorted(found, key=lambda c: (not c.fits, c.step_seconds if c.fits else c.needed_bytes)))
+
+    def rank(one: Change) -> tuple[bool, float]:
+        short = one.host_needed_bytes if lacks else one.needed_bytes
+        return not one.fits, one.step_seconds if one.fits else short
+
+    return tuple(sorted(found, key=rank))
+
+
+def _lacking(report: JudgedPlan, host: bool) -> float:
+    """Return the bytes of a plan where it lacks them: on the host of a node, else on the device."""
+    return report.verdict.host_needed_bytes if host else report.device_bytes
 
 
 def changed_case(case: TrainingCase, refused: Container[str]) -> TrainingCase | None:
