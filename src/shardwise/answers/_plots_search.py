@@ -192,18 +192,16 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
 
 
 def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
-    """Draw the time and the memory of the best plans beside each other, one row a plan."""
+    """Draw the time and the memory of the best plans beside each other, one row a plan, with their bands."""
     times = [time_bar(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
-    most = 1.17 * max(bar.length for bar in times)
+    most = 1.17 * max(max(bar.length, bar.high) for bar in times)
     unit = time_unit(max(bar.length for bar in times))
     memory = [memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)]
     ceiling = best[0].verdict.limit_bytes
     # Totals that would stand on the line of the capacity stand beyond it.
-    far = 1.33 * max(max(bar.length for bar in memory), ceiling)
+    far = 1.33 * max(max(max(bar.length, bar.high) for bar in memory), ceiling)
     gib = bytes_unit()
-    plain = [Bar(name=bar.name, parts=bar.parts, limit=bar.limit) for bar in memory]
-    bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
-    for axes, bars, looks, scale in ((left, bare, TIME, (unit, most)), (right, plain, MEMORY, (gib, far))):
+    for axes, bars, looks, scale in ((left, times, TIME, (unit, most)), (right, memory, MEMORY, (gib, far))):
         stack(axes, bars, looks, *scale, wide=0.7 if narrow() else 0.45)
         totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
@@ -224,12 +222,16 @@ def _row_name(place: int, report: TrainReport) -> str:
 
 
 def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
-    """Put the names of the parts that occur below a panel of half the page's width."""
+    """Put the names of the parts that occur below a panel of half the page's width, and what whiskers are."""
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.transforms import offset_copy
 
     shown = [look for key, look in looks.items() if any(bar.parts.get(key, 0.0) > 0 for bar in bars)]
-    handles = [Patch(label=look.label, facecolor=look.colour) for look in shown]
+    handles: list[Any] = [Patch(label=look.label, facecolor=look.colour) for look in shown]
+    if any(bar.high > bar.low for bar in bars):
+        whisker: dict[str, Any] = {"marker": "|", "markersize": 4, "linewidth": 1.0, "label": "8 of 10 published runs"}
+        handles.append(Line2D([], [], color=INK, **whisker))
     below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
     tight: dict[str, Any] = {"borderaxespad": 0, "borderpad": 0, "fontsize": 6.6, "handletextpad": 0.5}
