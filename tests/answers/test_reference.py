@@ -80,3 +80,11 @@ def test_a_shell_that_is_not_known_is_refused() -> None:
     """Completion is of bash, zsh and fish; without one it asks which."""
     assert run("completion", "tcsh", "--json").fields == ["shell"]
     assert run("completion", "--json").fields == ["shell"]
+
+
+def test_choices_of_completion_are_words() -> None:
+    """Where several values are tried, no brace or range of the help is among the choices: fish refuses it."""
+    script = run("completion", "fish").out
+    given = [line.split(" -a '")[1].split("'")[0] for line in script.splitlines() if " -x -a '" in line]
+    assert any("bf16" in words.split() for words in given)
+    assert not [words for words in given if set("{}|") & set(words)]

@@ -76,7 +76,8 @@ def _words(flag: Flag) -> list[str]:
         from shardwise.models import model_names
 
         return list(model_names())
-    return flag.kind.word[1:-1].split(",") if flag.kind.word.startswith("{") else []
+    # Behind the choices may stand other ways to write them: {a,b}|A..B|A,B,...
+    return flag.kind.word[1:].partition("}")[0].split(",") if flag.kind.word.startswith("{") else []
 
 
 def _options(command: Command) -> list[Flag]:
