@@ -91,6 +91,16 @@ def test_what_moves_an_answer_is_ordered() -> None:
     assert {row["what"] for row in found} >= {"matrix FLOP/s", "recompute", "tp"}
 
 
+def test_values_that_are_numbers_are_numbers_in_a_file(tmp_path: Path) -> None:
+    """What was varied is a column of numbers in Parquet, and of words where one of them is no number."""
+    polars = pytest.importorskip("polars")
+    whole, words = tmp_path / "whole.parquet", tmp_path / "words.parquet"
+    run(*INFER, "--vary", "batch=1,8", "--rows", str(whole))
+    assert polars.read_parquet(whole)["batch"].to_list() == [1, 8]
+    run(*INFER, "--vary", "kv_cache=fp8,bf16", "--rows", str(words))
+    assert polars.read_parquet(words)["kv_cache"].to_list() == ["fp8", "bf16"]
+
+
 def test_rows_and_plots_are_written(tmp_path: Path) -> None:
     """--rows writes the table and --plot the lines; a file that is no table is refused."""
     rows, plot = tmp_path / "rows.csv", tmp_path / "rows.svg"

@@ -171,7 +171,9 @@ def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, An
     if path is not None:
         from shardwise.frames import Frame
 
-        frame = Frame.of_rows(rows)
+        typed = {name: _typed([point.values[name] for point in points]) for name in points[0].values}
+        columns = [{name: column[i] for name, column in typed.items()} for i in range(len(rows))]
+        frame = Frame.of_rows([row | column for row, column in zip(rows, columns, strict=True)])
         if path.endswith(".csv"):
             write_text(path, frame.to_csv())
             return rows
@@ -184,6 +186,20 @@ def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, An
         except OSError as error:
             raise fail("rows", path, f"cannot be written ({error})", "give a file in a folder that exists") from None
     return rows
+
+
+def _typed(words: Sequence[object]) -> list[object]:
+    """Return the values of a field as a column: numbers where all of them are.
+
+    >>> _typed(["1", "8"]), _typed(["0.5", "1"]), _typed(["8k", "16k"])
+    ([1, 8], [0.5, 1.0], ['8k', '16k'])
+    """
+    for kind in (int, float):
+        try:
+            return [kind(str(word)) for word in words]
+        except ValueError:
+            continue
+    return list(words)
 
 
 def title_of(points: Sequence[VaryPoint]) -> str:
