@@ -320,7 +320,7 @@ ALIASES = {
     "accumulation": "grad_accum ga gradient_accumulation gradient_accumulation_steps",
     "seq_len": (
         "max_model_len max_model_length num_ctx ctx_size seq seq_length sequence_length context_length ctx "
-        "max_seq_len max_seq_length block_size"
+        "max_seq_len max_seq_length block_size cutoff_len sequence_len"
     ),
     "sharding": "zero zero_stage fsdp zero1 zero2 zero3 use_distributed_optimizer",
     "recompute": "gradient_checkpointing activation_checkpointing checkpoint_activations recompute_granularity",
@@ -328,14 +328,14 @@ ALIASES = {
     "fsdp_cpu_offload optimizer_cpu_offload cpu_offloading enable_activation_offloading offload_params",
     "precision": "fp8 fp16 bf16 fp32 mixed_precision",
     "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit",
-    "kv_cache": "kv_cache_dtype kv_dtype",
+    "kv_cache": "kv_cache_dtype kv_dtype cache_type_k cache_type_v",
     "input_tokens": (
         "max_model_len random_input_len isl prompt prompt_len prompt_length input_len input_length "
         "max_input_len seq_len"
     ),
     "output_tokens": "random_output_len n_predict osl output_len output_length max_tokens max_new_tokens",
     "memory_fraction": "gpu_memory_utilization mem_fraction_static",
-    "max_sequences": "max_num_seqs",
+    "max_sequences": "max_num_seqs max_running_requests parallel",
     "max_batched_tokens": "max_num_batched_tokens chunked_prefill_size",
     "hidden_size": "hidden d_model n_embd dim",
     "num_layers": "layers n_layer n_layers num_hidden_layers",
@@ -344,6 +344,10 @@ ALIASES = {
     "stack": "framework backend",
     "engine": "backend framework",
     "price": "cost dollars",
+    "tokens": "token_budget",
+    "epochs": "num_train_epochs num_epochs",
+    "from": "deepspeed config_file",
+    "prefix_tokens": "enable_prefix_caching",
     "adapter": "finetune finetuning_type adapters peft_method",
     "trains": "finetune freeze modules_to_save",
     "rate": "request_rate qps rps requests_per_second",
