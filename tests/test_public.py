@@ -140,6 +140,19 @@ def test_every_table_is_in_the_notice() -> None:
     assert missing == []
 
 
+def test_every_repository_that_figures_come_from_is_in_the_notice() -> None:
+    """Constants, devices, prices and published rows name no repository that NOTICE does not."""
+    root = Path(__file__).parent.parent
+    notice = (root / "NOTICE").read_text(encoding="utf-8").lower()
+    package = root / "src" / "shardwise"
+    tables = [*(package / "cost").glob("*.toml"), *(package / "hardware").rglob("*.toml"), root / "accuracy/power.csv"]
+    tables += [path for path in (root / "accuracy" / "data").iterdir() if path.suffix in (".csv", ".json")]
+    texts = (path.read_text(encoding="utf-8").lower() for path in tables)
+    found = {name for text in texts for name in re.findall(r"github(?:\.com/|:)([\w.-]+/[\w.-]*[\w-])", text)}
+    assert len(found) > 30
+    assert {name for name in found if name.removesuffix(".git") not in notice} == set()
+
+
 def test_what_measures_accuracy_reads_no_private_module() -> None:
     """Programs beside the package import what its packages export, as anyone's do."""
     private = re.compile(r"^\s*(?:from|import) shardwise[\w.]*\._", re.MULTILINE)
