@@ -157,3 +157,11 @@ def test_a_tree_never_makes_an_all_reduce_slower() -> None:
             tree, plain = (collective_seconds(n, "all_reduce", size, group) for n in (links, rings))
             assert tree <= plain
             assert size < 1e9 or nodes > 2 or tree == plain
+
+
+def test_a_tree_climbs_the_nodes_alone() -> None:
+    """With as many hops inside nodes, 448 nodes of two ranks take the levels of 448, and 64 of eight those of 64."""
+    links = net(4096, "h100-sxm-80gb", Efficiencies())
+    few, many = (collective_seconds(links, "all_reduce", 8.0, group) for group in ((8, 512), (2, 896)))
+    step = links.links[1].wire("all_reduce").tree.step_seconds
+    assert many - few == pytest.approx(2 * step * np.log2(448 / 64), rel=0.01)

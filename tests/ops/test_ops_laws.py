@@ -85,6 +85,19 @@ def test_tiles_of_matrices_add_up(name: str, tp: int, tp2: int) -> None:
                 assert weight.elements * tp * tp2 == weight.whole, weight
 
 
+def test_tokens_of_a_tile_are_those_of_all_sequences() -> None:
+    """A rank of a two-dimensional layout has its share of the tokens of every sequence of the micro-batch."""
+    assert layout({"B": 3, "S": 128}, tp=2, tp2=4, layout="summa").tokens == 3 * 128 / 4
+
+
+def test_a_router_reads_its_input_and_writes_scores_in_fp32() -> None:
+    """Forward moves T x D elements of the input and four bytes a score."""
+    model = load_model("mixtral-8x7b")
+    y = layout({"S": 128})
+    [router] = [op for op in block_ops(y, model.layers[0], model.hidden) if op.name.endswith("router")]
+    assert router.forward_bytes == y.a * y.tokens * 4096 + 4 * y.tokens * 8
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "mamba2-2.7b"])
 @pytest.mark.parametrize("cp", [2, 4])
 def test_context_parallelism_divides_what_is_kept(name: str, cp: int) -> None:
