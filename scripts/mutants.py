@@ -56,7 +56,7 @@ DIED = "ends a question that is not stored"
 PAGE = ROOT / "docs" / "limits.md"
 MIXERS = "ops/ssm.py ops/latent.py ops/recurrent.py ops/compressed.py ops/attention.py"
 TUNING = "ops/tuning.py ops/adapters.py plans/_tuning.py training/_tuning.py training/_savers.py search/_tuning.py"
-IN_OPS = "tests/ops tests/serving/test_serving_ledger.py tests/laws/test_count_laws.py"
+IN_OPS = "tests/ops tests/serving/test_serving_ledger.py tests/laws/test_count_laws.py tests/models"
 IN_TRAINING = "tests/training tests/laws/test_memory_laws.py tests/laws/test_time_laws.py tests/tuning"
 PARTS = {
     "models": ("models", "tests/models src/shardwise/models tests/ops tests/serving/test_serving_exact.py"),
