@@ -98,6 +98,14 @@ def test_a_router_reads_its_input_and_writes_scores_in_fp32() -> None:
     assert router.forward_bytes == y.a * y.tokens * 4096 + 4 * y.tokens * 8
 
 
+def test_a_router_in_fp32_keeps_a_copy_of_its_input() -> None:
+    """DeepSeek's eager router casts its input, four bytes an element, where the stack keeps what transformers keeps."""
+    model = load_model("deepseek-v2-lite")
+    y = layout({"S": 128}, "deepspeed")
+    kept = [t for op in block_ops(y, model.layers[1], model.hidden) for t in op.saves if t.name.endswith("fp32 input")]
+    assert {tensor.size_bytes for tensor in kept} == {4 * y.tokens * 2048}
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "mamba2-2.7b"])
 @pytest.mark.parametrize("cp", [2, 4])
 def test_context_parallelism_divides_what_is_kept(name: str, cp: int) -> None:
