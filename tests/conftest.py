@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+# No answer of a test rests on what an earlier run kept, and none is written to the user's folders.
+os.environ["SHARDWISE_CACHE"] = "off"
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")
 # Hypothesis also draws constants that stand in the modules loaded so far, so that a law's examples would depend on

@@ -64,7 +64,7 @@ def _smooth_column(a: Any, b: Any, sharpness: float) -> Any:
 
 
 register("smooth_max", lambda a, b, sharpness: _smooth(max, a, b, sharpness), _smooth_column)
-register("tiled_flops", lambda *shape: _charged(math, min, shape[:-1], shape[-1]), _charged_column)
+register("tiled_flops", lambda *shape: _charged(math, min, shape[:-1], shape[-1]), _charged_column, Tiling)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,6 +74,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 
 
+OPERATIONS = _PLAIN.keys()
+"""Names of the operations that `evaluate` knows."""
 _PLAIN_TYPES = frozenset((int, float))
 # Untyped: `cast` is a call, which the commonest functions spare.
 _MAX: Any = max
@@ -81,9 +83,17 @@ _MIN: Any = min
 _COLUMN: dict[str, Callable[..., Any]] = {}
 
 
-def register(name: str, plain: Callable[..., Any], column: Callable[..., Any]) -> None:
-    """Add an operation that a traced number shows as one node: how a plain number and a column do it."""
+RECORDS: dict[str, type] = {}
+"""Records that are arguments of operations, by name: fields of numbers, and tuples of them."""
+
+
+def register(name: str, plain: Callable[..., Any], column: Callable[..., Any], *records: type) -> None:
+    """Add an operation that a traced number shows as one node: how a plain number and a column do it.
+
+    `records` are those of its arguments that are no numbers.
+    """
     _PLAIN[name], _COLUMN[name] = plain, column
+    RECORDS.update({record.__name__: record for record in records})
 
 
 def _column(name: str, *args: Any) -> Any:

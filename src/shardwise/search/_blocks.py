@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShape
 from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
+from shardwise.search._recordings import Recordings
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, Elements, Frozen
 from shardwise.training._evaluate import Tables, machine_of, tables_apart
@@ -84,20 +85,54 @@ class Columnar:
 
 @dataclass(frozen=True)
 class PlanBlocks:
-    """The blocks of a model under every way of a space to split them.
+    """The blocks of a model under every way of a space to split them; `sizes` are all leaves that memory reads."""
 
-    `parts` are those of the model as schedules run them that pair micro-batches alike, with a `Leaf` or a plain number
-    in each place, `boundary` is the message between stages. Of the leaves, `sizes` are all that memory reads.
-    """
-
-    parts: Mapping[Pairing, ModelBlocks[Any]]
-    boundary: Any
     sizes: Columnar
     times: Columnar
     num_modes: int
 
+    def keep(self, kept: Recordings) -> Self:
+        """Put the programs to those that are kept."""
+        for kind in _KINDS:
+            some: Columnar = getattr(self, kind)
+            kept.words[kind] = [[leaf.name, leaf.level] for leaf in some.leaves]
+            kept.words[f"{kind} ways"] = list(some.programs)
+            for way, program in some.programs.items():
+                kept.put(f"{kind} {tuple(way)}", program)
+        return self
 
-def blocks_of(grid: PlanGrid) -> PlanBlocks:
+    @classmethod
+    def kept(cls, kept: Recordings, num_modes: int) -> Self | None:
+        """Return the blocks that were kept, if they were."""
+        if not all(kind in kept.words for kind in _KINDS):
+            return None
+
+        def of(kind: str) -> Columnar:
+            leaves = tuple(Leaf(name, level) for name, level in kept.words[kind])
+            ways = map(tuple, kept.words[f"{kind} ways"])
+            return Columnar(leaves, {way: kept.programs[f"{kind} {way}"] for way in ways})
+
+        sizes, times = map(of, _KINDS)
+        return cls(sizes, times, num_modes)
+
+
+_KINDS = ("sizes", "times")
+
+
+@dataclass(frozen=True)
+class RecordedBlocks:
+    """Blocks with the trees that they were recorded in.
+
+    `parts` are those of the model as schedules run them that pair micro-batches alike, with a `Leaf` or a plain number
+    in each place, `boundary` is the message between stages.
+    """
+
+    parts: Mapping[Pairing, ModelBlocks[Any]]
+    boundary: Any
+    blocks: PlanBlocks
+
+
+def blocks_of(grid: PlanGrid) -> RecordedBlocks:
     """Return the blocks of the rows of a space, recorded."""
     base, space = grid.base, grid.space
     ways = [
@@ -141,13 +176,8 @@ def blocks_of(grid: PlanGrid) -> PlanBlocks:
     boundary, *parts = (joined([tree[i] for tree in trees], join) for i in range(len(trees[0])))
     both = [tuple(leaf for leaf in leaves.values() if (leaf in sizes) is first) for first in (True, False)]
     of_sizes, of_times = (Columnar(some, _programs(named, some)) for some in both)
-    return PlanBlocks(
-        parts=dict(zip(_pairings(grid), parts, strict=True)),
-        boundary=boundary,
-        sizes=of_sizes,
-        times=of_times,
-        num_modes=len(grid.space.recompute),
-    )
+    parts_of = dict(zip(_pairings(grid), parts, strict=True))
+    return RecordedBlocks(parts_of, boundary, PlanBlocks(of_sizes, of_times, len(grid.space.recompute)))
 
 
 def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[Leaf]) -> dict[Any, Program]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,11 +12,12 @@ from shardwise.ledger.symbol import Graph
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass
-from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, blocks_of, known_sizes, sizes_given
+from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, RecordedBlocks, blocks_of, known_sizes, sizes_given
 from shardwise.search._columns import distinct
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
+from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.training import PlanSizes, TrainingCase, stages_of
 from shardwise.training._beside import moved_pages, resident_pages
 from shardwise.training._evaluate import (
@@ -39,6 +40,7 @@ from shardwise.training._step import (
     with_update,
 )
 from shardwise.training._units import padded
+from shardwise.training.schedules import find_schedule
 
 
 def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
@@ -62,9 +64,15 @@ class Composition:
     of a node may lack memory that is added to `held`, and stands apart as `short` beside `device` bytes.
     """
 
+    name: str
     case: TrainingCase
     grid: PlanGrid
-    blocks: PlanBlocks
+    owner: Compositions
+
+    def _program(self, kind: str, outputs: Callable[[], Mapping[str, Any]]) -> Program:
+        """Return a program of the composition, kept or recorded now."""
+        kept, name = self.owner.kept, f"{kind} {self.name}"
+        return kept.programs.get(name) or kept.put(name, Program(outputs()))
 
     @property
     def shardings(self) -> Sequence[str]:
@@ -76,11 +84,11 @@ class Composition:
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0) if find_rules(plan.schedule).chunked else 1.0
         z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
-        return graph, z, _filled(self.blocks.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
+        return graph, z, _filled(self.owner.recorded.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
 
     def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
-        boundary = _filled(self.blocks.boundary, graph, False)
+        boundary = _filled(self.owner.recorded.boundary, graph, False)
         machine = machine_of(self.case, z.spans)
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
@@ -143,6 +151,9 @@ class Composition:
     @cached_property
     def least(self) -> Program:
         """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
+        return self._program("least", self._least)
+
+    def _least(self) -> Mapping[str, Any]:
         _, z, parts = self._start(flat=True)
         machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
         piped = least_piped_seconds(machine, z, self.case.recipe, parts, stages, self.case.plan.schedule)
@@ -152,20 +163,22 @@ class Composition:
             own = padded(recipe, z, parts)
             update = update_seconds(machine, z, recipe, own, stages) + recipe.stack.step_overhead_seconds
             found[f"least {sharding}"] = piped + update
-        return Program(found)
+        return found
 
     @cached_property
     def held(self) -> Program:
         """Bytes on a device, by sharding."""
-        _, z, parts = self._start(flat=True)
-        return Program(self._bytes(z, parts))
+        return self._program("held", lambda: self._bytes(*self._start(flat=True)[1:]))
 
     @cached_property
     def whole(self) -> Program:
         """Bytes and seconds, by sharding."""
-        _, z, parts = self._placed
-        seconds = {name: value for group in self.groups for name, value in self._seconds(group).items()}
-        return Program({**self._bytes(z, parts), **seconds})
+
+        def both() -> Mapping[str, Any]:
+            seconds = {name: value for group in self.groups for name, value in self._seconds(group).items()}
+            return {**self._bytes(*self._placed[1:]), **seconds}
+
+        return self._program("whole", both)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -177,27 +190,31 @@ class Composition:
             found.setdefault(kind, []).append(sharding)
         return tuple(map(tuple, found.values()))
 
-    @cached_property
-    def _steps(self) -> dict[tuple[str, ...], Program]:
-        return {}
-
     def steps(self, group: tuple[str, ...]) -> Program:
         """Seconds of the shardings of a group, recorded when a plan of it is first timed."""
-        if group not in self._steps:
-            self._steps[group] = Program(self._seconds(group))
-        return self._steps[group]
+        return self._program(f"steps {group}", lambda: self._seconds(group))
 
 
 @dataclass
 class Compositions:
-    """The compositions of a space, recorded when they are first asked for."""
+    """The compositions of a space, recorded when they are first asked for, or kept from an earlier question."""
 
     grid: PlanGrid
-    blocks: PlanBlocks
+    kept: Recordings
 
     def __post_init__(self) -> None:
         self._known: dict[tuple[Any, ...], Composition] = {}
         self._asked: dict[tuple[Schedule, int, int], Composition] = {}
+
+    @cached_property
+    def recorded(self) -> RecordedBlocks:
+        """The blocks, recorded now: what is composed of them and was not kept needs their trees."""
+        return blocks_of(self.grid)
+
+    @cached_property
+    def blocks(self) -> PlanBlocks:
+        """The blocks, kept or recorded now."""
+        return PlanBlocks.kept(self.kept, len(self.grid.space.recompute)) or self.recorded.blocks.keep(self.kept)
 
     def of(self, schedule: Schedule, pp: int, vpp: int) -> Composition:
         """Return the composition of a schedule; chunks that leave the stages as they are share one."""
@@ -205,9 +222,10 @@ class Compositions:
             return self._asked[schedule, pp, vpp]
         plan: Any = replace(self.grid.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())
         case = replace(self.grid.case, plan=staged(self.grid.case, plan))
-        key = (schedule, pp, stages_of(case))
+        stages = stages_of(case)
+        key = (schedule, pp, stages)
         if key not in self._known:
-            self._known[key] = Composition(case, self.grid, self.blocks)
+            self._known[key] = Composition(f"{schedule} {pp} {fingerprint(stages)}", case, self.grid, self)
         self._asked[schedule, pp, vpp] = self._known[key]
         return self._known[key]
 
@@ -241,4 +259,7 @@ def compositions_of(grid: PlanGrid) -> Compositions:
 
 @lru_cache(maxsize=8)
 def _recorded(recording: _Recording) -> Compositions:
-    return Compositions(recording.grid, blocks_of(recording.grid))
+    # Operations that a schedule adds are known once it is loaded.
+    for schedule in recording.grid.space.schedule:
+        find_schedule(schedule)
+    return Compositions(recording.grid, recordings_of(recording.key))

@@ -8,12 +8,14 @@ its arguments vary with, into memory that is used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from shardwise.ledger.number import evaluate
+from shardwise.ledger.number import OPERATIONS, RECORDS, evaluate
 from shardwise.ledger.symbol import Node, needed
 from shardwise.records import dataclass
 
@@ -88,21 +90,69 @@ def _memory(level: int, slot: int, shape: tuple[int, ...]) -> Any:
 class Program:
     """Outputs by name as operations in order; `inputs` are the names it reads, with their levels."""
 
+    __slots__ = ("_constants", "_count", "_given", "_kept", "_lines", "_results", "_where", "inputs", "plain")
+
     def __init__(self, outputs: Mapping[str, Any]) -> None:
         self.inputs: dict[str, int] = {}
-        self.outputs = dict(outputs)
+        self.plain: dict[str, Any] = {}
         self._constants: list[Any] = []
         self._lines: list[_Line] = []
         self._kept: list[tuple[int, int]] = []
         self._given: dict[str, int] = {}
         self._where: dict[Any, int] = {}
-        self._last: dict[int, int] = {}
+        self._results: dict[str, int] = {}
         self._count = 0
-        self._build()
+        self._build(outputs)
 
-    def _build(self) -> None:
+    def told(self) -> dict[str, Any]:
+        """Return the program as plain values, of which `of_told` makes it again.
+
+        >>> from shardwise.ledger.symbol import Graph
+        >>> x = Graph().given("x", ROW)
+        >>> again = Program.of_told(Program({"y": 2.0 * x + x * x, "z": 3.0}).told())
+        >>> shape = ProgramShape(rows=2, modes=1, row=np.zeros(0, int))
+        >>> {name: np.asarray(v).tolist() for name, v in again.run({"x": np.array([1.0, 4.0])}, shape).items()}
+        {'z': 3.0, 'y': [3.0, 24.0]}
+        """
+        ops, _, args, into, memory = zip(*self._lines, strict=True) if self._lines else ((),) * 5
+        numbers = {op: i for i, op in enumerate(dict.fromkeys(ops))}
+        lines = [list(numbers), [numbers[op] for op in ops], [a for some in args for a in some], [*map(len, args)]]
+        return {
+            "inputs": self.inputs,
+            "plain": self.plain,
+            "constants": [(place, _constant_told(value)) for place, value in self._constants],
+            "lines": [*lines, into, memory],
+            "kept": self._kept,
+            "given": self._given,
+            "results": self._results,
+            "count": self._count,
+        }
+
+    @classmethod
+    def of_told(cls, told: Mapping[str, Any]) -> Program:
+        """Return the program that plain values tell of; raises `ValueError` where they do not tell of one."""
+        found = cls({})
+        words, ops, flat, sizes, into, memory = told["lines"]
+        if not all(word in _IN_PLACE or word in _SPREAD.values() or word in OPERATIONS for word in words):
+            raise ValueError("operation")
+        found._count, found._kept = int(told["count"]), [(int(a), int(b)) for a, b in told["kept"]]
+        found._given, found._results = dict(told["given"]), dict(told["results"])
+        found.inputs, found.plain = dict(told["inputs"]), dict(told["plain"])
+        found._constants = [(place, _constant_of(value)) for place, value in told["constants"]]
+        _check_order(found, flat, sizes, into)
+        if not (
+            _within(memory, len(found._kept)) and _within(ops, len(words)) and set(found._given) == set(found.inputs)
+        ):
+            raise ValueError("place")
+        rest = iter(flat)
+        args = [tuple(islice(rest, size)) for size in sizes]
+        names = [words[op] for op in ops]
+        found._lines = [*zip(names, map(_IN_PLACE.get, names), args, into, memory, strict=True)]
+        return found
+
+    def _build(self, outputs: Mapping[str, Any]) -> None:
         lines: list[tuple[str, tuple[int, ...], int, int]] = []
-        for symbol in needed(self.outputs.values()):
+        for symbol in needed(outputs.values()):
             op, *args = symbol.key
             level = symbol.level
             if op == "given":
@@ -111,9 +161,11 @@ class Program:
                 continue
             places = tuple([self._argument(a, level, lines) for a in args])
             lines.append((op, places, self._new(symbol), level & MODE | _WIDEST[level]))
-        nodes = {name: value for name, value in self.outputs.items() if isinstance(value, Node)}
+        nodes = {name: value for name, value in outputs.items() if isinstance(value, Node)}
+        self.plain = {name: value for name, value in outputs.items() if name not in nodes}
         self._results = {name: self._argument(v, v.level & ~SPLIT | ROW, lines) for name, v in nodes.items()}
         self._allot(lines, set(self._results.values()))
+        self._where.clear()
 
     def _new(self, key: Any) -> int:
         self._where[key] = self._count
@@ -190,10 +242,36 @@ class Program:
                     values[into] = np.take(values[args[0]], spread[op], axis=-1, out=out, mode="clip")
                 else:
                     values[into] = evaluate(op, *[values[a] for a in args])
-        return {
-            name: values[self._results[name]] if name in self._results else value
-            for name, value in self.outputs.items()
-        }
+        return {**self.plain, **{name: values[place] for name, place in self._results.items()}}
+
+
+def _constant_told(value: Any) -> Any:
+    """Return a constant as plain values: a number, or the name of a record and its fields."""
+    name = type(value).__name__
+    return [name, *(getattr(value, f.name) for f in fields(value))] if name in RECORDS else value
+
+
+def _constant_of(told: Any) -> Any:
+    return RECORDS[told[0]](*map(_tuples, told[1:])) if isinstance(told, list) else float(told)
+
+
+def _tuples(told: Any) -> Any:
+    return tuple(map(_tuples, told)) if isinstance(told, list) else told
+
+
+def _check_order(program: Program, flat: Sequence[int], sizes: Sequence[int], into: Sequence[int]) -> None:
+    """Raise `ValueError` where an operation reads what is not there before it."""
+    made = np.full(program._count, len(into) + 1)
+    made[np.array([*program._given.values(), *(place for place, _ in program._constants)], np.int64)] = -1
+    made[np.array(into, np.int64)] = np.arange(len(into))
+    read = made[np.array(flat, np.int64)] < np.repeat(np.arange(len(into)), sizes)
+    results = made[np.array([*program._results.values()], np.int64)] <= len(into)
+    if not (read.all() and results.all() and _within(flat, program._count)):
+        raise ValueError("order")
+
+
+def _within(places: Sequence[int], size: int) -> bool:
+    return not places or (min(places) >= 0 and max(places) < size)
 
 
 def _plainly(op: str, args: list[Any]) -> Any:

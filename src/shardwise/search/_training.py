@@ -361,19 +361,19 @@ def searched(
     task: SearchTask, executor: Executor, progress: Callable[[PartialResult, float], Any] | None = None
 ) -> TrainingResult:
     """Return the answer of a task; an interrupt ends it with what was covered by then."""
-    start = time.perf_counter()
-    parts = task.parts()
+    start, parts = time.perf_counter(), task.parts()
     whole = PartialResult(TopN(task.top.size, task.top.objective, task.top.tie), ParetoFront())
     try:
-        if parts:
-            # Processes that are forked have what is recorded before.
-            for one in task.tasks:
-                one.recorded()
+        # Processes that are forked have what is recorded before.
+        for one in task.tasks if parts else ():
+            one.recorded()
         for partial in executor.run(task, parts):
             whole.merge(partial)
             if progress is not None:
                 progress(whole, whole.parts / len(parts))
     except KeyboardInterrupt:
         pass
+    for one in task.tasks if parts else ():
+        one.recorded().compositions.kept.write()
     covered = whole.parts / len(parts) if parts else 1.0
     return TrainingResult(task=task, partial=whole, seconds=time.perf_counter() - start, covered=covered)
