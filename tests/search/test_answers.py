@@ -130,7 +130,7 @@ def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.search._sensitivity._band", lambda found: band)
     found = _found("experts", SearchOptions(top=30))
     best, near = found.best[0], runners_up(found, most=6)
-    assert near[0].report.plan == found.best[1].plan
+    assert near[0].report.plan == found.groups[1].first.plan
     assert [runner_up.behind for runner_up in near] == sorted(runner_up.behind for runner_up in near)
     seen = 0
     for runner_up in near:
