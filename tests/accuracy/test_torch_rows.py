@@ -105,6 +105,7 @@ def test_a_loss_of_torchtune_is_whole_before_it_runs_in_pieces(tmp_path: Path) -
 def test_paged_states_are_none_of_the_allocators_bytes(tmp_path: Path) -> None:
     """States that bitsandbytes pages are CUDA's managed memory: torch's peak lacks them."""
     alone = {"num_gpus": "1", "dp": "1", "sharding": "none", "framework": "torchtune", "recompute": "full",
-             "param_dtype": "bf16", "master_weights": "0", "metric": "peak_memory", "memory_kind": "reserved"}  # fmt: skip
+             "param_dtype": "bf16", "master_weights": "0", "metric": "peak_memory",
+             "memory_kind": "reserved"}  # fmt: skip
     usual, paged = (only(tmp_path, optimizer=name, **alone).predicted or 0.0 for name in ("adamw", "paged_adamw"))
     assert 0 < paged < usual - 3.9 * 6.74e9
