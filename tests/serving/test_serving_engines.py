@@ -13,7 +13,7 @@ from shardwise.cost import constants
 from shardwise.cost._kernels import kernel_costs
 from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
-from shardwise.serving._engine import engine_names, find_engine
+from shardwise.serving._engine import engine_names, find_engine, host_slowness
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import launches
@@ -227,19 +227,19 @@ def test_built_engines_multiply_8_bit_floats_faster_on_l40s() -> None:
         assert later / built == pytest.approx(faster, rel=0.06)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
-def test_prompts_wait_for_python_to_launch_their_kernels(engine: str) -> None:
+@pytest.mark.parametrize(("engine", "device"), [("sglang", "h100-sxm-80gb"), ("tensorrt-llm", "gb200")])
+def test_prompts_wait_for_python_to_launch_their_kernels(engine: str, device: str) -> None:
     """A short prompt on fast devices takes its launches, a long one its kernels, and decode steps replay graphs."""
     eager = find_engine(engine)
     graphs = replace(eager, host=replace(eager.host, eager_prompts=False))
     short, long = (Serving(input_tokens=tokens, output_tokens=9) for tokens in (64, 32768))
-    case = ask("llama-3.1-70b", short, Plan(tp=8), "h100-sxm-80gb", engine=eager).case
+    case = ask("llama-3.1-70b", short, Plan(tp=8), device, engine=eager).case
     ledger = step_ledger(case, sizes_of(case.model, case.plan, case.job, case.domains), EngineStep(
         phase="prefill", sequences=1.0, tokens=64.0, context=0.0,
     ))  # fmt: skip
-    least = launches(case, ledger) * eager.host.module_launch_seconds
+    least = launches(case, ledger) * eager.host.module_launch_seconds * host_slowness(case.cluster.device)
     for job, bound in ((short, True), (long, False)):
-        late, ahead = (ask("llama-3.1-70b", job, Plan(tp=8), "h100-sxm-80gb", engine=one) for one in (eager, graphs))
+        late, ahead = (ask("llama-3.1-70b", job, Plan(tp=8), device, engine=one) for one in (eager, graphs))
         assert late.tpot_seconds == ahead.tpot_seconds
         assert (late.ttft_seconds > ahead.ttft_seconds) == bound
         assert late.ttft_seconds >= least

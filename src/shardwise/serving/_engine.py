@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, cached_property
@@ -269,6 +270,17 @@ def static_row(device: Device) -> dict[str, Any]:
     """
     rows: list[dict[str, Any]] = engine_tables()["static_share"]["devices"]
     return next(row for row in rows if device.usable_memory_bytes < row["below"] * 2**30)
+
+
+def host_slowness(device: Device) -> float:
+    """Return how much longer the processor beside a device takes for a call from Python than those measured.
+
+    >>> from shardwise.hardware import find_device
+    >>> [host_slowness(find_device(name).device) for name in ("b200-sxm-180gb", "gb200")]
+    [1.0, 2.3]
+    """
+    hosts: list[dict[str, Any]] = engine_tables()["hosts"]["processors"]
+    return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.name)), 1.0)
 
 
 def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

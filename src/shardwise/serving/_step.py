@@ -12,6 +12,7 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel
+from shardwise.serving._engine import host_slowness
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
@@ -191,7 +192,7 @@ def _fused(case: ServingCase, op: Op[X]) -> bool:
 
 def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
     """Return seconds by which the host is behind the device in a step that Python launches kernel by kernel."""
-    each = case.engine.host.module_launch_seconds
+    each = case.engine.host.module_launch_seconds * host_slowness(case.cluster.device)
     if ledger.step.phase == "decode" or not each or case.efficiencies.ideal:
         return 0 * device
     return named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
