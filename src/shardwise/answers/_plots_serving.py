@@ -119,16 +119,18 @@ def _front(axes: Axes, found: ServingResult) -> None:
         axes.plot([xs[k] for k in own], [ys[k] for k in own], label=label, **face)
     axes.set_xlim(0)
     axes.set_ylim(0)
+    clear = 1.0
     if generates and found.options.max_tpot_seconds:
         at = found.options.max_tpot_seconds / unit.size
         far = max(axes.get_xlim()[1], 1.05 * at)
         axes.set_xlim(0, far)
         limit(axes, at, f"limit {show_seconds(found.options.max_tpot_seconds)}", far)
+        clear = at / far if at / far > 0.7 else 1.0  # the names stand beside the line of the limit
     if found.best:
         place = (_latency(found.best[0]) / unit.size, _rate(found.best[0]))
         axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
         axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
-    axes.legend(loc="lower right", handletextpad=0.2, labelspacing=0.3)
+    axes.legend(loc="lower right", bbox_to_anchor=(clear, 0), handletextpad=0.2, labelspacing=0.3)
 
 
 def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
@@ -136,14 +138,13 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
     rows = [served_bars(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
     generates = any(decode.length for _, _, decode in rows)
     times = [decode if generates else prefill for _, prefill, decode in rows]
-    bare = [Bar(name=bar.name, parts=bar.parts) for bar in times]
     memory = [Bar(name=f"#{i}", parts=bar.parts, limit=bar.limit) for i, (bar, _, _) in enumerate(rows, 1)]
-    gib, unit = bytes_unit(), time_unit(max(bar.length for bar in bare))
+    gib, unit = bytes_unit(), time_unit(max(bar.length for bar in times))
     ceilings = [r.memory.limit for r in best]
     # Totals that would stand on the line of what may be used stand beyond it.
     far = 1.33 * max(*(bar.length for bar in memory), *ceilings)
-    most = 1.2 * max(bar.length for bar in bare)
-    for axes, bars, looks, scale in ((left, bare, PHASE, (unit, most)), (right, memory, SERVED, (gib, far))):
+    most = 1.2 * max(max(bar.length, bar.high) for bar in times)
+    for axes, bars, looks, scale in ((left, times, PHASE, (unit, most)), (right, memory, SERVED, (gib, far))):
         stack(axes, bars, looks, *scale, wide=0.7 if narrow() else 0.45)
         totals(axes, bars, *scale, fontsize=7)
         axes.set_xlabel(scale[0].name, labelpad=1, loc="right")
