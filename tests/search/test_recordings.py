@@ -75,6 +75,7 @@ SPACES: dict[str, Any] = {
     "etp": TWO,
     "modules": (("layernorm",),),
     "offload": (("optimizer",),),
+    "recompute_layers": (0, 1),
     "stage_layers": ("usual", "last-1"),
     "optimizer": ("sgd",),
     "global_batch": (8,),
