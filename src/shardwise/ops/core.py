@@ -199,10 +199,11 @@ def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X
     """
     cp = y.degrees.cp
     steps = cp - 1
-    (keys,), _ = _ring(size, steps, at)
-    if y.choices.cp_kind == "all-gather":
-        keys = replace(keys, verb="all_gather", size_bytes=size * cp, count=1, blocks=cp)
-    wide = replace(keys, verb="send", size_bytes=size * 4 / y.a, count=steps, blocks=None, tensor="their gradients")
+    (one,), _ = _ring(size, steps, at)
+    wide = replace(one, size_bytes=size * 4 / y.a, tensor="their gradients")
+    gathers = y.choices.cp_kind == "all-gather"
+    whole = replace(one, verb="all_gather", size_bytes=size * cp, count=1, blocks=cp, shape=(at[0] * cp, at[1]))
+    keys = whole if gathers else one
     return (keys,), (keys, wide, replace(wide, count=minimum(steps, 1), hides="exposed"))
 
 
