@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._paper import GREY, RED
 from shardwise.answers._plots import sheet
+from shardwise.answers._plots_search import plain_log
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
 from shardwise.units import percent
 
@@ -77,6 +78,9 @@ def _scatter(axes: Axes, rows: Sequence[Comparison]) -> None:
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], color=GREY, linewidth=0.8, zorder=0)
     axes.set_xlim(low, high)
+    if high < 100 * low:  # over few decades matplotlib labels minor ticks too, one over the other
+        plain_log(axes.xaxis)
+        plain_log(axes.yaxis)
     axes.set_xlabel("measured, SI units")
     axes.set_ylabel("predicted")
     axes.grid(True)

@@ -233,5 +233,5 @@ def _by_price(axes: Axes, rows: Sequence[Row]) -> None:
     order = sorted(least, key=lambda label: -least[label])[-_MOST_BARS:]
     axes.barh(order, [least[label] for label in order], color=GREY)
     axes.locator_params(axis="x", nbins=4 if narrow() else 8)
-    axes.set_xlabel(f"{_title(_dollars(rows[0]))}, the cheapest of the study")
+    axes.set_xlabel(f"{_title(_dollars(rows[0]))},\nthe cheapest of the study")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
