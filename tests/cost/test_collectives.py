@@ -159,9 +159,10 @@ def test_a_tree_never_makes_an_all_reduce_slower() -> None:
             assert size < 1e9 or nodes > 2 or tree == plain
 
 
-def test_a_tree_climbs_the_nodes_alone() -> None:
-    """With as many hops inside nodes, 448 nodes of two ranks take the levels of 448, and 64 of eight those of 64."""
+def test_a_tree_climbs_the_nodes_and_passes_each_as_a_chain() -> None:
+    """64 nodes of eight take the levels of 64, and two passes over seven hops within a node beside them."""
     links = net(4096, "h100-sxm-80gb", Efficiencies())
-    few, many = (collective_seconds(links, "all_reduce", 8.0, group) for group in ((8, 512), (2, 896)))
-    step = links.links[1].wire("all_reduce").tree.step_seconds
-    assert many - few == pytest.approx(2 * step * np.log2(448 / 64), rel=0.01)
+    one, eight, more = (collective_seconds(links, "all_reduce", 8.0, group) for group in ((1, 64), (8, 512), (8, 1024)))
+    near, far = (link.wire("all_reduce") for link in links.links)
+    assert eight - one == pytest.approx(14 * near.step_seconds + near.start_seconds, rel=0.01)
+    assert more - eight == pytest.approx(2 * far.tree.step_seconds, rel=0.01)

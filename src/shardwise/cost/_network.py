@@ -16,7 +16,7 @@ from shardwise.cost._rates import Efficiencies
 from shardwise.cost._records import CollectiveFit, ReduceFit
 from shardwise.cost._tables import constants, family_of
 from shardwise.hardware import Cluster, Device, Tier, find_link
-from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power, total
+from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 from shardwise.records import dataclass
@@ -185,13 +185,16 @@ def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 
 
-def _tree_seconds(wire: Wire[X], tree: Tree, volume: X, levels: X) -> X:
-    """Return seconds of an all-reduce of `volume` bytes a device, up and down `levels` levels of a double binary tree.
+def _tree_seconds(wire: Wire[X], tree: Tree, volume: X, below: X, levels: X) -> X:
+    """Return seconds of an all-reduce of `volume` bytes, up and down `levels` levels of a double binary tree.
 
-    NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime).
+    NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime). The one with short steps is
+    that of small messages, which take few channels: the `below` devices of a node do not share them among their links
+    (1 MiB over 32 nodes takes 585, 531 and 522 us with 1, 2 and 4 devices a node on Slingshot).
     """
     low = volume / wire.low_bytes_per_second + levels * tree.step_seconds
-    return minimum(low, volume / (tree.rate_share * wire.bytes_per_second) + levels * tree.long_step_seconds)
+    high = volume / below / (tree.rate_share * wire.bytes_per_second) + levels * tree.long_step_seconds
+    return minimum(low, high)
 
 
 def sent_bytes(verb: Verb, n: X, size: X) -> X:
@@ -269,7 +272,7 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
     """
     n = group[-1]
     wires: list[X] = []
-    steps: list[X] = []
+    steps, chains = 0 * n, 0 * n
     below = 0 * n + 1
     for link, at in zip(net.links, group, strict=True):
         wire, crosses = link.wire(verb), at - below
@@ -278,19 +281,21 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
         ring, latency = _wire(wire, volume, hops, at), hops * wire.step_seconds
         if wire.tree is not None:
-            # The faster algorithm; a tree's seconds count as those of its wire, latency included.
-            tree, whole = (
-                _tree_seconds(wire, wire.tree, rounds * (size / below), rounds * log2(at / below)),
-                ring + latency,
-            )
-            ring, latency = above(whole, tree, tree, ring), above(whole, tree, 0 * latency, latency)
+            # The faster algorithm; a tree's seconds count as those of its wire, latency included. Inside each domain
+            # its ranks are a chain, passed up and down once, where a ring passes all ranks of all domains (NCCL
+            # src/graph/tuning.cc: a tree takes 2 ((ranks / nodes - 1) within + log2(nodes) between)).
+            tree = _tree_seconds(wire, wire.tree, rounds * size, below, rounds * log2(at / below))
+            quicker = ring + latency + steps - tree - chains
+            ring, latency = above(quicker, 0, tree, ring), above(quicker, 0, 0 * latency, latency)
+            steps = above(quicker, 0, chains, steps)
+        start = above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds)
         wires.append(above(crosses, 0, ring, 0 * volume))
-        steps.append(latency + above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds))
+        steps, chains = steps + latency + start, chains + rounds * (at / below - 1) * wire.step_seconds + start
         below = at
     slowest = wires[0]
     for wire_seconds in wires[1:]:
         slowest = maximum(slowest, wire_seconds)
-    seconds = named(slowest, "wire") + named(total(steps), "latency")
+    seconds = named(slowest, "wire") + named(steps, "latency")
     return above(n, 1, above(size, 0, seconds, 0 * seconds), 0 * seconds)
 
 
