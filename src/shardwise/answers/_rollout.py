@@ -92,8 +92,10 @@ def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> Inf
     free = device.usable_memory_bytes - resting
     held = min(free, s.rollout_bytes) if s.rollout == "awake" else free
     share = 0.0 if s.rollout == "apart" else max(0.01, min(0.9, held / float(device.memory_bytes)))
+    # Trainers tell the engine how many sequences they generate at once: TRL's grpo_trainer.py sets max_num_seqs.
     job = Serving(
         batch=batch,
+        max_sequences=batch,
         input_tokens=s.rollout_prompt_tokens,
         output_tokens=report.job.seq_len - s.rollout_prompt_tokens,
         memory_fraction=share,

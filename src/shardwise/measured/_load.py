@@ -234,7 +234,7 @@ def in_waves(record: Record, base: InferReport) -> ServeReport:
         arrivals=Arrivals(kind="burst"), count=case.job.batch * replicas, finite=True,
     )  # fmt: skip
     options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=False)
-    job = replace(case.job, max_sequences=case.job.max_sequences or case.job.batch)
+    job = replace(case.job, max_sequences=case.profiled.sequences or case.job.batch)
     found = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
     if not found.requests:
         raise refuse("batch", case.job.batch, "does not fit with one of its requests")
