@@ -11,7 +11,7 @@ from shardwise.answers._converters import fail
 from shardwise.files import check_tree, read_json, read_toml
 
 if TYPE_CHECKING:
-    pass
+    from shardwise.answers._inputs import Inputs
 
 
 def read_case(path: str) -> dict[str, Any]:
@@ -103,3 +103,10 @@ def _text(value: Any) -> str:
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def save_best(inputs: Inputs, command: str, case: Mapping[str, Any] | None) -> None:
+    """Write the case of the best plan where it was asked for; there is nothing to write where none was found."""
+    if "save_best" in inputs.values and case is not None:
+        kept = {key: value for key, value in case.items() if key not in ("json", "width", "config", "help", "plot")}
+        write_case(inputs.values["save_best"], {"command": command, **kept})

@@ -11,14 +11,14 @@ from shardwise.answers import _case
 from shardwise.answers._answer import Answer
 from shardwise.answers._described import describe_deployment, placement
 from shardwise.answers._evidence import show_band
-from shardwise.answers._files import command_words
+from shardwise.answers._files import command_words, save_best
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
 from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, wrapped
-from shardwise.answers._plan_train import on_devices, order_of, save_best
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
+from shardwise.answers._several import on_devices, order_of
 from shardwise.errors import InputError
 from shardwise.search import ServingResult, Tie, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
-from shardwise.answers._files import command_words
+from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected
-from shardwise.answers._plan_train import on_devices, save_best
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
+from shardwise.answers._several import on_devices
 from shardwise.errors import InputError
 from shardwise.units import show_seconds
 

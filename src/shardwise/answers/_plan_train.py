@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer, is_terminal, is_unread, tell
 from shardwise.answers._described import describe_placed
-from shardwise.answers._files import command_words, write_case
+from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import FULL, Page, assumptions, command_lines
 from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
-from shardwise.answers._several import SHAPE, sized
+from shardwise.answers._several import on_devices, order_of, sized
 from shardwise.answers._train_tree import train_tree
 from shardwise.errors import InputError
 from shardwise.search import ScalingRow
@@ -51,35 +51,6 @@ def space_of(inputs: Inputs, num_devices: int, jobs: Mapping[str, Any] = Mapping
     if inputs.get("at_most", False):
         given["devices"] = upto(num_devices)
     return SearchSpace(**given)
-
-
-def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
-    """Return an order of the axes with the second tensor axis beside the first, where it was left out.
-
-    >>> order_of(("tp", "cp", "dp", "pp"))
-    ('tp', 'tp2', 'cp', 'dp', 'pp')
-    """
-    at = order.index("tp") + 1 if "tp" in order else 0
-    return order if "tp2" in order else (*order[:at], "tp2", *order[at:])
-
-
-def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
-    """Return the text of so many of the devices that were asked for, nodes of as many as there."""
-    text = str(inputs.values["on"])
-    if "," in text:
-        from shardwise.hardware import Cluster
-
-        text = next(one for one in text.split(",") if Cluster.parse(one.strip()).device.name == device).strip()
-    shape = SHAPE.fullmatch(text)
-    if shape is None:
-        return text if num_devices == 1 else f"{num_devices}x{device}"
-    first, second, name = shape.groups()
-    if int(first) * int(second or 1) == num_devices:
-        return text
-    if second is None or num_devices % min(num_devices, int(second)):
-        return f"{num_devices}x{name}"
-    each = min(num_devices, int(second))
-    return f"{num_devices // each}x{each}x{name}"
 
 
 def options_of(inputs: Inputs, stack: Stack) -> SearchOptions:
@@ -196,13 +167,6 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
 def words(inputs: Inputs, report: TrainReport) -> list[str]:
     """Return the command that evaluates one plan of the answer."""
     return command_words("train", case_of(inputs, report))
-
-
-def save_best(inputs: Inputs, command: str, case: Mapping[str, Any] | None) -> None:
-    """Write the case of the best plan where it was asked for; there is nothing to write where none was found."""
-    if "save_best" in inputs.values and case is not None:
-        kept = {key: value for key, value in case.items() if key not in ("json", "width", "config", "help", "plot")}
-        write_case(inputs.values["save_best"], {"command": command, **kept})
 
 
 def status_of(covered: float, found: bool) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shardwise.answers import _converters as k
+
+if TYPE_CHECKING:
+    from shardwise.answers._inputs import Inputs
 
 MOST_ROWS = 10_000
 SHAPE = re.compile(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(.*)")
@@ -105,3 +109,32 @@ def _read_most(value: object, field: str) -> bool | int:
 
 
 AT_MOST = k.Converter(_read_most, "N", switch=True, schema={"type": ["boolean", "integer"]})
+
+
+def order_of(order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an order of the axes with the second tensor axis beside the first, where it was left out.
+
+    >>> order_of(("tp", "cp", "dp", "pp"))
+    ('tp', 'tp2', 'cp', 'dp', 'pp')
+    """
+    at = order.index("tp") + 1 if "tp" in order else 0
+    return order if "tp2" in order else (*order[:at], "tp2", *order[at:])
+
+
+def on_devices(inputs: Inputs, device: str, num_devices: int) -> str:
+    """Return the text of so many of the devices that were asked for, nodes of as many as there."""
+    text = str(inputs.values["on"])
+    if "," in text:
+        from shardwise.hardware import Cluster
+
+        text = next(one for one in text.split(",") if Cluster.parse(one.strip()).device.name == device).strip()
+    shape = SHAPE.fullmatch(text)
+    if shape is None:
+        return text if num_devices == 1 else f"{num_devices}x{device}"
+    first, second, name = shape.groups()
+    if int(first) * int(second or 1) == num_devices:
+        return text
+    if second is None or num_devices % min(num_devices, int(second)):
+        return f"{num_devices}x{name}"
+    each = min(num_devices, int(second))
+    return f"{num_devices // each}x{each}x{name}"
