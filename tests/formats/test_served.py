@@ -17,6 +17,7 @@ from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import _yaml
 from shardwise.formats._imported import Keys, table
+from shardwise.formats._launched import read_launch
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
@@ -218,3 +219,13 @@ def test_the_name_of_a_model_stays_a_name_in_a_script(tmp_path: Path, system: st
     script = stubs + next(text for name, text in done.tree["files"].items() if name.endswith(".sh"))
     subprocess.run(["bash", "-c", script, "run.sh"], cwd=tmp_path, check=True, capture_output=True)
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_what_a_case_does_not_set_is_not_written() -> None:
+    """One node names no devices a node, and axolotl's feed-forward in one tile no tiles; read back, dp is open."""
+    served = run("export", "trtllm", "llama-3.1-8b", "--on", "8xh100-sxm-80gb", "--tp", "4", "--json").tree["files"]
+    assert "gpus_per_node" not in served["trtllm.yaml"]
+    tuned = ("--sharding", "fsdp", "--adapter", "lora", "--micro-batch", "1")
+    done = run("export", "axolotl", "llama-3.1-8b", "--on", "8xh100-sxm-80gb", *tuned, "--json")
+    assert all("tiled_mlp" not in text for text in done.tree["files"].values())
+    assert read_launch("trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2", "run.sh", {}).values.get("dp", 0) == 0
