@@ -23,8 +23,10 @@ FEWEST_SOURCES = 2
 # Sizes of residuals below this are as good: 1 %.
 FLOOR = 0.01
 # Pull of the conditions to none, in runs of mean weight; and by how much of 1 / sources the ends lie further out, so
-# that the mean over sources left out is 80 %.
-RIDGE, CORRECTION, LEAST = 10.0, 0.35, 0.01
+# that the mean over sources left out is 80 %: allocators of sources differ more than their clocks do.
+RIDGE, LEAST = 10.0, 0.01
+CORRECTION = {"memory.peak_bytes": 0.7}
+USUAL_CORRECTION = 0.35
 TRAINING = {
     "step_time": "step_seconds",
     "tokens_per_second_per_gpu": "step_seconds",
@@ -135,7 +137,8 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
     order = np.argsort(scaled)
     passed = np.cumsum(weights[order]) / weights.sum()
     share = (1 + SHARE) / 2
-    beyond = max(1 - share * (1 + CORRECTION / fitted.sources), LEAST)
+    correction = CORRECTION.get(runs[0].quantity, USUAL_CORRECTION)
+    beyond = max(1 - share * (1 + correction / fitted.sources), LEAST)
     places = (min(int(np.searchsorted(passed, at)), len(runs) - 1) for at in (beyond, 0.5, 1 - beyond))
     low, typical, high = (float(scaled[order[place]]) for place in places)
     return replace(fitted, low=low, typical=typical, high=high, paired=paired_of(paired(runs)))
