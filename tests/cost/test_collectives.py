@@ -166,3 +166,12 @@ def test_a_tree_climbs_the_nodes_and_passes_each_as_a_chain() -> None:
     near, far = (link.wire("all_reduce") for link in links.links)
     assert eight - one == pytest.approx(14 * near.step_seconds + near.start_seconds, rel=0.01)
     assert more - eight == pytest.approx(2 * far.tree.step_seconds, rel=0.01)
+
+
+def test_a_tree_over_a_tree_pays_no_chain_of_nodes() -> None:
+    """A faster or equal tier between node and network lengthens no all-reduce: its own tree is beside the one above."""
+    links = net(4096, "h100-sxm-80gb", Efficiencies())
+    split = replace(links, links=(*links.links, links.links[-1]))
+    for size in (8.0, 2.0**20, 2.0**26):
+        two = collective_seconds(links, "all_reduce", size, (8, 4096))
+        assert collective_seconds(split, "all_reduce", size, (8, 64, 4096)) <= two

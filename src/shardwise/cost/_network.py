@@ -290,7 +290,8 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
             steps = above(quicker, 0, chains, steps)
         start = above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds)
         wires.append(above(crosses, 0, ring, 0 * volume))
-        steps, chains = steps + latency + start, chains + rounds * (at / below - 1) * wire.step_seconds + start
+        chain = latency if wire.tree is not None else rounds * (at / below - 1) * wire.step_seconds
+        steps, chains = steps + latency + start, chains + chain + start
         below = at
     slowest = wires[0]
     for wire_seconds in wires[1:]:
