@@ -65,62 +65,6 @@ def test_a_configuration_of_transformers_is_understood() -> None:
     assert case.stack.overlap_gradients
 
 
-JSON: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({}, {"sharding": "none", "precision": "fp32"}),
-    ({"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}},
-     {"sharding": "zero1", "precision": "fp16-grads16"}),
-    ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, {"precision": "bf16"}),
-    ({"tensor_parallel": {"autotp_size": 4}}, {"tp": 4, "dp": 2, "sequence_parallel": False}),
-    ({"sequence_parallel_size": 2}, {"cp": 2, "cp_kind": "all-to-all", "dp": 4}),
-    ({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}, {"sharding": "hsdp", "shard": 4}),
-    ({"optimizer": {"type": "Lion"}}, {"optimizer": "lion"}),
-    ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, {"precision": "amp-bf16"}),
-    ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
-     {"global_batch": 64, "micro_batch": 2, "accumulation": 4}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("tree", "expected"), JSON)
-def test_keys_of_deepspeed_set_their_fields(tree: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Each key of the configuration sets the field that it means."""
-    case = deepspeed.read_tree(tree, num_devices=8)
-    found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
-    assert found == expected
-
-
-YAML: tuple[tuple[str, dict[str, Any]], ...] = (
-    (FSDP, {"sharding": "fsdp", "dp": 8, "precision": "amp-bf16", "recompute": "none", "devices_per_node": 8}),
-    (FSDP.replace("strategy: 1", "strategy: HYBRID_SHARD").replace("machines: 1", "machines: 2"),
-     {"sharding": "hsdp", "shard": 4}),
-    (FSDP.replace("fsdp_sharding_strategy: 1", "fsdp_reshard_after_forward: false"),
-     {"sharding": "shard-grad-op", "shard": 1}),
-    (FSDP.replace("strategy: 1", "strategy: SHARD_GRAD_OP"), {"sharding": "shard-grad-op", "shard": 1}),
-    (FSDP.replace("strategy: 1", "strategy: 5").replace("machines: 1", "machines: 2"),
-     {"sharding": "shard-grad-op", "shard": 4}),
-    (FSDP.replace("strategy: 1", "strategy: 2") + "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n"
-     "  parallelism_config_dp_shard_size: 2\n", {"sharding": "shard-grad-op", "shard": 2}),
-    (FSDP.replace("FSDP", "MULTI_GPU"), {"sharding": "none", "dp": 8}),
-    (FSDP.replace("bf16\nnum", "no\nnum"), {"precision": "fp32"}),
-    (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true"), {"recompute": "full"}),
-    (FSDP.replace("  fsdp_offload_params: false", "  fsdp_activation_checkpointing: true\n"
-     "  fsdp_activation_checkpointing_offload: true"), {"recompute": "full", "offload": ("activations",)}),
-    ("distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 2\n",
-     {"sharding": "zero2", "precision": "bf16-grads16", "dp": 4}),
-    (FSDP + "parallelism_config:\n  parallelism_config_sp_size: 4\n", {"cp": 1, "dp": 8}),
-    ("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
-     "parallelism_config:\n  parallelism_config_sp_size: 4\n", {"cp": 4, "cp_kind": "all-to-all", "dp": 2}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "expected"), YAML)
-def test_keys_of_accelerate_set_their_fields(text: str, expected: dict[str, Any]) -> None:
-    """Each key of the configuration sets the field that it means, in both versions of FSDP."""
-    case = fsdp.read(text)
-    found = {name: next(getattr(r, name) for r in (case.plan, case.job, case) if hasattr(r, name)) for name in expected}
-    assert found == expected
-    assert not case.unknown
-
-
 def test_accelerate_splits_heads_under_deepspeed_alone() -> None:
     """Ranks that split heads under FSDP are said to be without effect, as accelerate leaves them."""
     case = fsdp.read(FSDP + "parallelism_config:\n  parallelism_config_sp_size: 4\n")

@@ -73,8 +73,10 @@ def _plan(keys: Keys, devices: int) -> Plan:
     sharding: Sharding = "none"
     if listed or keys.whole(_SIZES["shard"]):
         kept = any(keys.flag(path) is False for path in _fsdp("reshard_after_forward"))
-        kept |= any(keys.word(path) == "shard_grad_op" for path in _fsdp("sharding_strategy"))
-        sharding = "shard-grad-op" if kept else "fsdp"
+        word = next((word for path in _fsdp("sharding_strategy") if (word := keys.word(path))), "")
+        sharding = "none" if word == "no_shard" else "shard-grad-op" if kept or word == "shard_grad_op" else "fsdp"
+        if word.startswith("hybrid"):
+            keys.assumed.append(f"sharding fsdp: the groups of {word} are nodes, which the file does not count")
     sizes = dict(_SIZES)
     if keys.raw("sequence_parallel_degree") is not None:
         sizes["cp"] = "sequence_parallel_degree"

@@ -70,8 +70,8 @@ def _plan(keys: Keys, num_devices: int) -> Plan:
     stage = keys.whole("zero_optimization.stage", 0) or 0
     if stage > 3:
         keys.fail("zero_optimization.stage", "must be 0, 1, 2 or 3", "use 3")
-    group = keys.raw("zero_optimization.mics_shard_size")
-    grouped = isinstance(group, int) and group > 0
+    group = keys.whole("zero_optimization.mics_shard_size", rest=True) or 0
+    grouped = group > 0
     if grouped and stage != 3:
         keys.fail("zero_optimization.mics_shard_size", "needs stage 3", "use stage 3, or leave it out")
     elif grouped:

@@ -49,8 +49,10 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
         line.assumed.append("one slot: how many the server takes by itself is not known")
     shares = [one for one in line.word("--tensor-split").split(",") if one]
     devices = max(len(shares), 1)
-    split = line.named("--split-mode", {"layer": "layer", "row": "row", "tensor": "row", "none": "none"}) or "layer"
-    kept = {line.named(flag, _CACHES) for flag in ("--cache-type-k", "--cache-type-v") if flag in line.values}
+    alone = line.values.get("--split-mode") == "none"  # one device holds all of it, whatever the shares are
+    devices = 1 if alone else devices
+    split = line.named("--split-mode", {"layer": "layer", "row": "row", "tensor": "row"}) or "layer"
+    kept = {line.named(flag, _CACHES) for flag in ("--cache-type-k", "--cache-type-v")}  # one that is silent is f16
     if len(kept) > 1:
         rule = "keys and values of two types are not modelled"
         line.problems.add("--cache-type-v", line.word("--cache-type-v"), rule, "give both the same type")

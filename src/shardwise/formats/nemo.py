@@ -203,7 +203,8 @@ def _given(keys: Keys) -> Given:
         given.values["bf16"] = False
     given.values.setdefault("group_query_attention", "num_query_groups" in given.values)
     gated = keys.flag("model.gated_linear_unit") or keys.flag("model.config.gated_linear_unit")
-    word = next((keys.word(path) for path in _ACTIVATIONS if keys.raw(path)), "")
+    word = next((keys.word(path).replace("-", "_") for path in _ACTIVATIONS if keys.raw(path)), "")
+    gated = gated or word.endswith("geglu")
     kind = "swiglu" if "silu" in word or "swiglu" in word else "squared_relu" if "squared_relu" in word else ""
     if kind or gated:
         given.values.setdefault(kind or "quick_geglu", True)

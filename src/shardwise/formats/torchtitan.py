@@ -81,7 +81,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     keys = Keys(tree, _TABLE, source or "settings")
     model = _model(keys)
     plan = _plan(keys, model, num_devices)
-    batch = keys.whole("training.global_batch_size") or _local(keys) * plan.dp
+    batch = keys.whole("training.global_batch_size", rest=True) or _local(keys) * plan.dp
     steps = keys.whole("training.steps") or 0
     seq_len = keys.whole("training.seq_len") or 2048
     job = Training(
@@ -127,7 +127,7 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         keys.fail(_P + "data_parallel_shard_degree", f"x all others must be the {num_devices} devices", "change it")
     pieces = _pieces(keys)
     schedule = _schedule(keys, pp)
-    vpp = len(pieces) // pp if pieces else _virtual(keys, model, pp, schedule)
+    vpp = _each(keys, "module_fqns_per_model_part", len(pieces), pp) or _virtual(keys, model, pp, schedule)
     micro = keys.whole(_P + "pipeline_parallel_microbatch_size") or 1 if pp > 1 else _local(keys)
     return Plan(
         tp=tp,
@@ -170,12 +170,19 @@ def _usual(pieces: tuple[int, ...]) -> bool:
     return len({*pieces}) <= 1 <= sum(pieces) and pieces == split_layers(sum(pieces), len(pieces), "torchtitan")
 
 
+def _each(keys: Keys, name: str, pieces: int, pp: int) -> int:
+    """Return the pieces that every stage holds (distributed/pipeline_parallel.py refuses what does not divide)."""
+    if pieces % pp:
+        keys.fail(_P + name, f"gives {pieces} pieces to {pp} stages, which must divide them", "change one of them")
+    return -(-pieces // pp)
+
+
 def _virtual(keys: Keys, model: Model | None, pp: int, schedule: Schedule) -> int:
     each = keys.whole(_P + "pipeline_parallel_layers_per_stage")
     if each and model is not None:
         ends = (keys.whole(_P + f"pipeline_parallel_{end}_stage_less_layers", 0) for end in ("first", "last"))
         layers = model.num_layers + sum(1 if end is None else end for end in ends)
-        return max(-(-layers // each) // pp, 1)
+        return _each(keys, "pipeline_parallel_layers_per_stage", -(-layers // each), pp)
     return find_rules(schedule).chunks[0] if pp > 1 else 1
 
 

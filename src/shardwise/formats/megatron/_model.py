@@ -200,6 +200,9 @@ def _linear(r: Reader, number: int) -> list[bool]:
     variant = r.word("experimental_attention_variant", "gated_delta_net", "dsa")
     if variant != "gated_delta_net":
         return [False] * number
+    if not r.has("linear_attention_freq"):  # experimental_attention_variant_module_specs.py raises as well
+        option = r.option("linear_attention_freq")
+        r.problems.add(option, None, "is missing beside linear attention", f"give {option} 4")
     return _every(r, "linear_attention_freq", number, lambda i, n: (i + 1) % n != 0)
 
 
