@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -163,3 +163,27 @@ class Known(Generic[V]):
         if isinstance(found, InputError):
             raise found
         return found
+
+
+def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[str]]) -> str:
+    """Return the name that a word is or is another word for; raises `InputError` with near names, then all.
+
+    Case and signs do not count in other words; the name as it stands goes first.
+
+    >>> known_name("stack", "Torch_Titan", "framework", {"fsdp2": ["torchtitan"], "deepspeed": []})
+    'fsdp2'
+    """
+    if word in names:
+        return word
+    meant = {_letters(one): name for name, others in reversed(list(names.items())) for one in (*others, name)}
+    if _letters(word) in meant:
+        return meant[_letters(word)]
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = dict.fromkeys(meant[one] for one in get_close_matches(_letters(word), meant, 3, 0.6))
+    close = f"use {' or '.join(near)}; known are " if near else "use one of "
+    raise InputError([Problem(field, word, f"is not a known {kind}", close + ", ".join(names))])
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalnum, word.lower()))

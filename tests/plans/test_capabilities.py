@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shardwise import Cluster, Training, load_model, train
+from shardwise import Cluster, InputError, Training, load_model, train
 from shardwise.plans import Plan, default_stack, find_stack, stack_names
-from shardwise.plans._stack import _extended
+from shardwise.plans._stack import _extended, _table
 from shardwise.plans.laws import field_problems, stack_problems
+from shardwise.serving._engine import engine_tables
 from shardwise.training import Options
 
 
@@ -103,3 +105,21 @@ def test_a_stack_that_states_no_source_has_those_of_what_it_extends() -> None:
              "like": {"extends": "own", "runs": {"exporter": ""}}}  # fmt: skip
     found = _extended(table, "like")
     assert (found["sources"], found["loss"], found["runs"]["exporter"]) == ({"loss": "its code"}, "fused", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("torchtitan", "fsdp2"), ("NeMo", "megatron-bridge"), ("megatron_core", "megatron"), ("hf", "transformers")],
+)
+def test_the_words_that_people_have_for_a_framework_name_it(word: str, name: str) -> None:
+    """What someone calls their framework is it, whatever its case and signs; a near miss is told the near ones."""
+    assert find_stack(word).name == name
+    with pytest.raises(InputError, match="use deepspeed or deepspeed-2023; known are megatron,"):
+        find_stack("deepspede")
+
+
+def test_a_word_for_a_framework_or_an_engine_is_one_ones_alone() -> None:
+    """No word stands for two frameworks or two engines, nor for one while it is the name of another."""
+    for table in (_table(), engine_tables()["engines"]):
+        words = [re.sub("[^a-z0-9]", "", one) for name, row in table.items() for one in (name, *row.get("also", ()))]
+        assert len(words) == len(set(words))

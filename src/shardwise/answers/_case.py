@@ -226,7 +226,10 @@ def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None
     if inputs.imported is not None and not {"stack", "sharding"} & inputs.values.keys():
         return replace(inputs.imported.stack, settings=make_settings(inputs))
     try:
-        found = find_stack(cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster)))
+        word = cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster))
+        found = find_stack(word)
+        if found.name != word:
+            inputs.notes.append(f"stack {word} taken as {found.name}")
         return replace(found, settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import known_name
 from shardwise.files import own_table
 from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
 from shardwise.plans._plan import Plan, alike
@@ -280,15 +280,14 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
 
 
 @cache
-def find_stack(name: str) -> Stack:
-    """Return the named stack; raises `InputError` naming the known ones.
+def find_stack(word: str) -> Stack:
+    """Return the stack of a name, or of another word that people have for it; raises `InputError` with known ones.
 
-    >>> find_stack("transformers").norm
-    'eager'
+    >>> find_stack("transformers").norm, find_stack("torchtitan").name
+    ('eager', 'fsdp2')
     """
     table = _table()
-    if name not in table:
-        raise InputError([Problem("stack", name, "is not a known framework", "use one of " + ", ".join(table))])
+    name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
     values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted")}

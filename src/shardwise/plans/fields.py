@@ -136,7 +136,7 @@ PLAN: tuple[Field, ...] = (
         searched="one",
         taken_by="infer",
     ),
-    _around("stack", "text", "framework that runs the plan", sets=(), searched="one", taken_by="count"),
+    _around("stack", "text", "framework, such as megatron or torchtitan", sets=(), searched="one", taken_by="count"),
 )
 
 
@@ -271,7 +271,7 @@ SERVING: tuple[Field, ...] = (
         "cpu_experts", "whole", "first layers whose experts the host holds and runs (llama.cpp)", least=0, searched="no"
     ),
     _job("host", "text", "the host's processor, for what it runs; `shardwise devices cpu` lists them", searched="no"),
-    _job("engine", "text", "inference engine", sets=(), searched="values"),
+    _job("engine", "text", "inference engine, such as vllm, sglang, trtllm", sets=(), searched="values"),
 )
 
 

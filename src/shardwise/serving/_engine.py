@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
@@ -222,7 +222,7 @@ def engine_tables() -> dict[str, dict[str, Any]]:
     for name, row in table["engines"].items():
         # An older or newer version of an engine states what differs; its kernels are those of the engine.
         base = table["engines"][row["extends"]] if "extends" in row else {}
-        table["engines"][name] = {"kernels": name, **_merged(base, row)}
+        table["engines"][name] = {"kernels": name, **_merged({**base, "also": ()}, row)}
     return table
 
 
@@ -236,16 +236,15 @@ def engine_names() -> tuple[str, ...]:
 
 
 @cache
-def find_engine(name: str) -> Engine:
-    """Return the named engine; raises `InputError` naming the known ones.
+def find_engine(word: str) -> Engine:
+    """Return the engine of a name, or of another word that people have for it; raises `InputError` with known ones.
 
-    >>> find_engine("vllm").memory.block_tokens
-    16
+    >>> find_engine("vllm").memory.block_tokens, find_engine("trtllm").name
+    (16, 'tensorrt-llm')
     """
-    if name not in engine_tables()["engines"]:
-        problem = Problem("engine", name, "is not a known engine", "use one of " + ", ".join(engine_names()))
-        raise InputError([problem])
-    row = engine_tables()["engines"][name]
+    table = engine_tables()["engines"]
+    name = known_name("engine", word, "engine", {name: row.get("also", ()) for name, row in table.items()})
+    row = table[name]
     groups = {
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
