@@ -27,7 +27,7 @@ from shardwise.search import (
     upto,
 )
 from shardwise.search._remedies import broken_law, neighbours, report_on
-from shardwise.search._sensitivity import CONSTANTS, crossing, moved_replicas, moved_steps, with_constant
+from shardwise.search._sensitivity import CONSTANTS, crossings, moved_replicas, moved_steps, with_constant
 from shardwise.search._training import plan_degrees
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import Options, TrainReport, train
@@ -290,6 +290,7 @@ def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by
 
 def test_the_factor_at_which_a_plan_overtakes_is_found() -> None:
     """Where a gap jumps below zero the factor is within a thousandth of the jump, where it is smooth it is exact."""
-    jump = crossing(lambda factors: [1.0 if f > 0.9 else -1.0 for f in factors], 0.5)
+    gaps = (lambda f: 1.0 if f > 0.9 else -1.0, lambda f: 1 / f - 0.8)
+    jump, smooth = crossings(lambda asked: {i: [gaps[i](f) for f in some] for i, some in asked.items()}, [0.5, 1.5])
     assert jump == pytest.approx(0.9, rel=1e-3)
-    assert crossing(lambda factors: [1 / f - 0.8 for f in factors], 1.5) == pytest.approx(1.25, rel=1e-7)
+    assert smooth == pytest.approx(1.25, rel=1e-7)

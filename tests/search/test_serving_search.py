@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -200,7 +202,7 @@ def test_a_remedy_does_what_it_says() -> None:
 def test_nothing_that_will_do_shows_the_nearest() -> None:
     """Where no plan keeps a limit, the answer is empty and the nearest plan is named."""
     found = plan_serving(MODELS["dense"], ON, JOB, SPACE, SearchOptions(max_tpot_seconds=1e-6))
-    assert found.best == found.front == ()
+    assert not found.best and not found.front
     assert found.nearest is not None
     assert _add_up(found)
 
@@ -265,3 +267,10 @@ def test_worse_hardware_never_helps(objective: str, name: str, worse: float) -> 
     options = SearchOptions(objective=objective, top=1)
     clusters = [Cluster.parse("16xa100-sxm-80gb", {**good, name: int(good[name] * factor)}) for factor in (1.0, worse)]
     assert _best(clusters[0], options) <= _best(clusters[1], options) * (1 + 1e-12)
+
+
+def test_a_search_for_serving_loads_nothing_of_training() -> None:
+    """Deployments are searched, and their runners-up looked at, without a module of training."""
+    code = "import sys, shardwise.answers._plan_infer, shardwise.search._sensitivity; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [name for name in done.stdout.split() if name.startswith("shardwise.training")]

@@ -110,3 +110,17 @@ def bisected(rows: Any, between: tuple[int, int], will_do: Callable[[Any, Any], 
         good = will_do(rows, middle)
         low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle, low + 1))
     return rows, low
+
+
+def tied(values: Any, tie: float) -> list[tuple[int, int]]:
+    """Return where each group of ties begins and ends in sorted values: its first ties with no first before.
+
+    >>> tied([1.0, 1.1, 1.2, 1.3, 2.0], 1.2), tied([1.0, 1.0], 1.0), tied([], 1.2)
+    ([(0, 3), (3, 4), (4, 5)], [(0, 1), (1, 2)], [])
+    """
+    found, start = list[tuple[int, int]](), 0
+    while start < len(values):
+        end = int(np.searchsorted(values, values[start] * tie, side="right")) if tie > 1 else start + 1
+        found.append((start, end))
+        start = end
+    return found

@@ -13,11 +13,10 @@ from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
 from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS
 from shardwise.search._batch import AHEAD
-from shardwise.search._columns import distinct_rows
+from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, SearchOptions
-from shardwise.search._ranking import tied
 from shardwise.training import TrainingCase
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from shardwise.errors import Problem
 from shardwise.records import dataclass
 from shardwise.search._batch import Degrees, Entry, PlanBatch, degrees_of
-from shardwise.search._columns import distinct
+from shardwise.search._columns import distinct, tied
 from shardwise.search._options import OBJECTIVES
 from shardwise.search._result import Counts
 
@@ -25,20 +25,6 @@ from shardwise.search._result import Counts
 _ALIKE = 5
 # Sets of degrees are kept so many ties behind the best: what is told apart from it is seen, and what ties with that.
 _TIES = 2
-
-
-def tied(values: Any, tie: float) -> list[tuple[int, int]]:
-    """Return where each group of ties begins and ends in sorted values: its first ties with no first before.
-
-    >>> tied([1.0, 1.1, 1.2, 1.3, 2.0], 1.2), tied([1.0, 1.0], 1.0), tied([], 1.2)
-    ([(0, 3), (3, 4), (4, 5)], [(0, 1), (1, 2)], [])
-    """
-    found, start = list[tuple[int, int]](), 0
-    while start < len(values):
-        end = int(np.searchsorted(values, values[start] * tie, side="right")) if tie > 1 else start + 1
-        found.append((start, end))
-        start = end
-    return found
 
 
 @dataclass(slots=True)
@@ -161,8 +147,8 @@ def _leading(group: Any, found: Sequence[Any], reach: Callable[[Any], tuple[floa
     for low, high, few in zip(kept.tolist(), ends.tolist(), most.tolist(), strict=True):
         last = low + few - 1
         if high > last + 1:
-            tied = np.all([f[last + 1 : high] == f[last] for f in found], axis=0)
-            high = last + 1 + (int(np.argmin(tied)) if not tied.all() else len(tied))
+            equal = np.all([f[last + 1 : high] == f[last] for f in found], axis=0)
+            high = last + 1 + (int(np.argmin(equal)) if not equal.all() else len(equal))
         chosen.append(np.arange(low, high))
     return np.concatenate(chosen)
 

@@ -57,7 +57,7 @@ class Group(Generic[Report, Case]):
 
 
 class Reports(Sequence[Report]):
-    """Reports that are made when they are asked for, each once.
+    """Reports that are made when they are asked for.
 
     >>> made = Reports([1, 2, 3], lambda entry: f"report {entry}")
     >>> len(made), made[-1], made[::2]
@@ -66,7 +66,6 @@ class Reports(Sequence[Report]):
 
     def __init__(self, entries: Sequence[Any], report: Callable[[Any], Report]) -> None:
         self._entries, self._report = entries, report
-        self._made: dict[int, Report] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -78,10 +77,7 @@ class Reports(Sequence[Report]):
     def __getitem__(self, index: int | slice) -> Report | tuple[Report, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        place = range(len(self))[index]
-        if place not in self._made:
-            self._made[place] = self._report(self._entries[place])
-        return self._made[place]
+        return self._report(self._entries[index])
 
 
 class SearchResult(Shown, ABC, Generic[Report]):
@@ -115,7 +111,7 @@ class SearchResult(Shown, ABC, Generic[Report]):
 
     @property
     @abstractmethod
-    def best(self) -> tuple[Report, ...]:
+    def best(self) -> Sequence[Report]:
         """The best plans, each as `train` or `infer` answers it."""
 
     @property

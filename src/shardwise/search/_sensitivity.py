@@ -8,9 +8,9 @@ whose own spread is narrower sensitivity no more than what is listed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
@@ -268,16 +268,16 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
     if len(found.groups) < 2:
         return ()
     best, *others = [group.first for group in found.groups]
-    moved, objective = _Moved(found), found.options.objective
+    others, moved, objective = others[:most], _Moved(found), found.options.objective
     top = found.value(best)  # type: ignore[arg-type]
-    moved.look([best, *others[:most]])
+    moved.look([best, *others])
     return tuple(
         RunnerUp(
             report=report,
             behind=loss_of(objective, found.value(report), top),  # type: ignore[arg-type]
-            sensitivity=tuple(moved.overtaking(best, report)),
+            sensitivity=ahead,
         )
-        for report in others[:most]
+        for report, ahead in zip(others, moved.overtaking(best, others), strict=True)
     )
 
 
@@ -321,40 +321,74 @@ class _Moved:
         if moves and found.options.objective in TIMED:
             self._know(reports, moves)
 
-    def _behind(self, best: Any, other: Any, name: str, factors: Sequence[float]) -> list[float]:
-        """Return the shares by which the other plan is behind with a constant moved by each of some factors."""
-        new = [(name, f) for f in factors if any((id(one), name, f) not in self._known for one in (best, other))]
-        if new:
-            self._know([best, other], new)
-        return [self._known[id(other), name, f] / self._known[id(best), name, f] - 1 for f in factors]
+    def _gap(self, best: Any, other: Any, name: str, factor: float) -> float:
+        """Return the share by which the other plan is behind with a constant moved."""
+        return self._known[id(other), name, factor] / self._known[id(best), name, factor] - 1
 
-    def overtaking(self, best: Any, other: Any) -> Iterator[Sensitivity]:
-        """Yield the constants that put another plan ahead of the best within their bands."""
+    def overtaking(self, best: Any, others: Sequence[Any]) -> list[tuple[Sensitivity, ...]]:
+        """Return for each of some plans the constants that put it ahead of the best within their bands."""
         if self.found.options.objective not in TIMED:
-            return
-        for name, (low, high) in self.ends.items():
-            gaps = partial(self._behind, best, other, name)
-            for end in (low, high):
-                # Plans that are the same but for rounding do not overtake each other.
-                if end != 1 and gaps([end])[0] < -_ROUNDING:
-                    regret = self._known[id(best), name, end] / self._known[id(other), name, end] - 1
-                    yield Sensitivity(constant=name, factor=crossing(gaps, end), low=low, high=high, regret=regret)
+            return [()] * len(others)
+        # Plans that are the same but for rounding do not overtake each other.
+        ways = [
+            (other, name, end)
+            for other in others
+            for name, ends in self.ends.items()
+            for end in ends
+            if end != 1 and self._gap(best, other, name, end) < -_ROUNDING
+        ]
+
+        def gaps(asked: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+            moves = {(ways[i][1], f) for i, factors in asked.items() for f in factors}
+            new = sorted(move for move in moves if (id(best), *move) not in self._known)
+            if new:
+                self._know([best, *others], new)
+            return {i: [self._gap(best, *ways[i][:2], f) for f in factors] for i, factors in asked.items()}
+
+        found: list[list[Sensitivity]] = [[] for _ in others]
+        for (other, name, end), factor in zip(ways, crossings(gaps, [end for _, _, end in ways]), strict=True):
+            regret = self._known[id(best), name, end] / self._known[id(other), name, end] - 1
+            low, high = self.ends[name]
+            place = next(place for place, one in enumerate(others) if one is other)
+            found[place].append(Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret))
+        return list(map(tuple, found))
 
 
-def crossing(gaps: Callable[[Sequence[float]], Sequence[float]], end: float) -> float:
-    """Return a factor between 1 and `end` beyond which a gap is below zero; a few factors are looked at at a time.
+_Asked = Mapping[int, Sequence[float]]
 
-    >>> round(crossing(lambda factors: [f - 0.8 for f in factors], 0.5), 6)
-    0.8
+
+def crossings(gaps: Callable[[_Asked], Mapping[int, Sequence[float]]], ends: Sequence[float]) -> list[float]:
+    """Return for each of some gaps a factor between 1 and its end beyond which it is below zero.
+
+    A few factors of every gap are looked at at a time.
+
+    >>> found = crossings(lambda asked: {i: [f - 0.8 - i / 10 for f in some] for i, some in asked.items()}, [0.5, 0.6])
+    >>> [round(factor, 6) for factor in found]
+    [0.8, 0.9]
     """
+    searches = [_crossing(end) for end in ends]
+    asked, found = {place: next(one) for place, one in enumerate(searches)}, dict[int, float]()
+    while asked:
+        answers, asked = gaps(asked), {}
+        for place, own in answers.items():
+            try:
+                asked[place] = searches[place].send(own)
+            except StopIteration as done:
+                found[place] = done.value
+    return [found[place] for place in range(len(ends))]
+
+
+def _crossing(end: float) -> Generator[Sequence[float], Sequence[float], float]:
+    """Yield factors at which a gap is asked for until it is known where between 1 and `end` it falls below zero."""
     near, far = 0.0, math.log(end)
-    above, below = gaps([1.0, end])
+    above, below = yield (1.0, end)
     while abs(near - far) > _CLOSE and above > 0:
         # A gap is nearly a line, of the logarithm, but may jump where another operator binds: then the middle helps.
         line = near + (far - near) * above / (above - below)
         places = [near + (line - near) * 0.96, line + (far - line) * 0.04, (near + far) / 2]
         places.sort(key=lambda place: abs(place - near))
-        for place, gap in zip(places, gaps([math.exp(place) for place in places]), strict=True):
+        found = yield [math.exp(place) for place in places]
+        for place, gap in zip(places, found, strict=True):
             if gap < 0:
                 far, below = place, gap
                 break

@@ -17,10 +17,9 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
-from shardwise.search._columns import distinct_rows
+from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
-from shardwise.search._ranking import tied
 from shardwise.search._result import Counts, Group, Rejection, Remedy, Reports, SearchResult, Tie, loss_of
 from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
@@ -123,9 +122,9 @@ class ServingResult(SearchResult[InferReport]):
         return self._ranked[np.sort(distinct_rows([one.setup, *columns])[0])]
 
     @cached_property
-    def best(self) -> tuple[InferReport, ...]:
+    def best(self) -> Sequence[InferReport]:
         """The best deployments, each with its best batch, as `infer` answers them."""
-        return tuple(map(self.report, self._sets[: self.options.top].tolist()))
+        return Reports(self._sets[: self.options.top].tolist(), self.report)
 
     @cached_property
     def groups(self) -> tuple[Group[InferReport, ServingCase], ...]:
@@ -183,10 +182,17 @@ class ServingResult(SearchResult[InferReport]):
         return int(np.argmin(self.ranking.miss(MEMORY)))
 
     def report(self, row: int) -> InferReport:
-        """Return the report of a row of the table, by `infer`."""
-        plan, job, engine = self._named(row)
-        options = ServingOptions(engine=engine, efficiencies=self.options.efficiencies)
-        return infer(self.grid.model, part_of(self.grid.cluster, plan.num_devices), plan, job, options)
+        """Return the report of a row of the table, by `infer`, made once."""
+        if row not in self._reports:
+            plan, job, engine = self._named(row)
+            options = ServingOptions(engine=engine, efficiencies=self.options.efficiencies)
+            whole = part_of(self.grid.cluster, plan.num_devices)
+            self._reports[row] = infer(self.grid.model, whole, plan, job, options)
+        return self._reports[row]
+
+    @cached_property
+    def _reports(self) -> dict[int, InferReport]:
+        return {}
 
     def _named(self, row: int) -> tuple[Plan, Serving, Any]:
         if self.table is None:

@@ -15,7 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import dataclass
-from shardwise.search._batch import Entry, PlanBatch, grid_of, plan_of
+from shardwise.search._batch import Entry, Key, PlanBatch, grid_of, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._grid import PlanGrid
@@ -201,9 +201,9 @@ class TrainingResult(SearchResult[TrainReport]):
         return self.partial.counts
 
     @cached_property
-    def best(self) -> tuple[TrainReport, ...]:
+    def best(self) -> Sequence[TrainReport]:
         """The best plan of each of the best sets of degrees, as `train` answers it."""
-        return tuple(self.report(entry) for entry in self.partial.top.entries)
+        return Reports(self.partial.top.entries, self.report)
 
     @cached_property
     def groups(self) -> tuple[Group[TrainReport, TrainingCase], ...]:
@@ -244,9 +244,15 @@ class TrainingResult(SearchResult[TrainReport]):
         return self.report(entry) if entry is not None else None
 
     def report(self, entry: Entry) -> TrainReport:
-        """Return the report of a ranked plan."""
-        grid = self.task.tasks[grid_of(entry.key)].grid
-        return report_on(grid, plan_of(entry.key, grid))
+        """Return the report of a ranked plan, made once."""
+        if entry.key not in self._reports:
+            grid = self.task.tasks[grid_of(entry.key)].grid
+            self._reports[entry.key] = report_on(grid, plan_of(entry.key, grid))
+        return self._reports[entry.key]
+
+    @cached_property
+    def _reports(self) -> dict[Key, TrainReport]:
+        return {}
 
     def value(self, report: TrainReport) -> float:
         """Return the objective of a plan as it is ranked, less being better."""
@@ -273,7 +279,7 @@ class TrainingResult(SearchResult[TrainReport]):
             counts=self.counts,
             rejections=self.partial.rejected,
             examples=self.partial.examples,
-            best=tuple(report for e, report in zip(self.partial.top.entries, self.best, strict=True) if e in own),
+            best=Reports(own, self.report),
             nearest=self.nearest,
         )
 
