@@ -27,6 +27,7 @@ from shardwise.formats import (
     torchtitan,
     torchtune,
     transformers,
+    trl,
     verl,
 )
 from shardwise.formats._exported import canonical, canonical_plan
@@ -225,8 +226,12 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
         optimizer=draw(st.sampled_from(("adam", "adam8bit"))),
     )  # fmt: skip
     if tuned:
-        methods = {"torchtune": ("lora", "dora")}.get(name, ("lora", "dora", "rslora", "lora-plus"))
-        bases = {"torchtune": ("", "nf4-dq"), "llama-factory": ("", "int8", "nf4", "nf4-dq")}.get(name, ("", "nf4-dq"))
+        methods = {"torchtune": ("lora", "dora"), "trl": ("lora", "dora", "rslora")}.get(
+            name, ("lora", "dora", "rslora", "lora-plus")
+        )
+        bases = {"torchtune": ("", "nf4-dq"), "axolotl": ("", "int8", "nf4-dq")}.get(
+            name, ("", "int8", "nf4", "nf4-dq")
+        )
         job = replace(
             job, adapter=draw(st.sampled_from(methods)), rank=draw(st.integers(1, 256)),
             targets=draw(st.sampled_from((("all-linear",), ("q_proj", "v_proj"), ("q_proj", "o_proj")))),
@@ -248,14 +253,14 @@ def accepted(case: ExportCase) -> bool:
     return not wrong and not stack_problems(case.stack, case.plan, optimizer=case.job.optimizer)
 
 
-TRAINERS = {"axolotl": axolotl, "llama-factory": llamafactory, "torchtune": torchtune}
+TRAINERS = {"axolotl": axolotl, "llama-factory": llamafactory, "torchtune": torchtune, "trl": trl}
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
     """Every plan and job that a trainer runs is written as its settings and read back as it was."""
     module = TRAINERS[name]
-    kinds = ("none", "shard-grad-op", "fsdp") if name == "llama-factory" else ("none", "shard-grad-op", "fsdp", "hsdp")
+    kinds = ("none", "shard-grad-op", "fsdp", *(("hsdp",) if name in ("axolotl", "torchtune") else ()))
 
     @SOME
     @given(one=jobs(name, kinds).filter(lambda one: accepted(stated(name, *one))))

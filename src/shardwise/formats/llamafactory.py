@@ -20,7 +20,7 @@ _LORA = _trainer.AdapterKeys(
     rank="lora_rank", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target", saved="additional_target",
     usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
-_OFT = replace(_LORA, rank="oft_rank", dropout="module_dropout", targets="oft_target", usual_rank=0)
+_OFT = replace(_LORA, rank="oft_rank", dropout="", targets="oft_target", usual_rank=0)
 _TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
 # hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
@@ -192,7 +192,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
     tree: dict[str, Any] = {"finetuning_type": kind, named.rank: rank_of(job), named.targets: targets}
     tree |= {"oft_block_size": job.oft_block_size} if job.oft_block_size else {}
-    tree |= {named.dropout: job.adapter_dropout} if job.adapter_dropout else {}
+    tree |= {"lora_dropout": job.adapter_dropout} if job.adapter_dropout else {}
     tree |= {"lora_alpha": round(job.adapter_alpha)} if job.adapter_alpha and kind == "lora" else {}
     switches: dict[str, dict[str, Any]] = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
     tree |= (switches | {"lora-plus": {"loraplus_lr_ratio": 16.0}}).get(job.adapter, {})
