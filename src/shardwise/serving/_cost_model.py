@@ -111,7 +111,7 @@ def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
         return cached_seconds(costs.attention, _chip(costs), op)
     edges = costs.activation_width * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
-    if costs.rates.blocks.keys:
+    if costs.rates.blocks.cached_compute:
         return one_query_seconds(costs.rates.blocks, op.flops, cache, (costs.peak, costs.bandwidth))
     if costs.kernels.decode is None:
         worked = maximum((cache + edges) / costs.rates.memory_bytes, op.flops / costs.rates.attention_forward_flops)
