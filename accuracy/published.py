@@ -31,7 +31,7 @@ from shardwise.measured import (
     validate,
 )
 from shardwise.measured import read as known
-from shardwise.models import MLP, Attention, Block, Model
+from shardwise.models import MLP, Attention, Block, Model, load_model, model_names
 
 _ADDRESS = re.compile(r"^https://github[.]com/([^/]+/[^/]+)(?:/(?:blob|tree)/([^/]+)/?)?")
 
@@ -123,6 +123,11 @@ class Published(Context):
     documented: Sequence[Entry] = DOCUMENTED
     frameworks = joined(read("frameworks.toml"), known("frameworks.toml"))
     engines = joined(read("engines.toml"), known("engines.toml"))
+
+    def _find_model(self, key: str) -> Model:
+        """Return the model of a key: the catalogue's, where the file beside the rows is written from memory."""
+        remembered = "not read from a file" in self._entries.get(key, {}).get("uncertain", ())
+        return load_model(key) if remembered and key in model_names() else super()._find_model(key)
 
     @cached_property
     def arguments(self) -> dict[str, dict[str, Any]]:

@@ -53,6 +53,16 @@ def test_a_count_lists_trainable_parameters_by_layer() -> None:
     assert asked("count", "llama-3.1-8b")["params"]["trainable"] is None
 
 
+@pytest.mark.parametrize(
+    ("model", "trained"), [("qwen-7b", 17_891_328), ("baichuan2-7b", 17_891_328), ("chatglm3-6b", 14_823_424)]
+)
+def test_a_joint_layer_has_one_adapter(model: str, trained: int) -> None:
+    """What its code calls c_attn, W_pack or query_key_value is one layer; ms-swift prints 17.8913 M for Qwen-7B."""
+    found = asked("count", model, "--adapter", "lora", "--rank", "8", "--targets", "attention,mlp")
+    assert found["params"]["trainable"] == trained
+    assert "qkv" in found["params"]["trainable_by_module"]
+
+
 def test_narrower_bases_take_less_and_never_train() -> None:
     """Frozen weights of fewer bits take fewer bytes; nothing else of the state changes."""
     held = {base: report(adapter="lora", base=base).evaluation.memory[0] for base in ("bf16", "int8", "nf4", "nf4-dq")}

@@ -38,13 +38,17 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLP:
-    """A feed-forward of width `ffn`; gated ones have a gate and an up projection; style "rwkv" adds a receptance."""
+    """A feed-forward of width `ffn`; gated ones have a gate and an up projection; style "rwkv" adds a receptance.
+
+    `fused_projection` is one linear layer for gate and up.
+    """
 
     ffn: int
     gated: bool = True
     bias: bool = False
     activation: Activation = "silu"
     style: Literal["standard", "rwkv"] = "standard"
+    fused_projection: bool = False
 
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Return what tensor parallelism divides, by what it is."""

@@ -164,7 +164,10 @@ def scaling(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], scaled: tuple
                  **more)  # fmt: skip
 
 
-GROUPS: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "qkv", "o"), "mlp": ("gate", "up", "down")}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "attention": ("q", "k", "v", "qkv", "o"),
+    "mlp": ("gate", "up", "gate_up", "down"),
+}
 """Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
 KNOWN_TARGETS = ("all-linear", "linear", "attention", "mlp", "experts", "embedding", "head")
 """Words for parts of a model: all linear layers of the blocks, those without experts and routers, and so on."""
@@ -223,5 +226,6 @@ def matches(t: Tuning, op: Op[X], short: str) -> bool:
         words |= set(GROUPS[group])
         if op.region.partition(".")[0] == group and op.role not in ("router", "indexer"):
             return True
-    joint = {"qkv": {"q", "k", "v", "qkv"}, "up": {"up"} if op.modules else {"gate", "up"}}
+    fused = {"gate", "up"}
+    joint = {"qkv": {"q", "k", "v"}, "gate_up": fused, "up": set() if op.modules else fused}
     return not words.isdisjoint({short, op.name, *joint.get(short, ())})

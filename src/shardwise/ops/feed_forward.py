@@ -80,7 +80,7 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     one_kernel = y.stack.activation == "fused"
     up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
                kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up",
-               modules=("gate", "up")[-sides:])  # fmt: skip
+               modules=("gate_up",) if m.fused_projection else ("gate", "up")[-sides:])  # fmt: skip
     down = Shape(
         inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down", modules=("down",)
     )

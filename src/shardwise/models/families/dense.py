@@ -37,6 +37,7 @@ class Style(NamedTuple):
     pattern: tuple[str, ...] = ("full",)
     fused_qkv: bool = False
     joined_rotary: bool = False
+    fused_gate: bool = False
 
 
 _MLP_FREE = Style(mlp_bias=False)
@@ -53,7 +54,7 @@ STYLES: dict[str, Style] = {
     "mistral": _BARE._replace(windows="all"),
     "ministral": _BARE._replace(windows="types", pattern=("sliding",)),
     "ministral3": _BARE._replace(windows="all"),
-    "phi3": _BARE._replace(windows="all", fused_qkv=True, joined_rotary=True),
+    "phi3": _BARE._replace(windows="all", fused_qkv=True, joined_rotary=True, fused_gate=True),
     "qwen2": _BARE._replace(qkv_bias=True, windows="upper"),
     "qwen3": _QK_HEAD._replace(windows="upper"),
     "smollm3": Style(windows="switched"),
@@ -61,9 +62,9 @@ STYLES: dict[str, Style] = {
     "gemma2": _GEMMA._replace(norms=4, windows="types", pattern=("sliding", "full")),
     "gemma3_text": _GEMMA._replace(norms=4, qk_norm="head", windows="types", pattern=("sliding",) * 5 + ("full",)),
     "seed_oss": Style(out_bias="attention_out_bias"),
-    "glm": _MLP_FREE._replace(out_bias=False, joined_rotary=True),
-    "glm4": _MLP_FREE._replace(out_bias=False, norms=4, joined_rotary=True),
-    "glm4v_text": _BARE._replace(qkv_bias=True, norms=4, joined_rotary=True),
+    "glm": _MLP_FREE._replace(out_bias=False, joined_rotary=True, fused_gate=True),
+    "glm4": _MLP_FREE._replace(out_bias=False, norms=4, joined_rotary=True, fused_gate=True),
+    "glm4v_text": _BARE._replace(qkv_bias=True, norms=4, joined_rotary=True, fused_gate=True),
     "mllama_text_model": _BARE,
     "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
@@ -190,7 +191,8 @@ def _feed_forward(config: Config, style: Style) -> MLP:
         return MLP(
             ffn=width, gated=False, bias=_is(config, style.mlp_bias), activation=parts.activation(config, style.act)
         )
-    return parts.mlp(config, gated=style.gated, bias=_is(config, style.mlp_bias), act=style.act)
+    ffn = parts.mlp(config, gated=style.gated, bias=_is(config, style.mlp_bias), act=style.act)
+    return replace(ffn, fused_projection=style.fused_gate)
 
 
 def _further(config: Config) -> int:

@@ -26,24 +26,24 @@ def internlm(config: Config) -> Architecture:
 
 
 def baichuan(config: Config) -> Architecture:
-    """Return Baichuan: Llama's layers; the 13B model has ALiBi in place of rotary positions."""
-    core = parts.attention(config)
-    return _llama_like(config, replace(core, rotary=config.size("hidden_size") < 5120), parts.mlp(config))
+    """Return Baichuan: Llama's layers with one W_pack; the 13B model has ALiBi in place of rotary positions."""
+    core = replace(parts.attention(config), fused_projection=True, rotary=config.size("hidden_size") < 5120)
+    return _llama_like(config, core, parts.mlp(config))
 
 
 def qwen(config: Config) -> Architecture:
-    """Return Qwen 1: biases on queries, keys and values; its own files state twice the width of a projection."""
+    """Return Qwen 1: one c_attn with biases; its own files state twice the width of a projection."""
     width = config.size("ffn")
     if (config.has("kv_channels") or config.has("no_bias")) and "ffn" not in config.overrides:
         width //= 2
         config.note("the intermediate_size of Qwen 1 files is twice the width of each projection")
     config.accept("attention_bias", "no_bias", "kv_channels")
-    core = parts.attention(config, qkv_bias=True)
+    core = replace(parts.attention(config, qkv_bias=True), fused_projection=True)
     return _llama_like(config, core, MLP(ffn=width, activation=parts.activation(config)))
 
 
 def chatglm(config: Config) -> Architecture:
-    """Return ChatGLM 2, 3 or GLM-4-9B: grouped attention with biases on queries, keys and values."""
+    """Return ChatGLM 2, 3 or GLM-4-9B: grouped attention of one query_key_value, one dense_h_to_4h."""
     heads, bias = config.size("num_attention_heads"), config.flag("add_bias_linear")
     grouped = config.flag("multi_query_attention", default=True)
     core = Attention(
@@ -52,9 +52,11 @@ def chatglm(config: Config) -> Architecture:
         head_dim=config.count("head_dim", "kv_channels") or config.size("hidden_size") // heads,
         qkv_bias=bias or config.flag("add_qkv_bias", default=True),
         out_bias=bias,
+        fused_projection=True,
+        joined_rotary=True,
     )
     config.accept("num_key_value_heads", "rmsnorm", "post_layer_norm", "apply_residual_connection_post_layernorm")
-    return _llama_like(config, core, MLP(ffn=config.size("ffn"), bias=bias))
+    return _llama_like(config, core, MLP(ffn=config.size("ffn"), bias=bias, fused_projection=True))
 
 
 def deci(config: Config) -> Architecture:
