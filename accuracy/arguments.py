@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise import Options, from_megatron_args, train
+from shardwise import TrainingOptions, from_megatron_args, train
 from shardwise.measured import Context, Predicted, Record, cluster_of, refuse
 
 
@@ -38,6 +38,6 @@ def predict_arguments(record: Record, context: Context, entry: Mapping[str, Any]
     model = replace(case.model, name=record.text("model") or case.model.name)
     scratch = blas_workspace(entry.get("env_vars") or {})
     stack = replace(case.stack, settings=replace(case.stack.settings, blas_workspace_bytes=scratch))
-    options = Options(stack=stack, accumulation=case.accumulation)
+    options = TrainingOptions(stack=stack, accumulation=case.accumulation)
     report = train(model, cluster, case.plan, case.job, options)
     return Predicted(report, (*notes, *case.assumed, *record.assumed))

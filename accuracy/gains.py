@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 from accuracy.files import RESULTS, read
 from accuracy.published import KINDS, Entry, Published, documented, documenting, joined
-from shardwise.measured import Comparison, Context, Table, compared, framework_of, matches, read_table
+from shardwise.measured import Comparison, Context, MeasurementFile, compared, framework_of, matches, read_table
 from shardwise.measured import read as known
 
 # Predictions nearer than this are the same.
@@ -238,11 +238,11 @@ def gains(files: Iterable[str], entries: Iterable[Removal] | None = None) -> Ite
         )
 
 
-def _judged(table: Table) -> Table:
+def _judged(table: MeasurementFile) -> MeasurementFile:
     return replace(table, rows=tuple(row for row in table.rows if row.get("source") not in LOADED))
 
 
-def _predicted(table: Table, context: type[Context]) -> list[Comparison]:
+def _predicted(table: MeasurementFile, context: type[Context]) -> list[Comparison]:
     return list(compared(table, context(Path(table.path).parent))) if table.rows else []
 
 

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from accuracy.files import RESULTS
-from shardwise import Cluster, Model, Options, Plan, Training, train
+from shardwise import Cluster, Model, Plan, Training, TrainingOptions, train
 from shardwise.models import MLP, Attention, Block
 
 DATA = RESULTS / "korthikanti_table5.toml"
@@ -52,7 +52,7 @@ def predicted_seconds(row: dict[str, Any], data: dict[str, Any], setting: str) -
     )
     cluster = Cluster.parse(f"{plan.num_devices}x{data['device']}")
     job = Training(seq_len=data["seq_len"], global_batch=row["global_batch"], precision="fp16")
-    return train(gpt(row, data), cluster, plan, job, Options(stack="megatron-scores")).step_seconds
+    return train(gpt(row, data), cluster, plan, job, TrainingOptions(stack="megatron-scores")).step_seconds
 
 
 def table() -> Iterator[str]:

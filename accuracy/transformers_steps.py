@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from accuracy.files import RESULTS
-from shardwise import Cluster, Model, Options, Plan, Training, train
+from shardwise import Cluster, Model, Plan, Training, TrainingOptions, train
 
 DATA = RESULTS / "transformers_steps.toml"
 
@@ -32,7 +32,7 @@ def predicted_bytes(row: dict[str, Any]) -> float:
     )
     # The device plays no part in the bytes of tensors.
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
-    return train(model, cluster, plan, job, Options(stack="transformers")).evaluation.peak
+    return train(model, cluster, plan, job, TrainingOptions(stack="transformers")).evaluation.peak
 
 
 def table() -> Iterator[str]:

@@ -16,7 +16,7 @@ def example() -> sw.CommReport:
     plan = sw.Plan(tp=2, pp=2, dp=4, micro_batch=4, sharding="distributed-optimizer", sequence_parallel=False)
     cluster = sw.Cluster.parse("2x8xa100-sxm-80gb")
     job = sw.Training(seq_len=2048, global_batch=512)
-    return sw.comm(model, cluster, plan, job, sw.Options(stack="megatron-2023"))
+    return sw.comm(model, cluster, plan, job, sw.TrainingOptions(stack="megatron-2023"))
 
 
 if __name__ == "__main__":

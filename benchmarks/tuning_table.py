@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.search import longest_sequence
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 MODELS = ("llama-3.2-1b", "qwen3-4b", "llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "qwen3-32b", "llama-3.1-70b")
 CARDS = ("rtx-4090", "l40s", "a100-sxm-80gb", "h100-sxm-80gb")
@@ -41,7 +41,7 @@ def answer(model: str, method: Method, card: str) -> TrainReport:
     stack = replace(find_stack(method.stack), settings=Settings(loss=method.loss))  # type: ignore[arg-type]
     job = Training(seq_len=SEQ_LEN, global_batch=1, **method.job)
     plan = Plan(micro_batch=1, recompute="full")
-    return train(load_model(model), Cluster.parse(f"1x{card}"), plan, job, Options(stack=stack))
+    return train(load_model(model), Cluster.parse(f"1x{card}"), plan, job, TrainingOptions(stack=stack))
 
 
 def cell(report: TrainReport) -> str:

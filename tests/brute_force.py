@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.errors import Problems
 from shardwise.hardware import part_of
 from shardwise.models import MoE
-from shardwise.plans import Plan, find_rules, spans, split_layers
+from shardwise.plans import Plan, find_rules, group_shapes, split_layers
 from shardwise.plans.laws import (
     all_blocks,
     batch_problems,
@@ -140,7 +140,7 @@ def _places(case: TrainingCase, space: SearchSpace, fixed: dict[str, Any], n: in
         ways += [{"fast": share, "order": order} for share in sorted(full) for order in orders]
     seen = set()
     for way in ways:
-        placed = spans(Plan(**fixed, **way), case.domains)
+        placed = group_shapes(Plan(**fixed, **way), case.domains)
         place = tuple(placed[a][:-1] for a in axes)
         if place not in seen and all(getattr(space, f"fast_{a}").of([placed[a][0]]) for a in axes):
             yield way

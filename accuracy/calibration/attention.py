@@ -16,7 +16,7 @@ from accuracy.kernels.attention import latent_model
 from accuracy.kernels.products import chip_of
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.ticks import Ticks, ticks_of
-from shardwise.cost import PARTS, Cached, Prompt, decode_parts, part_costs, prompt_parts
+from shardwise.cost import PARTS, DecodeAttention, PrefillAttention, decode_parts, part_costs, prompt_parts
 from shardwise.hardware import find_device
 
 _MIXER = latent_model()[1]
@@ -36,8 +36,8 @@ def decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
     return decode_parts(
         chip_of(find_device(device).device, "bf16"),
-        Cached(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H, item_bytes=2 * _width(rows) * H,
-               edge_bytes=4 * B * N * H),
+        DecodeAttention(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H,
+               item_bytes=2 * _width(rows) * H, edge_bytes=4 * B * N * H),
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     """Return the parts of attention of a prompt; a kernel has a window in all of its rows or in none."""
     names = ("batch", "query_tokens", "prefix_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
     B, S, past, N, K, H, window = (rows[k] for k in names)
-    work = Prompt(sequences=B, queries=S, past=past, heads=N, kv_heads=K, pair_flops=4 * H,
+    work = PrefillAttention(sequences=B, queries=S, past=past, heads=N, kv_heads=K, pair_flops=4 * H,
                   token_bytes=2 * _width(rows) * H, edge_bytes=4 * B * S * N * H,
                   window=window if window.any() else 0.0)  # fmt: skip
     return prompt_parts(chip_of(find_device(device).device, dtype), work, packs)
@@ -57,7 +57,7 @@ def latent_decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     wide = 2 * _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
     return decode_parts(
         chip_of(find_device(device).device, "bf16"),
-        Cached(sequences=B, items=B, group=N, tokens=tokens, pair_flops=2 * wide,
+        DecodeAttention(sequences=B, items=B, group=N, tokens=tokens, pair_flops=2 * wide,
                item_bytes=_width(rows) * _CACHED, edge_bytes=2 * B * N * wide),
     )  # fmt: skip
 
@@ -66,8 +66,8 @@ def latent_prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     """Return the parts of attention of a prompt with expanded keys and values."""
     B, S, past, N = (rows[k] for k in ("batch", "query_tokens", "prefix_tokens", "num_heads"))
     dims = _MIXER.qk_head_dim + _MIXER.v_head_dim
-    work = Prompt(sequences=B, queries=S, past=past, heads=N, kv_heads=N, pair_flops=2 * dims, token_bytes=2 * dims,
-                  edge_bytes=2 * N * B * S * dims)  # fmt: skip
+    work = PrefillAttention(sequences=B, queries=S, past=past, heads=N, kv_heads=N, pair_flops=2 * dims,
+                  token_bytes=2 * dims, edge_bytes=2 * N * B * S * dims)  # fmt: skip
     return prompt_parts(chip_of(find_device(device).device, "bf16"), work, packs)
 
 

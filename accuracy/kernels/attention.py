@@ -8,9 +8,9 @@ from typing import Any
 from accuracy.kernels.products import chip_of, engine_in, measured_family, type_in
 from accuracy.kernels.types import cache_width
 from shardwise.cost import (
-    Cached,
+    DecodeAttention,
     Efficiencies,
-    Prompt,
+    PrefillAttention,
     blocked_flops,
     constants,
     costed_seconds,
@@ -70,7 +70,7 @@ def decode(record: Record, device: Device) -> float:
         cache = 2 * width * B * K * H * tokens
         return float(one_query_seconds(b, 4 * B * N * H * tokens, cache, peaks))
     kernel = _kernel(record, device, "decode", record.text("kv_dtype") or "bf16", H, bool(window))
-    work = Cached(
+    work = DecodeAttention(
         sequences=B,
         items=B * K,
         group=N / K,
@@ -92,7 +92,7 @@ def prefill(record: Record, device: Device) -> float:
         return blocked(device, record.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
     dtype, cache = record.text("attention_dtype") or "bf16", record.text("kv_dtype") or "bf16"
     kernel = _kernel(record, device, "prefill", dtype if dtype == cache else f"{dtype}-{cache}", H, bool(window))
-    work = Prompt(
+    work = PrefillAttention(
         sequences=B,
         queries=S,
         past=past,
@@ -132,7 +132,7 @@ def latent(record: Record, device: Device) -> float:
     if op == "generation_mla":
         wide, width = 2 * a.kv_lora_rank + a.qk_rope_head_dim, cache_width(record)
         cached_dims = a.kv_lora_rank + a.qk_rope_head_dim
-        cached = Cached(
+        cached = DecodeAttention(
             sequences=B,
             items=B,
             group=N,
@@ -146,7 +146,7 @@ def latent(record: Record, device: Device) -> float:
     if op != "context_mla":
         raise refuse("op", op, "is not a kernel or a module of latent attention that is modelled")
     dims = a.qk_head_dim + a.v_head_dim
-    prompt = Prompt(
+    prompt = PrefillAttention(
         sequences=B,
         queries=S,
         past=past,

@@ -15,7 +15,7 @@ from accuracy.kernels.attention import latent_model
 from accuracy.kernels.streaming import cached_rate, read_share, replayed_start, step_rate
 from accuracy.kernels.tables import ENGINES, tables
 from accuracy.kernels.types import cache_width
-from shardwise.cost import DECODE_PARTS, Cached, KernelCosts, costed_seconds, decode_parts, family_of
+from shardwise.cost import DECODE_PARTS, DecodeAttention, KernelCosts, costed_seconds, decode_parts, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.measured import Record
@@ -147,7 +147,7 @@ def _own_decode(m: Module, tokens: float) -> float:
     """Return seconds of a kernel over the cached latent that only modules were measured with."""
     _, a = latent_model()
     wide = 2 * a.kv_lora_rank + a.qk_rope_head_dim
-    cached = Cached(
+    cached = DecodeAttention(
         sequences=m.sequences,
         items=m.sequences,
         group=m.heads,

@@ -25,7 +25,7 @@ from accuracy.kernels.tables import (
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
 from shardwise.cost import (
-    Chip,
+    Datasheet,
     Efficiencies,
     ExpertsFit,
     Gemm,
@@ -82,11 +82,11 @@ def _type(record: Record) -> str:
     return record.text("dtype") or record.text("kv_dtype") or record.text("mla_dtype") or "-"
 
 
-def chip_of(device: Device, dtype: str) -> Chip[float]:
+def chip_of(device: Device, dtype: str) -> Datasheet[float]:
     """Return what constants of kernels are shares of."""
     if dtype == "bf16" and dtype not in device.matrix_flops:
         dtype = "fp16"
-    return Chip(
+    return Datasheet(
         flops=device.peak_flops(dtype),
         bytes_per_second=bandwidth_of(device),
         cores=float(device.cores),
@@ -253,7 +253,7 @@ def fused_of(record: Record, device: Device) -> Fused:
     return Fused(hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
 
 
-def fused_seconds(c: ExpertsFit, chip: Chip[Any], f: Fused) -> Any:
+def fused_seconds(c: ExpertsFit, chip: Datasheet[Any], f: Fused) -> Any:
     """Return seconds of a fused layer of experts: two products over the experts that got a token."""
 
     def one(n: Any, k: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accuracy.measuring.products import DTYPES, WIDTHS
 from accuracy.measuring.tables import Tables
-from shardwise.measuring import Case, Machine, Timing, ring, values
+from shardwise.measuring import Machine, TimedCase, Timing, ring, values
 
 _PROMPTS = {"cpu": ((1, 64), (1, 128), (4, 128), (8, 128), (2, 256), (4, 256), (1, 512), (2, 512), (1, 1024),
                     (1, 2048)),
@@ -66,7 +66,7 @@ def _prompt(
     return make
 
 
-def prompts(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bool) -> Iterator[Case]:
+def prompts(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bool) -> Iterator[TimedCase]:
     """Yield causal attention of prompts, forward (kernels_attention_prefill) and both passes (op_efficiency)."""
     backends = [""] if machine.device == "cpu" else list(BACKENDS)
     heads, sizes = _HEADS[machine.device], _PROMPTS[machine.device]
@@ -80,7 +80,7 @@ def prompts(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bo
                         continue
                     for backward in (False, True):
                         shape = (B, S, N, K, H)
-                        yield Case(
+                        yield TimedCase(
                             f"attention {dtype} {backend} {'bwd' if backward else 'fwd'} {shape}",
                             _prompt(machine, dtype, shape, backend, backward),
                             _prompt_row(machine, tables, peaks.get(dtype, 0.0), (dtype, backend, backward), shape),
@@ -141,13 +141,13 @@ def _cache_row(machine: Machine, tables: Tables, dtype: str, shape: tuple[int, .
     _add(tables, "kernels_attention_decode", machine, (dtype, ""), (B, 1, past, *heads), timing)
 
 
-def caches(machine: Machine, tables: Tables, quick: bool) -> Iterator[Case]:
+def caches(machine: Machine, tables: Tables, quick: bool) -> Iterator[TimedCase]:
     """Yield attention of one new token a sequence over a cache: rows of kernels_attention_decode."""
     for dtype in DTYPES:
         for heads in _HEADS[machine.device][: 1 if quick else None]:
             for size in _CACHES[machine.device][: 2 if quick else None]:
                 shape = (*size, *heads)
-                yield Case(
+                yield TimedCase(
                     f"cache {dtype} {shape}",
                     partial(_over_cache, machine, dtype, shape),
                     partial(_cache_row, machine, tables, dtype, shape),

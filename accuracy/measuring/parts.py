@@ -9,7 +9,7 @@ from accuracy.measuring import attention, products, serving, steps, streams
 from accuracy.measuring.tables import Tables
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
-from shardwise.measuring import Case, Clock, Machine, noise_of
+from shardwise.measuring import Clock, Machine, TimedCase, noise_of
 
 
 def peaks_of(key: str) -> dict[str, float]:
@@ -31,7 +31,7 @@ class Bench:
     quick: bool
     chosen: slice
 
-    def _run(self, cases: Iterable[Case]) -> str:
+    def _run(self, cases: Iterable[TimedCase]) -> str:
         return noise_of(self.clock.run(list(cases)[self.chosen]))
 
     def products(self) -> str:

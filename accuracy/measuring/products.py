@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accuracy.measuring.tables import Tables
-from shardwise.measuring import WIDTHS, Case, Machine, Timing, product_of, ring, torch_dtype, values
+from shardwise.measuring import WIDTHS, Machine, TimedCase, Timing, product_of, ring, torch_dtype, values
 
 DTYPES = {dtype: torch_dtype(dtype) for dtype in WIDTHS}
 
@@ -33,14 +33,14 @@ def shapes(device: str, quick: bool) -> Iterator[tuple[int, int, int]]:
                 yield m, n, k
 
 
-def products(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bool) -> Iterator[Case]:
+def products(machine: Machine, tables: Tables, peaks: dict[str, float], quick: bool) -> Iterator[TimedCase]:
     """Yield every product in its three stages: one row of kernels_gemm (forward) and of op_efficiency (all) each."""
     for dtype in DTYPES:
         for mnk in shapes(machine.device, quick):
             for stage, layout in STAGES:
                 if stage != "fwd" and mnk[0] < 64:
                     continue
-                yield Case(
+                yield TimedCase(
                     f"product {dtype} {stage} {mnk}",
                     product_of(stage, mnk, machine.device, dtype),
                     _recorder(machine, tables, peaks.get(dtype, 0.0), (dtype, stage, layout), mnk),
@@ -106,13 +106,13 @@ def _experts_row(machine: Machine, tables: Tables, dtype: str, shape: tuple[int,
     )  # fmt: skip
 
 
-def experts(machine: Machine, tables: Tables, quick: bool) -> Iterator[Case]:
+def experts(machine: Machine, tables: Tables, quick: bool) -> Iterator[TimedCase]:
     """Yield forward passes of a layer of gated experts over sorted rows, one product an expert: rows of kernels_moe."""
     for dtype in DTYPES:
         for layer in _EXPERTS[: 1 if quick else None]:
             for T in (1, 4, 16, 64, 256, 1024):
                 shape = (*layer, T)
-                yield Case(
+                yield TimedCase(
                     f"experts {dtype} {shape}",
                     partial(_layer, machine, dtype, shape),
                     partial(_experts_row, machine, tables, dtype, shape),

@@ -13,7 +13,7 @@ from accuracy.measuring.models import Config, Decoder
 from accuracy.measuring.products import DTYPES
 from accuracy.measuring.steps import gpt, llama, models, parameters
 from accuracy.measuring.tables import Tables
-from shardwise.measuring import Clock, Machine, Others, Timing
+from shardwise.measuring import BackgroundLoad, Clock, Machine, Timing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def time_batches(clock: Clock, wanted: Sequence[Batch], rounds: int, each: int) 
             server = Server(batch, clock.device)
             clock.warmed(server.prefill, each)
             count = clock.warmed(server.decode, each)
-            others, first, later = Others(), [], []
+            others, first, later = BackgroundLoad(), [], []
             for _ in range(count):
                 first.append(clock.elapsed(server.prefill, 1))
                 later.append(clock.elapsed(server.decode, 1) / (batch.output - 1))

@@ -14,7 +14,7 @@ from accuracy.measuring.memory import cpu_peak, cuda_peak
 from accuracy.measuring.models import Config, Decoder, loss_of
 from accuracy.measuring.products import DTYPES
 from accuracy.measuring.tables import Tables
-from shardwise.measuring import Clock, Machine, Others, Timing
+from shardwise.measuring import BackgroundLoad, Clock, Machine, Timing
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
@@ -156,7 +156,7 @@ def time_steps(clock: Clock, wanted: Sequence[Run], rounds: int, each: int) -> d
         for run in some:
             step = Stepper(run, clock.device)
             count = clock.warmed(step, each)
-            others = Others()
+            others = BackgroundLoad()
             samples = [clock.elapsed(step, 1) for _ in range(count)]
             found[run.case].keep(samples, others.share())
             del step

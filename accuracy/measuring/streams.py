@@ -17,7 +17,7 @@ from torch import nn
 from accuracy.measuring.models import RMSNorm, rotary_tables, rotated
 from accuracy.measuring.products import DTYPES, WIDTHS
 from accuracy.measuring.tables import Tables
-from shardwise.measuring import Case, Machine, Timing, copy_of, ring, values
+from shardwise.measuring import Machine, TimedCase, Timing, copy_of, ring, values
 
 _SIZES = {"cpu": ((64, 256), (256, 256), (256, 512), (512, 512), (512, 1408), (1024, 512), (1024, 1024), (1024, 2816),
                   (2048, 1024), (4096, 1024)),
@@ -110,18 +110,18 @@ class Streams:
     def _both(
         self, op: str, dtype: str, size: tuple[int, int], make: Callable[[], list[Any]], run: Callable[..., Any],
         moved: tuple[float, float],
-    ) -> Iterator[Case]:  # fmt: skip
+    ) -> Iterator[TimedCase]:  # fmt: skip
         one = WIDTHS[dtype] * size[0] * size[1]
         for backward, bytes_total in zip((False, True), moved, strict=True):
             if bytes_total:
                 name = f"{op}_{'backward' if backward else 'forward'}"
-                yield Case(
+                yield TimedCase(
                     f"{name} {dtype} {size}",
                     _passes(make, run, one, backward),
                     self._row(name, dtype, size, bytes_total),
                 )
 
-    def elementwise(self) -> Iterator[Case]:
+    def elementwise(self) -> Iterator[TimedCase]:
         """Yield norms, activations and additions."""
         for dtype, width in WIDTHS.items():
             for k in KERNELS:
@@ -136,7 +136,7 @@ class Streams:
                     one = float(width * size[0] * size[1])
                     yield from self._both(k.name, dtype, size, make, k.run, (k.forward * one, k.backward * one))
 
-    def rotation(self) -> Iterator[Case]:
+    def rotation(self) -> Iterator[TimedCase]:
         """Yield the rotation of queries (arXiv:2104.09864) with heads of 64: two streams each way."""
         for dtype, width in WIDTHS.items():
             for rows, D in _SIZES[self.machine.device][: 1 if self.quick else None]:
@@ -150,7 +150,7 @@ class Streams:
                 run = lambda x, cos, sin: rotated(x, (cos, sin))  # noqa: E731
                 yield from self._both("rotary", dtype, (rows, heads * 64), make, run, (moved, moved))
 
-    def losses(self) -> Iterator[Case]:
+    def losses(self) -> Iterator[TimedCase]:
         """Yield the cross entropy in fp32: 18 and 22 bytes a logit; and lookups in a table of 512 columns."""
         for dtype, width in WIDTHS.items():
             for rows, V in _VOCAB[self.machine.device][: 1 if self.quick else None]:
@@ -185,7 +185,7 @@ class Streams:
             optimizer.step()
         return lambda i: made[i % len(made)].step()
 
-    def optimizers(self) -> Iterator[Case]:
+    def optimizers(self) -> Iterator[TimedCase]:
         """Yield updates of fp32 and bf16 parameters: what AdamW and SGD with momentum stream by the ledger."""
         kinds: tuple[tuple[str, Any, dict[str, Any], int], ...] = (
             ("adamw_fused", torch.optim.AdamW, {"fused": True}, 2),
@@ -199,9 +199,9 @@ class Streams:
                     # As the ledger counts it (training/_update.py): what the loop without fusion adds included.
                     passes = 4 + 2 * moments + (2 if "foreach" in name else 0)
                     moved = float(passes * width * count)
-                    yield Case(f"{name} {dtype} {count}", make, self._row(name, dtype, (count, 1), moved))
+                    yield TimedCase(f"{name} {dtype} {count}", make, self._row(name, dtype, (count, 1), moved))
 
-    def copies(self) -> Iterator[Case]:
+    def copies(self) -> Iterator[TimedCase]:
         """Yield copies within the memory of the device (read and written), and on a GPU from and to the host."""
         pairs = [("copy_d2d", self.machine.device, self.machine.device)]
         if self.machine.device == "cuda":
@@ -209,13 +209,13 @@ class Streams:
         for op, source, target in pairs:
             for size in _COPIES[self.machine.device][: 1 if self.quick else None]:
                 both = 2 if op == "copy_d2d" else 1
-                yield Case(
+                yield TimedCase(
                     f"{op} {size}",
                     copy_of(size, source, target),
                     self._row(op, "fp32", (size // 4, 1), float(both * size)),
                 )
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self) -> Iterator[TimedCase]:
         """Yield every case."""
         for part in (self.elementwise, self.rotation, self.losses, self.optimizers, self.copies):
             yield from part()

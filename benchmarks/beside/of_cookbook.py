@@ -162,7 +162,7 @@ def stage_of(model: sw.Model, a: Namespace) -> dict[str, float]:
     plan = plan_of(a)
     job = sw.Training(seq_len=a.seq, global_batch=a.batch * 2 * a.pp * plan.dp, precision="bf16", hidden_dropout=True,
                       attention_dropout=True, softmax_dropout=True)  # fmt: skip
-    found = sw.train(model, cluster_of(a), plan, job, sw.Options(stack="megatron-scores"))
+    found = sw.train(model, cluster_of(a), plan, job, sw.TrainingOptions(stack="megatron-scores"))
     stage: dict[str, float] = tree_of(found)["memory"]["stages"][0]["categories"]
     return stage
 

@@ -131,7 +131,7 @@ def report(s: Setting) -> sw.TrainReport:
     dp, tp, pp = s["dp"], s["tp"], s["pp"]
     plan = sw.Plan(tp=tp, pp=pp, dp=dp, micro_batch=s["micro_batch"], sharding="zero1")
     job = sw.Training(seq_len=s["l"], global_batch=s["global_batch"], precision="bf16-grads16")
-    options = sw.Options(stack="megatron", efficiencies=MACHINE)
+    options = sw.TrainingOptions(stack="megatron", efficiencies=MACHINE)
     return sw.train(model_of(s), cluster_of(dp * tp * pp, s["nvs"]), plan, job, options)
 
 

@@ -169,7 +169,7 @@ def report(model: sw.Model, setting: Setting, stack: str = "") -> sw.TrainReport
     machine = sw.Efficiencies(compute=EFFICIENCY, memory=1.0, fast_link=1.0, slow_link=1.0, ideal=True)
     runs: Any = sw.find_stack(stack or ("megatron" if setting["zero"] == 0 or setting["tp"] > 1 else "deepspeed"))
     runs = replace(runs, settings=sw.Settings(norm_bytes=NORM_INPUT)) if stack else runs
-    return sw.train(model, sw.Cluster.parse(nodes), plan, job, sw.Options(stack=runs, efficiencies=machine))
+    return sw.train(model, sw.Cluster.parse(nodes), plan, job, sw.TrainingOptions(stack=runs, efficiencies=machine))
 
 
 def micro_batch_flops(model: sw.Model, setting: Setting) -> tuple[float, dict[str, float]]:

@@ -309,7 +309,7 @@ def swept(row: Sweep, found: Sequence[Answer]) -> Sweep:
 def judged(plan: Published) -> sw.TrainReport:
     """Return what a published best plan takes here."""
     cluster = cluster_of("B200", plan.domain, NETWORK)
-    return sw.train(model_of(plan.model), cluster, plan.plan(), JOBS[plan.model], sw.Options(stack=STACK))
+    return sw.train(model_of(plan.model), cluster, plan.plan(), JOBS[plan.model], sw.TrainingOptions(stack=STACK))
 
 
 def all_judged() -> list[tuple[Published, sw.TrainReport]]:

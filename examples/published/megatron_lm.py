@@ -56,7 +56,7 @@ def sharded(run: Run, **links: int) -> sw.TrainReport:
 def trained(run: Run, plan: sw.Plan, cluster: sw.Cluster, stack: str) -> sw.TrainReport:
     """Return a run of the table."""
     job = sw.Training(seq_len=2048, global_batch=run.batch, token_budget=300e9)
-    return sw.train(sw.Model.load(run.model), cluster, plan, job, sw.Options(stack=stack))
+    return sw.train(sw.Model.load(run.model), cluster, plan, job, sw.TrainingOptions(stack=stack))
 
 
 def row(run: Run, report: sw.TrainReport, why: str) -> Row:

@@ -33,7 +33,7 @@ def analysed() -> sw.CommReport:
     """Return its example: 2 nodes of 8, tp 2, pp 2, micro-batch 4, global batch 512, distributed optimizer."""
     plan = sw.Plan(tp=2, pp=2, dp=4, micro_batch=4, sharding="distributed-optimizer", sequence_parallel=False)
     job = sw.Training(seq_len=2048, global_batch=512)
-    return sw.comm(model(), sw.Cluster.parse("2x8xa100-sxm-80gb"), plan, job, sw.Options(stack="megatron-2023"))
+    return sw.comm(model(), sw.Cluster.parse("2x8xa100-sxm-80gb"), plan, job, sw.TrainingOptions(stack="megatron-2023"))
 
 
 def rows(printed: dict[str, float], ours: dict[str, float], why: dict[str, str]) -> tuple[Row, ...]:

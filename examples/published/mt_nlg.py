@@ -15,7 +15,7 @@ def trained(servers: int, stack: str = "deepspeed") -> sw.TrainReport:
     plan = sw.Plan(tp=8, pp=35, dp=0, sequence_parallel=False, recompute="full")
     job = sw.Training(seq_len=2048, global_batch=1920)
     cluster = sw.Cluster.parse(f"{servers}x8xa100-sxm-80gb")
-    return sw.train(sw.Model.load("mt-nlg-530b"), cluster, plan, job, sw.Options(stack=stack))
+    return sw.train(sw.Model.load("mt-nlg-530b"), cluster, plan, job, sw.TrainingOptions(stack=stack))
 
 
 def table(title: str, stack: str, why: str) -> Table:

@@ -62,7 +62,7 @@ def stored() -> Table:
     model, on = sw.Model.load("gpt3-1t"), cluster()
     for best in STORED:
         plan = sw.Plan(tp=best.tp, pp=best.pp, dp=best.dp, sharding="zero1", recompute="none")
-        report = sw.train(model, on, plan, JOB, sw.Options(stack="megatron"))
+        report = sw.train(model, on, plan, JOB, sw.TrainingOptions(stack="megatron"))
         pairs = (Pair(reported=best.seconds, predicted=report.step_seconds),
                  Pair(reported=best.gigabytes, predicted=report.device_bytes / 1e9))  # fmt: skip
         letters = "".join(letter for letter, pair in zip("tm", pairs, strict=True) if abs(pair.off) > FAR)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
     from shardwise.serving import InferReport, ServingOptions, infer
     from shardwise.serving.load import LoadOptions, ServeReport, serve
-    from shardwise.training import CommReport, Options, TrainReport, comm, train
+    from shardwise.training import CommReport, TrainingOptions, TrainReport, comm, train
     from shardwise.user_catalogue import use_catalogue
 
 _HOMES = {
@@ -74,7 +74,7 @@ _HOMES = {
     "Limit": "plans",
     "LoadOptions": "serving.load",
     "Model": "models",
-    "Options": "training",
+    "TrainingOptions": "training",
     "Plan": "plans",
     "Problem": "errors",
     "Roofline": "answers",
@@ -142,7 +142,6 @@ __all__ = [
     "LoadResult",
     "LoadSpace",
     "Model",
-    "Options",
     "Plan",
     "Problem",
     "Roofline",
@@ -158,6 +157,7 @@ __all__ = [
     "Tier",
     "TrainReport",
     "Training",
+    "TrainingOptions",
     "TrainingResult",
     "Workload",
     "__version__",

@@ -17,7 +17,7 @@ _BAR_PIXELS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CardLine:
     """One line of a card: a name, its value, the band around it, and the share of a bar (0 draws none)."""
 
     name: str
@@ -41,10 +41,10 @@ def show(name: str, value: float) -> str:
     return f"{value:,.0f}" if 100 <= value < 1e4 else show_count(value)
 
 
-def card(line: str, facts: Iterable[Item]) -> str:
+def card(line: str, facts: Iterable[CardLine]) -> str:
     """Return HTML of a line above a table of facts; names are escaped.
 
-    >>> card("<A>", [Item("a & b", "1")])[:44]
+    >>> card("<A>", [CardLine("a & b", "1")])[:44]
     '<p><b>&lt;A&gt;</b></p><table><tbody><tr><td'
     """
     rows = "".join(
@@ -55,23 +55,23 @@ def card(line: str, facts: Iterable[Item]) -> str:
     return f"<p><b>{html.escape(line)}</b></p>" + (f"<table><tbody>{rows}</tbody></table>" if rows else "")
 
 
-class Shown:
+class Card:
     """An answer that a notebook shows as a card: `repr` is its line, `_facts` yields what stands below."""
 
     __slots__ = ()
 
-    def _facts(self) -> Iterator[Item]:
+    def _facts(self) -> Iterator[CardLine]:
         """Yield the headlines of a report with their 10 to 90 % intervals, and what fills the fullest device."""
         report: Any = self
         for name, (low, high) in report.interval.items():
             if hasattr(report, name):  # others are of a part of it, which the bars show
                 band = f"{show(name, low)} to {show(name, high)}"
-                yield Item(name.replace("_", " "), show(name, getattr(report, name)), band)
+                yield CardLine(name.replace("_", " "), show(name, getattr(report, name)), band)
         room = report.case.cluster.device.memory_bytes
         for field in fields(report.memory):
             value = getattr(report.memory, field.name)
             if field.name not in _NO_PARTS and isinstance(value, (int, float)) and value:
-                yield Item(field.name.replace("_", " "), show_bytes(value), "", value / room)
+                yield CardLine(field.name.replace("_", " "), show_bytes(value), "", value / room)
 
     def _repr_html_(self) -> str:
         return card(repr(self), self._facts())

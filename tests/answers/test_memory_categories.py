@@ -9,7 +9,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import parts
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 
 PLANS = (
@@ -24,7 +24,7 @@ def answer(plan: Plan, stack: str) -> TrainReport:
     """Return the answer for Llama-8B on eight A100."""
     cluster = Cluster.parse("8xa100-sxm-80gb")
     return train(
-        load_model("llama-3.1-8b"), cluster, plan, Training(seq_len=4096, global_batch=16), Options(stack=stack)
+        load_model("llama-3.1-8b"), cluster, plan, Training(seq_len=4096, global_batch=16), TrainingOptions(stack=stack)
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.answers._explain import Opened, explain_page, explain_tree, follow
+from shardwise.answers._explain import ExplainedNumber, explain_page, explain_tree, follow
 from shardwise.answers._page import Page, Segment, cells_of, command_lines
 from shardwise.errors import InputError
 from shardwise.ledger.number import maximum
@@ -68,7 +68,7 @@ def _number() -> Traced:
 
 def test_a_tree_adds_up_and_names_its_inputs() -> None:
     """Parts sum to their number, a maximum says what lost, and a formula names its inputs with sources."""
-    tree = explain_tree(Opened(_number(), "seconds"), 4)
+    tree = explain_tree(ExplainedNumber(_number(), "seconds"), 4)
     assert tree["value"] == 16.0
     assert {p["label"]: p["amount"] for p in tree["parts"]} == {"product": 12.0, "the slower one": 4.0}
     slower = next(p["node"] for p in tree["parts"] if p["label"] == "the slower one")
@@ -82,7 +82,7 @@ def test_a_tree_adds_up_and_names_its_inputs() -> None:
 
 def test_paths_lead_to_parts_and_to_operands() -> None:
     """A path goes through parts, then through the named numbers of a formula, by name or by place."""
-    root = Opened(_number(), "seconds")
+    root = ExplainedNumber(_number(), "seconds")
     assert follow(root, "product/FLOP/s").value == 3.0
     assert follow(root, "1/2").value == 3.0
     assert follow(root, "The Slower One/product").times == 1.0
@@ -94,7 +94,7 @@ def test_paths_lead_to_parts_and_to_operands() -> None:
 
 def test_a_page_of_an_explanation_shows_all_of_it() -> None:
     """Shares, amounts with their unit, counts, slack and sources stand on the page."""
-    root = Opened(_number(), "seconds")
+    root = ExplainedNumber(_number(), "seconds")
     text = explain_page(root, "step", 3, ["shardwise explain m"]).plain()
     assert "STEP      step = 16.00 s" in text
     assert "75.0%      12.00 s  3 x product" in text

@@ -13,8 +13,8 @@ import pytest
 import shardwise as sw
 from command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
-from shardwise.answers._opened import Opened
-from shardwise.answers._paper import SIZES, Paper, save, styled
+from shardwise.answers._opened import ExplainedNumber
+from shardwise.answers._paper import SIZES, Canvas, save, styled
 from shardwise.answers._plot import figure_of
 from shardwise.answers._plots import ink_on
 from shardwise.answers._plots_bars import (
@@ -258,8 +258,11 @@ def test_pictures_of_every_size_hold_what_is_written(size: str, tmp_path: Path) 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     report = reports("pipeline")
-    with styled(Paper(size)):
-        for figure in (train_figure(report), explain_figure(Opened(report.explain("step"), "seconds"), "step", 4)):
+    with styled(Canvas(size)):
+        for figure in (
+            train_figure(report),
+            explain_figure(ExplainedNumber(report.explain("step"), "seconds"), "step", 4),
+        ):
             FigureCanvasAgg(figure)
             save(figure, str(tmp_path / "x.png"))
             boxes = _texts(figure)
@@ -271,7 +274,7 @@ def test_pictures_of_every_size_hold_what_is_written(size: str, tmp_path: Path) 
 def test_dark_pictures_have_light_words(tmp_path: Path) -> None:
     """In the dark what is written outside of bars is light, and texts within bars stay as they read best."""
     report = reports("sharded")
-    with styled(Paper(dark=True)):
+    with styled(Canvas(dark=True)):
         figure = train_figure(report)
         save(figure, str(tmp_path / "x.svg"))
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -288,7 +291,7 @@ def test_dark_pictures_have_light_words(tmp_path: Path) -> None:
 def test_an_icicle_adds_up(what: str) -> None:
     """Parts lie below what they add up to, side by side and never wider, and the first level is the whole."""
     report = reports("experts")
-    root = Opened(report.explain(what), "seconds")
+    root = ExplainedNumber(report.explain(what), "seconds")
     drawn = pieces(root, 5)
     levels = {one.level for one in drawn}
     assert max(levels) >= 3 and drawn[0].amount == root.value

@@ -12,7 +12,17 @@ import pytest
 
 import shardwise as sw
 from command_line import run
-from shardwise import Cluster, Efficiencies, InferReport, Options, Plan, Roofline, Serving, Training, TrainReport
+from shardwise import (
+    Cluster,
+    Efficiencies,
+    InferReport,
+    Plan,
+    Roofline,
+    Serving,
+    Training,
+    TrainingOptions,
+    TrainReport,
+)
 from shardwise.answers._roofline_points import INSIDE, LIMITS, whole_shares
 from shardwise.answers._train_tree import step_tree
 
@@ -33,7 +43,7 @@ SERVED = {
 }
 
 
-def trained(name: str, options: Options | None = None) -> TrainReport:
+def trained(name: str, options: TrainingOptions | None = None) -> TrainReport:
     """Return a training report of a named case."""
     model, plan, overrides = TRAINED[name]
     job = Training(seq_len=2048, global_batch=128)
@@ -49,7 +59,7 @@ def served(name: str) -> InferReport:
 @pytest.mark.parametrize("name", TRAINED)
 def test_operators_add_up_to_the_compute_of_the_step(name: str) -> None:
     """Seconds of all passes of all operators are the compute that `train` reports, recompute included."""
-    report = trained(name, replace(Options(), efficiencies=Efficiencies(ideal=True)))
+    report = trained(name, replace(TrainingOptions(), efficiencies=Efficiencies(ideal=True)))
     found = sw.roofline(report)
     assert found.seconds["step"] == pytest.approx(step_tree(report)["compute_seconds"])
     assert sum(map(found.share, found.points)) == pytest.approx(1)
@@ -102,7 +112,7 @@ def test_no_operator_is_above_its_roof() -> None:
 
 def test_an_ideal_device_runs_long_products_at_its_roof() -> None:
     """With every efficiency at one, what only arithmetic or memory bounds sits on the roof, smoothing aside."""
-    ideal = replace(Options(), efficiencies=Efficiencies(ideal=True))
+    ideal = replace(TrainingOptions(), efficiencies=Efficiencies(ideal=True))
     found = sw.roofline(trained("dense", ideal))
     assert all(p.bound != "start" for p in found.points if p.moved_bytes)
     assert all(p.of_roof > 0.9 for p in found.points if p.moved_bytes and p.kind != "matmul"), "one limit is the time"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from command_line import run
-from shardwise import Cluster, InputError, Options, Plan, Training, TrainReport, load_model, train
+from shardwise import Cluster, InputError, Plan, Training, TrainingOptions, TrainReport, load_model, train
 from shardwise.answers._trace import lanes, trace_tree
 from shardwise.training._timeline import Span, walk
 
@@ -148,7 +148,7 @@ def test_messages_that_do_not_overlap_hold_their_stage() -> None:
     plan = Plan(tp=8, pp=4, vpp=2, dp=0, schedule="interleaved", sequence_parallel=True, micro_batch=1)
     job = Training(seq_len=4096, global_batch=32)
     for overlap, lane in ((False, "stage"), (True, "sends")):
-        options = Options(stack="megatron", overlap=overlap)
+        options = TrainingOptions(stack="megatron", overlap=overlap)
         timeline = train(load_model("llama-3.1-8b"), Cluster.parse("32xh100"), plan, job, options).timeline()
         assert {s.lane for s in timeline.spans if s.kind == "send"} == {lane}
 

@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
 from shardwise.search import SearchOptions
-from shardwise.search._evaluator import Counts
+from shardwise.search._evaluator import PlanCounts
 
 CASE = (load_model("llama-3.1-8b"), Cluster.parse("64xh100-sxm-80gb"), Training(seq_len=4096, global_batch=64))
 WISH = SearchOptions(prune=False, rows=200)
@@ -33,7 +33,7 @@ def test_a_share_of_the_parts_is_searched_and_said(part: Run, capsys: pytest.Cap
 
 def test_parts_without_a_legal_plan_have_no_rates(part: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """Where laws refuse all that was drawn, nothing was timed, and the page says what to do."""
-    none = replace(part, found=replace(part.found, partial=replace(part.found.partial, counts=Counts())))
+    none = replace(part, found=replace(part.found, partial=replace(part.found.partial, counts=PlanCounts())))
     show("pruning off", none, 1)
     said = capsys.readouterr().out
     assert "none   of the parts that were drawn: no rates; raise --share" in said

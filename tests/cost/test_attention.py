@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.cost import Chip
+from shardwise.cost import Datasheet
 from shardwise.cost._kernels import (
     DECODE_PARTS,
     PARTS,
     PROMPT_PARTS,
-    Cached,
+    DecodeAttention,
     KernelCosts,
-    Prompt,
+    PrefillAttention,
     costed_seconds,
     decode_parts,
     kernel_costs,
@@ -28,12 +28,12 @@ from shardwise.cost._kernels import (
 from shardwise.cost._tables import constants, last_cache_bytes
 from shardwise.hardware import find_device
 
-CHIP = Chip(flops=1e15, bytes_per_second=1e12, cores=100.0)
+CHIP = Datasheet(flops=1e15, bytes_per_second=1e12, cores=100.0)
 
 
-def prompt(sequences: Any = 2.0, queries: Any = 256.0, past: Any = 0.0, window: Any = 0.0) -> Prompt[Any]:
+def prompt(sequences: Any = 2.0, queries: Any = 256.0, past: Any = 0.0, window: Any = 0.0) -> PrefillAttention[Any]:
     """Return a prompt of 8 query heads and 2 key-value heads of 128 elements in 16 bits."""
-    return Prompt(sequences=sequences, queries=queries, past=past, heads=8.0, kv_heads=2.0, pair_flops=512,
+    return PrefillAttention(sequences=sequences, queries=queries, past=past, heads=8.0, kv_heads=2.0, pair_flops=512,
                   token_bytes=512, edge_bytes=sequences * queries * 8 * 512, window=window)  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_only_what_the_last_cache_cannot_hold_is_read_from_memory() -> None:
     """Half of what a kernel moves fits: half is cold; from twice the cache all of it is."""
     moved = 2 * 256 * (8 * 512 + 2 * 512) / 1e12
     for held, cold in ((0.0, 1.0), (0.5, 1.0), (0.75, 0.5), (1.0, 0.0)):
-        chip = Chip(flops=1e15, bytes_per_second=1e12, cores=100.0, cached_bytes=held * moved * 1e12)
+        chip = Datasheet(flops=1e15, bytes_per_second=1e12, cores=100.0, cached_bytes=held * moved * 1e12)
         parts = dict(zip(PROMPT_PARTS, prompt_parts(chip, prompt(), "none"), strict=True))
         assert parts["beyond_cache"] == pytest.approx(cold * moved)
 
@@ -86,7 +86,9 @@ def test_a_window_leaves_pairs_out_and_says_which() -> None:
 
 def test_parts_over_a_cache_by_hand() -> None:
     """150 items on 100 cores: the cache once, two waves, half of what a core alone would take."""
-    work = Cached(sequences=75.0, items=150.0, group=4.0, tokens=2048.0, pair_flops=512, item_bytes=512, edge_bytes=0.0)
+    work = DecodeAttention(
+        sequences=75.0, items=150.0, group=4.0, tokens=2048.0, pair_flops=512, item_bytes=512, edge_bytes=0.0
+    )
     parts = dict(zip(DECODE_PARTS, decode_parts(CHIP, work), strict=True))
     assert parts["cache"] == pytest.approx(150 * 512 * 2048 / 1e12)
     assert parts["products"] == pytest.approx(150 * 16 * 512 * 2048 / 1e15)
@@ -99,7 +101,7 @@ def test_parts_over_a_cache_by_hand() -> None:
 def test_groups_too_large_to_share_read_the_cache_a_head() -> None:
     """64 query heads an item: each reads at least 128 tokens for itself; 32 share what they read."""
     for group, reads in ((32.0, 0.0), (64.0, 64.0)):
-        work = Cached(
+        work = DecodeAttention(
             sequences=4.0, items=4.0, group=group, tokens=16.0, pair_flops=512, item_bytes=512, edge_bytes=0.0
         )
         parts = dict(zip(DECODE_PARTS, decode_parts(CHIP, work), strict=True))
@@ -111,18 +113,18 @@ def test_groups_too_large_to_share_read_the_cache_a_head() -> None:
 def test_long_kernels_reach_a_share_of_the_peak(engine: str, kind: str, low: float, high: float) -> None:
     """On H100 a long prompt runs at 0.35 to 1 of the peak FLOPs, a long cache streams at 0.5 to 1.05 of the memory."""
     device = find_device("h100-sxm-80gb").device
-    chip: Chip[Any] = Chip(
+    chip: Datasheet[Any] = Datasheet(
         flops=device.peak_flops("bf16"), bytes_per_second=device.memory_bytes_per_second, cores=float(device.num_cores)
     )
     kernel = kernel_costs(device, kind, (engine, "bf16"), 128, False)
     assert kernel is not None
     parts: tuple[Any, ...]
     if kind == "prefill":
-        work = Prompt(sequences=8.0, queries=8192.0, past=0.0, heads=32.0, kv_heads=8.0, pair_flops=512,
+        work = PrefillAttention(sequences=8.0, queries=8192.0, past=0.0, heads=32.0, kv_heads=8.0, pair_flops=512,
                       token_bytes=512, edge_bytes=8 * 8192 * 32 * 512.0)  # fmt: skip
         parts = prompt_parts(chip, work, kernel.packs)
     else:
-        cached = Cached(sequences=64.0, items=512.0, group=4.0, tokens=16384.0, pair_flops=512, item_bytes=512,
+        cached = DecodeAttention(sequences=64.0, items=512.0, group=4.0, tokens=16384.0, pair_flops=512, item_bytes=512,
                         edge_bytes=64 * 32 * 512.0)  # fmt: skip
         parts = decode_parts(chip, cached)
     named = dict(zip(PROMPT_PARTS if kind == "prefill" else DECODE_PARTS, parts, strict=True))
@@ -155,7 +157,7 @@ def test_a_head_size_without_a_kernel_runs_the_next_larger() -> None:
 def test_attention_takes_longer_with_every_size(device: str, kind: str) -> None:
     """Seconds do not fall with more sequences, tokens, heads or wider heads, for sizes never measured too."""
     found = find_device(device).device
-    chip: Chip[Any] = Chip(
+    chip: Datasheet[Any] = Datasheet(
         flops=found.peak_flops("bf16"),
         bytes_per_second=found.memory_bytes_per_second,
         cores=float(found.num_cores),
@@ -167,10 +169,10 @@ def test_attention_takes_longer_with_every_size(device: str, kind: str) -> None:
 
         def seconds(B: float, S: float, K: float, H: float, kernel: KernelCosts = kernel) -> float:
             if kind == "prefill":
-                work = Prompt(sequences=B, queries=S, past=0.0, heads=4 * K, kv_heads=K, pair_flops=4 * H,
+                work = PrefillAttention(sequences=B, queries=S, past=0.0, heads=4 * K, kv_heads=K, pair_flops=4 * H,
                               token_bytes=4 * H, edge_bytes=16 * B * S * K * H)  # fmt: skip
                 return float(costed_seconds(kernel, prompt_parts(chip, work, kernel.packs)))
-            cached = Cached(sequences=B, items=B * K, group=4.0, tokens=S, pair_flops=4 * H, item_bytes=4 * H,
+            cached = DecodeAttention(sequences=B, items=B * K, group=4.0, tokens=S, pair_flops=4 * H, item_bytes=4 * H,
                             edge_bytes=16 * B * K * H)  # fmt: skip
             return float(costed_seconds(kernel, decode_parts(chip, cached)))
 

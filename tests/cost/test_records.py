@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost._records import AttentionTable, Family, Gemm, ReplicaMessages
+from shardwise.cost._records import AttentionTable, DeviceFamily, Gemm, ReplicaMessages
 from shardwise.cost._tables import constants, record, stored
 
 HOPPER = stored()["hopper"]
@@ -40,10 +40,12 @@ def changed(*path: str, **values: Any) -> dict[str, Any]:
 def test_a_constant_that_no_record_has_is_refused(path: tuple[str, ...], values: dict[str, Any], says: str) -> None:
     """A misspelt key, one of another type, and a source of nothing are errors that name the place and what is near."""
     with pytest.raises(ValueError, match=says):
-        record(Family, changed(*path, **values), "hopper")
+        record(DeviceFamily, changed(*path, **values), "hopper")
 
 
-@pytest.mark.parametrize(("kind", "missing"), [(Gemm, "memory"), (Family, "grouped"), (ReplicaMessages, "longer")])
+@pytest.mark.parametrize(
+    ("kind", "missing"), [(Gemm, "memory"), (DeviceFamily, "grouped"), (ReplicaMessages, "longer")]
+)
 def test_a_constant_that_is_missing_is_refused(kind: type[Any], missing: str) -> None:
     """What a record needs is never taken for zero."""
     with pytest.raises(ValueError, match=rf"{missing}.* of {kind.__name__} is not stated"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from shardwise.cost import Efficiencies, beside_of
+from shardwise.cost import Efficiencies, overlap_slowdown
 from shardwise.hardware import Cluster
 
 # Cluster, type of products, ranks of the group by tier, and the share of cores that its messages hold.
@@ -26,14 +26,14 @@ def test_messages_hold_cores_by_the_ranks_of_their_group_in_a_node(
     cluster: str, at: tuple[int, int], share: float
 ) -> None:
     """NCCL holds cores for each adapter of a group in a node; beside more than are left, persistent products wait."""
-    found = beside_of(Cluster.parse(cluster), "bf16", Efficiencies())
+    found = overlap_slowdown(Cluster.parse(cluster), "bf16", Efficiencies())
     assert found is not None
     assert found.lost_share(at) / found.longer == pytest.approx(share)
 
 
 def test_columns_of_groups_lose_what_each_group_loses() -> None:
     """A column of groups gives the shares of its groups, to the last bit."""
-    found = beside_of(Cluster.parse("16xh100-sxm-80gb"), "bf16", Efficiencies())
+    found = overlap_slowdown(Cluster.parse("16xh100-sxm-80gb"), "bf16", Efficiencies())
     assert found is not None
     at = numpy.array([1.0, 2.0, 8.0]), numpy.array([2.0, 4.0, 8.0])
     assert list(found.lost_share(at)) == [found.lost_share((a, b)) for a, b in zip(*at, strict=True)]
@@ -41,5 +41,5 @@ def test_columns_of_groups_lose_what_each_group_loses() -> None:
 
 def test_only_known_cores_are_held() -> None:
     """Devices whose cores are not many and equal lose nothing, as where every efficiency is one."""
-    assert beside_of(Cluster.parse("16xtpu-v5p"), "bf16", Efficiencies()) is None
-    assert beside_of(Cluster.parse("16xh100-sxm-80gb"), "bf16", Efficiencies(ideal=True)) is None
+    assert overlap_slowdown(Cluster.parse("16xtpu-v5p"), "bf16", Efficiencies()) is None
+    assert overlap_slowdown(Cluster.parse("16xh100-sxm-80gb"), "bf16", Efficiencies(ideal=True)) is None

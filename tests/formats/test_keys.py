@@ -17,7 +17,7 @@ import yaml
 
 from shardwise.answers._import import import_tree
 from shardwise.errors import InputError
-from shardwise.formats import Around, Imported
+from shardwise.formats import ImportContext, Imported
 from shardwise.formats._imported import table
 from shardwise.formats._launched import Launched, LaunchFiles
 from shardwise.formats.megatron._values import arguments
@@ -48,12 +48,12 @@ def read_with(system: str, said: dict[str, Any], row: str) -> Imported | Launche
         again = {word for word in row.split() if word.startswith("--")}
         base = [pair for pair in re.findall(r"--\S+ \S+", said["base"]) if pair.split()[0] not in again]
         text = " ".join([*base, *map(shlex.quote, row.split())])
-        return module.read(f"pretrain_gpt.py {text}", "train.sh", Around(num_devices=said["devices"]))  # type: ignore[no-any-return]
+        return module.read(f"pretrain_gpt.py {text}", "train.sh", ImportContext(num_devices=said["devices"]))  # type: ignore[no-any-return]
     tree = yaml.safe_load(said["base"])
     for path, value in yaml.safe_load(f"{{{row}}}").items():
         tree = merged(tree, path, value)
     dump = {".toml": tomli_w.dumps, ".json": json.dumps}.get(Path(said["file"]).suffix, yaml.safe_dump)
-    return module.read(dump(tree), said["file"], Around(num_devices=said["devices"]))  # type: ignore[no-any-return]
+    return module.read(dump(tree), said["file"], ImportContext(num_devices=said["devices"]))  # type: ignore[no-any-return]
 
 
 def meaning(system: str, said: dict[str, Any], row: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, Imported, from_megatron_args, import_file, megatron
+from shardwise.formats import ImportContext, Imported, from_megatron_args, import_file, megatron
 from shardwise.formats._exported import ExportCase
 from shardwise.formats.megatron import Launch, read_args, read_command
 from shardwise.formats.megatron import read as read_script
@@ -204,7 +204,7 @@ def test_unknown_arguments_are_listed_unless_they_speak_of_sizes() -> None:
     case = read(patch_tokenizer_type="LLamaTokenizer")
     assert [(r.argument, r.value) for r in case.unknown] == [("--patch-tokenizer-type", "LLamaTokenizer")]
     words = [word for key, value in BASE.items() for word in (key, *([] if value is True else [str(value)]))]
-    skipped = read_command([*words, "--extra-vocab-size", "3"], Around(skipped=("extra-vocab-size",)))
+    skipped = read_command([*words, "--extra-vocab-size", "3"], ImportContext(skipped=("extra-vocab-size",)))
     assert [r.argument for r in skipped.unknown] == ["--extra-vocab-size"]
 
 
@@ -385,7 +385,7 @@ def test_scripts_are_read_as_the_shell_reads_them(text: str, layers: int) -> Non
     """Variables, defaults, arrays, conditions, functions, quotes and comments mean what they mean to the shell."""
     rest = " --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
     more = tuple((rest + " --micro-batch-size 1 --vocab-size 100").split())
-    case = read_script(text, around=Around(more=more))
+    case = read_script(text, around=ImportContext(more=more))
     assert case.model is not None
     assert case.model.num_layers == layers
 
@@ -397,7 +397,7 @@ def test_a_variable_of_the_caller_is_asked_for_by_name() -> None:
         read_script(text)
     rest = "--hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
     more = tuple((rest + " --micro-batch-size 1 --vocab-size 100").split())
-    model = read_script(text, around=Around(more=more, variables={"DEPTH": "2"})).model
+    model = read_script(text, around=ImportContext(more=more, variables={"DEPTH": "2"})).model
     assert model is not None and model.num_layers == 2
 
 

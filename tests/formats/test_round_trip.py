@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.formats import Around, ExportCase, deepspeed, fsdp, nemo, torchtitan, transformers
+from shardwise.formats import ExportCase, ImportContext, deepspeed, fsdp, nemo, torchtitan, transformers
 from shardwise.formats._exported import canonical, canonical_plan
 from shardwise.formats.megatron import export
 from shardwise.formats.megatron import read as read_script
@@ -159,7 +159,7 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
     stack = replace(find_stack("deepspeed"), overlap_gradients=overlap)
     found = deepspeed.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
-    back = deepspeed.read(found.files["ds_config.json"], around=Around(num_devices=plan.num_devices))
+    back = deepspeed.read(found.files["ds_config.json"], around=ImportContext(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(replace(plan, recompute="none"))
     assert (back.job.global_batch, back.job.precision, back.job.optimizer) == (
         job.global_batch, precision, job.optimizer)  # fmt: skip
@@ -218,7 +218,7 @@ def test_torchtitan_brings_back_every_field(case: tuple[Model, Plan, Training], 
         ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(name))
     )
     (text,) = found.files.values()
-    back = torchtitan.read(text, around=Around(num_devices=plan.num_devices))
+    back = torchtitan.read(text, around=ImportContext(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(plan)
     assert back.job == replace(job, token_budget=back.job.token_budget)
     assert back.model == model

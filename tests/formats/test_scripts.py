@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.formats import Around, Imported, import_file
+from shardwise.formats import ImportContext, Imported, import_file
 from shardwise.models import MLP, Attention, Block, LatentAttention, Mamba2, MoE
 from shardwise.plans import Plan, Training
 
@@ -59,9 +59,9 @@ ON = {"overlap_gradients": True, "overlap_parameters": True}
 OFF = {"overlap_gradients": False, "overlap_parameters": False}
 
 # file, around it, devices and devices of a node, the model, the plan, the job, the stack
-CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], Plan, Training, dict[str, Any]]] = {
+CASES: dict[str, tuple[ImportContext, dict[str, str], tuple[int, int], dict[str, Any], Plan, Training, Any]] = {
     "gpt3_175b.sh": (
-        Around(), {}, (1024, 8),
+        ImportContext(), {}, (1024, 8),
         {"hidden": 12288, "vocab": 50257, "layers": (old(12288, 96),) * 96, "tied": True, "norm": "layernorm",
          "positions": 2048, "max_context": 2048, "dropout": True},
         Plan(tp=8, pp=16, dp=8, recompute="full", **FLAT),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron-scores", "attention": "scores", "vocab_multiple": 128, **OFF},
     ),
     "llama3_8b_fp8.sh": (
-        Around(), {}, (8, 8),
+        ImportContext(), {}, (8, 8),
         {"hidden": 4096, "vocab": 128256, "layers": (Block(mixers=(LLAMA_8B,), feed_forward=GATED),) * 32,
          "max_context": 8192},
         Plan(dp=8, sharding="distributed-optimizer", **FLAT),
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron", "attention": "flash", **ON},
     ),
     "mixtral_8x7b.sh": (
-        Around(), {}, (8, 8),
+        ImportContext(), {}, (8, 8),
         {"hidden": 4096, "vocab": 32000, "max_context": 32768,
          "layers": (Block(mixers=(LLAMA_8B,), feed_forward=MoE(experts=8, top_k=2, ffn=14336)),) * 32},
         Plan(pp=4, dp=2, ep=8, sharding="distributed-optimizer", **FLAT),
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron", "dispatch": "all-to-all", **ON},
     ),
     "bloom_176b.slurm": (
-        Around(), {}, (384, 8),
+        ImportContext(), {}, (384, 8),
         {"hidden": 14336, "vocab": 250880, "layers": (old(14336, 112),) * 70, "tied": True, "norm": "layernorm",
          "embedding_norm": True, "max_context": 2048, "dropout": True},
         Plan(tp=4, pp=12, dp=8, micro_batch=2, sharding="zero1", recompute="full",
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron-scores", "vocab_multiple": 1, **OFF},
     ),
     "llama2_deepspeed.sh": (
-        Around(), {}, (8, 8),
+        ImportContext(), {}, (8, 8),
         {"hidden": 2048, "vocab": 32000, "max_context": 2048,
          "layers": (Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=128),), feed_forward=MLP(ffn=5504)),) * 24},
         Plan(tp=2, pp=2, dp=2, micro_batch=4, sharding="zero1", **FLAT),
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron-scores", "attention": "scores", **OFF},
     ),
     "llama31_pai.sh": (
-        Around(more=("--vocab-size", "128256"), skipped=("extra-vocab-size",)),
+        ImportContext(more=("--vocab-size", "128256"), skipped=("extra-vocab-size",)),
         {str(i): word for i, word in enumerate(PAI, 1)}, (8, 8),
         {"hidden": 4096, "vocab": 128256, "layers": (Block(mixers=(LLAMA_8B,), feed_forward=GATED),) * 32,
          "max_context": 131072},
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron", "overlap_tensor": True, **ON},
     ),
     "deepseek_v2_lite.sh": (
-        Around(num_devices=8, more=("--vocab-size", "102400")), {}, (8, 0),
+        ImportContext(num_devices=8, more=("--vocab-size", "102400")), {}, (8, 0),
         {"hidden": 2048, "vocab": 102400, "max_context": 1024,
          "layers": (Block(mixers=(LATENT,), feed_forward=MLP(ffn=10944)),)
          + (Block(mixers=(LATENT,), feed_forward=LITE),) * 26},
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron", "vocab_multiple": 3200, **OFF},
     ),
     "nemotron3_nano.sh": (
-        Around(num_devices=8, more=("--vocab-size", "131072")), {}, (8, 0),
+        ImportContext(num_devices=8, more=("--vocab-size", "131072")), {}, (8, 0),
         {"hidden": 2688, "vocab": 131072, "max_context": 8192, "layers": tuple(map(nemotron, LETTERS)),
          "dropout": True},
         Plan(dp=8, **FLAT),
@@ -128,14 +128,14 @@ CASES: dict[str, tuple[Around, dict[str, str], tuple[int, int], dict[str, Any], 
         {"name": "megatron", "attention": "flash", **OFF},
     ),
     "gpt_oss_20b.sh": (
-        Around(num_devices=8), {}, (8, 0),
+        ImportContext(num_devices=8), {}, (8, 0),
         {"hidden": 2880, "vocab": 201088, "max_context": 40960, "layers": (oss(128), oss(0)) * 12},
         Plan(dp=8, **FLAT),
         Training(seq_len=4096, global_batch=8, precision="bf16"),
         {"name": "megatron", "activation": "eager", "vocab_multiple": 1, **OFF},
     ),
     "analysis_tool.sh": (
-        Around(), {}, (16, 8),
+        ImportContext(), {}, (16, 8),
         {"hidden": 4096, "vocab": 50257, "layers": (old(4096, 32, 10880),) * 24, "tied": True, "norm": "layernorm",
          "positions": 2048, "max_context": 2048, "dropout": True},
         Plan(tp=2, pp=2, dp=4, micro_batch=4, sharding="distributed-optimizer", **FLAT),

@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.answers._commands import TARGETS
 from shardwise.errors import InputError
-from shardwise.formats import Around, _yaml, deepspeed, fsdp, import_file, torchtitan
+from shardwise.formats import ImportContext, _yaml, deepspeed, fsdp, import_file, torchtitan
 from shardwise.formats._files import SYSTEMS
 
 # Facts of https://huggingface.co/docs/transformers/main_classes/deepspeed, ZeRO-3 with offloading, in other words.
@@ -125,7 +125,7 @@ def test_yaml_that_is_not_understood_is_refused(text: str) -> None:
 def test_a_number_of_processes_that_is_none_is_refused(said: str) -> None:
     """What the file says of its devices is read even where others are asked for."""
     with pytest.raises(InputError, match="num_processes"):
-        fsdp.read(f"distributed_type: FSDP\nnum_processes: {said}", around=Around(num_devices=8))
+        fsdp.read(f"distributed_type: FSDP\nnum_processes: {said}", around=ImportContext(num_devices=8))
 
 
 def test_unknown_keys_are_listed() -> None:
@@ -149,7 +149,7 @@ def test_each_system_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
     }
     for name, (text, system) in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-        assert import_file(tmp_path / name, around=Around(num_devices=8)).system == system
+        assert import_file(tmp_path / name, around=ImportContext(num_devices=8)).system == system
         with pytest.raises(InputError, match="is no script"):
             import_file(tmp_path / name, {"NNODES": "2"})
     assert set(SYSTEMS) <= set(TARGETS)
@@ -180,4 +180,4 @@ def test_modules_that_torchtitan_is_given_are_the_stages_of_the_plan(each: tuple
     parts = [[f"layers.{i}" for i in range(a, b)] for a, b in pairwise(ends)]
     sizes = "pipeline_parallel_degree = 4\ndata_parallel_shard_degree = 2\n"
     text = f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{sizes}module_fqns_per_model_part = {parts}\n'
-    assert torchtitan.read(text, around=Around(num_devices=8)).plan.stage_layers == each
+    assert torchtitan.read(text, around=ImportContext(num_devices=8)).plan.stage_layers == each

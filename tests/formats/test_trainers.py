@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import (
-    Around,
     ExportCase,
+    ImportContext,
     axolotl,
     import_file,
     llamafactory,
@@ -186,7 +186,7 @@ def test_a_real_file_means_what_its_trainer_does(name: str, tmp_path: Path) -> N
     text, devices, facts = FILES[name]
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8")
-    case = import_file(path, around=Around(num_devices=devices))
+    case = import_file(path, around=ImportContext(num_devices=devices))
     said: dict[str, Any] = {"system": case.system, "stack": case.stack.name, "num_devices": case.num_devices}
     said |= {"model": case.model.name if case.model else ""}
     for record in (case.plan, case.job):
@@ -267,7 +267,7 @@ def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
     def law(one: tuple[Plan, Training]) -> None:
         case = stated(name, *one)
         (text,) = module.export(case).files.values()
-        back = module.read(text, around=Around(num_devices=case.plan.num_devices))
+        back = module.read(text, around=ImportContext(num_devices=case.plan.num_devices))
         assert canonical_plan(back.plan) == canonical_plan(case.plan)
         told = replace(case.job, token_budget=back.job.token_budget, adapter_alpha=back.job.adapter_alpha)
         assert replace(back.job, precision="") == told
@@ -399,7 +399,7 @@ def test_what_a_trainer_would_refuse_is_refused_by_its_key(text: str, field: str
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        import_file(path, around=Around(num_devices=8 if "parallelism" not in text else 0))
+        import_file(path, around=ImportContext(num_devices=8 if "parallelism" not in text else 0))
     assert field in {problem.field for problem in caught.value.problems}
     assert all(problem.remedy for problem in caught.value.problems)
 
@@ -468,7 +468,7 @@ def test_oft_without_a_number_of_blocks_is_written_as_the_trainer_has_it() -> No
     case = stated("llama-factory", Plan(sequence_parallel=False, recompute="full"), job)
     (text,) = llamafactory.export(case).files.values()
     assert "oft_rank: 0" in text
-    assert llamafactory.read(text, around=Around(num_devices=1)).job.rank == 0
+    assert llamafactory.read(text, around=ImportContext(num_devices=1)).job.rank == 0
 
 
 def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("base_model: a\nadapter: lora\nlora_alpha: high\n", encoding="utf-8")
     with pytest.raises(InputError, match="lora_alpha"):
-        import_file(path, around=Around(num_devices=1))
+        import_file(path, around=ImportContext(num_devices=1))
 
 
 def test_torchtitan_s_recipe_of_float8_comes_back() -> None:

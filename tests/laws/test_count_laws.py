@@ -17,7 +17,7 @@ from shardwise.ops import count_parameters, train_flops
 from shardwise.ops.blocks import block_ops, head
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Options, TrainingCase, train
+from shardwise.training import TrainingCase, TrainingOptions, train
 
 
 def _flops(model: Model, kind: str = "") -> float:
@@ -187,7 +187,11 @@ def test_what_was_assumed_is_said_exactly_where_it_was() -> None:
     model, cluster = load_model("gpt2"), Cluster.parse("8xh100-sxm-80gb")
     silent = train(model, cluster, Plan(dp=0), Training(seq_len=1024, global_batch=8)).assumptions
     stated = train(
-        model, cluster, Plan(dp=8), Training(seq_len=1024, global_batch=8, precision="bf16", dropout=False), Options()
+        model,
+        cluster,
+        Plan(dp=8),
+        Training(seq_len=1024, global_batch=8, precision="bf16", dropout=False),
+        TrainingOptions(),
     ).assumptions
     for start in ("dp 8", "precision bf16"):
         assert any(note.startswith(start) for note in silent)

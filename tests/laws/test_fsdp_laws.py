@@ -13,7 +13,7 @@ from laws.strategies import ANY, cases
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainingCase, train
+from shardwise.training import TrainingCase, TrainingOptions, train
 from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
 from shardwise.training._units import unpadded
@@ -94,7 +94,7 @@ def test_a_group_larger_than_the_experts_holds_a_multiple_of_them(stack: str, co
     torchtitan shards the second dimension of experts then, FSDP1 flat units.
     """
     model, job = Model.load("mixtral-8x7b"), Training(seq_len=2048, global_batch=64)
-    report = train(model, Cluster.parse("64xh100"), Plan(dp=64, sharding="fsdp"), job, Options(stack=stack))
+    report = train(model, Cluster.parse("64xh100"), Plan(dp=64, sharding="fsdp"), job, TrainingOptions(stack=stack))
     *_, expert, _ = owned(report.evaluation.parts, report.evaluation.stages[0])
     assert expert == copies * 32 * 8 * 3 * 4096 * 14336
 

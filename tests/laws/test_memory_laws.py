@@ -18,7 +18,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import lay_out
 from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precision, find_stack, shard_of
-from shardwise.training import Options, TrainingCase, train
+from shardwise.training import TrainingCase, TrainingOptions, train
 from shardwise.training._memory import state_bytes
 from shardwise.training._parts import owned
 from shardwise.training._units import unpadded
@@ -337,7 +337,7 @@ def test_the_transformers_stack_reserves_what_it_gathers() -> None:
     model, cluster = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
     job = Training(seq_len=2048, global_batch=8)
     buffers = {
-        s: train(model, cluster, Plan(dp=0, sharding=s), job, Options(stack="fsdp2")).memory.buffers  # type: ignore[arg-type]
+        s: train(model, cluster, Plan(dp=0, sharding=s), job, TrainingOptions(stack="fsdp2")).memory.buffers  # type: ignore[arg-type]
         for s in ("none", "zero1", "zero2", "fsdp")
     }
     assert buffers["none"] == buffers["zero1"] == buffers["zero2"] == 0 < buffers["fsdp"]

@@ -285,7 +285,7 @@ def test_the_best_number_of_panels_is_never_slower_than_waiting(slow: bool) -> N
 def test_panels_expose_one_set_and_what_compute_does_not_cover(panels: int) -> None:
     """Bound by messages, panels cost all of their sets; bound by compute, they expose one set."""
     found = evaluated(_summa(panels, True))
-    machine: Any = CostModel(rates=found.rates, network=found.network, spans=found.sizes.spans)
+    machine: Any = CostModel(rates=found.rates, network=found.network, group_shapes=found.sizes.group_shapes)
     pair = tuple(
         Collective(axis=axis, verb="broadcast", size_bytes=1e8 / panels, count=panels, hides="panels", tensor=axis)  # type: ignore[arg-type]
         for axis in ("tp", "tp2")

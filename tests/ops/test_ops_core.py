@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ops.helpers import layout
 from shardwise.ops.core import (
-    Core,
-    Mask,
+    AttentionCore,
+    AttentionMask,
     attended_pairs,
     cache_traffic,
     context_messages,
@@ -22,14 +22,14 @@ from shardwise.ops.core import (
 
 sizes = st.integers(1, 40)
 masks = st.one_of(
-    st.just(Mask()),
-    st.builds(Mask, window=st.integers(1, 50)),
-    st.builds(Mask, chunk=st.integers(1, 50)),
-    st.just(Mask(causal=False)),
+    st.just(AttentionMask()),
+    st.builds(AttentionMask, window=st.integers(1, 50)),
+    st.builds(AttentionMask, chunk=st.integers(1, 50)),
+    st.just(AttentionMask(causal=False)),
 )
 
 
-def _sees(mask: Mask, query: int, key: int) -> bool:
+def _sees(mask: AttentionMask, query: int, key: int) -> bool:
     if not mask.causal:
         return True
     near = not mask.window or query - key < mask.window
@@ -37,20 +37,20 @@ def _sees(mask: Mask, query: int, key: int) -> bool:
     return key <= query and near and own
 
 
-def _seen(mask: Mask, new: int, past: int) -> list[tuple[int, int]]:
+def _seen(mask: AttentionMask, new: int, past: int) -> list[tuple[int, int]]:
     positions = range(past + new)
     return [(q, k) for q in range(past, past + new) for k in positions if _sees(mask, q, k)]
 
 
 @given(masks, sizes, st.integers(0, 60))
-def test_pairs_are_those_that_the_mask_leaves(mask: Mask, new: int, past: int) -> None:
+def test_pairs_are_those_that_the_mask_leaves(mask: AttentionMask, new: int, past: int) -> None:
     """Masked pairs equal a count of every query and key, for causal, window and chunk masks behind any context."""
     y = layout({"S": new, "context": past})
     assert attended_pairs(y, mask) == len(_seen(mask, new, past))
 
 
 @given(masks, sizes, st.integers(0, 60))
-def test_read_tokens_are_the_keys_that_any_query_sees(mask: Mask, new: int, past: int) -> None:
+def test_read_tokens_are_the_keys_that_any_query_sees(mask: AttentionMask, new: int, past: int) -> None:
     """What is read from the cache is every key that some new query sees, once."""
     y = layout({"S": new, "context": past})
     keys = {key for _, key in _seen(mask, new, past)}
@@ -63,14 +63,15 @@ def test_wider_windows_see_no_less(new: int, past: int, window: int) -> None:
     """Coverage grows with the window up to the causal triangle, and full coverage is above both."""
     y = layout({"S": new, "context": past})
     narrow, wide, all_past = (
-        attended_pairs(y, mask) for mask in (Mask(window=window), Mask(window=window + 1), Mask())
+        attended_pairs(y, mask)
+        for mask in (AttentionMask(window=window), AttentionMask(window=window + 1), AttentionMask())
     )
-    square = attended_pairs(layout({"S": new, "context": past, "coverage": "full"}), Mask(window=window))
+    square = attended_pairs(layout({"S": new, "context": past, "coverage": "full"}), AttentionMask(window=window))
     assert new <= narrow <= wide <= all_past <= square == new * (new + past)
 
 
 @given(masks, sizes, sizes)
-def test_a_sequence_in_two_pieces_has_the_pairs_of_the_whole(mask: Mask, first: int, second: int) -> None:
+def test_a_sequence_in_two_pieces_has_the_pairs_of_the_whole(mask: AttentionMask, first: int, second: int) -> None:
     """Prefilling in chunks computes the same pairs as at once, where the mask looks back only."""
     if not mask.causal:
         return
@@ -114,7 +115,7 @@ def test_heads_of_eight_values_are_aligned(stack: str, dims: int, expected: bool
 def test_training_reads_the_keys_and_values_of_its_tokens(more: dict[str, int], kv_heads: int) -> None:
     """Each rank reads 2 bytes of the keys and values of each head and token that it has."""
     y = layout({"B": 2, "S": 64}, **more)
-    core = Core(heads=8, kv_heads=kv_heads, key_dim=8, value_dim=16)
+    core = AttentionCore(heads=8, kv_heads=kv_heads, key_dim=8, value_dim=16)
     assert cache_traffic(y, core) == 2 * (2 * 64 // more.get("cp", 1)) * kv_heads * (8 + 16)
 
 
@@ -136,7 +137,7 @@ def _merged_on_last_rank(cp: int, out: int, queries: int, keys: int) -> tuple[in
 @pytest.mark.parametrize(("stack", "sent"), [("fsdp2", 8), ("accelerate", 2)])
 def test_chunks_are_merged_as_torch_does(stack: str, sent: int, cp: int, kind: str) -> None:
     """Merging moves what torch's loops move on the last rank; torchtitan sends keys of all query heads."""
-    y, core = layout(stack=stack, cp=cp, cp_kind=kind), Core(heads=8, kv_heads=2, key_dim=16, value_dim=16)
+    y, core = layout(stack=stack, cp=cp, cp_kind=kind), AttentionCore(heads=8, kv_heads=2, key_dim=16, value_dim=16)
     (found,) = merged_outputs(y, core)
     elements = 2 * 64 // cp * 16
     moved = _merged_on_last_rank(cp, elements * 8, elements * 8, 2 * elements * sent)
@@ -150,5 +151,5 @@ def test_chunks_are_merged_as_torch_does(stack: str, sent: int, cp: int, kind: s
 @pytest.mark.parametrize(("stack", "cp"), [("fsdp2", 1), ("megatron", 4)])
 def test_whole_sequences_have_nothing_to_merge(stack: str, cp: int) -> None:
     """One rank merges nothing, and Transformer Engine merges in compiled kernels."""
-    found = merged_outputs(layout(stack=stack, cp=cp), Core(heads=8, kv_heads=2, key_dim=16, value_dim=16))
+    found = merged_outputs(layout(stack=stack, cp=cp), AttentionCore(heads=8, kv_heads=2, key_dim=16, value_dim=16))
     assert sum(op.forward_bytes + op.backward_bytes for op in found) == 0

@@ -12,7 +12,7 @@ from shardwise.models import Model
 from shardwise.ops.head import head, local_vocab, loss
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Recompute, Settings, Training, find_stack
-from shardwise.training import Options, train
+from shardwise.training import TrainingOptions, train
 from shardwise.training._blocks import BlockCost
 
 
@@ -109,7 +109,7 @@ def test_a_tiled_feed_forward_holds_one_piece() -> None:
     def layer(recompute: Recompute, pieces: int) -> BlockCost[float]:
         stack = replace(find_stack("transformers"), settings=Settings(tile_mlp=pieces))
         return (
-            train(model, cluster, replace(plan, recompute=recompute), job, Options(stack=stack))
+            train(model, cluster, replace(plan, recompute=recompute), job, TrainingOptions(stack=stack))
             .evaluation.parts.kinds[0]
         )  # fmt: skip
 

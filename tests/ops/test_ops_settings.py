@@ -14,7 +14,7 @@ from shardwise.ops.blocks import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack
-from shardwise.training import Options, train
+from shardwise.training import TrainingOptions, train
 from shardwise.training._blocks import checkpoints
 
 STACKS = ("megatron", "megatron-scores", "transformers", "transformers-eager")
@@ -121,7 +121,7 @@ def test_weights_of_narrow_products_have_copies(device: str, recipe: str, stored
     stack = replace(find_stack("megatron"), settings=Settings(fp8_recipe=recipe, fp8_param_gather=stored))
     held = [
         train(model, Cluster.parse(f"8x{device}"), Plan(tp=8), Training(seq_len=4096, global_batch=1, precision=p),
-              Options(stack=stack)).memory.weights
+              TrainingOptions(stack=stack)).memory.weights
         for p in ("bf16", "fp8")
     ]  # fmt: skip
     matrices = 32 * (4096 * (4096 + 1024) * 2 + 3 * 4096 * 14336) // 8

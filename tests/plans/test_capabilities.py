@@ -13,7 +13,7 @@ from shardwise.plans import Plan, default_stack, find_stack, stack_names
 from shardwise.plans._stack import _extended, _table
 from shardwise.plans.laws import field_problems, stack_problems
 from shardwise.serving._engine import engine_tables
-from shardwise.training import Options
+from shardwise.training import TrainingOptions
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -92,7 +92,7 @@ def test_the_same_plan_retyped_without_its_stack_takes_as_long() -> None:
     """A plan of Megatron with ZeRO-1 keeps its framework, its word for it and its seconds where none is named."""
     model, cluster = load_model("llama-3.1-8b"), Cluster.parse("16xh100-sxm-80gb")
     plan, job = Plan(tp=2, pp=2, dp=4, sharding="zero1"), Training(seq_len=4096, global_batch=64)
-    named, bare = train(model, cluster, plan, job, Options(stack="megatron")), train(model, cluster, plan, job)
+    named, bare = train(model, cluster, plan, job, TrainingOptions(stack="megatron")), train(model, cluster, plan, job)
     assert bare.step_seconds == named.step_seconds
     assert (bare.case.stack.name, bare.plan.sharding) == ("megatron", "distributed-optimizer")
     assert "sharding distributed-optimizer: what megatron calls zero1" in bare.assumptions

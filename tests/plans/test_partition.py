@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import PARTITIONS, Partition, Plan, Training, find_stack, split_layers, stack_names
-from shardwise.training import Options, train
+from shardwise.training import TrainingOptions, train
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_a_plan_is_cut_as_its_stack_cuts_it(stack: str) -> None:
     """Layers that stages do not divide go to them by the stack's own partition, and the answer says so."""
     model, cluster = load_model("deepseek-v3"), Cluster.parse("2048xh800-sxm-80gb")
     job = Training(seq_len=4096, global_batch=2048)
-    report = train(model, cluster, Plan(pp=16, ep=64, dp=0, micro_batch=1), job, Options(stack=stack))
+    report = train(model, cluster, Plan(pp=16, ep=64, dp=0, micro_batch=1), job, TrainingOptions(stack=stack))
     assert report.plan.stage_layers == split_layers(61, 16, find_stack(stack).partition)
     assert any(note.startswith("stage_layers ") for note in report.assumptions)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws.helpers import tried
-from shardwise.plans import AXES, Plan, degrees, groups, spans
+from shardwise.plans import AXES, Plan, degrees, group_shapes, groups
 from shardwise.plans._placement import fast_ranks, radices
 
 POWERS = st.sampled_from((1, 2, 4, 8))
@@ -74,7 +74,7 @@ def test_every_rank_is_in_exactly_one_group(where: tuple[Plan, tuple[int, ...]],
 def test_spans_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
     """How many ranks of a group sit in one domain is what counting finds, for every axis, order and tier."""
     plan, domains = where
-    found = spans(plan, domains)
+    found = group_shapes(plan, domains)
     wanted = {axis: [axis] for axis in AXES} | {"dp_cp": ["dp", "cp"]}
     for axis, members in wanted.items():
         for group in groups(plan, members):
@@ -86,7 +86,7 @@ def test_spans_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
 def test_expert_and_shard_groups_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
     """Experts lie on the ranks of a stage in the order etp, ep, edp; shards on neighbouring replicas with their cp."""
     plan, domains = where
-    found = spans(plan, domains)
+    found = group_shapes(plan, domains)
     for stage in groups(plan, ["tp", "tp2", "cp", "dp"]):
         ranks = sorted(stage)
         etp, ep = plan.etp, plan.ep
@@ -122,7 +122,7 @@ def test_spans_never_shrink_outwards_and_end_with_the_degree(where: tuple[Plan, 
         "etp": plan.etp,
         "edp": plan.expert_dp,
     }
-    found = spans(plan, domains)
+    found = group_shapes(plan, domains)
     for axis, at in found.items():
         assert list(at) == sorted(at)
         if axis in size:

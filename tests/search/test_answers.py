@@ -30,7 +30,7 @@ from shardwise.search._remedies import broken_law, neighbours, report_on
 from shardwise.search._sensitivity import CONSTANTS, crossings, moved_replicas, moved_steps, with_constant
 from shardwise.search._training import plan_degrees
 from shardwise.serving import ServingOptions, infer
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 GROUPED = Attention(heads=16, kv_heads=4, head_dim=128)
 DENSE = Block(mixers=(GROUPED,), feed_forward=MLP(ffn=8192))
@@ -121,7 +121,7 @@ def _moved(report: TrainReport, constant: str, factor: float) -> TrainReport:
         "network": {"slow_bandwidth": report.case.cluster.tiers[-1].bytes_per_second * factor},
     }[constant]
     on = Cluster.parse("16xa100-sxm-80gb", {"memory": "10GB", "price": 2.0, **overrides})
-    return train(report.case.model, on, report.plan, report.job, Options(stack=report.case.stack))
+    return train(report.case.model, on, report.plan, report.job, TrainingOptions(stack=report.case.stack))
 
 
 def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_row_is_what_train_answers(found: sw.TrainingResult) -> None:
     for at in np.random.default_rng(1).integers(0, len(plans), 12):
         row = {name: plans[name][at] for name in own}
         plan = sw.Plan(**{name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
-        report = sw.train(found.grid.case.model, CLUSTER, plan, JOB, sw.Options(stack="megatron"))
+        report = sw.train(found.grid.case.model, CLUSTER, plan, JOB, sw.TrainingOptions(stack="megatron"))
         assert plans["step_seconds"][at] <= report.step_seconds * (1 + 1e-9)
         assert plans["device_bytes"][at] == pytest.approx(report.device_bytes, rel=1e-9)
         assert plans["fits"][at] == report.fits

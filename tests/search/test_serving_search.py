@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import MLP, Attention, Block, Model, MoE
-from shardwise.plans import Plan, Serving, spans
+from shardwise.plans import Plan, Serving, group_shapes
 from shardwise.search import IntRanges, SearchOptions, ServingResult, ServingSpace, plan_serving, upto
 from shardwise.serving import InferReport, infer
 
@@ -55,7 +55,7 @@ def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving,
             seen = set()
             for order in space.orders:
                 plan = Plan(tp=tp, pp=pp, dp=n // tp // pp, ep=ep, etp=etp, order=order)  # type: ignore[arg-type]
-                placed = spans(plan, [t.size for t in ON.tiers])
+                placed = group_shapes(plan, [t.size for t in ON.tiers])
                 place = tuple(placed[axis][:-1] for axis in ("tp", "pp", "ep", "etp"))
                 if place in seen:
                     continue

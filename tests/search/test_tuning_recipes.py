@@ -12,13 +12,13 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.search import tuning_recipes
 from shardwise.search._tuning import changed, combinations, longest_sequence
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 
 def report(on: str = "1xrtx-4090", **job: object) -> TrainReport:
     """Return LoRA of Qwen3-4B with a micro-batch of one."""
     asked = Training(seq_len=2048, global_batch=1, adapter="lora", **job)  # type: ignore[arg-type]
-    options = Options(stack=find_stack("transformers"))
+    options = TrainingOptions(stack=find_stack("transformers"))
     return train(load_model("qwen3-4b"), Cluster.parse(on), Plan(micro_batch=1), asked, options)
 
 

@@ -107,7 +107,7 @@ def test_what_is_found_is_launched_and_is_what_train_says(kind: str) -> None:
         exporter = import_module(f"shardwise.formats.{stack.runs.exporter}")
         exporter.export(ExportCase(model=case.model, cluster=case.cluster, plan=report.plan, job=case.job, stack=stack))
         assert not report.unlaunched
-        again = sw.train(case.model, case.cluster, report.plan, case.job, sw.Options(stack=stack.name))
+        again = sw.train(case.model, case.cluster, report.plan, case.job, sw.TrainingOptions(stack=stack.name))
         assert again.step_seconds == pytest.approx(report.step_seconds, rel=1e-12)
         assert again.device_bytes == pytest.approx(report.device_bytes, rel=1e-12)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.cost import Chip, Efficiencies, last_cache_bytes
-from shardwise.cost._kernels import Prompt, costed_seconds, kernel_costs, prompt_parts
+from shardwise.cost import Datasheet, Efficiencies, last_cache_bytes
+from shardwise.cost._kernels import PrefillAttention, costed_seconds, kernel_costs, prompt_parts
 from shardwise.hardware import find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model
@@ -18,7 +18,7 @@ from shardwise.serving._cost_model import _chip, engine_cost_model
 from shardwise.serving._kernels import attention_kernels, cached_seconds, prompt_seconds
 
 H100 = find_device("h100-sxm-80gb").device
-CHIP: Chip[Any] = Chip(
+CHIP: Datasheet[Any] = Datasheet(
     flops=H100.peak_flops("bf16"),
     bytes_per_second=H100.memory_bytes_per_second,
     cores=float(H100.num_cores),
@@ -43,7 +43,7 @@ def test_a_prompt_costs_what_its_kernel_was_measured_to(engine: str, sequences: 
     op = core(sequences * queries, queries, 512 * 32 * pairs, sequences * queries)
     kernel = kernel_costs(H100, "prefill", (engine, "bf16"), 128, False)
     assert kernel is not None
-    work = Prompt(sequences=float(sequences), queries=float(queries), past=0.0, heads=32.0, kv_heads=8.0,
+    work = PrefillAttention(sequences=float(sequences), queries=float(queries), past=0.0, heads=32.0, kv_heads=8.0,
                   pair_flops=512, token_bytes=512, edge_bytes=4.0 * sequences * queries * 32 * 128)  # fmt: skip
     expected = costed_seconds(kernel, prompt_parts(CHIP, work, kernel.packs))
     assert prompt_seconds(kernels, CHIP, op) == pytest.approx(expected, rel=0.03)

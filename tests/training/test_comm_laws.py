@@ -70,7 +70,7 @@ def test_groups_partition_the_ranks(case: TrainingCase) -> None:
         alone = case.plan.num_devices - 2 * len(groups) if name == "embedding" else 0
         assert len(set(ranks)) == len(ranks) == case.plan.num_devices - alone
         assert [len(g) for g in groups] == [axis.size] * axis.num_groups
-        size = found.report.evaluation.sizes.spans.get(axis.group, (2,))[-1]
+        size = found.report.evaluation.sizes.group_shapes.get(axis.group, (2,))[-1]
         assert axis.size == size
 
 
@@ -130,9 +130,11 @@ def test_volumes_are_the_closed_formulas(drawn: tuple[Model, Plan, Training]) ->
     """Bytes of each axis in a step are the textbook's: arXiv:1909.08053, 2205.05198, 2310.01889, 1910.02054."""
     model, plan, job = drawn
     # Megatron-Core's operators: one product for q, k and v, tables split over tp.
-    from shardwise.training import Options
+    from shardwise.training import TrainingOptions
 
-    found = comm(model, Cluster.parse(f"{plan.num_devices}xa100-sxm-80gb"), plan, job, Options(stack="megatron"))
+    found = comm(
+        model, Cluster.parse(f"{plan.num_devices}xa100-sxm-80gb"), plan, job, TrainingOptions(stack="megatron")
+    )
     plan, w, D, L = found.plan, 2, model.hidden, model.num_layers
     m, T = job.global_batch // (plan.dp * plan.micro_batch), plan.micro_batch * job.seq_len // plan.cp
     stage, n = plan.stage_devices, plan.num_devices
@@ -168,14 +170,14 @@ def test_volumes_are_the_closed_formulas(drawn: tuple[Model, Plan, Training]) ->
 @pytest.mark.parametrize("dispatch", ["megatron", "megatron-deepep"])
 def test_expert_volume_is_four_exchanges(dispatch: str) -> None:
     """Dispatch and combine exchange T * k rows forward and backward; DeepEP sends each token once to a node."""
-    from shardwise.training import Options
+    from shardwise.training import TrainingOptions
 
     moe = MoE(experts=64, top_k=8, ffn=512)
     block = Block(mixers=(Attention(heads=16, kv_heads=16, head_dim=64),), feed_forward=moe, norm="rmsnorm")
     model = Model(name="moe", family="random", hidden=1024, vocab=32000, layers=(block,) * 4)
     plan = Plan(dp=64, ep=64, micro_batch=1)
     job = Training(seq_len=1024, global_batch=128)
-    found = comm(model, Cluster.parse("64xh100"), plan, job, Options(stack=dispatch))
+    found = comm(model, Cluster.parse("64xh100"), plan, job, TrainingOptions(stack=dispatch))
     axis = found.axes["ep"]
     assert axis.bytes_per_step == 2 * 4 * 4 * 1024 * 8 * 1024 * 2
     assert axis.sent_bytes_per_step == pytest.approx(axis.bytes_per_step * 63 / 64)

@@ -16,7 +16,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import model_from_config
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import CommReport, Options, comm
+from shardwise.training import CommReport, TrainingOptions, comm
 
 HERE = Path(__file__).parents[1] / "data/training"
 DATA = json.loads((HERE / "step_memory.json").read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ def predicted(layers: int, seq_len: int, plan: Plan, options: tuple[str, str]) -
     stack, precision = options
     job = Training(seq_len=seq_len, global_batch=plan.dp, precision=precision)
     cluster = Cluster.parse(f"{plan.num_devices}xa100-sxm-80gb")
-    return comm(model, cluster, plan, job, Options(stack=stack))
+    return comm(model, cluster, plan, job, TrainingOptions(stack=stack))
 
 
 def by_verb(found: CommReport, axis: str) -> dict[str, tuple[float, float]]:
@@ -71,7 +71,9 @@ def test_units_are_those_of_the_framework(layers: int, ends: Any, gathers: int, 
     model, plan = model_from_config(run["config"], name="traced"), Plan(dp=run["world"], sharding="fsdp")
     job = Training(seq_len=run["seq_len"], global_batch=plan.dp)
     found = {
-        way: by_verb(comm(model, Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job, Options(stack=stack)), "dp")
+        way: by_verb(
+            comm(model, Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job, TrainingOptions(stack=stack)), "dp"
+        )
         for way in ("apart", "root")
         for stack in [replace(find_stack("fsdp2"), fsdp_ends=way)]
     }
@@ -111,7 +113,7 @@ def traced_messages(run: dict[str, Any]) -> dict[str, list[float]]:
     model, (plan, (stack, precision)) = model_from_config(run["config"], name="traced"), traced_plan(run)
     batch = plan.dp * plan.micro_batch * run.get("micro", 1)
     job = Training(seq_len=run["seq_len"], global_batch=batch, precision=precision)
-    found = comm(model, Cluster.parse(f"{run['world']}xa100-sxm-80gb"), plan, job, Options(stack=stack))
+    found = comm(model, Cluster.parse(f"{run['world']}xa100-sxm-80gb"), plan, job, TrainingOptions(stack=stack))
     seen: dict[str, list[float]] = {}
     for name, axis in found.axes.items():
         for verb, (calls, size) in by_verb(found, name).items():

@@ -17,7 +17,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training
-from shardwise.training import CommReport, Options, comm
+from shardwise.training import CommReport, TrainingOptions, comm
 from shardwise.training._layer_tables import LayerRow, LayerTable
 
 MIB, GIB = 2.0**20, 2.0**30
@@ -37,7 +37,7 @@ def seed() -> CommReport:
     """The report of its example, on Megatron-LM of the time."""
     plan = Plan(tp=2, pp=2, dp=4, micro_batch=4, sharding="distributed-optimizer", sequence_parallel=False)
     job = Training(seq_len=2048, global_batch=512)
-    return comm(seed_model(), Cluster.parse("2x8xa100-sxm-80gb"), plan, job, Options(stack="megatron-2023"))
+    return comm(seed_model(), Cluster.parse("2x8xa100-sxm-80gb"), plan, job, TrainingOptions(stack="megatron-2023"))
 
 
 def row(tables: tuple[LayerTable, ...], name: str) -> LayerRow:

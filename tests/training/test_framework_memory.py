@@ -13,7 +13,7 @@ from shardwise.formats.megatron import Launch, read_args
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 GIB = 2**30
 LLAMA_70B = Model.load("llama-3-70b")
@@ -26,7 +26,7 @@ def report_of(
     model = replace(LLAMA_70B, layers=LLAMA_70B.layers[:12], name="llama-3-70b-l12")
     one = Plan(**{"micro_batch": 1, "sharding": "distributed-optimizer", **plan})  # type: ignore[arg-type]
     job = Training(seq_len=4096, global_batch=4 * one.dp, precision=precision)
-    return train(model, Cluster.parse(on), one, job, Options(stack=stack))
+    return train(model, Cluster.parse(on), one, job, TrainingOptions(stack=stack))
 
 
 IN_PLACE = replace(find_stack("megatron"), loss="vocab-parallel-in-place")
@@ -101,7 +101,9 @@ def of_arguments(devices: int, **more: object) -> TrainReport:
     words = BASE | {f"--{name.replace('_', '-')}": value for name, value in more.items()}
     case = read_args(words, Launch(num_devices=devices))
     assert case.model is not None
-    return train(case.model, Cluster.parse(f"{devices}xh100-sxm-80gb"), case.plan, case.job, Options(stack=case.stack))
+    return train(
+        case.model, Cluster.parse(f"{devices}xh100-sxm-80gb"), case.plan, case.job, TrainingOptions(stack=case.stack)
+    )
 
 
 def test_gradients_of_16_bits_are_kept_in_fp32_until_the_next_step() -> None:
@@ -154,7 +156,7 @@ def test_a_graph_of_buffers_holds_twice_as_many_micro_batches_as_stages() -> Non
     depths = [
         [float(m.in_flight) for m in train(
             replace(LLAMA_70B, layers=LLAMA_70B.layers[:12]), Cluster.parse("8xb200-sxm-180gb"),
-            Plan(micro_batch=1, **plan), job, Options(stack=stack),  # type: ignore[arg-type]
+            Plan(micro_batch=1, **plan), job, TrainingOptions(stack=stack),  # type: ignore[arg-type]
         ).evaluation.memory]
         for stack in ("oneflow", "megatron-scores")
     ]  # fmt: skip
@@ -168,7 +170,9 @@ def test_gradients_stay_whole_between_micro_batches_under_no_sync() -> None:
 
     def buffers(batch: int) -> float:
         job = Training(seq_len=512, global_batch=batch)
-        one = train(model, Cluster.parse("4xa100-sxm-80gb"), plan, job, Options(stack="litgpt")).evaluation.memory[0]
+        one = train(
+            model, Cluster.parse("4xa100-sxm-80gb"), plan, job, TrainingOptions(stack="litgpt")
+        ).evaluation.memory[0]
         return float(one.buffers)
 
     layer, tables = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672 + 2), 2 * 128256 * 8192 + 8192
@@ -182,7 +186,9 @@ def test_gradients_of_flat_parameters_take_the_room_of_frozen_weights_too() -> N
 
     def buffers(batch: int, adapter: str) -> float:
         job = Training(seq_len=512, global_batch=batch, adapter=adapter or None, targets=("q",) if adapter else ())
-        one = train(model, Cluster.parse("4xa100-sxm-80gb"), plan, job, Options(stack="litgpt")).evaluation.memory[0]
+        one = train(
+            model, Cluster.parse("4xa100-sxm-80gb"), plan, job, TrainingOptions(stack="litgpt")
+        ).evaluation.memory[0]
         return float(one.buffers)
 
     # Adapters of a layer are gathered twice, those of both layers have gradients.
@@ -219,6 +225,6 @@ def test_gradients_of_tables_come_first_and_last(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **config}))
     model = Model.load(tmp_path)
     job = Training(seq_len=128, global_batch=1, precision="fp32")
-    cpu, options = Cluster.parse("1xcpu-epyc-zen4-2core"), Options(stack="pytorch-cpu")
+    cpu, options = Cluster.parse("1xcpu-epyc-zen4-2core"), TrainingOptions(stack="pytorch-cpu")
     report = train(model, cpu, Plan(micro_batch=1), job, options)
     assert 0 <= measured - report.memory.peak < 1300

@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._memory import reserved_bytes
 
 GIB = 2**30
@@ -23,7 +23,7 @@ def report_of(stack: str | Stack, on: str = "8xh100-sxm-80gb", keeps: bool = Tru
     found = replace(found, settings=Settings(keeps_products=keeps))
     one = Plan(**{"sharding": "fsdp", "recompute": "full", "micro_batch": 2, "dp": 8, **plan})  # type: ignore[arg-type]
     job = Training(seq_len=8192, global_batch=2 * one.dp)
-    return train(LLAMA, Cluster.parse(on), one, job, Options(stack=found))
+    return train(LLAMA, Cluster.parse(on), one, job, TrainingOptions(stack=found))
 
 
 def reserved(report: TrainReport) -> float:
@@ -91,7 +91,7 @@ def test_tied_weights_are_one_unit_wherever_the_ends_are_wrapped() -> None:
     model = Model.load("llama-3.2-1b")
     job, plan = Training(seq_len=2048, global_batch=8), Plan(dp=8, sharding="fsdp")
     root = replace(find_stack("fsdp2"), fsdp_ends="root")
-    one, other = (train(model, Cluster.parse("8xh100"), plan, job, Options(stack=s)) for s in (root, "fsdp2"))
+    one, other = (train(model, Cluster.parse("8xh100"), plan, job, TrainingOptions(stack=s)) for s in (root, "fsdp2"))
     assert (one.allocated_bytes, one.step_seconds) == (other.allocated_bytes, other.step_seconds)
 
 
@@ -99,5 +99,7 @@ def test_a_pipeline_of_pytorch_has_a_buffer_for_each_micro_batch() -> None:
     """The first stage holds its outputs in flight and a buffer for the gradient of every micro-batch."""
     job = Training(seq_len=8192, global_batch=8)
     plan = Plan(sharding="fsdp", recompute="full", pp=2, dp=4, micro_batch=1)
-    first = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, Options(stack="fsdp2")).evaluation.memory[0]
+    first = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack="fsdp2")).evaluation.memory[
+        0
+    ]
     assert first.beside == (2 + 2) * 8192 * 4096 * 2

@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Options, train
+from shardwise.training import TrainingOptions, train
 
 
 def seconds(precision: str, stack: str = "megatron-bridge", micro_batch: int = 1, each: float | None = None) -> float:
@@ -19,7 +19,9 @@ def seconds(precision: str, stack: str = "megatron-bridge", micro_batch: int = 1
     chosen = find_stack(stack)
     if each is not None:
         chosen = replace(chosen, narrow_expert_seconds=each)
-    report = train(load_model("qwen3-30b-a3b"), Cluster.parse("8xb200-sxm-180gb"), plan, job, Options(stack=chosen))
+    report = train(
+        load_model("qwen3-30b-a3b"), Cluster.parse("8xb200-sxm-180gb"), plan, job, TrainingOptions(stack=chosen)
+    )
     return report.step_seconds
 
 
@@ -51,7 +53,13 @@ def test_few_tokens_wait_for_the_modules_of_python(tokens: int, bound: bool) -> 
     model, cluster = load_model("llama-3.2-1b"), Cluster.parse("1xh100-sxm-80gb")
     stack = find_stack("transformers")
     slow, none = (
-        train(model, cluster, Plan(dp=0, micro_batch=1), job, Options(stack=replace(stack, module_launch_seconds=each)))
+        train(
+            model,
+            cluster,
+            Plan(dp=0, micro_batch=1),
+            job,
+            TrainingOptions(stack=replace(stack, module_launch_seconds=each)),
+        )
         for each in (stack.module_launch_seconds, 0.0)
     )
     assert (slow.step_seconds > 1.2 * none.step_seconds) is bound

@@ -18,7 +18,7 @@ from shardwise.models import load_model
 from shardwise.plans import OFFLOADS, Plan, Recompute, Training, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.search import IntRanges, SearchOptions, SearchSpace, plan_training
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._evaluate import TrainingCase
 from shardwise.training._report import report_of
 
@@ -30,7 +30,9 @@ def report(*offload: str, recompute: Recompute = "full", stack: str = "transform
     """Return Llama-3.1-8B in 16 bits on one RTX 4090."""
     plan = Plan(micro_batch=1, recompute=recompute, offload=offload, sharding=sharding)  # type: ignore[arg-type]
     job = Training(seq_len=seq_len, global_batch=1, precision="bf16-pure")
-    return train(load_model("llama-3.1-8b"), Cluster.parse("1xrtx-4090"), plan, job, Options(stack=find_stack(stack)))
+    return train(
+        load_model("llama-3.1-8b"), Cluster.parse("1xrtx-4090"), plan, job, TrainingOptions(stack=find_stack(stack))
+    )
 
 
 def test_an_optimizer_on_the_host_leaves_its_state_there() -> None:
@@ -163,7 +165,7 @@ def test_a_search_proposes_what_the_host_can_hold(memory: str) -> None:
     said = ("fits", "device_bytes", "host_short_bytes")
     for row in zip(*(np.array(rows[name]).tolist() for name in (*names, *said)), strict=True):
         plan = Plan(**dict(zip(names, row, strict=False)), offload=("optimizer", "gradients", "parameters"))
-        report = train(model, cluster, plan, job, Options(stack=find_stack("deepspeed")))
+        report = train(model, cluster, plan, job, TrainingOptions(stack=find_stack("deepspeed")))
         assert report.fits == row[-3]
         assert (report.device_bytes, report.verdict.host_short_by_bytes) == pytest.approx(row[-2:])
         fits += row[-3]

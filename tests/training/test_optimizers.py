@@ -14,7 +14,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import OPTIMIZERS, Plan, Settings, Training, find_optimizer, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._update import tensor_bytes
 
 # Bytes of the state tensors of one parameter, without the step's counter and the code tables that all share: torch
@@ -58,7 +58,7 @@ def test_vectors_are_not_factored() -> None:
 
 def optimizer_bytes(name: str, stack: str = "transformers", **job: int) -> float:
     """Return the optimizer state of Llama-3.1-8B on one device."""
-    options = Options(stack=find_stack(stack))
+    options = TrainingOptions(stack=find_stack(stack))
     asked = Training(seq_len=512, global_batch=1, optimizer=name, precision="bf16-pure", **job)
     report = train(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(micro_batch=1), asked, options)
     return report.memory.optimizer
@@ -101,7 +101,7 @@ def test_update_in_backward_frees_gradients() -> None:
     stack = find_stack("transformers")
     model, cluster = load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb")
     asked = Training(seq_len=512, global_batch=2, precision="bf16-pure")
-    early = Options(stack=replace(stack, settings=Settings(updates_in_backward=True)))
+    early = TrainingOptions(stack=replace(stack, settings=Settings(updates_in_backward=True)))
     report = train(model, cluster, Plan(micro_batch=2), asked, early)
     assert report.memory.gradients == 2 * 128256 * 4096
     with pytest.raises(InputError, match="updates_in_backward = True: updates with the gradients of one micro-batch"):
@@ -111,7 +111,7 @@ def test_update_in_backward_frees_gradients() -> None:
 def paged(name: str, on: str = "1xrtx-4090", **job: Any) -> TrainReport:
     """Return Qwen2.5-1.5B trained with an optimizer on a card of 24 GB."""
     asked = Training(**{"seq_len": 512, "global_batch": 1, "optimizer": name, "precision": "bf16-pure"} | job)
-    options = Options(stack=find_stack("transformers"))
+    options = TrainingOptions(stack=find_stack("transformers"))
     return train(load_model("qwen2.5-1.5b"), Cluster.parse(on), Plan(micro_batch=1, recompute="full"), asked, options)
 
 

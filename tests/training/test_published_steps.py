@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, load_model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 # arXiv:2205.05198, table 3 (models and layouts) and table 5 (iteration seconds, A100 80GB, sequences of 2048 tokens):
 # name, layers, hidden, heads, tp, pp, vpp, micro-batch, batch, seconds of full recompute, seconds of the paper's work.
@@ -53,7 +53,7 @@ def _predicted(run: tuple[object, ...], present: bool) -> TrainReport:
     job = Training(seq_len=2048, global_batch=batch, precision="fp16")  # type: ignore[arg-type]
     model = _model(name, layers, hidden, heads)  # type: ignore[arg-type]
     cluster = Cluster.parse(f"{plan.num_devices}xa100-sxm-80gb")
-    return train(model, cluster, plan, job, Options(stack="megatron-scores"))
+    return train(model, cluster, plan, job, TrainingOptions(stack="megatron-scores"))
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
@@ -85,7 +85,7 @@ def test_deepseek_v3_fits_and_takes_what_its_paper_reports() -> None:
     plan = Plan(pp=16, ep=64, dp=128, micro_batch=1, schedule="dualpipe", sharding="zero1", modules=modules)
     job = Training(seq_len=4096, global_batch=15360, token_budget=14.8e12, precision="fp8-moments16")
     cluster = Cluster.parse("2048xh800-sxm-80gb")
-    report = train(load_model("deepseek-v3"), cluster, plan, job, Options(stack=narrow))
+    report = train(load_model("deepseek-v3"), cluster, plan, job, TrainingOptions(stack=narrow))
     assert report.fits
     paper = 2.664e6 / report.device_hours * report.step_seconds
     low, high = report.interval["step_seconds"]
@@ -93,7 +93,7 @@ def test_deepseek_v3_fits_and_takes_what_its_paper_reports() -> None:
     assert report.device_hours == pytest.approx(2.664e6, rel=0.05)
     (left,) = [note for note in report.assumptions if note.startswith("stack hai-llm: the")]
     assert "12 bits" in left
-    wide = train(load_model("deepseek-v3"), cluster, plan, job, Options(stack=base))
+    wide = train(load_model("deepseek-v3"), cluster, plan, job, TrainingOptions(stack=base))
     (missing, _) = [note for note in wide.assumptions if note.startswith("stack hai-llm: the")]
     assert missing.endswith("run has --activation-input-bits 8")
     assert wide.device_bytes > report.device_bytes + 7 * 2**30

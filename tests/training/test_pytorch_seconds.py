@@ -14,7 +14,7 @@ from shardwise.ops.blocks import block_ops, loss
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack
-from shardwise.training import Options, TrainReport, comm, train
+from shardwise.training import TrainingOptions, TrainReport, comm, train
 
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
 JOB = Training(seq_len=2048, global_batch=64)
@@ -26,7 +26,7 @@ ONE = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
 def ask(stack: str, plan: Plan = FSDP, model: str = "llama-2-7b", **changes: Any) -> TrainReport:
     """Return the report of a model under a changed stack."""
-    return train(load_model(model), CLUSTER, plan, JOB, Options(stack=replace(find_stack(stack), **changes)))
+    return train(load_model(model), CLUSTER, plan, JOB, TrainingOptions(stack=replace(find_stack(stack), **changes)))
 
 
 def layout(stack: str, **changes: Any) -> Layout[Any]:
@@ -79,7 +79,7 @@ def test_gradients_are_reduced_in_the_width_of_the_stack() -> None:
     """FSDP that reduces in 16 bits sends half of what it sends in 32."""
     model = load_model("llama-2-7b")
     stacks = [replace(find_stack("fsdp2"), scatter_bytes=b) for b in (0.0, 2.0)]
-    flows = [comm(model, CLUSTER, FSDP, JOB, Options(stack=one)).flows[0] for one in stacks]
+    flows = [comm(model, CLUSTER, FSDP, JOB, TrainingOptions(stack=one)).flows[0] for one in stacks]
     wide, narrow = (sum(f.sent_per_step for f in some if f.message.tensor == "gradients") for some in flows)
     assert narrow == pytest.approx(wide / 2)
 
@@ -90,7 +90,7 @@ def test_a_pipeline_moves_sharded_weights_once_a_step() -> None:
     model, sent = load_model("llama-2-7b"), []
     for keeps in (True, False):
         stack = replace(find_stack("fsdp2"), pipeline_keeps_gathered=keeps)
-        flows = comm(model, CLUSTER, plan, JOB, Options(stack=stack)).flows[0]
+        flows = comm(model, CLUSTER, plan, JOB, TrainingOptions(stack=stack)).flows[0]
         by_tensor = {"weights": 0.0, "gradients": 0.0}
         for flow in flows:
             if flow.message.tensor in by_tensor:
@@ -138,7 +138,9 @@ def test_weights_gathered_in_8_bits_are_half_the_message() -> None:
     stacks = [replace(stack, settings=Settings(fp8_param_gather=stored)) for stored in (False, True)]
     cluster = Cluster.parse("16xh100-sxm-80gb")
     plan = replace(FSDP, dp=16)
-    wide, narrow = (comm(load_model("llama-2-7b"), cluster, plan, job, Options(stack=s)).axes["dp"] for s in stacks)
+    wide, narrow = (
+        comm(load_model("llama-2-7b"), cluster, plan, job, TrainingOptions(stack=s)).axes["dp"] for s in stacks
+    )
     assert narrow.bytes_per_step < wide.bytes_per_step
     assert narrow.hidden_seconds < wide.hidden_seconds
 
@@ -149,7 +151,7 @@ def test_an_optimizer_sharded_in_a_node_keeps_its_weights_off_the_network() -> N
     sent = []
     for shard in (1, 8):
         plan = Plan(dp=64, micro_batch=2, sharding="zero1", shard=shard)
-        found = comm(load_model("llama-2-7b"), cluster, plan, job, Options(stack="internevo"))
+        found = comm(load_model("llama-2-7b"), cluster, plan, job, TrainingOptions(stack="internevo"))
         sent.append(sum(axis.tiers["network"] for axis in found.axes.values()))
         assert found.report.evaluation.step.gradients_hidden > 0
         assert found.report.evaluation.step.parameters_hidden == 0
@@ -162,7 +164,7 @@ def test_owners_that_broadcast_in_turn_pay_for_each_of_them() -> None:
     for nodes in (2, 16, 128, 512):
         plan = Plan(dp=8 * nodes, micro_batch=2, sharding="zero1")
         job, cluster = Training(seq_len=2048, global_batch=64 * nodes), Cluster.parse(f"{8 * nodes}xa100-sxm-80gb")
-        report = train(load_model("llama-2-7b"), cluster, plan, job, Options(stack="internevo"))
+        report = train(load_model("llama-2-7b"), cluster, plan, job, TrainingOptions(stack="internevo"))
         steps.append(report.evaluation.step.parameters_exposed)
     assert steps == sorted(steps)
     assert steps[2] > 2 * steps[0]

@@ -10,7 +10,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 LLAMA, CLUSTER = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
 
@@ -47,7 +47,9 @@ def test_recipes_recompute_modules_before_layers() -> None:
     """Of a model with experts Megatron-Bridge recomputes the modules of its recipes first, the least first."""
     model, cluster = load_model("qwen3-30b-a3b"), Cluster.parse("16xh100-sxm-80gb")
     plan = Plan(ep=8, dp=16, sharding="distributed-optimizer", micro_batch=2, recompute="auto")
-    report = train(model, cluster, plan, Training(seq_len=3584, global_batch=64), Options(stack="megatron-bridge"))
+    report = train(
+        model, cluster, plan, Training(seq_len=3584, global_batch=64), TrainingOptions(stack="megatron-bridge")
+    )
     assert report.fits and report.plan.modules[:1] == ("moe_act",) and report.plan.recompute == "none"
 
 

@@ -14,7 +14,7 @@ from shardwise.models import load_model
 from shardwise.ops import train_flops
 from shardwise.plans import TUNINGS, Plan, Training
 from shardwise.plans.laws import batch_problems, plan_problems
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 LLAMA, GPT2 = load_model("llama-3.1-8b"), load_model("gpt2")
 NODE = Cluster.parse("8xh100-sxm-80gb")
@@ -24,7 +24,7 @@ FSDP = Plan(dp=0, sharding="fsdp")
 def ask(plan: Plan = FSDP, job: Training | None = None, **more: Any) -> TrainReport:
     """Return the report of a plan of Llama 3.1 8B on one node, unless said."""
     model, cluster = more.pop("model", LLAMA), more.pop("cluster", NODE)
-    return train(model, cluster, plan, job or Training(seq_len=4096, global_batch=64), Options(**more))
+    return train(model, cluster, plan, job or Training(seq_len=4096, global_batch=64), TrainingOptions(**more))
 
 
 def problems(*args: Any, **more: Any) -> list[str]:
@@ -258,7 +258,7 @@ def test_stages_that_differ_say_how_far_a_closed_form_is_off() -> None:
             Cluster.parse("4xh100"),
             Plan(pp=4, vpp=2, micro_batch=1, schedule="v-half", stage_layers=sizes),
             Training(seq_len=2048, global_batch=16),
-            Options(stack="zero-bubble"),
+            TrainingOptions(stack="zero-bubble"),
         ).assumptions
         for sizes in ((), (3, 4, 4, 5, 4, 4, 4, 4))
     ]

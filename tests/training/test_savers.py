@@ -10,7 +10,7 @@ from command_line import run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._savers import bundles, flags_of, singles
 
 
@@ -18,7 +18,7 @@ def report(on: str = "1xrtx-4090", stack: str = "transformers", **plan: object) 
     """Return a full fine-tune of Llama-3.1-8B."""
     job = Training(seq_len=2048, global_batch=1)
     whole = Plan(micro_batch=1, **plan)  # type: ignore[arg-type]
-    return train(load_model("llama-3.1-8b"), Cluster.parse(on), whole, job, Options(stack=find_stack(stack)))
+    return train(load_model("llama-3.1-8b"), Cluster.parse(on), whole, job, TrainingOptions(stack=find_stack(stack)))
 
 
 def test_each_saver_does_what_it_says() -> None:
@@ -64,7 +64,7 @@ def test_a_hopeless_full_fine_tune_is_told_what_fits() -> None:
 def test_where_nothing_fits_the_least_is_named() -> None:
     """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
     model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)
-    found = train(model, Cluster.parse("1xrtx-4090"), Plan(micro_batch=1), job, Options(stack="transformers"))
+    found = train(model, Cluster.parse("1xrtx-4090"), Plan(micro_batch=1), job, TrainingOptions(stack="transformers"))
     (one,) = found.proposals
     assert not one.fits
 
@@ -82,7 +82,7 @@ def test_several_micro_batches_take_no_update_in_backward() -> None:
     """With several micro-batches no bundle updates in backward."""
     base = report()
     many = replace(base.job, global_batch=4)
-    found = train(base.case.model, base.case.cluster, base.plan, many, Options(stack=base.case.stack))
+    found = train(base.case.model, base.case.cluster, base.plan, many, TrainingOptions(stack=base.case.stack))
     assert not any("updates_in_backward" in changes for changes in bundles(found))
     assert any("updates_in_backward" in changes for changes in bundles(base))
 
@@ -93,7 +93,7 @@ def test_adapters_are_proposed_to_a_full_fine_tune_and_narrowed_where_they_are()
     assert {"--adapter lora", "--adapter lora --base nf4"} <= {one.flags for one in base.savers}
     assert any("--adapter lora --base nf4" in one.flags for one in base.proposals)
     job = replace(base.job, adapter="lora", adapter_dropout=0.05)
-    tuned = train(base.case.model, base.case.cluster, base.plan, job, Options(stack=base.case.stack))
+    tuned = train(base.case.model, base.case.cluster, base.plan, job, TrainingOptions(stack=base.case.stack))
     found = {one.flags: one for one in tuned.savers}
     assert found["--adapter-precision bf16"].saves and found["--adapter-dropout 0.0"].saves
     assert not any("--adapter lora" in flags for flags in found)

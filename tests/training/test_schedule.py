@@ -23,7 +23,7 @@ from shardwise.training._overlap import over_windows
 from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
-    Run,
+    StageRun,
     _points,
     find_schedule,
     in_flight,
@@ -59,9 +59,9 @@ def stages_of(costs: list[Costs]) -> list[SimulatedStage]:
     return [SimulatedStage(forward=f, backward_input=g, backward_weight=w) for f, g, w in costs]
 
 
-def run_of(count: float, costs: Costs) -> Run[float]:
+def run_of(count: float, costs: Costs) -> StageRun[float]:
     """So many stages of the same cost."""
-    return Run(count=count, forward=costs[0], backward_input=costs[1], backward_weight=costs[2])
+    return StageRun(count=count, forward=costs[0], backward_input=costs[1], backward_weight=costs[2])
 
 
 def closed(schedule: Schedule, costs: list[Costs], shape: PipelineShape[float]) -> PipelineTime[float]:
@@ -239,7 +239,7 @@ def test_columns_equal_numbers(schedule: Schedule, v: int, overlap: bool) -> Non
     plans = [(2.0, 8.0, (1.0, 0.0, 1.0)), (8.0, 16.0, (1.0, 6.0, 1.0))]
     costs = ((1.2, 1.1, 0.9), (1.0, 1.0, 1.0), (0.9, 1.3, 1.2))
     runs = tuple(
-        Run(
+        StageRun(
             count=np.array([counts[i] for _, _, counts in plans]),
             forward=np.full(2, c[0]),
             backward_input=np.full(2, c[1]),
@@ -271,7 +271,7 @@ def test_traced_numbers_equal_numbers(schedule: Schedule, v: int) -> None:
     shape = shape_of(4, 8, v, 0.1)
     number = closed(schedule, [(1, 1, 1)] * 4, shape).total
     with tracing():
-        runs = (Run(count=leaf("p", 4.0), forward=leaf("f", 1.0), backward_input=1.0, backward_weight=1.0),)
+        runs = (StageRun(count=leaf("p", 4.0), forward=leaf("f", 1.0), backward_input=1.0, backward_weight=1.0),)
         traced = pipeline_time(schedule, runs, replace(shape, send=leaf("send", 0.1)))
     assert plain(traced.total) == pytest.approx(number)
 
@@ -334,7 +334,7 @@ PIPES = st.tuples(
 )
 
 
-def runs_of(p: int, costs: list[Costs]) -> tuple[Run[float], ...]:
+def runs_of(p: int, costs: list[Costs]) -> tuple[StageRun[float], ...]:
     """A first stage, a middle and a last stage of their own costs."""
     counts = (1, max(p - 2, 0), min(p - 1, 1))
     return tuple(run_of(float(n), c) for n, c in zip(counts, costs, strict=True))

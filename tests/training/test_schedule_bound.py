@@ -11,21 +11,22 @@ from hypothesis import strategies as st
 
 from laws.helpers import tried
 from shardwise.plans.schedules import RULES
-from shardwise.training.schedules import PipelineShape, Run, least_pipeline_seconds, pipeline_time
+from shardwise.training.schedules import PipelineShape, StageRun, least_pipeline_seconds, pipeline_time
 
 SCHEDULES = tuple(RULES)
 SECONDS = st.floats(0.01, 3.0)
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, schedule: Any) -> tuple[tuple[Run[float], ...], PipelineShape[float]]:
+def pipelines(draw: st.DrawFn, schedule: Any) -> tuple[tuple[StageRun[float], ...], PipelineShape[float]]:
     """Draw runs of stages of any unequal cost, and a shape that the schedule can run."""
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     rules = RULES[schedule]
     if rules.even_stages and sum(counts) % 2:
         counts[0] += 1
     runs = tuple(
-        Run(count=n, forward=draw(SECONDS), backward_input=draw(SECONDS), backward_weight=draw(SECONDS)) for n in counts
+        StageRun(count=n, forward=draw(SECONDS), backward_input=draw(SECONDS), backward_weight=draw(SECONDS))
+        for n in counts
     )
     p = sum(counts)
     chunks = draw(st.sampled_from(rules.chunks_of([1, 2, 3, 4])))

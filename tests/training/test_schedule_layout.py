@@ -7,7 +7,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainReport, comm, train
+from shardwise.training import TrainingOptions, TrainReport, comm, train
 
 JOB = Training(seq_len=1024, global_batch=32)
 V = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -16,7 +16,7 @@ V = ("zb-v", "v-half", "v-min", "dualpipe-v")
 def answer(schedule: str, vpp: int, model: str = "gpt2") -> TrainReport:
     """Four stages of a small model."""
     plan = Plan(pp=4, vpp=vpp, schedule=schedule, stage_layers=(2, 1) * (2 * vpp) if vpp == 2 else (3,) * 4)
-    return train(load_model(model), Cluster.parse("4xh100"), plan, JOB, Options(stack="fsdp2"))
+    return train(load_model(model), Cluster.parse("4xh100"), plan, JOB, TrainingOptions(stack="fsdp2"))
 
 
 @pytest.mark.parametrize("schedule", V)
@@ -28,7 +28,10 @@ def test_the_first_stage_of_a_v_has_both_ends(schedule: str) -> None:
     looped = answer("interleaved", 2)
     table = 50257 * 768
     assert sum(map(sum, _owned(looped))) - sum(map(sum, _owned(found))) == pytest.approx(table, rel=0.01)
-    assert "embedding" not in comm(found.case.model, found.case.cluster, found.plan, JOB, Options(stack="fsdp2")).axes
+    assert (
+        "embedding"
+        not in comm(found.case.model, found.case.cluster, found.plan, JOB, TrainingOptions(stack="fsdp2")).axes
+    )
 
 
 def _owned(report: TrainReport) -> list[tuple[float, ...]]:
@@ -45,7 +48,7 @@ def _owned(report: TrainReport) -> list[tuple[float, ...]]:
 def test_messages_cross_every_border_between_pieces_once_each_way(schedule: str, vpp: int, hops: int) -> None:
     """A micro-batch is sent over each border of pieces on two stages, forward and back: the turn of a V is none."""
     found = answer(schedule, vpp)
-    axes = comm(found.case.model, found.case.cluster, found.plan, JOB, Options(stack="fsdp2")).axes
+    axes = comm(found.case.model, found.case.cluster, found.plan, JOB, TrainingOptions(stack="fsdp2")).axes
     assert axes["pp"].cluster_messages == 2 * hops * 32
 
 

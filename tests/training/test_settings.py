@@ -16,7 +16,7 @@ from shardwise.models import load_model
 from shardwise.ops.blocks import block_ops
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Settings, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 MODEL = load_model("llama-2-7b")
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
@@ -34,7 +34,7 @@ def ask(
 ) -> TrainReport:
     """Return the report of the model under some settings."""
     stack = replace(find_stack("megatron"), settings=Settings(**settings))
-    return train(MODEL, CLUSTER, plan, job, Options(stack=stack, efficiencies=efficiencies or Efficiencies()))
+    return train(MODEL, CLUSTER, plan, job, TrainingOptions(stack=stack, efficiencies=efficiencies or Efficiencies()))
 
 
 def terms(report: TrainReport) -> dict[str, float]:
@@ -95,7 +95,7 @@ def test_dropout_keeps_a_byte_where_it_is(job: dict[str, Any], difference: float
 )
 def test_unfused_attention_keeps_the_masks_of_its_scores(job: dict[str, Any]) -> None:
     """Megatron's unfused attention keeps a mask and a dropped copy of every score: 3 bytes (arXiv:2205.05198)."""
-    options = Options(stack=find_stack("megatron-scores"))
+    options = TrainingOptions(stack=find_stack("megatron-scores"))
     plain, other = (train(MODEL, CLUSTER, PLAN, replace(JOB, precision="bf16", **more), options) for more in ({}, job))
     assert changed(terms(plain), terms(other)) == {"activations": kept(3 * 32 / 2 * T)}
 
@@ -173,7 +173,7 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
     model, plan = plans.get(axis, (MODEL, PLAN))
 
     def run(**options: Any) -> TrainReport:
-        return train(model, CLUSTER, plan, JOB, Options(**options))
+        return train(model, CLUSTER, plan, JOB, TrainingOptions(**options))
 
     plain, alone = run(), run(efficiencies=Efficiencies(exposed_axes=(axis,)))
     together = run(efficiencies=Efficiencies(exposed_axes=("tp", "cp", "ep", "dp", "pp")))
@@ -232,7 +232,7 @@ def test_few_tokens_a_parameter_are_remarked(tokens: float, told: bool) -> None:
 
 def test_nothing_set_changes_nothing() -> None:
     """Settings are off: the default answer is that of the framework, to the byte and the second."""
-    plain = train(MODEL, CLUSTER, PLAN, JOB, Options(stack=find_stack("megatron")))
+    plain = train(MODEL, CLUSTER, PLAN, JOB, TrainingOptions(stack=find_stack("megatron")))
     assert terms(plain) == terms(ask())
     assert (plain.device_bytes, plain.step_seconds) == (ask().device_bytes, ask().step_seconds)
 
@@ -263,7 +263,7 @@ def test_scales_by_row_cost_a_pass_for_the_weight_gradient() -> None:
     stack, cluster = find_stack("fsdp2-compiled"), Cluster.parse("8xh100-sxm-80gb")
     seconds = [
         train(load_model("llama-3-8b"), cluster, plan, job,
-              Options(stack=replace(stack, settings=Settings(fp8_recipe=recipe)))).step_seconds
+              TrainingOptions(stack=replace(stack, settings=Settings(fp8_recipe=recipe)))).step_seconds
         for recipe in ("rowwise", "tensorwise", "")
     ]  # fmt: skip
     assert seconds[1] == seconds[2]

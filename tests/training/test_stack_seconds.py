@@ -13,10 +13,10 @@ from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.op import Op
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
-from shardwise.ops.core import Core, exchange_copies
+from shardwise.ops.core import AttentionCore, exchange_copies
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._overlap import covering_passes
 from shardwise.training._step import axis_seconds
 
@@ -27,7 +27,7 @@ MIXTURE = Plan(pp=4, vpp=2, ep=32, dp=0, micro_batch=1, schedule="interleaved", 
 
 def ask(stack: str, plan: Plan = DENSE, model: str = "llama-3-8b", **changes: Any) -> TrainReport:
     """Return the report of a model on B200 under a changed stack."""
-    options = Options(stack=replace(find_stack(stack), **changes))
+    options = TrainingOptions(stack=replace(find_stack(stack), **changes))
     cluster = Cluster.parse("32xb200-sxm-180gb" if plan.ep == 1 else "128xb200-sxm-180gb")
     return train(load_model(model), cluster, plan, JOB, options)
 
@@ -46,7 +46,7 @@ def test_chunks_of_an_interleaved_pipeline_cover_each_others_gradients() -> None
     plain = Plan(pp=4, dp=0, micro_batch=1, sharding="distributed-optimizer")
     mixed = replace(plain, vpp=2, schedule="interleaved")
     model, cluster, short = load_model("llama-3-8b"), Cluster.parse("32xb200-sxm-180gb"), replace(JOB, seq_len=256)
-    options = Options(stack=find_stack("megatron"))
+    options = TrainingOptions(stack=find_stack("megatron"))
     steps = [train(model, cluster, plan, short, options).evaluation for plan in (plain, mixed)]
     assert [covering_passes(e.sizes, p.schedule) for e, p in zip(steps, (plain, mixed), strict=True)] == [1, 2.5]
     assert steps[1].step.gradients_exposed < steps[0].step.gradients_exposed
@@ -180,7 +180,7 @@ def test_biases_of_experts_are_added_apart_in_megatron() -> None:
 def test_an_exchange_of_heads_copies_each_tensor_twice_on_both_sides(cp: int, kind: str, copies: int | None) -> None:
     """Queries, keys, values and output are sorted by rank before an all-to-all and put in order behind it."""
     y = ask("megatron", replace(DENSE, cp=cp, cp_kind=kind)).evaluation.layout
-    found = exchange_copies(y, Core(heads=8, kv_heads=2, key_dim=128, value_dim=128))
+    found = exchange_copies(y, AttentionCore(heads=8, kv_heads=2, key_dim=128, value_dim=128))
     assert [op.kernels for op in found] == ([] if copies is None else [copies])
     assert all(op.forward_bytes == 4 * 2 * y.tokens * 128 * (8 + 2 + 2 + 8) * (cp > 1) for op in found)
 
@@ -191,7 +191,9 @@ def test_buckets_overlap_all_layers_but_the_first() -> None:
     report = train(model, cluster, Plan(dp=16), Training(seq_len=2048, global_batch=16))
     step, (stage,) = report.evaluation.step, report.evaluation.step.stages
     whole = step.gradients_exposed + step.gradients_hidden
-    alone = train(model, cluster, Plan(dp=16), report.job, Options(overlap=False)).evaluation.step.gradients_exposed
+    alone = train(
+        model, cluster, Plan(dp=16), report.job, TrainingOptions(overlap=False)
+    ).evaluation.step.gradients_exposed
     backward, layers = stage.backward_input + stage.backward_weight, model.num_layers
     assert step.gradients_hidden == pytest.approx(backward * (layers - 1) / layers)
     assert whole > alone > step.gradients_hidden

@@ -173,9 +173,9 @@ def test_hybrid_sharding_reduces_experts_over_their_replicas() -> None:
     mixtral = load_model("mixtral-8x7b")
     plan = Plan(dp=64, ep=2, sharding="hsdp", shard=8, sequence_parallel=False)
     found = evaluated(plan, model=mixtral, overlap=False)
-    assert found.sizes.spans["expert_shard"][-1] * found.sizes.spans["expert_replicate"][-1] == 32
+    assert found.sizes.group_shapes["expert_shard"][-1] * found.sizes.group_shapes["expert_replicate"][-1] == 32
     dense = evaluated(replace(plan, ep=1), model=mixtral, overlap=False)
     for evaluation in (found, dense):
-        assert evaluation.sizes.spans["expert_replicate"][-1] > 1
+        assert evaluation.sizes.group_shapes["expert_replicate"][-1] > 1
     alone = replace(plan, shard=64)
-    assert evaluated(alone, model=mixtral, overlap=False).sizes.spans["expert_replicate"][-1] == 1
+    assert evaluated(alone, model=mixtral, overlap=False).sizes.group_shapes["expert_replicate"][-1] == 1

@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 
 DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
 RUNS = DATA["runs"]
@@ -38,7 +38,7 @@ def _predicted(run: dict[str, Any]) -> TrainReport:
     precision = PRECISION[run["dtype"] or kind]
     job = Training(seq_len=run["seq_len"], global_batch=batch * plan.dp, precision=precision, dropout=False)
     model = model_from_config(DATA["configs"][run["config"]], name=run["config"])
-    return train(model, Cluster.parse(f"{world}xa100-sxm-80gb"), plan, job, Options(stack="transformers"))
+    return train(model, Cluster.parse(f"{world}xa100-sxm-80gb"), plan, job, TrainingOptions(stack="transformers"))
 
 
 def test_all_runs_are_there() -> None:
@@ -71,7 +71,7 @@ def tracked(run: dict[str, Any]) -> TrainReport:
     job = Training(seq_len=run["seq_len"], global_batch=plan.dp * plan.micro_batch,
                    precision="bf16-pure" if run["mode"] == "one" else "amp-bf16")  # fmt: skip
     model = model_from_config(run["config"], name="tracked")
-    return train(model, Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job, Options(stack="transformers"))
+    return train(model, Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job, TrainingOptions(stack="transformers"))
 
 
 @pytest.mark.parametrize("run", TRACKED, ids=lambda run: run["id"])

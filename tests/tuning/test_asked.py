@@ -11,7 +11,7 @@ from command_line import run
 from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.errors import InputError
 from shardwise.plans import find_stack
-from shardwise.training import Options, TrainReport, comm
+from shardwise.training import TrainingOptions, TrainReport, comm
 
 WHERE = ("--on", "rtx-4090", "--seq-len", "512")
 
@@ -144,7 +144,7 @@ def test_deepspeed_runs_the_adapters_it_is_asked_for() -> None:
 def layered(trains: tuple[str, ...], **job: Any) -> TrainReport:
     """Return Llama-3.1-8B on one H100 of which so much trains."""
     asked = Training(seq_len=512, global_batch=1, precision="bf16-pure", trains=trains, **job)
-    options = Options(stack=find_stack("transformers"))
+    options = TrainingOptions(stack=find_stack("transformers"))
     return train(load_model("llama-3.1-8b"), Cluster.parse("1xh100-sxm-80gb"), Plan(micro_batch=1), asked, options)
 
 

@@ -14,7 +14,7 @@ from shardwise.ledger.op import Op, Tensor
 from shardwise.ledger.saved import Checkpoint, keep
 from shardwise.ops.layout import memory_op
 from shardwise.plans import OBJECTIVES
-from shardwise.training import Options, TrainReport
+from shardwise.training import TrainingOptions, TrainReport
 
 MODEL = "llama-3.2-1b"
 ADAPTERS = {"adapter": "lora", "rank": 16}
@@ -24,7 +24,7 @@ def trained(plan: dict[str, Any] | None = None, stack: str = "transformers", **j
     """One device, one micro-batch of two samples."""
     asked = Training(seq_len=512, global_batch=2, **job)
     where = Cluster.parse("1xh100-sxm-80gb")
-    return train(load_model(MODEL), where, Plan(micro_batch=2, **(plan or {})), asked, Options(stack=stack))
+    return train(load_model(MODEL), where, Plan(micro_batch=2, **(plan or {})), asked, TrainingOptions(stack=stack))
 
 
 def test_a_preference_is_two_sequences() -> None:
@@ -32,7 +32,7 @@ def test_a_preference_is_two_sequences() -> None:
     pair = trained(method="dpo", **ADAPTERS)
     where = Cluster.parse("1xh100-sxm-80gb")
     four = Training(seq_len=512, global_batch=4, **ADAPTERS)  # type: ignore[arg-type]
-    plain = train(load_model(MODEL), where, Plan(micro_batch=4), four, Options(stack="transformers"))
+    plain = train(load_model(MODEL), where, Plan(micro_batch=4), four, TrainingOptions(stack="transformers"))
     assert pair.memory.activations == plain.memory.activations
     assert pair.job.tokens_per_step == plain.job.tokens_per_step
     (scoring, update) = pair.phases
@@ -92,7 +92,9 @@ def test_an_engine_takes_memory_where_it_is() -> None:
         stack = replace(base, settings=settings)
         job = Training(seq_len=512, global_batch=2, method="grpo", **ADAPTERS)  # type: ignore[arg-type]
         where = Cluster.parse("1xh100-sxm-80gb")
-        held[place] = train(load_model(MODEL), where, Plan(micro_batch=2), job, Options(stack=stack)).device_bytes
+        held[place] = train(
+            load_model(MODEL), where, Plan(micro_batch=2), job, TrainingOptions(stack=stack)
+        ).device_bytes
     assert held["awake"] - held["apart"] == pytest.approx(24e9)
     assert held["asleep"] - held["apart"] == pytest.approx(700 * 2**20)
 

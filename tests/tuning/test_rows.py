@@ -14,7 +14,7 @@ from shardwise.measured._training_plan import _micro_batch, effort_of, optimizer
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack, tuning_of
-from shardwise.training import Options, train
+from shardwise.training import TrainingOptions, train
 
 LLAMA = Model.load("llama-3.2-3b")
 
@@ -89,7 +89,9 @@ def test_samples_of_many_lengths_reserve_the_loss_of_the_longest_again() -> None
     notes = "variable length (tokens of the data set 3234.4 +- 2547.5, min 91)"
     for tokens, full in ((2048, False), (24576, True)):
         job = Training(seq_len=tokens, global_batch=4, adapter="lora")
-        report = train(LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, Options(stack="ms-swift"))
+        report = train(
+            LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, TrainingOptions(stack="ms-swift")
+        )
         (memory,) = report.evaluation.memory
         cells = {"seq_len": str(tokens), "memory_kind": "reserved"}
         even, many = (peak_memory(row(**cells, notes=said), report) for said in ("", notes))
@@ -100,7 +102,9 @@ def test_samples_of_many_lengths_reserve_the_loss_of_the_longest_again() -> None
 def test_memory_of_an_unstated_kind_is_what_the_device_shows() -> None:
     """The context of the driver is beside what the allocator reserves, unless a row says reserved."""
     job = Training(seq_len=2048, global_batch=4, adapter="lora")
-    report = train(LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, Options(stack="llama-factory"))
+    report = train(
+        LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(recompute="full"), job, TrainingOptions(stack="llama-factory")
+    )
     shown, same, held = (
         peak_memory(row(memory_kind=kind), report) for kind in ("unspecified", "nvidia_smi", "reserved")
     )

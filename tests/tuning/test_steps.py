@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import model_from_config
 from shardwise.plans import Plan, Training
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from tuning.helpers import golden
 
 TARGETS = {"qv": ("q", "v"), "all": ("attention", "mlp"), "saved": ("attention", "mlp")}
@@ -34,7 +34,7 @@ def stepped(run: dict[str, Any]) -> TrainReport:
     )
     model = model_from_config(golden("steps")["configs"][run["model"]], name=run["model"])
     plan = Plan(micro_batch=run["B"], recompute="full" if run["recompute"] else "none")
-    return train(model, Cluster.parse("1xa100-sxm-80gb"), plan, job, Options(stack="transformers"))
+    return train(model, Cluster.parse("1xa100-sxm-80gb"), plan, job, TrainingOptions(stack="transformers"))
 
 
 def named(run: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from shardwise.answers._described import describe
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.training._comm import Axis, CommReport
+from shardwise.training._comm import AxisMessages, CommReport
 from shardwise.training._layer_tables import LayerRow, LayerTable
 from shardwise.training._report import CATEGORIES
 from shardwise.training._traffic import Flow
@@ -170,7 +170,7 @@ def _busiest(page: Page, found: CommReport) -> None:
     )
 
 
-def _axis(page: Page, found: CommReport, axis: Axis, everything: bool) -> None:
+def _axis(page: Page, found: CommReport, axis: AxisMessages, everything: bool) -> None:
     title = f"{axis.num_groups:,} groups of {axis.size}" if axis.num_groups > 1 else f"one group of {axis.size}"
     _head(page, axis.name.upper(), f"{axis.title}: {title}")
     tiers = [f"{show_bytes(amount)} over {tier}" for tier, amount in axis.tiers.items() if amount]

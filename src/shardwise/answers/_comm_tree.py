@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers._answer import whole_bytes
 from shardwise.answers._train_tree import cluster_tree, stage_tree
-from shardwise.training._comm import Axis, CommReport
+from shardwise.training._comm import AxisMessages, CommReport
 from shardwise.training._layer_tables import LayerTable
 from shardwise.training._traffic import Flow, Message
 
@@ -73,7 +73,7 @@ def total_tree(found: CommReport) -> dict[str, Any]:
     }
 
 
-def _cluster(axis: Axis) -> dict[str, float]:
+def _cluster(axis: AxisMessages) -> dict[str, float]:
     return {
         "messages_per_step": axis.cluster_messages,
         "bytes_per_step": axis.cluster_bytes,
@@ -81,7 +81,7 @@ def _cluster(axis: Axis) -> dict[str, float]:
     }
 
 
-def _axis(found: CommReport, axis: Axis) -> dict[str, Any]:
+def _axis(found: CommReport, axis: AxisMessages) -> dict[str, Any]:
     names = ("title", "size", "num_groups", "messages_per_micro_batch", "messages_per_step", "bytes_per_step")
     more = ("sent_bytes_per_step", "exposed_seconds", "hidden_seconds", "tiers")
     runs = found.report.evaluation.stages

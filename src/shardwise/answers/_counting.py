@@ -25,11 +25,11 @@ from shardwise.ops import (
     prediction_parameters,
     train_flops,
 )
-from shardwise.ops.count import Line, lines
+from shardwise.ops.count import PartOps, lines
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, messages
-from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, spans, tuning_of
+from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, group_shapes, tuning_of
 from shardwise.plans.laws import plan_problems
 from shardwise.records import dataclass
 from shardwise.training._blocks import checkpoints
@@ -210,14 +210,16 @@ class CountReport:
             node_busy=self.cluster.num_devices > 1,
         )
         network = network_of(self.cluster, self.efficiencies)
-        return CostModel(rates=rates, network=network, spans=spans(self.plan, [t.size for t in self.cluster.tiers]))
+        return CostModel(
+            rates=rates, network=network, group_shapes=group_shapes(self.plan, [t.size for t in self.cluster.tiers])
+        )
 
     @cached_property
     def parts(self) -> tuple[CountPart, ...]:
         """The operators of one rank, in the order of the model."""
         return tuple(self._part(line) for line in lines(self.model, self.layout))
 
-    def _part(self, line: Line) -> CountPart:
+    def _part(self, line: PartOps) -> CountPart:
         units = checkpoints(self.counting.recompute, ()) if line.block else ()
         ops = flow(line.ops, line.part != "embedding").ops if self.tuning else line.ops
         kept = {t.name for t in keep(ops, units).kept}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.plans import DEGREES, Plan, spans
+from shardwise.plans import DEGREES, Plan, group_shapes
 from shardwise.units import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ def placed_words(place: dict[str, int]) -> str:
 
 def tiers_words(report: TrainReport | InferReport) -> list[str]:
     """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
-    placed, domains, tiers = spans(report.plan, report.case.domains), report.case.domains, report.case.cluster.tiers
+    placed, domains, tiers = (
+        group_shapes(report.plan, report.case.domains),
+        report.case.domains,
+        report.case.cluster.tiers,
+    )
     said = []
     for i, size in enumerate(domains[:-1]):
         if size >= report.plan.num_devices:
@@ -49,7 +53,7 @@ def tiers_words(report: TrainReport | InferReport) -> list[str]:
 
 def placement(report: TrainReport | InferReport) -> dict[str, int]:
     """Return how many ranks of each axis share a domain of the fastest tier, those above one."""
-    placed = spans(report.plan, report.case.domains)
+    placed = group_shapes(report.plan, report.case.domains)
     return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
 
 

@@ -14,7 +14,7 @@ from shardwise.answers._files import command_words
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._infer import ask
 from shardwise.answers._inputs import Inputs
-from shardwise.answers._opened import A_COUNT, Opened, opened, show_value, unit_of
+from shardwise.answers._opened import A_COUNT, ExplainedNumber, opened, show_value, unit_of
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.errors import InputError, Problem
@@ -38,10 +38,10 @@ UNITS = {
 _SERVING = ("ttft", "tpot", "request", "kv_cache")
 
 
-def _root(inputs: Inputs, what: str) -> Opened:
+def _root(inputs: Inputs, what: str) -> ExplainedNumber:
     if what in _SERVING or (what == "memory" and _serves(inputs)):
-        return Opened(ask(inputs).explain(what), UNITS[what])
-    return Opened(_train.ask(inputs).explain(what), UNITS[what])
+        return ExplainedNumber(ask(inputs).explain(what), UNITS[what])
+    return ExplainedNumber(_train.ask(inputs).explain(what), UNITS[what])
 
 
 def _serves(inputs: Inputs) -> bool:
@@ -76,7 +76,7 @@ _MOST_ROWS = 12
 _A_NAME = 50
 
 
-def follow(root: Opened, path: str) -> Opened:
+def follow(root: ExplainedNumber, path: str) -> ExplainedNumber:
     """Return the number that a path of names, or of places from 1, leads to; raises `InputError` where it does not."""
     at, rest = root, path.strip("/ ")
     while rest:
@@ -90,19 +90,19 @@ def follow(root: Opened, path: str) -> Opened:
     return at
 
 
-def _below(at: Opened) -> list[Opened]:
+def _below(at: ExplainedNumber) -> list[ExplainedNumber]:
     """Return what a number opens to: its parts, or the named numbers of its formula."""
     found = parts(at.node)
     if not at.node.op:
         return []
     if not found:
-        below = [Opened(o, unit_of(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
+        below = [ExplainedNumber(o, unit_of(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
     else:
         below = [opened(at, part) for part in found if part.node is not None]
     return [replace(b, places=(*at.places, place)) for place, b in enumerate(below, 1)]
 
 
-def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
+def _step(below: Sequence[ExplainedNumber], path: str) -> tuple[ExplainedNumber | None, str]:
     """Return the number that a path starts with, and the rest of the path; the longest name wins, then a place."""
     lower = path.lower()
     for one in sorted(below, key=lambda b: -len(b.path[-1])):
@@ -116,7 +116,7 @@ def _step(below: Sequence[Opened], path: str) -> tuple[Opened | None, str]:
     return None, path
 
 
-def explain_tree(at: Opened, depth: int) -> dict[str, Any]:
+def explain_tree(at: ExplainedNumber, depth: int) -> dict[str, Any]:
     """Return a number as a tree: the amounts of its parts are in its own unit and add up to its value.
 
     A number that is no sum has no parts but `where`, the named numbers of its formula.
@@ -142,7 +142,7 @@ def _term(term: Any) -> dict[str, Any]:
     return {"name": _short(formula(term, False), _LONGEST_FORMULA), "value": float(plain(term))}
 
 
-def _part(at: Opened, part: Part, depth: int) -> dict[str, Any]:
+def _part(at: ExplainedNumber, part: Part, depth: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "label": _short(part.label, _LONGEST_FORMULA),
         "amount": part.amount,
@@ -156,7 +156,7 @@ def _part(at: Opened, part: Part, depth: int) -> dict[str, Any]:
     return row
 
 
-def explain_page(at: Opened, what: str, depth: int, words: Sequence[str], width: int = 80) -> Page:
+def explain_page(at: ExplainedNumber, what: str, depth: int, words: Sequence[str], width: int = 80) -> Page:
     """Return a number opened to a depth as a page; shares are of the number at the top."""
     page = Page(width)
     name = " / ".join(_short(step, _A_NAME) for step in at.path) or at.node.name
@@ -179,13 +179,13 @@ def explain_page(at: Opened, what: str, depth: int, words: Sequence[str], width:
     return page
 
 
-def _ratio(page: Page, at: Opened) -> None:
+def _ratio(page: Page, at: ExplainedNumber) -> None:
     terms = ratio(at.node)
     for word, term in zip(("numerator", "denominator"), terms or (), strict=False):
         page.note(f"{word}: {_short(formula(term, False), 100)} = {float(plain(term)):.6g}")
 
 
-def _where(page: Page, at: Opened) -> None:
+def _where(page: Page, at: ExplainedNumber) -> None:
     """Append the named numbers of a formula, or that the number is an input."""
     found = operands(at.node) if at.node.op else []
     if not found:
@@ -216,7 +216,7 @@ class _Scale:
         return abs(part.times) >= A_COUNT
 
 
-def _rows(page: Page, at: Opened, rows: Sequence[Part], scale: _Scale) -> None:
+def _rows(page: Page, at: ExplainedNumber, rows: Sequence[Part], scale: _Scale) -> None:
     said: set[tuple[object, ...]] = set()
     for part in rows[:_MOST_ROWS]:
         amount = part.amount * scale.factor

@@ -12,7 +12,7 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.errors import InputError
-from shardwise.formats import Imported, Launched, Reading, import_server, starts_server
+from shardwise.formats import Imported, Launched, ReadArgument, import_server, starts_server
 from shardwise.models import Model
 from shardwise.ops.count import count_parameters
 from shardwise.plans import Plan, Training, find_stack
@@ -70,7 +70,7 @@ def _checked(case: Imported | Launched) -> dict[str, Any]:
 def _readings(case: Imported | Launched) -> dict[str, Any]:
     """Return what became of every word of a file."""
 
-    def listed(readings: Sequence[Reading]) -> list[dict[str, object]]:
+    def listed(readings: Sequence[ReadArgument]) -> list[dict[str, object]]:
         return [{**asdict(reading), "value": _plain(reading.value)} for reading in readings]
 
     return {

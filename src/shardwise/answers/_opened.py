@@ -15,7 +15,7 @@ A_COUNT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ExplainedNumber:
     """A number being explained: how often it counts, its unit, and the names that lead to it.
 
     `places` is the same path in places from 1.
@@ -50,12 +50,12 @@ def show_value(value: float, unit: str) -> str:
     return show_bytes(value) if unit == "bytes" else f"{value:.6g}"
 
 
-def opened(at: Opened, part: Part) -> Opened:
+def opened(at: ExplainedNumber, part: Part) -> ExplainedNumber:
     """Return what a part of a number opens to."""
     # Once divided by a rate, what is below is no longer in the unit of its parent.
     node = cast(Traced, part.node)
     unit = unit_of(node.unit) or (at.unit if abs(part.times) >= A_COUNT else "")
-    return Opened(node, unit, at.times * part.times, (*at.path, part.label))
+    return ExplainedNumber(node, unit, at.times * part.times, (*at.path, part.label))
 
 
 def unit_of(word: str) -> str:
@@ -67,6 +67,6 @@ def unit_of(word: str) -> str:
     return {"s": "seconds", "B": "bytes"}.get(word, word)
 
 
-def below_of(at: Opened) -> list[tuple[Part, Opened | None]]:
+def below_of(at: ExplainedNumber) -> list[tuple[Part, ExplainedNumber | None]]:
     """Return the parts of a number, each with what it opens to."""
     return [(part, opened(at, part) if part.node is not None else None) for part in parts(at.node)]

@@ -13,7 +13,7 @@ from typing import TextIO, TypeAlias
 
 from shardwise.records import dataclass
 
-Span: TypeAlias = tuple[str, str]
+StyledText: TypeAlias = tuple[str, str]
 MARGIN = 10
 _NARROWEST = 12
 FULL, DARK, MEDIUM, LIGHT, DOT = "\u2588", "\u2593", "\u2592", "\u2591", "\u00b7"
@@ -49,14 +49,14 @@ class Page:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.lines: list[list[Span]] = []
+        self.lines: list[list[StyledText]] = []
 
     @property
     def body(self) -> int:
         """Columns to the right of the labels."""
         return self.width - MARGIN
 
-    def add(self, *spans: Span) -> None:
+    def add(self, *spans: StyledText) -> None:
         """Append one line of spans as they are."""
         self.lines.append(list(spans))
 
@@ -154,7 +154,7 @@ def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str
     return zip_longest(*pieces, fillvalue="")
 
 
-def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Span]:
+def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[StyledText]:
     """Return the spans of a bar; ends are rounded one after another, so that the bar is as long as its sum.
 
     >>> cells_of([Segment("a", 1, "#", ""), Segment("b", 1, "=", "")], 4, 8)

@@ -62,14 +62,14 @@ _PAGE = """<!DOCTYPE html>
 
 
 @dataclass(frozen=True, slots=True)
-class Paper:
+class Canvas:
     """What is drawn on: a size by name, and whether it is dark."""
 
     size: str = "page"
     dark: bool = False
 
 
-_PAPERS = [Paper()]
+_PAPERS = [Canvas()]
 # What is neutral in the light, and its like in the dark, with the one colour that is lost there; texts within coloured
 # bars stay as they are.
 _DARK = {
@@ -86,7 +86,7 @@ ON_LIGHT, ON_DARK = "#000000", "#fefefe"
 
 
 @contextmanager
-def styled(paper: Paper = Paper()) -> Iterator[None]:  # noqa: B008 (frozen)
+def styled(paper: Canvas = Canvas()) -> Iterator[None]:  # noqa: B008 (frozen)
     """Draw and save in the style of this project on some paper, whatever the settings of the user are."""
     import matplotlib
 
@@ -103,7 +103,7 @@ def styled(paper: Paper = Paper()) -> Iterator[None]:  # noqa: B008 (frozen)
 def paper_width() -> float:
     """Return inches of what is drawn on.
 
-    >>> with styled(Paper("column")):
+    >>> with styled(Canvas("column")):
     ...     paper_width()
     3.5
     """

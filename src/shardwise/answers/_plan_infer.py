@@ -20,7 +20,7 @@ from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._several import on_devices, order_of
 from shardwise.errors import InputError
-from shardwise.search import ServingResult, Tie, runners_up, tokens_per_second_per_gpu
+from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
 
@@ -266,7 +266,7 @@ def _best(page: Page, found: ServingResult) -> None:
     explain_ties(page, found.options.serving_headline)
 
 
-def _formats(first: ServingCase, tie: Tie[ServingCase]) -> list[str]:
+def _formats(first: ServingCase, tie: TiedPlan[ServingCase]) -> list[str]:
     """Return what else differs between a deployment and one that ties with it: batch, formats, engine."""
     one = tie.case
     said = [f"batch {one.job.batch}"] if one.job.batch != first.job.batch else []

@@ -13,7 +13,7 @@ from shardwise.answers._page import Page, assumptions, command_lines, show_chanc
 from shardwise.cost import spreads, tie_factor
 from shardwise.errors import Problem
 from shardwise.plans import DEGREES, Plan
-from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, Tie, runners_up
+from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ _NAMED, _NEAREST = 8, 5
 _TIED = [name for name in DEGREES if name != "vpp"]
 
 
-def ties_line(page: Page, ties: Sequence[Tie[Any]], more: Callable[[Tie[Any]], list[str]]) -> None:
+def ties_line(page: Page, ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPlan[Any]], list[str]]) -> None:
     """Append which plans tie with one, each by its degrees, `more` words and how far it is predicted to be behind."""
     if not ties:
         return
@@ -274,7 +274,7 @@ def _degrees(plan: Plan) -> list[str]:
     return [f"{name} {getattr(plan, name)}" for name in _TIED if getattr(plan, name) > 1] or ["one device"]
 
 
-def _ranges(ties: Sequence[Tie[Any]], more: Callable[[Tie[Any]], list[str]]) -> Iterator[str]:
+def _ranges(ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPlan[Any]], list[str]]) -> Iterator[str]:
     """Yield the range of each degree of some ties, then the other words that are said of them."""
     for name in _TIED:
         least, most = (pick(getattr(tie.plan, name) for tie in ties) for pick in (min, max))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.answers._page import Page
-    from shardwise.answers._paper import Paper
+    from shardwise.answers._paper import Canvas
     from shardwise.answers._roofline_points import Roofline
     from shardwise.search import LoadResult, ServingResult, TrainingResult
     from shardwise.serving import InferReport
@@ -69,13 +69,13 @@ def figure_of(answer: Drawn) -> Figure:
     return plan_figure(answer)
 
 
-def paper_of(size: str, dark: bool) -> Paper:
+def paper_of(size: str, dark: bool) -> Canvas:
     """Return what to draw on; raises `InputError` for a size that is not known."""
-    from shardwise.answers._paper import SIZES, Paper
+    from shardwise.answers._paper import SIZES, Canvas
 
     if size not in SIZES:
         raise InputError([Problem("size", size, "is not a size of pictures", "use one of " + ", ".join(SIZES))])
-    return Paper(size, bool(dark))
+    return Canvas(size, bool(dark))
 
 
 def plot(

@@ -36,7 +36,7 @@ AXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BarStyle:
     """How one part of a bar looks: its label and colour, and whether it is hatched."""
 
     label: str
@@ -166,7 +166,7 @@ def ink_on(colour: str) -> str:
 
 
 def stack(
-    axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit, most: float, wide: float = 1.0
+    axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit: Unit, most: float, wide: float = 1.0
 ) -> None:
     """Draw stacked bars from the top down, with values in the parts that are wide enough, and whiskers.
 
@@ -189,7 +189,7 @@ def stack(
     axes.spines["left"].set_visible(False)
 
 
-def _part(axes: Axes, place: tuple[int, float, float, float], look: Look, unit: Unit, most: float) -> None:
+def _part(axes: Axes, place: tuple[int, float, float, float], look: BarStyle, unit: Unit, most: float) -> None:
     """Draw one part; `most` is what an axis as wide as the page would show."""
     row, at, amount, crossed = place
     edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
@@ -236,7 +236,7 @@ def _whisker(axes: Axes, row: int, bar: Bar, unit: Unit) -> None:
     axes.errorbar(end, row + 0.4, xerr=reach, fmt="|", color=INK, capsize=2.5, linewidth=1.0, markersize=5, zorder=5)
 
 
-def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, Look], unit: Unit) -> None:
+def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit: Unit) -> None:
     """Put the parts that occur below a panel, with their amounts and shares where there is one bar."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

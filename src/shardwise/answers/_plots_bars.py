@@ -10,7 +10,7 @@ from shardwise.answers._paper import PALE, RED
 from shardwise.answers._plots import (
     AXES,
     Bar,
-    Look,
+    BarStyle,
     Unit,
     bytes_unit,
     columns_of,
@@ -37,40 +37,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEMORY = {
-    "weights": Look("weights", "#0072B2"),
-    "gradients": Look("gradients", "#56B4E9"),
-    "optimizer": Look("optimizer state", "#332288"),
-    "buffers": Look("gathered weights", "#88CCEE"),
-    "activations": Look("activations", "#009E73"),
-    "logits": Look("logits and loss", "#E69F00"),
-    "recomputed": Look("recomputed layer", "#117733"),
-    "temporaries": Look("temporaries", "#F0E442"),
-    "allocator": Look("allocator reserve", "#BBBBBB"),
-    "context": Look("context, communicators", "#888888"),
+    "weights": BarStyle("weights", "#0072B2"),
+    "gradients": BarStyle("gradients", "#56B4E9"),
+    "optimizer": BarStyle("optimizer state", "#332288"),
+    "buffers": BarStyle("gathered weights", "#88CCEE"),
+    "activations": BarStyle("activations", "#009E73"),
+    "logits": BarStyle("logits and loss", "#E69F00"),
+    "recomputed": BarStyle("recomputed layer", "#117733"),
+    "temporaries": BarStyle("temporaries", "#F0E442"),
+    "allocator": BarStyle("allocator reserve", "#BBBBBB"),
+    "context": BarStyle("context, communicators", "#888888"),
 }
 SERVED = {
-    "weights": Look("weights", "#0072B2"),
-    "kv_cache": Look("key-value cache of the batch", "#009E73"),
-    "working": Look("activations or sampling", "#E69F00"),
-    "context": Look("context", "#888888"),
-    "communicators": Look("communicators", "#BBBBBB"),
+    "weights": BarStyle("weights", "#0072B2"),
+    "kv_cache": BarStyle("key-value cache of the batch", "#009E73"),
+    "working": BarStyle("activations or sampling", "#E69F00"),
+    "context": BarStyle("context", "#888888"),
+    "communicators": BarStyle("communicators", "#BBBBBB"),
 }
 TIME = {
-    "compute": Look("forward and backward", "#0072B2"),
-    "recompute": Look("recompute", "#56B4E9"),
-    **{f"exposed {a}": Look(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
-    "bubble": Look("pipeline bubble", PALE),
-    "optimizer": Look("optimizer step", "#332288"),
-    "overhead": Look("overhead of the framework", "#888888"),
+    "compute": BarStyle("forward and backward", "#0072B2"),
+    "recompute": BarStyle("recompute", "#56B4E9"),
+    **{f"exposed {a}": BarStyle(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
+    "bubble": BarStyle("pipeline bubble", PALE),
+    "optimizer": BarStyle("optimizer step", "#332288"),
+    "overhead": BarStyle("overhead of the framework", "#888888"),
 }
-HIDDEN = {a: Look(f"overlapped: {label}", colour, "////") for a, (label, colour) in AXES.items()}
+HIDDEN = {a: BarStyle(f"overlapped: {label}", colour, "////") for a, (label, colour) in AXES.items()}
 PHASE = {
-    "products": Look("GEMMs", "#0072B2"),
-    "attention": Look("attention and cache", "#009E73"),
-    "ends": Look("embedding, head, sampling", "#F0E442"),
-    "small": Look("norms and element-wise", "#88CCEE"),
-    **{f"exposed {a}": Look(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
-    "overhead": Look("host work of a step", "#888888"),
+    "products": BarStyle("GEMMs", "#0072B2"),
+    "attention": BarStyle("attention and cache", "#009E73"),
+    "ends": BarStyle("embedding, head, sampling", "#F0E442"),
+    "small": BarStyle("norms and element-wise", "#88CCEE"),
+    **{f"exposed {a}": BarStyle(f"exposed: {label}", colour) for a, (label, colour) in AXES.items()},
+    "overhead": BarStyle("host work of a step", "#888888"),
 }
 _ROOM = 1.13
 
@@ -122,7 +122,7 @@ def _reach(bars: Sequence[Bar]) -> float:
     return _ROOM * max(max(bar.length, bar.high) for bar in bars)
 
 
-def _panel(axes: Axes, title: str, bars: Sequence[Bar], looks: Mapping[str, Look], scale: _BarScale) -> None:
+def _panel(axes: Axes, title: str, bars: Sequence[Bar], looks: Mapping[str, BarStyle], scale: _BarScale) -> None:
     """Draw bars with their totals."""
     unit, most = scale.unit, scale.most
     stack(axes, bars, looks, unit, most)
@@ -139,7 +139,7 @@ class _Limit:
     text: str
 
 
-def _memory_panel(axes: Axes, bars: Sequence[Bar], limits: Sequence[_Limit], looks: Mapping[str, Look]) -> None:
+def _memory_panel(axes: Axes, bars: Sequence[Bar], limits: Sequence[_Limit], looks: Mapping[str, BarStyle]) -> None:
     """Draw bars of memory with their limit: one line where it is the same for all, else one for each bar."""
     unit = bytes_unit()
     furthest = max(_reach(bars), *(_ROOM * x.bytes for x in limits))
@@ -170,7 +170,7 @@ def _time_panels(axes: Sequence[Axes], bars: Sequence[Bar], hidden: Sequence[Bar
         legend(axes[1], shown, HIDDEN, scale.unit)
 
 
-def _height(bars: Sequence[Bar], looks: Mapping[str, Look]) -> float:
+def _height(bars: Sequence[Bar], looks: Mapping[str, BarStyle]) -> float:
     """Return the inches of a panel: its bars, and its legend of three columns."""
     shown = 1 + sum(any(bar.parts.get(key, 0.0) > 0 for bar in bars) for key in looks)
     return 0.75 + 0.33 * len(bars) + 0.16 * -(-shown // columns_of(bars))

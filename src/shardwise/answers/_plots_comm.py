@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.training._comm import CommReport
-    from shardwise.training._wires import NodePairs
+    from shardwise.training._wires import NodeTraffic
 
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
@@ -55,7 +55,7 @@ def _nothing(axes: Axes, found: CommReport) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=9)
 
 
-def _binned(pairs: NodePairs, num_nodes: int) -> tuple[Any, int]:
+def _binned(pairs: NodeTraffic, num_nodes: int) -> tuple[Any, int]:
     """Return bytes from nodes to other nodes as a matrix of few cells, and the nodes of a cell's side."""
     import numpy
 

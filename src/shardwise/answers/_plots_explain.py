@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._opened import Opened, below_of, show_value
+from shardwise.answers._opened import ExplainedNumber, below_of, show_value
 from shardwise.answers._paper import paper_width
 from shardwise.answers._plots import head_height, header, ink_on, wrapped
 from shardwise.records import dataclass
@@ -37,7 +37,7 @@ class Piece:
     colour: str
 
 
-def pieces(at: Opened, depth: int) -> list[Piece]:
+def pieces(at: ExplainedNumber, depth: int) -> list[Piece]:
     """Return the rectangles of a number opened to a depth; those of a level lie below what they add up to.
 
     What is taken off again is left out, and the parts beside it are narrower by as much. Parts too narrow to see are
@@ -46,11 +46,11 @@ def pieces(at: Opened, depth: int) -> list[Piece]:
     return [Piece(0, 0.0, 1.0, _name(at), at.value, _REST), *_drawn(at, depth, (1, 0.0, 1.0), "")]
 
 
-def _name(at: Opened) -> str:
+def _name(at: ExplainedNumber) -> str:
     return at.path[-1] if at.path else at.node.name
 
 
-def _drawn(at: Opened, depth: int, place: tuple[int, float, float], colour: str) -> Iterator[Piece]:
+def _drawn(at: ExplainedNumber, depth: int, place: tuple[int, float, float], colour: str) -> Iterator[Piece]:
     level, start, room = place
     if level > depth or not at.value:
         return
@@ -75,7 +75,7 @@ def _drawn(at: Opened, depth: int, place: tuple[int, float, float], colour: str)
         yield Piece(level, start, rest, "smaller parts", rest / room * whole * abs(at.times), _REST)
 
 
-def explain_figure(at: Opened, what: str, depth: int) -> Figure:
+def explain_figure(at: ExplainedNumber, what: str, depth: int) -> Figure:
     """Return the icicle of a number of an answer, the number itself at the top."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -11,7 +11,7 @@ from shardwise.answers._paper import GREY, INK, RED, fitting, narrow, paper_widt
 from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,
-    Look,
+    BarStyle,
     Unit,
     bytes_unit,
     head_height,
@@ -221,7 +221,7 @@ def _row_name(place: int, report: TrainReport) -> str:
     return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 20 if narrow() else 34)[:3])
 
 
-def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, Look], columns: int = 2) -> None:
+def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, BarStyle], columns: int = 2) -> None:
     """Put the names of the parts that occur below a panel of half the page's width, and what whiskers are."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -12,7 +12,7 @@ from shardwise.answers._described import describe
 from shardwise.answers._paper import GREY, INK, PALE, RED, narrow, paper_width
 from shardwise.answers._plots import (
     Bar,
-    Look,
+    BarStyle,
     bytes_unit,
     head_height,
     header,
@@ -170,16 +170,16 @@ _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 BLUE, ORANGE, GREEN, PINK = (colour for colour, _ in SERIES[:4])
 _WAITED = ("#882255", "#AA4499", "#CC79A7", "#DDCC77")
 _CAUSES = {
-    **{word: Look(word, colour) for word, colour in zip(WAITS, _WAITED, strict=True)},
-    OWN_PROMPT: Look(OWN_PROMPT, "#0072B2"),
-    MATES: Look(MATES, "#56B4E9"),
-    "transfer of the cache": Look("transfer of the cache", "#44AA99"),
-    "joining the decode pool": Look("joining the decode pool", "#117733"),
-    OWN_DECODE: Look(OWN_DECODE, "#009E73"),
-    BATCH: Look(BATCH, "#999933"),
-    PROMPTS: Look(PROMPTS, "#E69F00"),
-    OTHERS: Look(OTHERS, "#D55E00"),
-    LOST: Look(LOST, "#b2182b"),
+    **{word: BarStyle(word, colour) for word, colour in zip(WAITS, _WAITED, strict=True)},
+    OWN_PROMPT: BarStyle(OWN_PROMPT, "#0072B2"),
+    MATES: BarStyle(MATES, "#56B4E9"),
+    "transfer of the cache": BarStyle("transfer of the cache", "#44AA99"),
+    "joining the decode pool": BarStyle("joining the decode pool", "#117733"),
+    OWN_DECODE: BarStyle(OWN_DECODE, "#009E73"),
+    BATCH: BarStyle(BATCH, "#999933"),
+    PROMPTS: BarStyle(PROMPTS, "#E69F00"),
+    OTHERS: BarStyle(OTHERS, "#D55E00"),
+    LOST: BarStyle(LOST, "#b2182b"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._paper import GREY, WIDTH, fitting, paper_width
-from shardwise.answers._plots import AXES, Look, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
+from shardwise.answers._plots import AXES, BarStyle, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
 from shardwise.answers._train_tree import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._lifetimes import levels, lifetimes
@@ -34,12 +34,12 @@ _ONCE = {
 }
 # What a stage holds, the longest-lived at the bottom (training/_lifetimes.py).
 _HELD = {
-    "weights": Look("weights", "#0072B2"),
-    "optimizer": Look("optimizer state", "#332288"),
-    "beside": Look("kept by the framework", "#888888"),
-    "gradients": Look("gradients", "#56B4E9"),
-    "activations": Look("activations", "#009E73"),
-    "working": Look("working memory of the pass", "#E69F00"),
+    "weights": BarStyle("weights", "#0072B2"),
+    "optimizer": BarStyle("optimizer state", "#332288"),
+    "beside": BarStyle("kept by the framework", "#888888"),
+    "gradients": BarStyle("gradients", "#56B4E9"),
+    "activations": BarStyle("activations", "#009E73"),
+    "working": BarStyle("working memory of the pass", "#E69F00"),
 }
 _AGAIN = ("recompute, within backward", "#DDCC77")
 _BUBBLE = ("bubble", "#F4F4F4")

@@ -39,7 +39,7 @@ from shardwise.serving._kernels import EngineKernels
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import machine_of
-from shardwise.training._ledger import Lines, ledger_of
+from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._step import slowest_stage
 
 Bound = Literal["compute", "memory", "start"]
@@ -239,7 +239,7 @@ def _dtype(device: Device, op: Op[float], dtype: str) -> str:
 
 
 def _trained(
-    report: TrainReport, lines: Lines[float], times: float, limits: dict[Bound, Any]
+    report: TrainReport, lines: PartLedger[float], times: float, limits: dict[Bound, Any]
 ) -> Iterable[RooflinePoint]:
     """Yield the passes of the operators of one part of a model; `times` is how often the part runs in a step."""
     case, rates = report.case, report.evaluation.rates
@@ -283,7 +283,7 @@ def _of_training(report: TrainReport) -> Roofline:
     index = slowest_stage(e.step)
     stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
     runs = e.step.pipeline.busy / e.step.stages[index].busy
-    rates = machine_of(case, e.sizes.spans).rates
+    rates = machine_of(case, e.sizes.group_shapes).rates
     limits: dict[Bound, Any] = {kept: _only(rates, kept) for kept in _BOUNDS}
     rows = [*zip(written.kinds, stage.layers, strict=True), (written.embedding, stage.embeds)]
     rows += [(written.head, stage.ends), (written.loss, stage.ends)]

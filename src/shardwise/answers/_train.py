@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def ask(inputs: Inputs) -> TrainReport:
     """Return the report of a training case; raises `InputError` with every problem."""
-    from shardwise.training import Options, train
+    from shardwise.training import TrainingOptions, train
 
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     stack = _case.make_stack(inputs, cluster=cluster)
@@ -37,7 +37,7 @@ def ask(inputs: Inputs) -> TrainReport:
     if cluster is not None and stack is not None and "precision" not in inputs.bad:
         _case.check_precision(inputs, cluster, job.precision or stack.precision)
     if model is not None and cluster is not None and stack is not None:
-        options = Options(
+        options = TrainingOptions(
             stack=stack,
             efficiencies=_case.make_efficiencies(inputs),
             accumulation=inputs.get("accumulation", 0),

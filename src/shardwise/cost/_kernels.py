@@ -33,7 +33,7 @@ _SHARED_HEADS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt(Generic[X]):
+class PrefillAttention(Generic[X]):
     """Attention of new tokens: queries behind `past` tokens in each of some sequences, 0 as window sees all.
 
     `pair_flops` are those of a head for a query and a key, `token_bytes` of keys and values a head and token.
@@ -51,7 +51,7 @@ class Prompt(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tiled(Generic[X]):
+class PrefillTiles(Generic[X]):
     """What the tiles of attention of a prompt are: so many, the keys that one visits, and those of the longest.
 
     `pairs` are the queries and keys of all heads that the mask leaves, `masked` those that a window takes away,
@@ -71,7 +71,7 @@ class Tiled(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cached(Generic[X]):
+class DecodeAttention(Generic[X]):
     """Attention of one new token a sequence over `tokens` cached ones; work items are key-value heads of sequences.
 
     `group` query heads share an item; `item_bytes` are those of a token of an item.
@@ -142,7 +142,7 @@ def visited_keys(queries: X, past: X | float, rows: X | float, window: X | float
     return minimum(longest, past + (queries + minimum(queries, rows) + TILE_KEYS) / 2), longest
 
 
-def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
+def prompt_parts(chip: Datasheet[X], p: PrefillAttention[X], packs: str) -> tuple[X, ...]:
     """Return what a kernel of a prompt does, each part in seconds at the peak of the chip, or as a count."""
     S, past, G = p.queries, p.past, p.heads / p.kv_heads
     whole = seen_pairs(S + past, 0) - seen_pairs(past, 0)
@@ -152,7 +152,7 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
     of_all = p.sequences * p.heads
     return tiled_parts(
         chip,
-        Tiled(
+        PrefillTiles(
             tiles=of_all / share * ceil(S * share / TILE_ROWS),
             keys=keys,
             longest=longest,
@@ -167,12 +167,12 @@ def prompt_parts(chip: Chip[X], p: Prompt[X], packs: str) -> tuple[X, ...]:
     )
 
 
-def _beyond_cache(chip: Chip[X], moved: X) -> X:
+def _beyond_cache(chip: Datasheet[X], moved: X) -> X:
     """Return the bytes that the last cache does not hold when the same kernel runs again, all from twice its size."""
     return maximum(minimum(moved, 2 * (moved - chip.cached_bytes)), 0.0)
 
 
-def tiled_parts(chip: Chip[X], t: Tiled[X]) -> tuple[X, ...]:
+def tiled_parts(chip: Datasheet[X], t: PrefillTiles[X]) -> tuple[X, ...]:
     """Return the parts of attention of a prompt from what its tiles are, compute and move.
 
     A start; products and exponentials of every key that a tile of 128 rows visits; products of the pairs that the
@@ -199,7 +199,7 @@ def tiled_parts(chip: Chip[X], t: Tiled[X]) -> tuple[X, ...]:
     )
 
 
-def decode_parts(chip: Chip[X], c: Cached[X]) -> tuple[X, ...]:
+def decode_parts(chip: Datasheet[X], c: DecodeAttention[X]) -> tuple[X, ...]:
     """Return what a kernel over a cache does, each part in seconds at the peak of the chip, or as a count.
 
     A start; the cache; queries and output; products in tiles of 16 query heads; waves of items; the chain of the
@@ -306,7 +306,7 @@ TILE_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chip(Generic[X]):
+class Datasheet(Generic[X]):
     """What a kernel's constants are shares of: FLOP/s and bytes/s of the datasheet, the cores, the last cache."""
 
     flops: X
@@ -315,7 +315,7 @@ class Chip(Generic[X]):
     cached_bytes: float = 0.0
 
 
-def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X, X]) -> X:
+def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X]) -> X:
     """Return seconds of one of the two products of experts; the shape is (rows in all, experts hit, n, k)."""
     rows, hit, n, k = shape
     rate = c.compute * chip.flops
@@ -326,6 +326,6 @@ def experts_seconds(c: ExpertsFit, chip: Chip[X], moved: X, shape: tuple[X, X, X
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
 
 
-def others_seconds(c: ExpertsFit, chip: Chip[X], rows: X, dims: X) -> X:
+def others_seconds(c: ExpertsFit, chip: Datasheet[X], rows: X, dims: X) -> X:
     """Return seconds that fused experts spend on rows of other ranks: sorted, zeroed, activated and added up too."""
     return c.others_traffic * (2 * rows * dims) / chip.bytes_per_second

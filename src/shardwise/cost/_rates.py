@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, Generic
 
 from shardwise.cost._power import derated_attention, derated_gemm, lasting_share, power_share
-from shardwise.cost._records import AttentionFit, Family, Gemm, Grouped, Memory
+from shardwise.cost._records import AttentionFit, DeviceFamily, Gemm, GroupedGemm, MemoryKernels
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES, Blocks, Streams, Tiling, tiling_of
 from shardwise.errors import Problems
@@ -267,7 +267,7 @@ def narrowed(family: str, row: Gemm) -> float:
     return min(1.0, lasting(row) / lasting(constants().families[family].matmul["bf16"]))
 
 
-def grouped_by(row: Grouped, kernel: str) -> Grouped:
+def grouped_by(row: GroupedGemm, kernel: str) -> GroupedGemm:
     """Return the rates of grouped GEMMs by a named kernel, those of the family's best where it has no row."""
     return replace(row, **row.kernels.get(kernel, {}))
 
@@ -280,12 +280,12 @@ def relative(device: Device, row: Gemm, measured: str) -> float:
     return float(found)
 
 
-def weight_gradient(family: Family) -> float:
+def weight_gradient(family: DeviceFamily) -> float:
     """Return the rate of products of weight gradients over that of the others, the family's own where it states one."""
     return (family.weight_gradient or constants().rules.weight_gradient).rate
 
 
-def _attention(family: Family, device: Device, dtype: str, kernel: str) -> tuple[AttentionFit, float]:
+def _attention(family: DeviceFamily, device: Device, dtype: str, kernel: str) -> tuple[AttentionFit, float]:
     """Return a family's rates of attention by a named kernel in a type, and the peak that power leaves of a device."""
     row = replace(family.attention, **family.attention.kernels.get(kernel, {}))
     row = replace(row, **row.by_type.get(dtype, {}))
@@ -357,7 +357,7 @@ def rates_of(
     )
 
 
-def _cached_rate(device: Device, memory: Memory, imposed: Efficiencies) -> float:
+def _cached_rate(device: Device, memory: MemoryKernels, imposed: Efficiencies) -> float:
     """Return the bytes/s at which kernels find what they move in the last cache, 0 where that is not measured."""
     if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second or not device.knows("num_cores"):
         return 0.0

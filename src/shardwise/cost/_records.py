@@ -126,7 +126,7 @@ class AttentionFit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grouped:
+class GroupedGemm:
     """Grouped GEMMs of experts in training: shares of the peak, gradients over forward, starts."""
 
     compute: float
@@ -142,7 +142,7 @@ class Grouped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class MemoryKernels:
     """Kernels that only move bytes: the share of the bandwidth, starts, and what the last cache serves."""
 
     efficiency: float
@@ -254,7 +254,7 @@ class AttentionTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class WeightGradientRate:
     """Products of weight gradients over the others."""
 
     rate: float
@@ -262,7 +262,7 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class DeviceFamily:
     """Constants of one family of devices."""
 
     devices: tuple[str, ...] = ()
@@ -270,10 +270,10 @@ class Family:
     note: str = ""
     matmul: Mapping[str, Gemm]
     attention: AttentionFit
-    grouped: Grouped
-    memory: Memory
+    grouped: GroupedGemm
+    memory: MemoryKernels
     fast: Mapping[str, CollectiveFit]
-    weight_gradient: Rate | None = None
+    weight_gradient: WeightGradientRate | None = None
     all_reduce: Mapping[str, ReduceFit] = by_name()
     experts: Mapping[str, Mapping[str, Mapping[str, ExpertsFit]]] = by_name()
     """By engine, type of the weights and kernel."""
@@ -289,7 +289,7 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Power:
+class PowerConstants:
     """Power of the share of watts with which rates fall."""
 
     exponent: float
@@ -340,7 +340,7 @@ class UpdateInSteps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LastCache:
+class LastLevelCache:
     """Sizes of the last cache walked through since after which all bytes are still there, and none."""
 
     every: float
@@ -358,7 +358,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandIn:
+class StandInFamily:
     """The family whose kernels of engines stand in."""
 
     family: str
@@ -376,18 +376,18 @@ class CheckedMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
+class SharedConstants:
     """What holds for every family."""
 
-    power: Power
+    power: PowerConstants
     message_cores: MessageCores
     replica_messages: ReplicaMessages
-    weight_gradient: Rate
+    weight_gradient: WeightGradientRate
     peer_access: PeerAccess
     update_in_steps: UpdateInSteps
-    last_cache: LastCache
+    last_cache: LastLevelCache
     host: HostMemory
-    stand_in: StandIn
+    stand_in: StandInFamily
     checked_memory: CheckedMemory
 
 
@@ -395,6 +395,6 @@ class Rules:
 class Constants:
     """Every stored constant: by family of devices, of networks by collective, and rules for all."""
 
-    families: Mapping[str, Family]
+    families: Mapping[str, DeviceFamily]
     network: Mapping[str, CollectiveFit]
-    rules: Rules
+    rules: SharedConstants

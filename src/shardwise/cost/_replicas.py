@@ -11,7 +11,7 @@ from shardwise.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
+class OverlapSlowdown:
     """What a message between replicas takes of a device's compute: NCCL's kernel holds cores."""
 
     cores: float
@@ -31,7 +31,8 @@ class Beside:
         NCCL runs a block on a core for each channel. A ring takes a channel for each adapter that its ranks of a node
         have, twice (src/graph/search.cc, connect.cc ncclTopoPostset), or fills the links of a node.
 
-        >>> found = Beside(cores=100.0, node_cores=24.0, rank_cores=2.0, most_cores=16.0, spare_cores=20.0, longer=1.0)
+        >>> cores = {"cores": 100.0, "node_cores": 24.0, "rank_cores": 2.0, "most_cores": 16.0, "spare_cores": 20.0}
+        >>> found = OverlapSlowdown(**cores, longer=1.0)
         >>> found.lost_share((8, 8)), found.lost_share((8, 64)), found.lost_share((1, 8))
         (0.5, 0.16, 0.02)
         """
@@ -41,12 +42,12 @@ class Beside:
         return above(held, self.spare_cores, maximum(share, 0.5), share) * self.longer
 
 
-def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | None:
+def overlap_slowdown(cluster: Cluster, dtype: str, imposed: Efficiencies) -> OverlapSlowdown | None:
     """Return what messages between replicas take of compute in a data type; None where they take nothing.
 
     Nothing where every efficiency is one, or where a device is not made of many equal cores.
 
-    >>> round(beside_of(Cluster.parse("16xa100-sxm-80gb"), "bf16", Efficiencies()).lost_share((8, 16)), 3)
+    >>> round(overlap_slowdown(Cluster.parse("16xa100-sxm-80gb"), "bf16", Efficiencies()).lost_share((8, 16)), 3)
     0.237
     """
     rule, device = constants().rules.replica_messages, cluster.device
@@ -55,7 +56,7 @@ def beside_of(cluster: Cluster, dtype: str, imposed: Efficiencies) -> Beside | N
     family = family_of(device)
     adapter = _adapter_cores(rule, device)
     persistent = matmul_row(family, dtype)[0].persistent
-    return Beside(
+    return OverlapSlowdown(
         cores=float(device.num_cores),
         node_cores=rule.node_cores.get(family, rule.node_cores["other"]),
         rank_cores=adapter.each,

@@ -14,7 +14,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from shardwise.cost._records import CollectiveFit, Constants, Family, Gemm, Rules
+from shardwise.cost._records import CollectiveFit, Constants, DeviceFamily, Gemm, SharedConstants
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import dataclass
@@ -55,10 +55,10 @@ def constants() -> Constants:
     50000000.0
     """
     table = stored()
-    families = {name: record(Family, row, name) for name, row in table.items() if name not in _OTHERS}
+    families = {name: record(DeviceFamily, row, name) for name, row in table.items() if name not in _OTHERS}
     verbs = {verb: record(CollectiveFit, row, f"network.{verb}") for verb, row in table["network"]["verbs"].items()}
     rules = {name: row for name, row in table["passes"].items() if name != "devices"}
-    return Constants(families=families, network=verbs, rules=record(Rules, rules, "passes"))
+    return Constants(families=families, network=verbs, rules=record(SharedConstants, rules, "passes"))
 
 
 def completed(table: dict[str, Any]) -> dict[str, Any]:
@@ -180,13 +180,13 @@ class _Spec:
 def record(cls: type[T], row: Mapping[str, Any], where: str) -> T:
     """Return the record that a table states; raises `ValueError` with the place and the nearest key that is known.
 
-    >>> from shardwise.cost._records import Power
-    >>> record(Power, {"exponent": 0.25, "source": "a page", "date": "2026-11"}, "power").exponent
+    >>> from shardwise.cost._records import PowerConstants
+    >>> record(PowerConstants, {"exponent": 0.25, "source": "a page", "date": "2026-11"}, "power").exponent
     0.25
-    >>> record(Power, {"exponents": 0.25}, "power")
+    >>> record(PowerConstants, {"exponents": 0.25}, "power")
     Traceback (most recent call last):
     ...
-    ValueError: power: exponents is no constant of Power; exponent may be meant
+    ValueError: power: exponents is no constant of PowerConstants; exponent may be meant
     """
     spec = _spec_of(cls)
     found, rest = {}, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from shardwise.cost._records import AttentionFit, Gemm, Memory
+from shardwise.cost._records import AttentionFit, Gemm, MemoryKernels
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
@@ -111,7 +111,7 @@ class Streams:
     shares: tuple[tuple[str, float, float], ...] = ()
 
     @classmethod
-    def stated(cls, memory: Memory, dtype: str) -> Streams:
+    def stated(cls, memory: MemoryKernels, dtype: str) -> Streams:
         """Return the shares that a family states for a data type, and those of all types."""
         kinds = {**memory.kinds_by_type.get(dtype, {}), **memory.kinds}
         return cls(tuple((name, ahead, back) for name, (ahead, back) in kinds.items()))

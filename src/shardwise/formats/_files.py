@@ -14,7 +14,7 @@ from os import PathLike, fspath
 
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
-from shardwise.formats._imported import Around, Imported
+from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launched import Launched
 
 SYSTEMS = (
@@ -42,13 +42,13 @@ MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": file
 
 
 def import_file(
-    path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: Around | None = None
+    path: str | PathLike[str], variables: Mapping[str, str] | None = None, around: ImportContext | None = None
 ) -> Imported:
     """Return the case of a file: of a trainer's settings by its keys, of a launch script by the arguments it gives.
 
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
-    name, around = fspath(path), replace(around or Around(), variables=dict(variables or {}))
+    name, around = fspath(path), replace(around or ImportContext(), variables=dict(variables or {}))
     with bounded("from", name):
         text = read_text(name)
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ReadArgument:
     """One argument of a file: how it is spelled there, what it says, and what it set or why it set nothing.
 
-    >>> Reading(argument="--swiglu", value=True, meaning="activation").argument
+    >>> ReadArgument(argument="--swiglu", value=True, meaning="activation").argument
     '--swiglu'
     """
 
@@ -52,11 +52,11 @@ class Imported:
     devices_per_node: int = 0
     accumulation: int = 0
     source: str = ""
-    understood: tuple[Reading, ...] = ()
+    understood: tuple[ReadArgument, ...] = ()
     assumed: tuple[str, ...] = ()
-    ignored: tuple[Reading, ...] = ()
+    ignored: tuple[ReadArgument, ...] = ()
     silent: tuple[str, ...] = ()
-    unknown: tuple[Reading, ...] = ()
+    unknown: tuple[ReadArgument, ...] = ()
 
     def train(self, cluster: Cluster | str) -> TrainReport:
         """Return the training report of the case; a device named alone is taken as often as the launch has devices.
@@ -67,7 +67,7 @@ class Imported:
         >>> from_megatron_args(args | {"bf16": True}).train("h100-sxm-80gb").fits
         True
         """
-        from shardwise.training import Options, train
+        from shardwise.training import TrainingOptions, train
 
         if self.model is None:
             rule, remedy = "is missing, and the file has none", "replace(case, model=...)"
@@ -76,12 +76,12 @@ class Imported:
             counted = cluster if cluster[:1].isdigit() else f"{self.num_devices or 1}x{cluster}"
             cluster = Cluster.parse(counted)
         return train(
-            self.model, cluster, self.plan, self.job, Options(stack=self.stack, accumulation=self.accumulation)
+            self.model, cluster, self.plan, self.job, TrainingOptions(stack=self.stack, accumulation=self.accumulation)
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Around:
+class ImportContext:
     """What is said beside a file: devices in place of its launch's, further arguments, unknown ones to skip.
 
     `variables` are those that the caller of a script would have set. `follow` lets the file name others that are not
@@ -105,7 +105,7 @@ class Around:
         problems.raise_if_any()
 
 
-PLAIN = Around()
+PLAIN = ImportContext()
 """A file alone."""
 
 
@@ -185,29 +185,31 @@ class Keys:
         value = self.raw(path)
         return "" if value is None else str(value).lower()
 
-    def understood(self) -> tuple[Reading, ...]:
+    def understood(self) -> tuple[ReadArgument, ...]:
         """Return what set something; a value that the reader of the file fills in is said so."""
         read = self.table["read"]
-        return tuple(Reading(argument=p, value=plain(v), meaning=read[p]) for p, v in self.values.items() if p in read)
+        return tuple(
+            ReadArgument(argument=p, value=plain(v), meaning=read[p]) for p, v in self.values.items() if p in read
+        )
 
-    def ignored(self) -> tuple[Reading, ...]:
+    def ignored(self) -> tuple[ReadArgument, ...]:
         """Return what is left out of account, with the reason."""
         found = []
         for path, value in self.values.items():
             reason = next((r["because"] for r in self.table["reasons"].values() if _matches(path, r["keys"])), "")
             if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
-                found.append(Reading(argument=path, value=plain(value), meaning=reason))
+                found.append(ReadArgument(argument=path, value=plain(value), meaning=reason))
         return tuple(found)
 
     def silent(self) -> tuple[str, ...]:
         """Return the keys that change neither bytes nor seconds."""
         return tuple(path for path in self.values if self._known(path) == "silent")
 
-    def unknown(self) -> tuple[Reading, ...]:
+    def unknown(self) -> tuple[ReadArgument, ...]:
         """Return the keys that the system does not have."""
         said = f"not a setting of {self.table['checked']['system']}"
         return tuple(
-            Reading(argument=path, value=plain(value), meaning=said)
+            ReadArgument(argument=path, value=plain(value), meaning=said)
             for path, value in self.values.items()
             if not self._known(path)
         )

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
-from shardwise.formats._imported import Reading, table
+from shardwise.formats._imported import ReadArgument, table
 from shardwise.models import load_model
 from shardwise.records import dataclass
 from shardwise.shell import Budget, commands_of
@@ -40,11 +40,11 @@ class Launched:
     values: Mapping[str, Any]
     num_devices: int = 0
     role: str = ""
-    understood: tuple[Reading, ...] = ()
+    understood: tuple[ReadArgument, ...] = ()
     assumed: tuple[str, ...] = ()
-    ignored: tuple[Reading, ...] = ()
+    ignored: tuple[ReadArgument, ...] = ()
     silent: tuple[str, ...] = ()
-    unknown: tuple[Reading, ...] = ()
+    unknown: tuple[ReadArgument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +160,22 @@ class LaunchLine:
         return tuple(key for key in self.values if not self._read(key) and _matches(key, self.table["silent"]["keys"]))
 
     @property
-    def ignored(self) -> tuple[Reading, ...]:
+    def ignored(self) -> tuple[ReadArgument, ...]:
         """Flags that are left out of account, with the reason."""
         return tuple(
-            Reading(argument=key, value=value, meaning=reason["because"])
+            ReadArgument(argument=key, value=value, meaning=reason["because"])
             for key, value in self.values.items()
             for reason in self.table["reasons"].values()
             if not self._read(key) and _matches(key, reason["keys"])
         )
 
     @property
-    def unknown(self) -> tuple[Reading, ...]:
+    def unknown(self) -> tuple[ReadArgument, ...]:
         """Flags that the release does not have."""
         known = {*self.silent, *(reading.argument for reading in self.ignored)}
         said = f"not a flag of {self.table['checked']['system']} {self.table['checked']['version']}"
         return tuple(
-            Reading(argument=key, value=value, meaning=said)
+            ReadArgument(argument=key, value=value, meaning=said)
             for key, value in self.values.items()
             if not self._read(key) and key not in known
         )
@@ -184,7 +184,7 @@ class LaunchLine:
         """Return the server of this line; raises `InputError` with everything wrong. Empty values are not said."""
         self.problems.raise_if_any()
         checked, read = self.table["checked"], self.table["read"]
-        said = (Reading(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
+        said = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(
             system=checked["system"], version=checked["version"], source=self.source, role=role,
             values={key: value for key, value in values.items() if value or key == "gpu_layers"},

@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, Found, canonical, plan_changes, refuse, untold
-from shardwise.formats._imported import Around, Imported, Keys, table
+from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find
 from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, in_groups, rank_of
@@ -137,7 +137,7 @@ def adapted(keys: Keys, method: str, named: AdapterKeys) -> dict[str, Any]:
     }
 
 
-def deepspeed_case(keys: Keys, path: str, source: str, around: Around) -> Imported | None:
+def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) -> Imported | None:
     """Return the case of DeepSpeed's file that a trainer's settings name, None without one."""
     named = keys.raw(path)
     if not named:
@@ -213,7 +213,7 @@ def written(
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, found = untold(case.plan, frozenset(told))
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
-    back = read(text, around=Around(num_devices=ours.num_devices))
+    back = read(text, around=ImportContext(num_devices=ours.num_devices))
     found |= plan_changes(ours, back.plan)
     refuse(back.system, found | _lost(replace(case, plan=ours), back), case, adapters=True)
     return text

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
 
 _TABLE = "axolotl.toml"
@@ -34,11 +34,11 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml")) and "base_model" in top_level(text)
 
 
-def read(text: str, source: str = "axolotl.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration.
 
     >>> text = "base_model: meta-llama/Llama-3.1-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 16"
-    >>> case = read(text + "\nlora_target_linear: true\nsequence_len: 4096", around=Around(num_devices=1))
+    >>> case = read(text + "\nlora_target_linear: true\nsequence_len: 4096", around=ImportContext(num_devices=1))
     >>> case.model.name, case.job.adapter, case.job.base, case.job.rank, case.job.seq_len
     ('llama-3.1-8b', 'lora', 'nf4-dq', 16, 4096)
     """

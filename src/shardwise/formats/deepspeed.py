@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.files import parse_json
 from shardwise.formats._exported import ExportCase, Exported, changed, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Sharding, Training, find_stack
 
 _TABLE = "deepspeed.toml"
@@ -37,7 +37,7 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith(".json")
 
 
-def read(text: str, source: str = "ds_config.json", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "ds_config.json", around: ImportContext = PLAIN) -> Imported:
     """Return the case of a configuration; batch sizes of "auto" are 0, to be given elsewhere.
 
     >>> case = read('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')

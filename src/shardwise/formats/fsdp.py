@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, canonical_plan, changed, plan_changes, refuse, untold
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, in_groups, shard_of
 
 _TABLE = "fsdp.toml"
@@ -41,7 +41,7 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def read(text: str, source: str = "accelerate.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "accelerate.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration, with DeepSpeed's own file where it names one.
 
     >>> case = read("distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16")
@@ -77,7 +77,7 @@ def _imported(keys: Keys, plan: Plan, job: Training, source: str, devices: int) 
     )
 
 
-def _deepspeed(keys: Keys, source: str, around: Around) -> Imported:
+def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported:
     """Return the case of a file that hands over to DeepSpeed, whose own file has the last word."""
     path = keys.raw("deepspeed_config.deepspeed_config_file")
     if path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.plans import OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 
 _TABLE = "llamafactory.toml"
@@ -32,11 +32,11 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml")) and "model_name_or_path" in keys and bool(keys & _OWN)
 
 
-def read(text: str, source: str = "llamafactory.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration.
 
     >>> text = "model_name_or_path: Qwen/Qwen3-4B\nstage: sft\nfinetuning_type: lora\nlora_target: all\nbf16: true"
-    >>> case = read(text, around=Around(num_devices=1))
+    >>> case = read(text, around=ImportContext(num_devices=1))
     >>> case.job.adapter, case.job.rank, case.job.seq_len, case.plan.micro_batch, case.plan.recompute
     ('lora', 8, 2048, 8, 'full')
     """

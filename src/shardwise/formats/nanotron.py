@@ -13,7 +13,7 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.models import MLP, Attention, Model, model_from_config
 from shardwise.models._model import catalogue
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
@@ -33,7 +33,7 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml")) and {"parallelism", "tokens"} <= top_level(text)
 
 
-def read(text: str, source: str = "nanotron.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "nanotron.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration, which says how many devices it takes.
 
     >>> text = "parallelism: {dp: 4, pp: 1, tp: 2, tp_mode: REDUCE_SCATTER}\noptimizer: {zero_stage: 1}\n"

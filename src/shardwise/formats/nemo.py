@@ -20,11 +20,11 @@ from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported, Found, job_changes, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, flat_keys, table, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron import _job, _model, _plan, _write
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import Given, arguments, by_name, facts
+from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find
 from shardwise.plans import Training, rank_of
@@ -55,11 +55,11 @@ def recognises(name: str, text: str) -> bool:
     return ("model" in keys or "train" in keys) and bool(keys & _OWN) and strategy is not None
 
 
-def read(text: str, source: str = "nemo.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "nemo.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a file, or of the recipe and the settings that a script names.
 
     >>> text = "model:\n  tensor_model_parallel_size: 4\n  seq_length: 8192\ntrain:\n  micro_batch_size: 1\n"
-    >>> case = read(text + "  global_batch_size: 256\n", around=Around(num_devices=64))
+    >>> case = read(text + "  global_batch_size: 256\n", around=ImportContext(num_devices=64))
     >>> case.plan.tp, case.plan.dp, case.plan.sharding, case.job.global_batch, case.stack.name
     (4, 16, 'distributed-optimizer', 256, 'megatron-bridge')
     """
@@ -99,7 +99,7 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _case(values: Mapping[str, Any], launch: Launch, around: Around, known: Model | None = None) -> Imported:
+def _case(values: Mapping[str, Any], launch: Launch, around: ImportContext, known: Model | None = None) -> Imported:
     keys = Keys({}, _TABLE, launch.source)
     keys.values, keys.table = dict(values), _worded_table(values)
     _yaml.refuse_open(keys)
@@ -181,9 +181,9 @@ def _take_layout(r: Reader) -> None:
     given.pop("num_virtual_stages_per_pipeline_rank", None)
 
 
-def _given(keys: Keys) -> Given:
+def _given(keys: Keys) -> GivenArguments:
     """Return the settings by their names in Megatron-LM, and what recipes have where the file is silent."""
-    given = Given(options=dict(_paths()))
+    given = GivenArguments(options=dict(_paths()))
     for path, value in keys.values.items():
         name = _name(path)
         switch = name and by_name()[name].values in ("on", "off")
@@ -253,7 +253,7 @@ def _squeezed() -> dict[str, str]:
     return {re.sub(r"[^a-z0-9]", "", name): name for name in catalogue()}
 
 
-def _devices(keys: Keys, launch: Launch, around: Around) -> Launch:
+def _devices(keys: Keys, launch: Launch, around: ImportContext) -> Launch:
     """Return a launch with its devices: as asked, of the trainer, of the launcher, or of the recipe's name."""
     each = keys.whole("trainer.devices", rest=True) or keys.whole("gpus_per_node") or launch.devices_per_node
     nodes = keys.whole("trainer.num_nodes") or 1
@@ -397,4 +397,4 @@ def _lost(case: ExportCase, text: str) -> Found:
 def read_beside(text: str, model: Model, num_devices: int) -> Imported:
     """Return the case of overrides of the recipe of a model."""
     values = dict(flat_keys(_yaml.parse(text, "nemo.yaml")))
-    return _case(values, Launch(source="nemo.yaml"), Around(num_devices=num_devices), model)
+    return _case(values, Launch(source="nemo.yaml"), ImportContext(num_devices=num_devices), model)

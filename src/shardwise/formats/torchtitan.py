@@ -22,7 +22,7 @@ from shardwise.formats._exported import (
     refuse,
     untold,
 )
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue
 from shardwise.plans import (
@@ -64,11 +64,11 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith(".toml")
 
 
-def read(text: str, source: str = "torchtitan.toml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "torchtitan.toml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration on a number of devices, of which it says nothing itself.
 
     >>> text = "[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1"
-    >>> case = read(text, around=Around(num_devices=8))
+    >>> case = read(text, around=ImportContext(num_devices=8))
     >>> case.plan.tp, case.plan.dp, case.plan.sharding
     (2, 4, 'fsdp')
     """

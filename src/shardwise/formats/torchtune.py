@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.models import Model, load_model
 from shardwise.plans import Recompute, Stack, Training, find_stack, rank_of, shard_of
 
@@ -42,12 +42,12 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml")) and "_component_: torchtune." in text and "model" in top_level(text)
 
 
-def read(text: str, source: str = "torchtune.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration.
 
     >>> text = "model:\n  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b\n  lora_rank: 16\n"
     >>> text += "  lora_attn_modules: [q_proj, v_proj]\ntokenizer: {max_seq_len: 2048}\nbatch_size: 2"
-    >>> case = read(text, around=Around(num_devices=1))
+    >>> case = read(text, around=ImportContext(num_devices=1))
     >>> case.model.name, case.job.base, case.job.rank, case.job.targets, case.job.precision
     ('llama-3.1-8b', 'nf4-dq', 16, ('q_proj', 'v_proj'), 'bf16-pure')
     """

@@ -16,7 +16,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.files import YAML_BYTES, below, parse_json, read_text
 from shardwise.formats import _trainer, _yaml, fsdp
 from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, table
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
 
@@ -38,7 +38,7 @@ def recognises(name: str, text: str) -> bool:
     return any(word in text for word in _TELLING) and not others
 
 
-def read(text: str, source: str = "train.sh", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a launch script, or of the YAML that TRL's commands take.
 
     >>> text = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Llama-3.1-8B --bf16"
@@ -93,7 +93,7 @@ def _value(word: str, name: str = "") -> Any:
     return word
 
 
-def _case(keys: Keys, launch: Launch, source: str, around: Around) -> Imported:
+def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported:
     """Return the case of settings, as TRL's program has its defaults or as transformers has them."""
     trl = launch.program.rpartition("/")[2] in _OF_TRL
     beside = _beside(launch, source, around)
@@ -126,7 +126,7 @@ def _case(keys: Keys, launch: Launch, source: str, around: Around) -> Imported:
     )
 
 
-def _beside(launch: Launch, source: str, around: Around) -> Imported | None:
+def _beside(launch: Launch, source: str, around: ImportContext) -> Imported | None:
     """Return the case of accelerate's file that the launcher names, None without one."""
     if not launch.config_file:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.formats import _trainer, transformers
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_level
 from shardwise.plans import Training, rank_of
 
 _TABLE = "transformers.toml"
@@ -23,10 +23,11 @@ def recognises(name: str, text: str) -> bool:
     return name.endswith((".yaml", ".yml")) and "model_name_or_path" in top_level(text)
 
 
-def read(text: str, source: str = "trl.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "trl.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of a configuration.
 
-    >>> case = read("model_name_or_path: Qwen/Qwen3-4B\nuse_peft: true\npacking: true", around=Around(num_devices=1))
+    >>> text = "model_name_or_path: Qwen/Qwen3-4B\nuse_peft: true\npacking: true"
+    >>> case = read(text, around=ImportContext(num_devices=1))
     >>> case.stack.name, case.job.rank, case.job.seq_len, case.plan.recompute
     ('trl', 16, 1024, 'full')
     """

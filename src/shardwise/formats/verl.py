@@ -15,11 +15,11 @@ from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, Around, Imported, Keys, flat_keys, table, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats.megatron import _job, _plan
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import Given, by_name
+from shardwise.formats.megatron._values import GivenArguments, by_name
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack, rank_of, shard_of, with_stage_layers
 from shardwise.units import counted
@@ -49,7 +49,7 @@ def recognises(name: str, text: str) -> bool:
     return "actor_rollout_ref." in text
 
 
-def read(text: str, source: str = "verl.yaml", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "verl.yaml", around: ImportContext = PLAIN) -> Imported:
     r"""Return the case of the policy's training: an optimizer step is a mini-batch of prompts, each answered n times.
 
     >>> words = "python3 -m verl.trainer.main_ppo data.max_prompt_length=1024 data.max_response_length=1024 "
@@ -73,7 +73,7 @@ def _known(word: str) -> bool:
     return bool(setting) or word in ("--config-name", "--config-path")
 
 
-def _case(values: Mapping[str, Any], source: str, around: Around) -> Imported:
+def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Imported:
     keys = Keys({}, _TABLE, source)
     keys.values = _yaml.resolved(values)
     keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(_of_megatron(keys), "plan")}
@@ -185,7 +185,7 @@ def _of_megatron(keys: Keys) -> list[str]:
 def _megatron(keys: Keys, devices: int, model: Model | None) -> tuple[Plan, Stack]:
     """Return plan and stack of Megatron-Core's settings, by the names of its arguments."""
     paths = {_NAMES.get(name, name): path for path in _of_megatron(keys) for name in [path.rpartition(".")[2]]}
-    given = Given(values={name: keys.values[path] for name, path in paths.items()}, options=paths)
+    given = GivenArguments(values={name: keys.values[path] for name, path in paths.items()}, options=paths)
     given.problems.items = keys.problems.items
     usual = {"use_distributed_optimizer": True, "sequence_parallel": True, "bf16": True, "micro_batch_size": 1}
     given.values = usual | {name: value for name, value in given.values.items() if value is not None}

@@ -189,7 +189,7 @@ def assumptions(rows: Iterable[Comparison]) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fits:
+class FitCounts:
     """Predictions of whether runs fit: rows that ran out of memory and configurations that ran, and how many are wrong.
 
     Every configuration with a measured time or a measured peak ran, so it fits.
@@ -211,7 +211,7 @@ class Fits:
         return self.failed_called_fit / self.failed if self.failed else 0.0
 
 
-def fits_of(rows: Iterable[Comparison]) -> Fits:
+def fits_of(rows: Iterable[Comparison]) -> FitCounts:
     """Return how well predictions tell runs that fit from those that ran out of memory."""
     ran: dict[str, bool] = {}
     failed: dict[str, bool] = {}
@@ -220,7 +220,7 @@ def fits_of(rows: Iterable[Comparison]) -> Fits:
             continue  # a checkpoint lies on a disk, whatever devices there are
         out_of_memory = row.metric == "fits" and row.measured == 0
         (failed if out_of_memory else ran)[row.case_id] = row.fits
-    return Fits(
+    return FitCounts(
         ran=len(ran),
         ran_called_unfit=sum(not fits for fits in ran.values()),
         failed=len(failed),

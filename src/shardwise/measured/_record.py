@@ -153,7 +153,7 @@ def read(file: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class BlankRule:
     """The rule for one blank field: what is taken, in words, and why."""
 
     field: str
@@ -163,17 +163,17 @@ class Rule:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[BlankRule, ...]:
     """Return the rules for blank fields, in the order of the table.
 
     >>> rules()[0].field
     'framework'
     """
-    return tuple(Rule(**row) for row in read("rules.toml")["rule"])
+    return tuple(BlankRule(**row) for row in read("rules.toml")["rule"])
 
 
 @cache
-def rule(field: str) -> Rule:
+def rule(field: str) -> BlankRule:
     """Return the rule of one field."""
     return next(one for one in rules() if one.field == field)
 

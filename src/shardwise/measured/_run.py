@@ -50,7 +50,7 @@ BEYOND = "beyond the header"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MeasurementFile:
     """A file: its path, the kind of measurements it holds, its rows as text, and columns that its kind does not have.
 
     An unread column stands with the one that may have been meant, empty where none is like it.
@@ -62,7 +62,7 @@ class Table:
     unread: tuple[tuple[str, str], ...] = ()
 
 
-def read_table(path: str, kinds: Sequence[FileKind], given: Mapping[str, str] | None = None) -> Table:
+def read_table(path: str, kinds: Sequence[FileKind], given: Mapping[str, str] | None = None) -> MeasurementFile:
     """Return the rows of a CSV file and their kind; names of columns may have capitals and spaces around them.
 
     What is `given` by its column stands where a row has a blank cell, or the file no such column. Raises `InputError`
@@ -84,7 +84,7 @@ def read_table(path: str, kinds: Sequence[FileKind], given: Mapping[str, str] | 
     if not rows:
         rule = f"has the columns of {kind.name} files and no row below them"
         raise InputError([Problem("file", path, rule, "add a row for each measurement")])
-    return Table(path, kind, rows, _unread(names, kind))
+    return MeasurementFile(path, kind, rows, _unread(names, kind))
 
 
 def _texts(row: dict[str, str | list[str]]) -> dict[str, str]:
@@ -176,7 +176,7 @@ def validate(
     return Validation(rows, paths, tuple((table.path, *column) for table in tables for column in table.unread))
 
 
-def compared(table: Table, context: Context) -> Iterator[Comparison]:
+def compared(table: MeasurementFile, context: Context) -> Iterator[Comparison]:
     """Yield the rows of one file with their predictions."""
     predictor = table.kind.predictor()
     for number, raw in enumerate(table.rows, 2):

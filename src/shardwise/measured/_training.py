@@ -38,7 +38,7 @@ from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.records import dataclass
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._memory import StageMemory, reserved_bytes
 
 # Cells that decide a prediction; rows that agree in them share it.
@@ -122,7 +122,7 @@ class TrainingQuestion:
 
     def train(self, plan: Plan) -> TrainReport:
         """Return the report of a plan."""
-        return train(self.model, self.cluster, plan, self.job, Options(stack=self.stack))
+        return train(self.model, self.cluster, plan, self.job, TrainingOptions(stack=self.stack))
 
     def filled(self, plan: Plan) -> Plan:
         """Return the plan with the largest micro-batch that fits."""

@@ -33,7 +33,7 @@ def busy_seconds() -> tuple[float, float]:
     return (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK"), own.user + own.system
 
 
-class Others:
+class BackgroundLoad:
     """How much of the processors other programs took since it was made."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TimedCase:
     """Something to be timed: `make` returns a function of the number of the call; `row` the record of its timing."""
 
     name: str
@@ -126,7 +126,7 @@ class Clock:
             call(i)
         return (time.perf_counter() - began) / count
 
-    def ready(self, case: Case) -> tuple[Callable[[int], Any], int]:
+    def ready(self, case: TimedCase) -> tuple[Callable[[int], Any], int]:
         """Return the warmed call of a case and how often one sample repeats it."""
         call = case.make()
         self.elapsed(call, 1)
@@ -141,7 +141,7 @@ class Clock:
             self.elapsed(call, 1)
         return max(least, min(8, round(0.4 / once)))
 
-    def run(self, cases: Sequence[Case], together: int = 8) -> list[tuple[str, Timing]]:
+    def run(self, cases: Sequence[TimedCase], together: int = 8) -> list[tuple[str, Timing]]:
         """Time all cases, `together` of them in turns; noisy ones come up to three times again, the best kept."""
         found: list[tuple[str, Timing]] = []
         best: dict[str, Timing] = {}
@@ -159,10 +159,10 @@ class Clock:
             found.append((case.name, best[case.name]))
         return found
 
-    def _timed(self, cases: Sequence[Case], together: int) -> Iterator[tuple[Case, Timing]]:
+    def _timed(self, cases: Sequence[TimedCase], together: int) -> Iterator[tuple[TimedCase, Timing]]:
         for first in range(0, len(cases), together):
             group = [(case, *self.ready(case), Timing()) for case in cases[first : first + together]]
-            others = Others()
+            others = BackgroundLoad()
             for _ in range(self.rounds):
                 for _, call, count, timing in group:
                     timing.samples.append(self.elapsed(call, count))

@@ -19,7 +19,7 @@ from pathlib import Path
 from shardwise.cost import Efficiencies, constants, family_of, matmul_row, product_rates, product_seconds
 from shardwise.errors import InputError
 from shardwise.hardware import Device, Fact, find_device
-from shardwise.measuring._clock import WIDTHS, Case, Clock, Timing, copy_of, product_of
+from shardwise.measuring._clock import WIDTHS, Clock, TimedCase, Timing, copy_of, product_of
 from shardwise.records import dataclass
 
 Shapes = Sequence[tuple[int, int, int]]
@@ -65,11 +65,11 @@ def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measureme
     cases = []
     for size in copies:
         row = partial(keep, ("copy", "fp32", 0, 0, 0, 2.0 * size))
-        cases.append(Case(f"copy {size}", copy_of(size, clock.device, clock.device), row))
+        cases.append(TimedCase(f"copy {size}", copy_of(size, clock.device, clock.device), row))
     for dtype, width in WIDTHS.items():
         for m, n, k in shapes:
             row = partial(keep, ("product", dtype, m, n, k, float(width * (m * k + n * k + m * n))))
-            cases.append(Case(f"{dtype} {m} {n} {k}", product_of("fwd", (m, n, k), clock.device, dtype), row))
+            cases.append(TimedCase(f"{dtype} {m} {n} {k}", product_of("fwd", (m, n, k), clock.device, dtype), row))
     clock.run(cases)
     return found
 

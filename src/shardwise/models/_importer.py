@@ -61,7 +61,7 @@ def architecture_from_config(
     return replace(model, name=plain or model.name)
 
 
-def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -> Architecture:
+def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence[str]) -> Architecture:
     """Return the language model of a file."""
     more = file.notes
     stated, model_type = _model_type(file, more)
@@ -78,7 +78,7 @@ def _read(file: Unwrapped, overrides: Mapping[str, Any], notes: Sequence[str]) -
     return replace(model, quantization=quantization, assumptions=config.finish())
 
 
-def _model_type(file: Unwrapped, notes: list[str]) -> tuple[str, str]:
+def _model_type(file: LanguageModelKeys, notes: list[str]) -> tuple[str, str]:
     """The type of the language model as its file has it, and the family that it is read as."""
     keys = file.keys
     word = keys.get("model_type")
@@ -191,7 +191,7 @@ _OUTER = ("quantization_config", "torch_dtype", "dtype")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unwrapped:
+class LanguageModelKeys:
     """The language model of a file: its keys, the section that held them ("" for a flat file), and other parts."""
 
     keys: dict[str, Any]
@@ -222,7 +222,7 @@ def wrappers() -> dict[str, dict[str, Any]]:
         return cast(dict[str, dict[str, Any]], json.load(file)["wrappers"])
 
 
-def unwrap(raw: Mapping[str, Any]) -> Unwrapped:
+def unwrap(raw: Mapping[str, Any]) -> LanguageModelKeys:
     """Return the language model of a file and the parts beside it.
 
     >>> unwrap({"model_type": "new_vl", "text_config": {"hidden_size": 8}, "vision_config": {"depth": 2}}).others
@@ -235,14 +235,14 @@ def unwrap(raw: Mapping[str, Any]) -> Unwrapped:
     section = next((key for key in _TEXT if isinstance(raw.get(key), Mapping)), "")
     others = _others(raw, section)
     if not section:
-        return Unwrapped(keys={key: value for key, value in raw.items() if key not in others}, others=others)
+        return LanguageModelKeys(keys={key: value for key, value in raw.items() if key not in others}, others=others)
     inner = unwrap(raw[section])
     keys = {key: raw[key] for key in _OUTER if key in raw} | inner.keys | _tied(raw)
     if keys.get("model_type") is None:
         keys["model_type"] = raw.get("model_type")
     others |= {f"{section}.{name}": said for name, said in inner.others.items()}
     path = ".".join(filter(None, (section, inner.section)))
-    return Unwrapped(keys=keys, section=path, others=others or {"model_type": raw.get("model_type")})
+    return LanguageModelKeys(keys=keys, section=path, others=others or {"model_type": raw.get("model_type")})
 
 
 def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:

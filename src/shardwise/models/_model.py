@@ -15,26 +15,26 @@ from shardwise.files import read_json
 from shardwise.models._architecture import Architecture
 from shardwise.models._importer import Part, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
-from shardwise.notebook import Item, Shown
+from shardwise.notebook import Card, CardLine
 from shardwise.records import dataclass
 from shardwise.units import counted
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Model(Architecture, Shown):
+class Model(Architecture, Card):
     """A language model. Build one with `Model.load`."""
 
     def __repr__(self) -> str:
         """Return the model in one line, as a prompt shows it."""
         return f"<Model {self.name}: {self.num_layers} layers of {self.hidden}, vocabulary of {self.vocab}>"
 
-    def _facts(self) -> Iterator[Item]:
+    def _facts(self) -> Iterator[CardLine]:
         """Yield how many layers there are of each kind, by what is in them."""
         for block, count in self.kinds.items():
             parts = [*block.mixers, block.feed_forward]
             words = ", ".join(type(part).__name__ for part in parts if part is not None)
-            yield Item(words or "nothing", counted(count, "layer"), "", count / self.num_layers)
+            yield CardLine(words or "nothing", counted(count, "layer"), "", count / self.num_layers)
 
     @classmethod
     def load(

@@ -36,7 +36,7 @@ def step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) ->
     return memory_op(y, name, op.region, moved, role="steps", **more)
 
 
-def entry(y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> AdapterInput[X]:
+def entry(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> AdapterInput[X]:
     """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast.
 
     What it is made of lives until the last of it is made, beside the result of the layer (peft tuners/lora/layer.py
@@ -94,13 +94,13 @@ def thin(
     )  # fmt: skip
 
 
-def low_rank(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], r: X | float) -> Tensor[X]:
+def low_rank(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], r: X | float) -> Tensor[X]:
     """Return the tensor between the two thin products of an adapter."""
     width = y.a if t.autocast else t.width
     return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
 
 
-def _messages(y: Layout[X], op: Op[X], module: Module[X], r: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _messages(y: Layout[X], op: Op[X], module: AdaptedLinear[X], r: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the messages of A and of B under tensor parallelism: r columns a token, and the input gradient of A.
 
     Beside a layer split by outputs A is split by rank and gathered; beside one split by inputs A is too and summed, and
@@ -124,7 +124,7 @@ def _messages(y: Layout[X], op: Op[X], module: Module[X], r: int) -> tuple[dict[
     return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
 
 
-def added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> Op[X]:
+def added(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> Op[X]:
     """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
     elements, w = op.rows * module.columns, y.a if t.autocast else t.width
     wider = w != y.a
@@ -136,8 +136,8 @@ def added(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> 
 
 
 def branches(
-    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[Module[X]], trains_a: bool = True
-) -> Iterator[tuple[Module[X], AdapterInput[X], Op[X], Op[X]]]:
+    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[AdaptedLinear[X]], trains_a: bool = True
+) -> Iterator[tuple[AdaptedLinear[X], AdapterInput[X], Op[X], Op[X]]]:
     """Yield the two thin products of every adapted layer, with what enters them."""
     tp = y.degrees.tp if op.split and t.splits_rank else 1
     for module in chosen:
@@ -152,7 +152,9 @@ def branches(
         yield module, came, a, b
 
 
-def scaling(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], scaled: tuple[Tensor[X], X], **more: Any) -> Op[X]:
+def scaling(
+    y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], scaled: tuple[Tensor[X], X], **more: Any
+) -> Op[X]:
     """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type."""
     (source, n), w, name = scaled, t.width, f"{module.name}.factors"
     elements = op.rows * n
@@ -183,7 +185,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Module(Generic[X]):
+class AdaptedLinear(Generic[X]):
     """A linear layer: its name in the ledger, the short one of models, its features out, and the tensor it makes."""
 
     name: str
@@ -192,15 +194,15 @@ class Module(Generic[X]):
     makes: tuple[str, ...]
 
 
-def modules_of(t: Tuning | None, op: Op[X]) -> list[Module[X]]:
+def modules_of(t: Tuning | None, op: Op[X]) -> list[AdaptedLinear[X]]:
     """Return the linear layers that a product stands for; one where the framework has a joint one with one adapter."""
     short = op.modules or (op.role,)
     makes = op.makes or (op.name, f"{op.name}.output")
     if len(short) != len(op.parts) or (t is not None and t.joint) or op.kind == "grouped":
-        return [Module(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
+        return [AdaptedLinear(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
     each = [makes[i : i + 1] for i in range(len(short))] if op.makes else [makes] * len(short)
     return [
-        Module(name=f"{op.name}.{name}" if len(short) > 1 else op.name, short=name, columns=n, makes=made)
+        AdaptedLinear(name=f"{op.name}.{name}" if len(short) > 1 else op.name, short=name, columns=n, makes=made)
         for name, n, made in zip(short, op.parts, each, strict=True)
     ]
 

@@ -13,13 +13,15 @@ from typing import Any
 
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import Module, added, branches, entry, kept_input, low_rank, scaling, step, thin
+from shardwise.ops.adapter_parts import AdaptedLinear, added, branches, entry, kept_input, low_rank, scaling, step, thin
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, beside
 from shardwise.plans import Tuning
 
 
-def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: bool = True) -> tuple[Op[X], ...]:
+def lora(
+    y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]], trains_a: bool = True
+) -> tuple[Op[X], ...]:
     """Return a product with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
     if op.kind == "grouped":
         return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
@@ -29,12 +31,12 @@ def lora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]], trains_a: 
     return tuple(found)
 
 
-def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA whose A is frozen, so that nothing keeps the input (arXiv:2308.03303 section 3)."""
     return lora(y, t, op, chosen, trains_a=False)
 
 
-def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA with a learned magnitude of each output (arXiv:2402.09353; peft tuners/lora/dora.py).
 
     The norm of every row of W + B A comes from the adapter's own products with an identity matrix, whose graph is freed
@@ -47,7 +49,7 @@ def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[O
     return tuple(found)
 
 
-def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str) -> tuple[Op[X], ...]:
+def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> tuple[Op[X], ...]:
     m, n, w, T = op.inner, module.columns, t.width, op.rows
 
     def kept(part: str, size: X, read_for: Gradient, fleeting: bool = False) -> Tensor[X]:
@@ -85,7 +87,7 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: Module[X], delta: str
     return norm, *again, scale
 
 
-def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
 
     Keys and values and what enters the second product (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
@@ -102,7 +104,7 @@ def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op
     return tuple(found)
 
 
-def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA whose A and B are frozen and shared by all layers, with learned factors of their results.
 
     arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer.
@@ -125,7 +127,7 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[O
     return tuple(found)
 
 
-def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
 
     A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
@@ -188,7 +190,9 @@ def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     weight = Weight(name="embedding.lora_A.weight", elements=rows * r, whole=rows * r, kind="vector", adapter=True)
     look = step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
     like = replace(op, rows=m, inner=0 * m + width, columns=0 * m + width)
-    module = Module(name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output"))
+    module = AdaptedLinear(
+        name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output")
+    )
     b = thin(y, t, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
     return look, b, added(y, t, like, module, b.name)
 

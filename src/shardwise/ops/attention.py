@@ -11,9 +11,9 @@ from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
 from shardwise.ops.adapters import prefix
-from shardwise.ops.core import CORE, Core, Mask, attention_core, core_output
+from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 
 REGION = "attention"
 STREAMS = ("attention.queries", "attention.keys", "attention.values")
@@ -65,7 +65,7 @@ def rotary(y: Layout[X], width: X) -> Op[X]:
                      role="rotary", makes=())  # fmt: skip
 
 
-def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
+def projections(y: Layout[X], m: Attention, D: int) -> LinearShape[X]:
     """Return the linear layer that makes queries (and their gate), keys and values.
 
     Key-value heads below one a rank are replicated; layers that read an earlier cache have queries alone; one
@@ -77,7 +77,7 @@ def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
     per_value = max(per_key - m.head_dim, 0)
     parts = tuple(n for n, each in ((heads * per_query, 1), (kv * (per_key - per_value), per_key),
                                     (kv * per_value, per_value)) if each)  # fmt: skip
-    return Shape(
+    return LinearShape(
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
         whole_outputs=m.heads * per_query + m.kv_heads * per_key, bias=m.qkv_bias,
         kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts, role="qkv",
@@ -85,11 +85,12 @@ def projections(y: Layout[X], m: Attention, D: int) -> Shape[X]:
     )  # fmt: skip
 
 
-def core_of(y: Layout[X], m: Attention) -> Core[X]:
+def core_of(y: Layout[X], m: Attention) -> AttentionCore[X]:
     """Return the sizes of the core of an attention layer."""
-    return Core(
+    return AttentionCore(
         heads=y.split(m.heads), kv_heads=y.kv_heads(m.kv_heads), key_dim=m.head_dim, value_dim=m.value_dim,
-        repeats=m.heads // m.kv_heads, mask=Mask(window=m.window, chunk=m.chunk, causal=m.causal), caps=m.softcap,
+        repeats=m.heads // m.kv_heads, mask=AttentionMask(window=m.window, chunk=m.chunk, causal=m.causal),
+        caps=m.softcap,
     )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def gated(y: Layout[X], m: Attention, D: int, source: Tensor[X], out: Tensor[X])
         return ops, out
     width = heads * m.value_dim if m.output_gate else heads
     if m.head_gate:
-        shape = Shape(inputs=D + 0 * heads, outputs=heads, whole_inputs=D, whole_outputs=m.heads)
+        shape = LinearShape(inputs=D + 0 * heads, outputs=heads, whole_inputs=D, whole_outputs=m.heads)
         ops.append(y.column("head_gate", REGION, shape, source))
     gate, product = (
         y.activation("attention.gate", width, REGION),
@@ -174,6 +175,13 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     if not gates:
         copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
         product = merged(y, product, copies)
-    out = Shape(inputs=heads * m.value_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.value_dim, whole_outputs=D,
-                bias=m.out_bias, role="out", modules=("o",))  # fmt: skip
+    out = LinearShape(
+        inputs=heads * m.value_dim,
+        outputs=D + 0 * heads,
+        whole_inputs=m.heads * m.value_dim,
+        whole_outputs=D,
+        bias=m.out_bias,
+        role="out",
+        modules=("o",),
+    )
     return (*ops, *gates, y.row("out", REGION, out, product))

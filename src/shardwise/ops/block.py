@@ -32,7 +32,7 @@ from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual
 from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.latent import latent_attention
-from shardwise.ops.layout import Layout, Shape, matmul
+from shardwise.ops.layout import Layout, LinearShape, matmul
 from shardwise.ops.narrow import quantised, quantised_inputs
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
@@ -71,8 +71,9 @@ def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
     One of a sequence runs on a token of each, whole on every rank.
     """
     zero = 0 * y.tokens
-    shape = Shape(inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs,
-                  bias=p.bias)  # fmt: skip
+    shape = LinearShape(
+        inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs, bias=p.bias
+    )
     rows = y.work.B if p.of_sequence else y.residual_tokens
     if p.besides:
         rows = divide(rows * maximum(y.work.S - p.besides, 0), y.work.S)

@@ -12,10 +12,10 @@ from shardwise.ledger.number import X, divide, minimum
 from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.models import CompressedAttention, Indexer
 from shardwise.ops.attention import REGION, head_norm, rotary
-from shardwise.ops.core import CORE, Core, Mask, attention_core, core_output, whole_chunks
+from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output, whole_chunks
 from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.latent import down, gathered, scoring, small_norm, up
-from shardwise.ops.layout import Layout, Shape, matmul_flops
+from shardwise.ops.layout import Layout, LinearShape, matmul_flops
 
 COMPRESSOR = "attention.compressor"
 
@@ -87,7 +87,9 @@ def _core(y: Layout[X], m: CompressedAttention) -> tuple[Op[X], ...]:
     """The window's attention with the compressed entries beside it; every head reads the one shared key-value head."""
     heads, one = y.split(m.heads), 1 + 0 * y.tokens
     H = m.head_dim
-    core = Core(heads=heads, kv_heads=one, key_dim=H, value_dim=H, repeats=m.heads, mask=Mask(window=m.window))
+    core = AttentionCore(
+        heads=heads, kv_heads=one, key_dim=H, value_dim=H, repeats=m.heads, mask=AttentionMask(window=m.window)
+    )
     keys = y.activation("attention.keys", H * one, REGION)
     queries = y.activation("attention.queries", heads * H, REGION)
     ops = attention_core(y, core, (queries, keys, keys))
@@ -109,7 +111,7 @@ def _outputs(y: Layout[X], m: CompressedAttention, D: int) -> list[Op[X]]:
     heads = y.split(m.heads)
     T, groups = y.tokens, y.split(m.out_groups)
     wide = m.heads * m.head_dim // m.out_groups
-    core = Core(heads=heads, kv_heads=heads, key_dim=m.head_dim, value_dim=m.head_dim)
+    core = AttentionCore(heads=heads, kv_heads=heads, key_dim=m.head_dim, value_dim=m.head_dim)
     out = core_output(y, core)
     elements = groups * wide * m.out_lora_rank
     flops = matmul_flops(T, groups * m.out_lora_rank, wide + 0 * T)
@@ -127,7 +129,7 @@ def _outputs(y: Layout[X], m: CompressedAttention, D: int) -> list[Op[X]]:
     )  # fmt: skip
     ranks = m.out_groups * m.out_lora_rank
     entry = y.activation("out_groups.output", groups * m.out_lora_rank, REGION)
-    shape = Shape(inputs=groups * m.out_lora_rank, outputs=D + 0 * heads, whole_inputs=ranks, whole_outputs=D)
+    shape = LinearShape(inputs=groups * m.out_lora_rank, outputs=D + 0 * heads, whole_inputs=ranks, whole_outputs=D)
     return [grouped, y.row("out", REGION, shape, entry)]
 
 

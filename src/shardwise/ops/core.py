@@ -21,7 +21,7 @@ LOADED_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mask:
+class AttentionMask:
     """Which keys a query sees: itself and all before it, the last `window`, or those of its own `chunk`."""
 
     window: int = 0
@@ -30,7 +30,7 @@ class Mask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Core(Generic[X]):
+class AttentionCore(Generic[X]):
     """The sizes of one attention core on a rank; `repeats` is how many query heads of the model share a key-value head.
 
     `caps` marks scores that go through a tanh (Gemma 2).
@@ -41,7 +41,7 @@ class Core(Generic[X]):
     key_dim: int
     value_dim: int
     repeats: int = 1
-    mask: Mask = Mask()
+    mask: AttentionMask = AttentionMask()
     caps: bool = False
 
     @property
@@ -50,13 +50,13 @@ class Core(Generic[X]):
         return self.key_dim + self.value_dim
 
 
-def seen_by_first(n: X, mask: Mask) -> X:
+def seen_by_first(n: X, mask: AttentionMask) -> X:
     """Return how many (query, key) pairs the first n queries of a sequence have in all.
 
     Causal n (n + 1) / 2; a window W stops growing at W; chunks of C start over every C tokens.
 
-    >>> seen_by_first(4, Mask()), seen_by_first(4, Mask(window=2)), seen_by_first(4, Mask(chunk=3))
-    (10, 7, 7)
+    >>> [seen_by_first(4, mask) for mask in (AttentionMask(), AttentionMask(window=2), AttentionMask(chunk=3))]
+    [10, 7, 7]
     """
     if mask.chunk:
         C = mask.chunk
@@ -77,7 +77,7 @@ def whole_chunks(n: X, size: int) -> X:
     return ceil(divide(n - (size - 1), size))
 
 
-def attended_pairs(y: Layout[X], mask: Mask) -> X:
+def attended_pairs(y: Layout[X], mask: AttentionMask) -> X:
     """Return how many (query, key) pairs of one sequence are computed, over all context-parallel ranks.
 
     Coverage "masked" counts what the mask leaves of S queries behind `context` cached tokens; "full" the whole
@@ -95,13 +95,13 @@ def attended_pairs(y: Layout[X], mask: Mask) -> X:
     return pairs if y.work.density == 1 else pairs * y.work.density
 
 
-def read_tokens(y: Layout[X], mask: Mask) -> X:
+def read_tokens(y: Layout[X], mask: AttentionMask) -> X:
     """Return how many tokens of keys and values the new tokens of one sequence read together.
 
     All that there are, or from the first key in the window or chunk of the first new token.
 
     >>> from shardwise.ops.count import whole_layout
-    >>> read_tokens(whole_layout(1, 4), Mask())
+    >>> read_tokens(whole_layout(1, 4), AttentionMask())
     4
     """
     S, past = y.work.S, y.work.context
@@ -122,25 +122,25 @@ def share(y: Layout[X]) -> X:
     return divide(y.tokens, y.work.B * y.work.S)
 
 
-def core_flops(y: Layout[X], c: Core[X]) -> X:
+def core_flops(y: Layout[X], c: AttentionCore[X]) -> X:
     """Return forward FLOPs of QK^T and PV on a rank: 2 (H + Hv) a head and pair.
 
     >>> from shardwise.ops.count import whole_layout
-    >>> core_flops(whole_layout(1, 4), Core(heads=2, kv_heads=1, key_dim=8, value_dim=8))
+    >>> core_flops(whole_layout(1, 4), AttentionCore(heads=2, kv_heads=1, key_dim=8, value_dim=8))
     1024
     """
     pairs = y.work.B * attended_pairs(y, c.mask)
     return 2 * c.heads * c.dims * divide(pairs * y.tokens, y.work.B * y.work.S)
 
 
-def cache_traffic(y: Layout[X], c: Core[X]) -> X:
+def cache_traffic(y: Layout[X], c: AttentionCore[X]) -> X:
     """Return bytes of keys and values that the core reads: those of new tokens in training, of the cache in serving."""
     if y.work.phase == "train":
         return y.a * y.tokens * c.kv_heads * c.dims
     return y.work.cache_bytes * c.kv_heads * c.dims * y.work.B * read_tokens(y, c.mask) * share(y)
 
 
-def context_messages(y: Layout[X], c: Core[X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+def context_messages(y: Layout[X], c: AttentionCore[X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
     """Return the messages of a sequence split over ranks: forward, backward.
 
     Ring: cp - 1 steps of keys and values, twice that backward (arXiv:2310.01889). All-gather: of K and V, again
@@ -186,7 +186,7 @@ def merges_chunks(y: Layout[X]) -> bool:
     return split and y.stack.merges_chunks and y.work.phase == "train"
 
 
-def sent_heads(y: Layout[X], c: Core[X]) -> X:
+def sent_heads(y: Layout[X], c: AttentionCore[X]) -> X:
     """Return the heads of keys and values that a split sequence sends: those of queries where they are repeated."""
     return c.heads if merges_chunks(y) and y.stack.repeats_kv else c.kv_heads
 
@@ -207,7 +207,7 @@ def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X
     return (keys,), (keys, wide, replace(wide, count=minimum(steps, 1), hides="exposed"))
 
 
-def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
+def _exchanged(y: Layout[X], c: AttentionCore[X]) -> tuple[Collective[X], ...]:
     sides = (
         ("queries, keys, values", c.heads * c.key_dim + c.kv_heads * c.dims),
         ("output", c.heads * c.value_dim),
@@ -220,7 +220,7 @@ def _exchanged(y: Layout[X], c: Core[X]) -> tuple[Collective[X], ...]:
     )
 
 
-def attention_core(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+def attention_core(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
     """Return the operators between projected queries, keys, values and the attention output.
 
     `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
@@ -229,7 +229,7 @@ def attention_core(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> t
     return (*ops, *exchange_copies(y, c), *merged_outputs(y, c))
 
 
-def exchange_copies(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
+def exchange_copies(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
     """Return the copies around an all-to-all of context parallelism: its heads are sorted by rank, its chunks in order.
 
     Each tensor is read and written on both sides of its message (TransformerEngine attention/dot_product_attention/
@@ -242,7 +242,7 @@ def exchange_copies(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
     return (memory_op(y, "exchange", CORE, (moved, moved), kernels=copies),)
 
 
-def merged_outputs(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
+def merged_outputs(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
     """Return what merges the outputs of the kernels of chunks, and adds up their gradients, in fp32 kernel by kernel.
 
     An output is widened once and narrowed once. For each further chunk: the next one is widened, subtracted from the
@@ -265,12 +265,12 @@ def merged_outputs(y: Layout[X], c: Core[X]) -> tuple[Op[X], ...]:
     return (memory_op(y, "chunks", CORE, tuple(moved), kernels=12 * more, role="steps"),)  # type: ignore[arg-type]
 
 
-def core_output(y: Layout[X], c: Core[X]) -> Tensor[X]:
+def core_output(y: Layout[X], c: AttentionCore[X]) -> Tensor[X]:
     """Return the output of the core."""
     return y.activation("attention.out", c.heads * c.value_dim, CORE)
 
 
-def _fused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
+def _fused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     """One kernel: keeps q, k, v, its output and a logsumexp; backward runs 5/2 of forward (arXiv:2205.14135)."""
     T, flops = y.tokens, core_flops(y, c)
     out = core_output(y, c)
@@ -298,7 +298,7 @@ def _before_exchange(y: Layout[X], out: Tensor[X]) -> tuple[Tensor[X], ...]:
     return (Tensor(name="attention.out before exchange", size_bytes=size, born=CORE),)
 
 
-def _repeated(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+def _repeated(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
     """Transformers' eager attention repeats keys and values to the query heads and keeps the copies."""
     if y.stack.attention != "eager" or c.repeats == 1:
         return inputs
@@ -311,7 +311,7 @@ def _repeated(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[
     return (queries, *copies)
 
 
-def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+def _unfused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
     """Two batched products around a softmax over the whole score matrix, which is kept.
 
     "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
@@ -348,7 +348,7 @@ def _unfused(y: Layout[X], c: Core[X], inputs: tuple[Tensor[X], ...]) -> tuple[O
     return first, softmax, replace(last, vector_units=is_unaligned(y, c.value_dim), role="context", takes=takes)
 
 
-def _softmax(y: Layout[X], c: Core[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
+def _softmax(y: Layout[X], c: AttentionCore[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
     """Return what the softmax keeps, the probabilities that multiply the values, and its kernels."""
     eager = y.stack.attention == "eager"
 

@@ -51,7 +51,7 @@ def whole_layout(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PartOps:
     """Operators of one part of a model: how often they run and how often their weights exist, and their block."""
 
     part: Part
@@ -61,19 +61,19 @@ class Line:
     block: Block | None = None
 
 
-def lines(model: Model, y: Layout[float]) -> Iterator[Line]:
+def lines(model: Model, y: Layout[float]) -> Iterator[PartOps]:
     """Yield everything a model has, prediction layers last.
 
     A block that shares its weights runs as often as it occurs and owns one copy of them; blocks inside a block stand on
     their own.
     """
-    yield Line("embedding", embedding(y, model), 1, 1)
+    yield PartOps("embedding", embedding(y, model), 1, 1)
     for own, kinds in _by_tuning(y, model):
         yield from _blocks(own, kinds, model.hidden, "layers")
-    yield Line("head", (*final_norm(y, model), *head(y, model)), 1, 1)
+    yield PartOps("head", (*final_norm(y, model), *head(y, model)), 1, 1)
     if model.mtp:
         again = tuple(replace(op, weights=()) for op in head(y, model))
-        yield Line("mtp", (*mtp_ops(y, model), *again), len(model.mtp), len(model.mtp))
+        yield PartOps("mtp", (*mtp_ops(y, model), *again), len(model.mtp), len(model.mtp))
         yield from _blocks(y, Counter(model.mtp), model.hidden, "mtp")
 
 
@@ -97,13 +97,13 @@ def _by_tuning(y: Layout[float], model: Model) -> Iterator[tuple[Layout[float], 
         yield replace(y, choices=replace(y.choices, tuning=tuning)), kinds
 
 
-def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iterator[Line]:
+def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iterator[PartOps]:
     flat: Counter[Block] = Counter()
     for block, times in kinds.items():
         for one, each in _opened(block).items():
             flat[one] += times * each
     for block, times in flat.items():
-        yield Line(part, block_ops(y, block, D), times, 1 if block.shared_weights else times, block)
+        yield PartOps(part, block_ops(y, block, D), times, 1 if block.shared_weights else times, block)
 
 
 def _opened(block: Block) -> Counter[Block]:
@@ -136,7 +136,7 @@ def component(part: Part, op: Op[float]) -> str:
     return named.get(first, "other")
 
 
-def _weights(model: Model) -> Iterator[tuple[Line, Op[float], Weight[float]]]:
+def _weights(model: Model) -> Iterator[tuple[PartOps, Op[float], Weight[float]]]:
     for line in lines(model, whole_layout()):
         for op in line.ops:
             for weight in op.weights:
@@ -218,7 +218,7 @@ def active_parameters(model: Model) -> int:
     )
 
 
-def _chosen(line: Line, weight: Weight[float]) -> tuple[int, int]:
+def _chosen(line: PartOps, weight: Weight[float]) -> tuple[int, int]:
     """How many of how many experts a token meets in the weights of a line, none of those that never run."""
     if line.block is not None and line.block.idle:
         return 0, 1
@@ -236,13 +236,13 @@ RECOMPUTED: dict[str, tuple[str, ...]] = {
 """Regions of a block that each recompute mode runs again in backward (the modes of `Plan.recompute`)."""
 
 
-def _runs(model: Model, batch: int, seq_len: int, coverage: Coverage) -> Iterator[tuple[Line, Op[float]]]:
+def _runs(model: Model, batch: int, seq_len: int, coverage: Coverage) -> Iterator[tuple[PartOps, Op[float]]]:
     for line in lines(model, whole_layout(batch, seq_len, coverage)):
         for op in line.ops:
             yield line, op
 
 
-def _component(line: Line, op: Op[float]) -> str:
+def _component(line: PartOps, op: Op[float]) -> str:
     name = component(line.part, op)
     return "attention_core" if name == "attention" and within(op.region, CORE) else name
 

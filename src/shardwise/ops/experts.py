@@ -15,7 +15,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import dataclass
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
@@ -98,7 +98,7 @@ def _launch_seconds(y: Layout[X]) -> float:
     return y.stack.narrow_expert_seconds if narrow else 0.0
 
 
-def _grouped(y: Layout[X], e: Experts[X], name: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
     """Return one product of every local expert with its rows; experts that got no token are not read."""
     n, k = shape.outputs, shape.inputs
     flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
@@ -126,9 +126,10 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     act, product = activation_op(y, region, m, e.rows, e.F)
     all_ffn = m.experts * m.ffn
     # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
-    up = Shape(inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias,
-               role="up")  # fmt: skip
-    down = Shape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias,
+    up = LinearShape(
+        inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias, role="up"
+    )
+    down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias,
                  role="down")  # fmt: skip
     found = (
         _grouped(y, e, f"{region}.up", up, permuted),
@@ -266,7 +267,7 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
 def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X]) -> Op[X]:
     inputs, outputs = sizes
     zero = 0 * y.tokens
-    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs,
+    shape = LinearShape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs,
                   role="feed_forward")  # fmt: skip
     return y.whole(name, region, shape, source)
 

@@ -11,7 +11,7 @@ from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import MLP, MoE
 from shardwise.ops.elementwise import only_weights, vector
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 
 # What separate kernels keep beside the product, in widths of F, counted with saved-tensor hooks on torch 2.13.0 and
 # transformers 5.23.0. ReLU keeps its result, so its input goes; `gelu_new` and `quick_gelu` are written out in Python,
@@ -78,10 +78,10 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     """
     F, sides = y.split(m.ffn), 2 if m.gated else 1
     one_kernel = y.stack.activation == "fused"
-    up = Shape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
+    up = LinearShape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
                kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up",
                modules=("gate_up",) if m.fused_projection else ("gate", "up")[-sides:])  # fmt: skip
-    down = Shape(
+    down = LinearShape(
         inputs=F, outputs=D + 0 * F, whole_inputs=m.ffn, whole_outputs=D, bias=m.bias, role="down", modules=("down",)
     )
     act, product = activation_op(y, name, m, y.tokens, F)
@@ -92,7 +92,7 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
 def _receptance(y: Layout[X], D: int, source: Tensor[X], name: str) -> tuple[Op[X], ...]:
     """RWKV's channel mixing (arXiv:2305.13048 equation 18): a sigmoid gate on the output, and two mixes over time."""
     width = y.residual_width(D)
-    shape = Shape(inputs=D + 0 * y.tokens, outputs=D + 0 * y.tokens, whole_inputs=D, whole_outputs=D,
+    shape = LinearShape(inputs=D + 0 * y.tokens, outputs=D + 0 * y.tokens, whole_inputs=D, whole_outputs=D,
                   role="feed_forward")  # fmt: skip
     gate, out = y.residual(f"{name}.receptance", D, name), y.residual(f"{name}.value", D, name)
     moved = (3 * gate.size_bytes, 5 * gate.size_bytes)

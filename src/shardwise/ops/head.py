@@ -14,7 +14,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection
 from shardwise.ops.elementwise import norm, only_weights, vector
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.tuning import tuned
 from shardwise.plans import WHOLE_LOSSES
 
@@ -156,7 +156,7 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
         return ()
     width = m.embedding_width or m.hidden
     V = local_vocab(y, m)
-    shape = Shape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
+    shape = LinearShape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
                   kind="head", owned=not m.tied, role="head")  # fmt: skip
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
     if y.work.phase == "train":
@@ -339,7 +339,7 @@ def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     norms = tuple(
         norm(y, f"mtp.norm{i}", D, m.norm, y.residual(f"mtp.input{i}", D, ""), "mtp") for i in range(1, m.mtp_norms + 1)
     )
-    shape = Shape(inputs=2 * D + zero, outputs=D + zero, whole_inputs=2 * D, whole_outputs=D)
+    shape = LinearShape(inputs=2 * D + zero, outputs=D + zero, whole_inputs=2 * D, whole_outputs=D)
     joined = y.residual("mtp.joined", 2 * D, "mtp")
     if y.choices.layout == "summa":
         return (*norms, y.whole("mtp.projection", "mtp", shape, joined))

@@ -12,9 +12,18 @@ from shardwise.ledger.number import X, divide
 from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Attention, Indexer, LatentAttention, NormKind
 from shardwise.ops.attention import REGION, gated, merged, rotary
-from shardwise.ops.core import CORE, Core, Mask, attended_pairs, attention_core, core_output, read_tokens, share
+from shardwise.ops.core import (
+    CORE,
+    AttentionCore,
+    AttentionMask,
+    attended_pairs,
+    attention_core,
+    core_output,
+    read_tokens,
+    share,
+)
 from shardwise.ops.elementwise import Norm, norm_op, with_statistics
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 
 UP = "attention.up"
 
@@ -40,8 +49,14 @@ def down(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: T
     """Return a small projection whose weights are whole on every tensor-parallel rank."""
     inputs, outputs = sizes
     zero = 0 * y.tokens
-    shape = Shape(inputs=inputs + zero, outputs=outputs + zero, whole_inputs=inputs, whole_outputs=outputs, bias=bias,
-                  role=_ROLES.get(name, "other"))  # fmt: skip
+    shape = LinearShape(
+        inputs=inputs + zero,
+        outputs=outputs + zero,
+        whole_inputs=inputs,
+        whole_outputs=outputs,
+        bias=bias,
+        role=_ROLES.get(name, "other"),
+    )
     return y.whole(name, region, shape, source)
 
 
@@ -61,7 +76,7 @@ def gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
 def up(y: Layout[X], name: str, rank: int, width: int, heads: int, source: Tensor[X]) -> Op[X]:
     """Return an up-projection to `width` elements a head from a latent that is whole on every rank."""
     local = y.split(heads)
-    shape = Shape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width,
+    shape = LinearShape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width,
                   role=_ROLES.get(name, "other"))  # fmt: skip
     op = y.column(name, UP, shape, source)
     # One dimension: the latent was gathered by its norm, and its gradient is reduced there.
@@ -102,7 +117,7 @@ def _normed(y: Layout[X], m: LatentAttention, op: Op[X], sizes: tuple[str, int, 
 def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     if not m.q_lora_rank:
         heads = y.split(m.heads)
-        shape = Shape(inputs=D + 0 * heads, outputs=heads * m.qk_head_dim, whole_inputs=D,
+        shape = LinearShape(inputs=D + 0 * heads, outputs=heads * m.qk_head_dim, whole_inputs=D,
                       whole_outputs=m.heads * m.qk_head_dim)  # fmt: skip
         return [y.column("q", REGION, shape, source)]
     ql = m.q_lora_rank
@@ -136,7 +151,7 @@ def indexer_ops(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> 
         down(y, "indexer.k", region, (D, x.head_dim), source),
         down(y, "indexer.weights", region, (D, x.heads), source),
         small_norm(y, "indexer.k_norm", region, x.head_dim, "layernorm"),
-        scoring(y, x, region, attended_pairs(y, Mask(causal=m.causal)), y.work.S + y.work.context),
+        scoring(y, x, region, attended_pairs(y, AttentionMask(causal=m.causal)), y.work.S + y.work.context),
     ]
 
 
@@ -154,9 +169,9 @@ def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
     )  # fmt: skip
 
 
-def _mask(m: LatentAttention) -> Mask:
+def _mask(m: LatentAttention) -> AttentionMask:
     """A query of sparse attention sees `top_k` keys at most, whichever they are: as many as a window of that size."""
-    return Mask(window=m.indexer.top_k if m.indexer else 0, causal=m.causal)
+    return AttentionMask(window=m.indexer.top_k if m.indexer else 0, causal=m.causal)
 
 
 def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
@@ -196,9 +211,9 @@ def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     return [memory_op(y, "parts.joined", UP, (stream * ahead, stream * back), kernels=6, role="steps")]
 
 
-def _core(y: Layout[X], m: LatentAttention) -> Core[X]:
+def _core(y: Layout[X], m: LatentAttention) -> AttentionCore[X]:
     heads = y.split(m.heads)
-    return Core(heads=heads, kv_heads=heads, key_dim=m.qk_head_dim, value_dim=m.v_head_dim, mask=_mask(m))
+    return AttentionCore(heads=heads, kv_heads=heads, key_dim=m.qk_head_dim, value_dim=m.v_head_dim, mask=_mask(m))
 
 
 def _absorbed(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
@@ -248,7 +263,7 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     if not gates:
         # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
         entry = merged(y, entry, y.stack.norm == "eager")
-    out = Shape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
+    out = LinearShape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
                 whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, entry))
 

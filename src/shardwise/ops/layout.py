@@ -80,15 +80,15 @@ class Layout(Generic[X]):
         """A tensor inside a split layer, `width` elements a token."""
         return Tensor(name=name, size_bytes=self.a * self.tokens * width, born=born)
 
-    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def column(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """A linear layer whose outputs are split; `source` is its input, saved for the weight gradient."""
         raise NotImplementedError
 
-    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def row(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """A linear layer whose inputs are split and whose output returns to the residual stream."""
         raise NotImplementedError
 
-    def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+    def whole(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
         """A linear layer on the residual stream's own tokens with weights replicated over the tensor-parallel ranks."""
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.residual_tokens, shape.outputs, shape.inputs)
@@ -96,7 +96,7 @@ class Layout(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape(Generic[X]):
+class LinearShape(Generic[X]):
     """A linear layer: features in and out on one rank where split, and `whole_*` in the model; `kernels` launches.
 
     `parts` are the features out of the layers that a joint one stands for, `modules` the names that models give them.
@@ -115,7 +115,7 @@ class Shape(Generic[X]):
     modules: tuple[str, ...] = ()
 
 
-def linear_weights(name: str, shape: Shape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
+def linear_weights(name: str, shape: LinearShape[X], sides: tuple[X, X]) -> tuple[Weight[X], ...]:
     """Return the weights of a linear layer: a matrix of (outputs, inputs) on the rank and, if it has one, the bias."""
     if not shape.owned:
         return ()
@@ -226,7 +226,7 @@ class OneD(Layout[X]):
         """Tokens of the residual stream: divided by tp under sequence parallelism."""
         return divide(self.tokens, self.degrees.tp) if self.choices.sequence_parallel else self.tokens
 
-    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def column(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Enter a split layer: all-gather forward under sequence parallelism, reduction of the input gradient backward.
 
         Megatron saves the shard of the input, so the weight gradient gathers it again beside the input gradient's
@@ -264,7 +264,7 @@ class OneD(Layout[X]):
             return 0
         return products + 1 if self.stack.activation == "fused" else 3 * (products - 1)
 
-    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def row(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """Leave a split layer: reduce-scatter under sequence parallelism, else all-reduce; mirrored backward."""
         full, at = self.a * self.tokens * shape.outputs, (self.tokens, shape.outputs)
         out = Collective(axis="tp", verb="all_reduce", size_bytes=full, tensor="output", shape=at)
@@ -285,7 +285,7 @@ class OneD(Layout[X]):
             return c
         return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, hides="copied")
 
-    def _product(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def _product(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
         sizes = (self.tokens, shape.outputs, shape.inputs)
         more |= {"kernels": shape.kernels, "parts": shape.parts, "role": shape.role, "modules": shape.modules}
@@ -308,17 +308,17 @@ class Summa(Layout[X]):
         """The residual stream is split in width over tp."""
         return divide(cast(X, D), self.degrees.tp)
 
-    def column(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def column(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """A product by panels; the saved input is the rank's own tile."""
         return self._panels(name, region, shape, source, shape.inputs, shape.outputs, **more)
 
-    def row(self, name: str, region: str, shape: Shape[X], source: Tensor[X], **more: object) -> Op[X]:
+    def row(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         """The same product: SUMMA does not distinguish entering from leaving."""
         tp = self.degrees.tp
         return self._panels(name, region, shape, source, shape.inputs * tp, divide(shape.outputs, tp), **more)
 
     def _panels(
-        self, name: str, region: str, shape: Shape[X], source: Tensor[X], inner: X, outputs: X, **more: object
+        self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], inner: X, outputs: X, **more: object
     ) -> Op[X]:
         w, nb, m = self.work.weight_bytes, self.degrees.panels, self.tokens
         left, right = self.a * m * inner, w * inner * outputs
@@ -365,7 +365,7 @@ class Summa(Layout[X]):
             **more,
         )
 
-    def whole(self, name: str, region: str, shape: Shape[X], source: Tensor[X]) -> Op[X]:
+    def whole(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
         """Small layers are products by panels too: nothing is replicated."""
         return self._panels(name, region, shape, source, shape.inputs, self.split(shape.whole_outputs))
 

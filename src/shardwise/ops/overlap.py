@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, Literal, TypeAlias
 
-from shardwise.cost import Beside, HostRates, Network, PassSeconds, Rates, collective_seconds
+from shardwise.cost import HostRates, Network, OverlapSlowdown, PassSeconds, Rates, collective_seconds
 from shardwise.ledger.number import X, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -40,10 +40,10 @@ class CostModel(Generic[X]):
 
     rates: Rates[X]
     network: Network[X]
-    spans: dict[str, tuple[X, ...]]
+    group_shapes: dict[str, tuple[X, ...]]
     overlap: bool = True
     exposed_axes: tuple[str, ...] = ()
-    replicas: Beside | None = None
+    replicas: OverlapSlowdown | None = None
     host: HostRates | None = None
     module_launch: float = 0.0
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
@@ -58,12 +58,12 @@ class CostModel(Generic[X]):
 
     def lost_share(self, group: str) -> X:
         """Return the share that compute loses of the seconds of messages between replicas that are hidden beside it."""
-        at = self.spans[group]
+        at = self.group_shapes[group]
         return self.replicas.lost_share(at) if self.replicas else 0 * at[-1]
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
-        return collective_seconds(self.network, c.verb, c.size_bytes, self.spans[c.axis], c.fanout)
+        return collective_seconds(self.network, c.verb, c.size_bytes, self.group_shapes[c.axis], c.fanout)
 
 
 def pairing(stack: Stack, schedule: Schedule) -> Pairing:

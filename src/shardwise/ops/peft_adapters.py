@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X, ceil, divide, is_plain, minimum
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import Module, added, entry, kept_input, step, thin
+from shardwise.ops.adapter_parts import AdaptedLinear, added, entry, kept_input, step, thin
 from shardwise.ops.elementwise import only_weights
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.plans import Tuning
@@ -29,10 +29,10 @@ BUTTERFLY = 4  # boft/config.py boft_block_size
 CIRCULANT = 256  # c3a/config.py block_size
 
 
-class Path(Generic[X]):
+class AdapterPath(Generic[X]):
     """The operators that an adapter adds beside one linear layer, in their order, and the tensor it has reached."""
 
-    def __init__(self, y: Layout[X], t: Tuning, op: Op[X], module: Module[X]) -> None:
+    def __init__(self, y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> None:
         self.y, self.t, self.op, self.module = y, t, op, module
         self.ops: list[Op[X]] = []
         self.at = kept_input(op)
@@ -117,7 +117,7 @@ class Path(Generic[X]):
         return [*self.ops, added(self.y, plain, self.op, self.module, self.at.name)]
 
 
-def adalora(p: Path[X]) -> None:
+def adalora(p: AdapterPath[X]) -> None:
     """LoRA with learned singular values, E, between (arXiv:2303.10512 section 3.1)."""
     p.enter()
     p.make("AE", p.r * p.m, p.r * p.m + p.r)
@@ -127,7 +127,7 @@ def adalora(p: Path[X]) -> None:
     p.pointwise("scaled", saves=(p.kept("rank", p.w),))
 
 
-def gralora(p: Path[X]) -> None:
+def gralora(p: AdapterPath[X]) -> None:
     """LoRA of blocks whose ranks are exchanged (arXiv:2505.20355 section 3): a copy between its products."""
     p.enter()
     p.product("gralora_A", p.r)
@@ -135,7 +135,7 @@ def gralora(p: Path[X]) -> None:
     p.product("gralora_B", p.n)
 
 
-def vblora(p: Path[X]) -> None:
+def vblora(p: AdapterPath[X]) -> None:
     """LoRA whose A and B are mixtures of the vectors of one bank (arXiv:2405.15179 section 3)."""
     vectors, length, chosen = BANK
     p.enter()
@@ -147,7 +147,7 @@ def vblora(p: Path[X]) -> None:
         p.product(f"{part} x", out, "made")
 
 
-def unilora(p: Path[X]) -> None:
+def unilora(p: AdapterPath[X]) -> None:
     """LoRA whose elements are those of one short vector (arXiv:2506.00799 section 3)."""
     p.enter()
     p.make("A", p.r * p.m, 0, kernels=2)
@@ -156,21 +156,21 @@ def unilora(p: Path[X]) -> None:
     p.product("B x", p.n, "made")
 
 
-def loha(p: Path[X]) -> None:
+def loha(p: AdapterPath[X]) -> None:
     """A Hadamard product of two products of rank r (arXiv:2108.06098 section 2.2)."""
     p.enter()
     p.make("delta", p.m * p.n, 2 * p.r * (p.m + p.n), (p.kept("scale", 4, "weight"),), flops=4 * p.r * p.m * p.n)
     p.product("delta x", p.n, "made")
 
 
-def hira(p: Path[X]) -> None:
+def hira(p: AdapterPath[X]) -> None:
     """A Hadamard product of the weight with one of rank r (HiRA, ICLR 2025)."""
     p.enter()
     p.make("delta", p.m * p.n, p.r * (p.m + p.n), flops=2 * p.r * p.m * p.n)
     p.product("delta x", p.n, "made")
 
 
-def fourierft(p: Path[X]) -> None:
+def fourierft(p: AdapterPath[X]) -> None:
     """The inverse Fourier transform of a spectrum with few entries (arXiv:2405.03003 section 3)."""
     p.enter()
     p.make("delta", p.m * p.n, FREQUENCIES, (p.kept("indices", 16 * FREQUENCIES, "weight"),), kernels=8,
@@ -178,7 +178,7 @@ def fourierft(p: Path[X]) -> None:
     p.product("delta x", p.n, "made")
 
 
-def glora(p: Path[X]) -> None:
+def glora(p: AdapterPath[X]) -> None:
     """A weight scaled and moved by two products of rank r, in the type of the model (arXiv:2306.07967 section 3)."""
     a = p.y.a
     bias = any(w.kind == "vector" and not w.adapter for w in p.op.weights)
@@ -187,7 +187,7 @@ def glora(p: Path[X]) -> None:
     p.product("weight x", p.n, "made", a)
 
 
-def miss(p: Path[X]) -> None:
+def miss(p: AdapterPath[X]) -> None:
     """One matrix for all blocks of r inputs, which are added up first (arXiv:2409.15371 section 3)."""
     p.enter()
     p.pointwise("blocks summed")
@@ -195,20 +195,20 @@ def miss(p: Path[X]) -> None:
     p.product("miss_block", p.n)
 
 
-def behind(p: Path[X], part: str, moved: tuple[X, X], learned: X, saves: tuple[Tensor[X], ...] = ()) -> None:
+def behind(p: AdapterPath[X], part: str, moved: tuple[X, X], learned: X, saves: tuple[Tensor[X], ...] = ()) -> None:
     """Add kernels that change the layer's result in place of adding to it."""
     p.ops.append(step(p.y, f"{p.module.name}.{part}", p.op, moved, kernels=4, weights=(p.learned(part, learned),),
                       saves=saves, takes=p.module.makes, makes=p.module.makes, modules=(p.module.short,),
                       output_bytes=p.w * p.T * p.n))  # fmt: skip
 
 
-def beft(p: Path[X]) -> None:
+def beft(p: AdapterPath[X]) -> None:
     """A bias (peft tuners/beft)."""
     size = p.w * p.T * p.n
     behind(p, "bias", (3 * size, size), p.n)
 
 
-def tinylora(p: Path[X]) -> None:
+def tinylora(p: AdapterPath[X]) -> None:
     """A learned turn of the first singular vectors, which are frozen (peft tuners/tinylora)."""
     r, u = TINY
     p.enter()
@@ -218,7 +218,7 @@ def tinylora(p: Path[X]) -> None:
     p.product("tinylora_B", p.n, "frozen")
 
 
-def psoft(p: Path[X]) -> None:
+def psoft(p: AdapterPath[X]) -> None:
     """An orthogonal turn between frozen singular vectors (peft tuners/psoft), which has r (r - 1) / 2 parameters."""
     p.widen()
     p.enter()
@@ -229,7 +229,7 @@ def psoft(p: Path[X]) -> None:
     p.product("psoft_B", p.n, "frozen")
 
 
-def pvera(p: Path[X]) -> None:
+def pvera(p: AdapterPath[X]) -> None:
     """VeRA with a mean and a variance of each of r features (peft tuners/pvera)."""
     p.enter()
     p.product("pvera_A", 2 * p.r, "shared")
@@ -241,7 +241,7 @@ def pvera(p: Path[X]) -> None:
     p.pointwise("b", p.n, (p.kept("pvera_B", p.w * p.T * p.n, "weight"),))
 
 
-def deft(p: Path[X]) -> None:
+def deft(p: AdapterPath[X]) -> None:
     """What the layer says in r directions is taken out, and something else put in (peft tuners/deft)."""
     given = p.t.width
     p.widen()
@@ -255,7 +255,7 @@ def deft(p: Path[X]) -> None:
     p.pointwise("projected", 0, parts, kernels=3)
 
 
-def adamss(p: Path[X]) -> None:
+def adamss(p: AdapterPath[X]) -> None:
     """Products of rank one in clusters of the outputs, of r frozen directions of the input (peft tuners/adamss)."""
     a = p.y.a
     p.product("adamss_newB", p.r, "frozen", a)
@@ -264,7 +264,7 @@ def adamss(p: Path[X]) -> None:
     p.reach("chosen", p.n, a)
 
 
-def delora(p: Path[X]) -> None:
+def delora(p: AdapterPath[X]) -> None:
     """LoRA of normed products (arXiv:2503.18225 section 3)."""
     p.pointwise("normed")
     p.product("delora_A", p.r)
@@ -272,7 +272,7 @@ def delora(p: Path[X]) -> None:
     p.product("delora_B", p.n)
 
 
-def randlora(p: Path[X]) -> None:
+def randlora(p: AdapterPath[X]) -> None:
     """Sums of frozen products of rank r with learned scales, of full rank (arXiv:2502.00987 section 3)."""
     less = minimum(p.m, p.n)
     bases = ceil(divide(less, p.r))
@@ -282,7 +282,7 @@ def randlora(p: Path[X]) -> None:
     p.product("A x", p.n, "made", size=less * p.r * bases)
 
 
-def boft(p: Path[X]) -> None:
+def boft(p: AdapterPath[X]) -> None:
     """A turn by a butterfly of orthogonal blocks, made whole, and a scale (arXiv:2311.06243; peft tuners/boft)."""
     a, square = p.y.a, p.m * p.m
     blocks = p.kept("blocks", (3 * 4 * BUTTERFLY + 4) * p.m, "weight")
@@ -294,7 +294,7 @@ def boft(p: Path[X]) -> None:
     p.pointwise("scaled", p.n, (scale, p.kept("result", a * p.T * p.n, "weight")))
 
 
-def c3a(p: Path[X]) -> None:
+def c3a(p: AdapterPath[X]) -> None:
     """A convolution with circulant blocks, by fast Fourier transforms in fp32 (arXiv:2407.19342 section 3)."""
     kernel, narrow = divide(p.m * p.n, CIRCULANT), p.w != 4
     p.widen()
@@ -304,14 +304,14 @@ def c3a(p: Path[X]) -> None:
     p.reach("convolved", p.n)
 
 
-def road(p: Path[X]) -> None:
+def road(p: AdapterPath[X]) -> None:
     """Turns of pairs of outputs (arXiv:2409.00119 section 3)."""
     size = p.w * p.T * p.n
     kept = (p.kept("wide result", size), p.kept("turned", size), p.kept("vectors", 4 * p.w * p.n))
     behind(p, "turn", (2 * size, 5 * size), p.n, (*kept, p.kept("vectors of the input", 2 * p.w * p.n, "input")))
 
 
-PATHS: dict[str, Callable[[Path[Any]], None]] = {
+PATHS: dict[str, Callable[[AdapterPath[Any]], None]] = {
     "adalora": adalora,
     "gralora": gralora,
     "vblora": vblora,
@@ -367,11 +367,11 @@ def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     return op, copied
 
 
-def beside(y: Layout[X], t: Tuning, op: Op[X], chosen: list[Module[X]]) -> tuple[Op[X], ...]:
+def beside(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product with the path of its method beside each of its layers."""
     found = [op]
     for module in chosen:
-        path = Path(y, t, op, module)
+        path = AdapterPath(y, t, op, module)
         PATHS[t.adapter](path)
         found += path.ops if t.adapter in ("beft", "road") else path.end()
     return tuple(found)

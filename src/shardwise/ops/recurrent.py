@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, minimum
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import GatedDelta, LightningAttention, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
-from shardwise.ops.layout import Layout, Shape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.ssm import REGION, Scan, convolution, exchanges, inward, kept_tensor, outward, scan_op
 
 SCAN = f"{REGION}.scan"
@@ -73,8 +73,10 @@ def _delta_inputs(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> lis
     ops = [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
     for name, width in (("decay", m.value_heads * m.key_dim), ("gate", v)):
         zero = 0 * y.tokens
-        low = Shape(inputs=D + zero, outputs=m.value_dim + zero, whole_inputs=D, whole_outputs=m.value_dim)
-        high = Shape(inputs=m.value_dim + zero, outputs=y.split(width), whole_inputs=m.value_dim, whole_outputs=width)
+        low = LinearShape(inputs=D + zero, outputs=m.value_dim + zero, whole_inputs=D, whole_outputs=m.value_dim)
+        high = LinearShape(
+            inputs=m.value_dim + zero, outputs=y.split(width), whole_inputs=m.value_dim, whole_outputs=width
+        )
         entry = Tensor(name=f"ssm.{name} latent", size_bytes=y.a * y.residual_tokens * m.value_dim, born=REGION)
         ops += [y.whole(f"{name}_down", REGION, low, source), y.column(f"{name}_up", REGION, high, entry)]
     return ops
@@ -268,7 +270,7 @@ def mlstm(y: Layout[X], m: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...
     """
     heads, T = y.split(m.heads), y.tokens
     whole, values = m.heads * (2 * m.qk_dim + 2 * m.v_dim), heads * m.v_dim
-    gates = Shape(inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * m.heads, bias=True)
+    gates = LinearShape(inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * m.heads, bias=True)
     entry, scanned = kept_tensor(y, "in.output", y.split(whole)), kept_tensor(y, "scanned", values, SCAN)
     normalisers = Tensor(name="ssm.normalisers", size_bytes=8 * T * heads, born=SCAN)
     state = heads * m.qk_dim * (m.v_dim + 1)

@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, ceil, divide, minimum
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Mamba1, Mamba2
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
-from shardwise.ops.layout import Layout, Shape, linear_weights, matmul, memory_op
+from shardwise.ops.layout import Layout, LinearShape, linear_weights, matmul, memory_op
 from shardwise.records import dataclass
 
 REGION = "ssm"
@@ -85,14 +85,14 @@ def exchanges(y: Layout[X], op: Op[X], width: X, tensor: str) -> Op[X]:
 def inward(y: Layout[X], D: int, outputs: tuple[X, int], source: Tensor[X], bias: bool = False) -> Op[X]:
     """Return the projection from the residual stream to everything a mixer works on, split by heads."""
     local, whole = outputs
-    shape = Shape(inputs=D + 0 * local, outputs=local, whole_inputs=D, whole_outputs=whole, bias=bias)
+    shape = LinearShape(inputs=D + 0 * local, outputs=local, whole_inputs=D, whole_outputs=whole, bias=bias)
     return y.column("in", REGION, shape, source)
 
 
 def outward(y: Layout[X], D: int, inputs: tuple[X, int], source: Tensor[X], bias: bool = False) -> Op[X]:
     """Return the projection back to the residual stream."""
     local, whole = inputs
-    shape = Shape(inputs=local, outputs=D + 0 * local, whole_inputs=whole, whole_outputs=D, bias=bias)
+    shape = LinearShape(inputs=local, outputs=D + 0 * local, whole_inputs=whole, whole_outputs=D, bias=bias)
     return y.row("out", REGION, shape, source)
 
 
@@ -122,8 +122,8 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
     zero = 0 * inner
     entry = kept_tensor(y, "in.output", 2 * inner)
     parameters = (vector("ssm.A", inner * n, m.inner * n), vector("ssm.D", inner, m.inner))
-    small = Shape(inputs=inner, outputs=low + zero, whole_inputs=m.inner, whole_outputs=low)
-    step = Shape(inputs=R + zero, outputs=inner, whole_inputs=R, whole_outputs=m.inner, bias=True)
+    small = LinearShape(inputs=inner, outputs=low + zero, whole_inputs=m.inner, whole_outputs=low)
+    step = LinearShape(inputs=R + zero, outputs=inner, whole_inputs=R, whole_outputs=m.inner, bias=True)
     selected, scanned = kept_tensor(y, "selected", low + zero), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
     steps = Scan(flops=7 * T * inner * n, model_flops=7 * T * inner * n, moved=y.a * T * (4 * inner + 2 * n),
                  state=inner * n)  # fmt: skip
@@ -142,7 +142,7 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
     )
 
 
-def _product(y: Layout[X], name: str, shape: Shape[X], reads: tuple[Tensor[X], ...]) -> Op[X]:
+def _product(y: Layout[X], name: str, shape: LinearShape[X], reads: tuple[Tensor[X], ...]) -> Op[X]:
     """Return a small product within the mixer, whose operands the fused kernel makes again."""
     weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
     op = matmul(y, name, f"{REGION}.scan", (y.tokens, shape.outputs, shape.inputs), weights, reads[0])

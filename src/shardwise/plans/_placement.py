@@ -14,7 +14,7 @@ from typing import Any
 from shardwise.plans._plan import AXES, STAGE_AXES, Plan
 from shardwise.records import dataclass
 
-Spans = dict[str, tuple[int, ...]]
+GroupShapes = dict[str, tuple[int, ...]]
 # The same where degrees may be columns.
 Placed = dict[str, tuple[Any, ...]]
 
@@ -29,17 +29,17 @@ def degrees(plan: Plan) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Whole:
+class WholeNumbers:
     """How whole numbers are compared: plain ones here, or columns of them where functions on columns are given."""
 
     gcd: Callable[[Any, Any], Any] = math.gcd
     largest: Callable[[Any, Any], Any] = max
 
 
-PLAIN = Whole()
+PLAIN = WholeNumbers()
 
 
-def inside(stride: Any, degree: Any, domain: int, how: Whole = PLAIN) -> Any:
+def inside(stride: Any, degree: Any, domain: int, how: WholeNumbers = PLAIN) -> Any:
     """Return how many ranks of one group sit in one domain, for a group of `degree` ranks `stride` apart.
 
     Groups that straddle domains unevenly count the part every domain holds.
@@ -50,22 +50,22 @@ def inside(stride: Any, degree: Any, domain: int, how: Whole = PLAIN) -> Any:
     return how.gcd(degree, how.largest(domain // stride, 1))
 
 
-def dense_spans(
+def dense_group_shapes(
     size: Mapping[str, Any],
     order: Sequence[str],
     domains: Sequence[int],
-    how: Whole = PLAIN,
+    how: WholeNumbers = PLAIN,
     fast: Mapping[str, Any] | None = None,
 ) -> Placed:
-    """Return the spans of the axes of the dense part for their degrees, plain or columns.
+    """Return the shapes of the groups of the axes of the dense part for their degrees, plain or columns.
 
     `fast` gives the ranks of each axis that fill the fastest domain before any axis goes on.
 
     >>> size = {"tp": 4, "tp2": 1, "cp": 1, "dp": 8, "pp": 2}
     >>> order = ("tp", "dp", "pp", "cp", "tp2")
-    >>> dense_spans(size, order, (8, 64))["dp"]
+    >>> dense_group_shapes(size, order, (8, 64))["dp"]
     (2, 8)
-    >>> dense_spans(size, order, (8, 64), fast={"tp": 2, "tp2": 1, "cp": 1, "dp": 4, "pp": 1})["dp"]
+    >>> dense_group_shapes(size, order, (8, 64), fast={"tp": 2, "tp2": 1, "cp": 1, "dp": 4, "pp": 1})["dp"]
     (4, 8)
     """
     found: Placed = {}
@@ -112,8 +112,8 @@ def steps(plan: Plan, axis: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def with_groups(dense: Placed, sizes: Mapping[str, Any], how: Whole = PLAIN) -> Placed:
-    """Return the spans of the dense axes with those of the groups made of them; `sizes` has dp, shard, ep and etp."""
+def with_groups(dense: Placed, sizes: Mapping[str, Any], how: WholeNumbers = PLAIN) -> Placed:
+    """Return group shapes of the dense axes with those of groups made of them; `sizes` has dp, shard, ep and etp."""
     found, gcd = dict(dense), how.gcd
     found["dp_cp"] = tuple(a * b for a, b in zip(found["dp"], found["cp"], strict=True))
     shard = sizes["shard"]
@@ -146,18 +146,18 @@ def splits_replicas(plan: Plan) -> bool:
     return plan.sharding_rules.groups == "some" and plan.shard > 1
 
 
-def spans(plan: Plan, domains: Sequence[int]) -> Spans:
+def group_shapes(plan: Plan, domains: Sequence[int]) -> GroupShapes:
     """Return for every axis how many ranks of one of its groups sit in one domain of each tier, fastest tier first.
 
     Experts live on the ranks of a stage in the order etp, ep, edp. Groups "dp_cp" hold the copies of dense weights,
     "edp" those of experts. The last tier spans the cluster, so the last entry is the whole degree.
 
-    >>> spans(Plan(tp=4, dp=8, pp=2), (8, 64))["dp"]
+    >>> group_shapes(Plan(tp=4, dp=8, pp=2), (8, 64))["dp"]
     (2, 8)
     """
     shard = shard_of(plan)
     sizes = {"dp": plan.dp, "shard": shard, "ep": plan.ep, "etp": plan.etp}
-    return with_groups(dense_spans(degrees(plan), plan.order, domains, fast=fast_ranks(plan)), sizes)
+    return with_groups(dense_group_shapes(degrees(plan), plan.order, domains, fast=fast_ranks(plan)), sizes)
 
 
 def groups(plan: Plan, axes: Iterable[str]) -> Iterator[tuple[int, ...]]:
@@ -186,7 +186,7 @@ GROUPS = (
     *_DENSE_GROUPS,
     *("shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate", "table"),
 )
-"""Every kind of group that ranks form, by the name that messages and spans give it."""
+"""Every kind of group that ranks form, by the name that messages and group shapes give it."""
 
 
 def named_groups(plan: Plan, name: str) -> Iterator[tuple[int, ...]]:

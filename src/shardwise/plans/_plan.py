@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Literal, TypeAlias, get_args
 
-from shardwise.notebook import Item, card
+from shardwise.notebook import CardLine, card
 from shardwise.plans.schedules import Schedule
 from shardwise.records import dataclass
 from shardwise.units import counted
@@ -85,7 +85,9 @@ class Plan:
 
     def _repr_html_(self) -> str:
         said = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return card(f"Plan for {counted(self.num_devices, 'device')}", (Item(name, str(value)) for name, value in said))
+        return card(
+            f"Plan for {counted(self.num_devices, 'device')}", (CardLine(name, str(value)) for name, value in said)
+        )
 
     @property
     def sharding_rules(self) -> ShardingRules:

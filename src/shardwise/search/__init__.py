@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import FrontPoint, LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
-    from shardwise.search._result import Group, Rejection, Remedy, SearchResult, Tie
+    from shardwise.search._result import PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CONSTANTS": "_sensitivity",
     "Executor": "_executor",
-    "Group": "_result",
+    "PlanGroup": "_result",
     "OBJECTIVES": "_options",
     "ProcessExecutor": "_executor",
     "StudyQuestion": "_study",
@@ -53,7 +53,7 @@ _HOMES = {
     "StudyResult": "_study",
     "StudyTask": "_study",
     "TRAIN_LIMITS": "_options",
-    "Tie": "_result",
+    "TiedPlan": "_result",
     "TrainingResult": "_training",
     "TuningRecipe": "_tuning",
     "IntRanges": "_space",
@@ -84,11 +84,11 @@ __all__ = [
     "TRAIN_LIMITS",
     "Executor",
     "FrontPoint",
-    "Group",
     "IntRanges",
     "LoadRemedy",
     "LoadResult",
     "LoadSpace",
+    "PlanGroup",
     "ProcessExecutor",
     "RayExecutor",
     "Rejection",
@@ -107,7 +107,7 @@ __all__ = [
     "StudyQuestion",
     "StudyResult",
     "StudyTask",
-    "Tie",
+    "TiedPlan",
     "TrainingResult",
     "TuningRecipe",
     "constant_band",

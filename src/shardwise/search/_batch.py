@@ -14,7 +14,7 @@ from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid
-from shardwise.search._placements import GroupShape
+from shardwise.search._placements import GroupShapes
 
 # Fields in the order in which they break ties; words count by their place in the space.
 Key: TypeAlias = tuple[int, ...]
@@ -26,7 +26,7 @@ AHEAD = 2
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Entry:
+class RankedPlan:
     """A plan in a ranking: what it is ranked by, seconds of a step, bytes on a device, and the key of its fields."""
 
     value: float
@@ -125,14 +125,14 @@ def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class PlanSelection:
     """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat."""
 
     rows: Any
     place: Any
     row: Any
     modes: Any = None
-    groups: dict[bool, GroupShape] = field(default_factory=dict)
+    groups: dict[bool, GroupShapes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class PlanKeys:
     columns: Columns
     grid: PlanGrid
     composed: tuple[str, int, str]
-    cells: Cells
+    cells: PlanSelection
 
     def __call__(self, index: int) -> Key:
         mode, row, place = self._at(index)
@@ -163,7 +163,7 @@ class PlanKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class FeasiblePlans:
     """PlanGrid of which some plan fits: bytes of their plans and which of them fit, by sharding."""
 
     rows: Any

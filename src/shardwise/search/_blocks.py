@@ -19,20 +19,20 @@ from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_group
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._grid import PlanGrid, case_for
-from shardwise.search._placements import COLUMNS, GroupShape
+from shardwise.search._placements import COLUMNS, GroupShapes
 from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
 from shardwise.search._recordings import Recordings
 from shardwise.training import PlanSizes
-from shardwise.training._blocks import BlockCost, Elements, Frozen
+from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts
 from shardwise.training._evaluate import Tables, machine_of, tables_apart
-from shardwise.training._memory import ModelBlocks, Shared
+from shardwise.training._memory import ModelBlocks, SharedWeights
 from shardwise.training._overlap import paired_blocks
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.
 _DENSE = tuple(name for name in SIZES if name not in ("ep", "etp"))
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
-NESTED = (ModelBlocks, BlockCost, Elements, Frozen, Shared)
+NESTED = (ModelBlocks, BlockCost, ParameterCounts, FrozenWeights, SharedWeights)
 """Records of which the blocks of a model are trees."""
 _Join = Callable[[Sequence[Any]], Any]
 
@@ -68,7 +68,7 @@ def _untimed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class BlockColumn:
     """One number of the blocks in the tables: the name of its column, and what it varies with."""
 
     name: str
@@ -76,10 +76,10 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Columnar:
+class BlockPrograms:
     """Some leaves, and the programs of their columns for each way to split, one a recompute mode where modes differ."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[BlockColumn, ...]
     programs: Mapping[tuple[int, int, int], Program]
 
 
@@ -87,14 +87,14 @@ class Columnar:
 class PlanBlocks:
     """The blocks of a model under every way of a space to split them; `sizes` are all leaves that memory reads."""
 
-    sizes: Columnar
-    times: Columnar
+    sizes: BlockPrograms
+    times: BlockPrograms
     num_modes: int
 
     def keep(self, kept: Recordings) -> Self:
         """Put the programs to those that are kept."""
         for kind in _KINDS:
-            some: Columnar = getattr(self, kind)
+            some: BlockPrograms = getattr(self, kind)
             kept.words[kind] = [[leaf.name, leaf.level] for leaf in some.leaves]
             kept.words[f"{kind} ways"] = list(some.programs)
             for way, program in some.programs.items():
@@ -107,10 +107,10 @@ class PlanBlocks:
         if not all(kind in kept.words for kind in _KINDS):
             return None
 
-        def of(kind: str) -> Columnar:
-            leaves = tuple(Leaf(name, level) for name, level in kept.words[kind])
+        def of(kind: str) -> BlockPrograms:
+            leaves = tuple(BlockColumn(name, level) for name, level in kept.words[kind])
             ways = map(tuple, kept.words[f"{kind} ways"])
-            return Columnar(leaves, {way: kept.programs[f"{kind} {way}"] for way in ways})
+            return BlockPrograms(leaves, {way: kept.programs[f"{kind} {way}"] for way in ways})
 
         sizes, times = map(of, _KINDS)
         return cls(sizes, times, num_modes)
@@ -123,7 +123,7 @@ _KINDS = ("sizes", "times")
 class RecordedBlocks:
     """Blocks with the trees that they were recorded in.
 
-    `parts` are those of the model as schedules run them that pair micro-batches alike, with a `Leaf` or a plain number
+    `parts` are those of the model as schedules run them that pair micro-batches alike, with a `BlockColumn` or a number
     in each place, `boundary` is the message between stages.
     """
 
@@ -145,7 +145,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
     if not space.sequence_parallel or False not in space.sequence_parallel:
         ways += [(layout, False, kind) for layout, sequence, kind in ways if sequence]
     recorded = {(a, int(b), c): _recorded(grid, a, bool(b), c) for a, b, c in ways}
-    leaves: dict[tuple[Any, ...], Leaf] = {}
+    leaves: dict[tuple[Any, ...], BlockColumn] = {}
     named: dict[tuple[int, int, int], dict[str, Any]] = {way: {} for way in recorded}
 
     def join(values: Sequence[Any]) -> Any:
@@ -163,7 +163,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
             level |= v.level & ~SPLIT if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE
-        leaf = leaves[tuple(values)] = Leaf(f"block {len(leaves)}", level)
+        leaf = leaves[tuple(values)] = BlockColumn(f"block {len(leaves)}", level)
         for way, own in zip(recorded, per_way, strict=True):
             for mode, v in enumerate(own if level & MODE else own[:1]):
                 named[way][f"{leaf.name}/{mode}"] = v
@@ -175,12 +175,12 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
     sizes = {leaf for leaf in leaves.values() if not leaf.level & PLACE}
     boundary, *parts = (joined([tree[i] for tree in trees], join) for i in range(len(trees[0])))
     both = [tuple(leaf for leaf in leaves.values() if (leaf in sizes) is first) for first in (True, False)]
-    of_sizes, of_times = (Columnar(some, _programs(named, some)) for some in both)
+    of_sizes, of_times = (BlockPrograms(some, _programs(named, some)) for some in both)
     parts_of = dict(zip(_pairings(grid), parts, strict=True))
     return RecordedBlocks(parts_of, boundary, PlanBlocks(of_sizes, of_times, len(grid.space.recompute)))
 
 
-def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[Leaf]) -> dict[Any, Program]:
+def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[BlockColumn]) -> dict[Any, Program]:
     """Return the programs of some leaves, one for each way to split a layer."""
     chosen = {leaf.name for leaf in leaves}
     return {
@@ -218,9 +218,9 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
         return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE)
 
     axes = (*AXES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
-    spans = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
+    groups = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
     shard = float(grid.case.plan.shard) if grid.case.plan.shard > 1 else values["dp"]
-    return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=shard, spans=spans, **values)
+    return PlanSizes(pp=known.get("pp", 1.0), vpp=known.get("vpp", 1.0), shard=shard, group_shapes=groups, **values)
 
 
 def _pairings(grid: PlanGrid) -> tuple[Pairing, ...]:
@@ -235,7 +235,7 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     """
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Graph(), grid, {})
-    machine = machine_of(case, z.spans)
+    machine = machine_of(case, z.group_shapes)
     found = []
     for mode in grid.space.recompute:
         tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z)
@@ -292,8 +292,8 @@ class BlockKeys:
         own = group[keys["base"] - self.part[0]]
         which, sizes = spread(start[own], count[own])
         row = np.repeat(np.arange(len(mine)), sizes)
-        spans = _spans_of(keys, row, shown[which], self.grid)
-        found = _filled_columns(self.blocks, self.blocks.times, (keys, spans, row))
+        groups = _groups_of(keys, row, shown[which], self.grid)
+        found = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row))
         found |= {name: column[..., mine] for name, column in self.columns.items()}
         return BlockTable(
             columns=found, key=number[self.key], first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of
@@ -308,9 +308,9 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     return BlockKeys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
 
 
-def _filled_columns(blocks: PlanBlocks, some: Columnar, known: tuple[Columns, GroupShape, Any]) -> dict[str, Any]:
+def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, GroupShapes, Any]) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
-    keys, spans, row = known
+    keys, groups, row = known
     found: dict[str, Any] = {}
     for way in some.programs:
         here = np.ones(len(keys["tp"]), bool)
@@ -322,7 +322,7 @@ def _filled_columns(blocks: PlanBlocks, some: Columnar, known: tuple[Columns, Gr
             mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
             first, split = distinct_rows([keys[name][mine] for name in _DENSE])
             shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low, splits=len(first), split=split)
-            results = some.programs[way].run(_given(some.programs[way], keys, spans, (mine, at, first + low)), shape)
+            results = some.programs[way].run(_given(some.programs[way], keys, groups, (mine, at, first + low)), shape)
             _fill(found, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
     return found
 
@@ -341,9 +341,9 @@ def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
     owner = np.repeat(group, places.count[low:high])
     columns = [owner]
     for tier in range(len(grid.case.domains) - 1):
-        axes = [places.spans[axis][tier][index] for axis in ("tp", "tp2", "cp")]
+        axes = [places.group_shapes[axis][tier][index] for axis in ("tp", "tp2", "cp")]
         if grid.has_experts:
-            axes.append(axes[0] * axes[1] * axes[2] * places.spans["dp"][tier][index])
+            axes.append(axes[0] * axes[1] * axes[2] * places.group_shapes["dp"][tier][index])
         columns += axes
     first, at = distinct_rows(columns)
     count = np.bincount(owner[first], minlength=int(group.max()) + 1)
@@ -351,9 +351,9 @@ def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
     return group, start, count, at - start[owner], index[first]
 
 
-def _spans_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShape:
+def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShapes:
     """Return the ranks of each axis in one domain of each tier, for row keys with a place that has their domain."""
-    dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.spans.items()}
+    dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.group_shapes.items()}
     if not grid.has_experts:
         return dense
     dp = dense["dp"][-1]
@@ -361,21 +361,21 @@ def _spans_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShape
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _given(program: Program, keys: Columns, spans: GroupShape, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
+def _given(program: Program, keys: Columns, groups: GroupShapes, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
     """Return the inputs of a program for some keys, their places and the first key of each split."""
     mine, at, first = chosen
     given: dict[str, Any] = {}
     for name, level in program.inputs.items():
         if level & PLACE:
             axis, tier = name.split("/")
-            given[name] = spans[axis][int(tier)][at].astype(np.float64)
+            given[name] = groups[axis][int(tier)][at].astype(np.float64)
         else:
             given[name] = keys[name][first if level == SPLIT else mine].astype(np.float64)
     return given
 
 
 def _fill(
-    found: dict[str, Any], done: tuple[Columnar, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
+    found: dict[str, Any], done: tuple[BlockPrograms, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
 ) -> None:
     """Put the results for some keys and places into the columns of all."""
     some, results, num_modes = done
@@ -391,7 +391,7 @@ def _fill(
             column[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
 
 
-def _wide(value: Any, leaf: Leaf, shape: ProgramShape) -> Any:
+def _wide(value: Any, leaf: BlockColumn, shape: ProgramShape) -> Any:
     """Return a result for every place of a leaf that varies with them, also where this way to split does not."""
     if leaf.level & PLACE and np.ndim(value) and len(value) != len(shape.row):
         return value[shape.row]

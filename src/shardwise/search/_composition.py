@@ -12,7 +12,15 @@ from shardwise.ledger.symbol import Graph
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass
-from shardwise.search._blocks import NESTED, Leaf, PlanBlocks, RecordedBlocks, blocks_of, known_sizes, sizes_given
+from shardwise.search._blocks import (
+    NESTED,
+    BlockColumn,
+    PlanBlocks,
+    RecordedBlocks,
+    blocks_of,
+    known_sizes,
+    sizes_given,
+)
 from shardwise.search._columns import distinct
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
@@ -45,7 +53,7 @@ from shardwise.training.schedules import find_schedule
 
 def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, BlockColumn):
         return graph.given(tree.name, tree.level & ~PLACE if flat else tree.level)
     if isinstance(tree, NESTED):
         return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
@@ -89,7 +97,7 @@ class Composition:
     def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
         boundary = _filled(self.owner.recorded.boundary, graph, False)
-        machine = machine_of(self.case, z.spans)
+        machine = machine_of(self.case, z.group_shapes)
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
         )
@@ -103,7 +111,7 @@ class Composition:
     def _seconds(self, group: Sequence[str]) -> Mapping[str, Any]:
         """Seconds of a step under the shardings of a group, as symbols."""
         graph, z, parts = self._placed
-        machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
+        machine, stages = machine_of(self.case, z.group_shapes), stages_of(self.case)
         recipe = case_for(self.case, sharding=group[0]).recipe
         own = padded(recipe, z, parts)
         job = step_job(self.case, own, self._send(graph, z))
@@ -155,7 +163,7 @@ class Composition:
 
     def _least(self) -> Mapping[str, Any]:
         _, z, parts = self._start(flat=True)
-        machine, stages = machine_of(self.case, z.spans), stages_of(self.case)
+        machine, stages = machine_of(self.case, z.group_shapes), stages_of(self.case)
         piped = least_piped_seconds(machine, z, self.case.recipe, parts, stages, self.case.plan.schedule)
         found: dict[str, Any] = {}
         for sharding in self.shardings:

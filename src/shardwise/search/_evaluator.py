@@ -16,12 +16,12 @@ from shardwise.plans import Schedule
 from shardwise.records import dataclass
 from shardwise.search._batch import (
     KEYED,
-    Cells,
-    Entry,
-    Fitting,
+    FeasiblePlans,
     PlanBatch,
     PlanKeys,
     PlanPart,
+    PlanSelection,
+    RankedPlan,
     key_of,
     pieces,
     scattered,
@@ -32,9 +32,9 @@ from shardwise.search._composition import Composition, Compositions, composition
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import STACK, PlanGrid
 from shardwise.search._launch import example
-from shardwise.search._placements import GroupShape
+from shardwise.search._placements import GroupShapes
 from shardwise.search._program import PLACE, Program, ProgramShape
-from shardwise.search._result import Counts
+from shardwise.search._result import PlanCounts
 
 CELLS = 32_768
 # Plans of a job that are timed at each visit to it.
@@ -52,8 +52,8 @@ class Evaluator:
     limit_bytes: float
     prune: bool = True
     may: Callable[[PlanBatch], Any] | None = None
-    counts: Counts = field(default_factory=Counts)
-    nearest: Entry | None = None
+    counts: PlanCounts = field(default_factory=PlanCounts)
+    nearest: RankedPlan | None = None
     constraints: Constraints = field(init=False)
     compositions: Compositions = field(init=False)
 
@@ -63,7 +63,7 @@ class Evaluator:
 
     def fresh(self) -> Evaluator:
         """Return the evaluator with nothing counted, what is recorded kept."""
-        self.counts, self.nearest = Counts(), None
+        self.counts, self.nearest = PlanCounts(), None
         self.constraints.rejected = {}
         return self
 
@@ -158,7 +158,7 @@ class _Bounded:
     """What fits of a job and is not timed yet, with seconds that no step is shorter than by sharding; their least."""
 
     job: _Job
-    fitting: Fitting
+    fitting: FeasiblePlans
     bounds: dict[str, Any]
     least: float
 
@@ -188,7 +188,7 @@ class _Job:
         return self.evaluator.compositions.of(*self.composed)
 
     def _given(
-        self, program: Program, cells: Cells, table: BlockKeys | BlockTable, least: bool = False
+        self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
     ) -> dict[str, Any]:
         """Return the inputs of a program for some plans."""
         found = dict[str, Any]()
@@ -219,7 +219,7 @@ class _Job:
     def _first(self) -> int:
         return int(self.evaluator.grid.places.start[self.part.start])
 
-    def _groups(self, cells: Cells, placed: bool) -> GroupShape:
+    def _groups(self, cells: PlanSelection, placed: bool) -> GroupShapes:
         """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each row."""
         known = cells.groups.get(placed)
         if known is None:
@@ -230,11 +230,11 @@ class _Job:
             )
         return known
 
-    def _cells(self, chosen: Any) -> Cells:
+    def _cells(self, chosen: Any) -> PlanSelection:
         """Return all places of some rows, for all modes."""
         places, base = self.evaluator.grid.places, self.columns["base"][chosen]
         place, count = spread(places.start[base], places.count[base])
-        return Cells(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
+        return PlanSelection(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
 
     def all(self, chosen: Any, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield memory and time of all plans of some rows."""
@@ -260,10 +260,10 @@ class _Job:
                     **self._kind(chosen[cells.row]),
                 )
 
-    def fitting(self, chosen: Any) -> Iterator[Fitting]:
+    def fitting(self, chosen: Any) -> Iterator[FeasiblePlans]:
         """Yield those of some rows of which a plan fits, if any."""
         composition, modes, limit = self.composition, self.evaluator.num_modes, len(chosen)
-        cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = ProgramShape(rows=limit, modes=modes, row=cells.row)
         found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
         held, fits = {}, {}
@@ -273,12 +273,14 @@ class _Job:
         mine = np.flatnonzero(np.any([f.any(axis=0) for f in fits.values()], axis=0))
         if len(mine):
             rows = chosen[mine]
-            yield Fitting(rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()})
+            yield FeasiblePlans(
+                rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()}
+            )
 
-    def bounded(self, fitting: Fitting, table: BlockTable) -> _Bounded:
+    def bounded(self, fitting: FeasiblePlans, table: BlockTable) -> _Bounded:
         """Return seconds that no step of what fits is shorter than."""
         composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
-        cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
         shape = ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
         found = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
         # Results of a program stay until the next run alone.
@@ -290,7 +292,7 @@ class _Job:
         composition, known = self.composition, bounded.fitting
         chosen, held, fits = known.rows, known.held, known.fits
         if self.evaluator.may is not None:
-            cells = Cells(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+            cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
             kind = self._kind(chosen)
             for s in composition.shardings:
                 if fits[s].any():
@@ -307,9 +309,11 @@ class _Job:
         bounded.least = float(_least_of(bounded.bounds, fits).min())
         for group in composition.groups:
             wanted = np.flatnonzero(np.any([now[s] for s in group], axis=0))
-            yield from self._timed(group, wanted, Fitting(chosen, held, now), table)
+            yield from self._timed(group, wanted, FeasiblePlans(chosen, held, now), table)
 
-    def _timed(self, group: tuple[str, ...], wanted: Any, known: Fitting, table: BlockTable) -> Iterator[PlanBatch]:
+    def _timed(
+        self, group: tuple[str, ...], wanted: Any, known: FeasiblePlans, table: BlockTable
+    ) -> Iterator[PlanBatch]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
         chosen, held, fits = known.rows, known.held, known.fits
         places, size = self.evaluator.grid.places, len(chosen)
@@ -318,7 +322,7 @@ class _Job:
             base = self.columns["base"][rows]
             place, count = spread(places.start[base], places.count[base])
             row = np.repeat(np.arange(len(rows)), count)
-            cells = Cells(rows=rows, place=place, row=row, modes=some // size)
+            cells = PlanSelection(rows=rows, place=place, row=row, modes=some // size)
             program = self.composition.steps(group)
             found = program.run(self._given(program, cells, table), ProgramShape(rows=len(rows), modes=1, row=row))
             for s in group:
@@ -337,7 +341,7 @@ class _Job:
         columns = self.columns
         return {"devices": columns["devices"][rows], "group": columns["group"][rows], "degrees": self.part.degrees}
 
-    def _keys(self, cells: Cells, sharding: str) -> PlanKeys:
+    def _keys(self, cells: PlanSelection, sharding: str) -> PlanKeys:
         """Return the keys of plans by their flat index."""
         schedule, _, vpp = self.composed
         return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
@@ -367,5 +371,5 @@ class _Job:
             values = {name: v[chosen[row]] for name, v in self.columns.items()}
             place = int(evaluator.grid.places.start[values["base"]])
             key = key_of(values, evaluator.grid, (schedule, vpp, sharding), int(mode), place)
-            entry = Entry(least, 0.0, least, key)
+            entry = RankedPlan(least, 0.0, least, key)
             evaluator.nearest = min(evaluator.nearest or entry, entry)

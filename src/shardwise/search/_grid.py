@@ -19,7 +19,7 @@ from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
-from shardwise.search._placements import COLUMNS, GroupShape, Placements, places_of
+from shardwise.search._placements import COLUMNS, GroupShapes, Placements, places_of
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase
 from shardwise.training._evaluate import PricedBlocks
@@ -133,11 +133,13 @@ class PlanGrid:
             sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
         return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
 
-    def groups(self, place: Any, experts: Columns) -> GroupShape:
+    def groups(self, place: Any, experts: Columns) -> GroupShapes:
         """Return the ranks of every group in one domain of each tier, as float64, for places and (ep, etp) of plans."""
         if not self.has_experts:
             return {axis: tuple(t[place] for t in tiers) for axis, tiers in self._dense_groups.items()}
-        dense = {axis: tuple(t[place].astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
+        dense = {
+            axis: tuple(t[place].astype(np.int64) for t in tiers) for axis, tiers in self.places.group_shapes.items()
+        }
         dp = dense["dp"][-1]
         found = with_groups(dense, {"dp": dp, "shard": self.shard(dp), **experts}, COLUMNS)
         return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
@@ -147,8 +149,8 @@ class PlanGrid:
         return np.full_like(dp, self.case.plan.shard) if self.case.plan.shard > 1 else dp
 
     @cached_property
-    def _dense_groups(self) -> GroupShape:
-        dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.spans.items()}
+    def _dense_groups(self) -> GroupShapes:
+        dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.group_shapes.items()}
         dp = dense["dp"][-1]
         sizes = {"dp": dp, "shard": self.shard(dp), "ep": np.ones_like(dp), "etp": np.ones_like(dp)}
         found = with_groups(dense, sizes, COLUMNS)

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.plans import Plan
 from shardwise.records import dataclass
-from shardwise.search._batch import Entry, PlanBatch
+from shardwise.search._batch import PlanBatch, RankedPlan
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import TRAIN_LIMITS, SearchOptions
 from shardwise.training import TrainingCase, TrainReport
@@ -60,7 +60,7 @@ class PlanLimits:
         }
         return {name: value[name]() for name in self.asked}
 
-    def kept(self, batch: PlanBatch) -> tuple[PlanBatch, Counter[str], Entry | None]:
+    def kept(self, batch: PlanBatch) -> tuple[PlanBatch, Counter[str], RankedPlan | None]:
         """Return the plans of a batch that keep the limits, how many each rejects, and the one that misses by least.
 
         Of several limits the one that is missed by the most counts. Its seconds are those of the objective.
@@ -74,12 +74,12 @@ class PlanLimits:
         return lasting, rejected, self._nearest(batch, left, worst) if sum(rejected.values()) else None
 
     @staticmethod
-    def _nearest(batch: PlanBatch, left: Any, worst: Any) -> Entry:
+    def _nearest(batch: PlanBatch, left: Any, worst: Any) -> RankedPlan:
         missed = np.where(batch.fits & ~left, worst, np.inf)
         at = int(np.argmin(missed))
         one = (v.ravel()[at] for v in np.broadcast_arrays(missed, batch.step_seconds, batch.device_bytes))
         value, seconds, held = map(float, one)
-        return Entry(value, seconds, held, batch.key(at))
+        return RankedPlan(value, seconds, held, batch.key(at))
 
 
 def limits_of(grid: PlanGrid, options: SearchOptions) -> PlanLimits:

@@ -17,7 +17,7 @@ from typing import Any
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
-from shardwise.notebook import Item, Shown
+from shardwise.notebook import Card, CardLine
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
@@ -35,7 +35,7 @@ _BETTER = 0.97
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LoadResult(Shown):
+class LoadResult(Card):
     """The answer of a search for a deployment under load; the best first, each confirmed by simulation."""
 
     workload: Workload
@@ -57,9 +57,9 @@ class LoadResult(Shown):
         """Return the best in one line."""
         return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
 
-    def _facts(self) -> Iterator[Item]:
+    def _facts(self) -> Iterator[CardLine]:
         """Yield the best deployments, each by the line of its report."""
-        yield from (Item(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        yield from (CardLine(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
 
 def _of(candidate: Candidate, metric: str) -> float:

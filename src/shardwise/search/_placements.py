@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.plans import AXES, Whole, dense_spans, divisors
+from shardwise.plans import AXES, WholeNumbers, dense_group_shapes, divisors
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
 from shardwise.search._space import Order, SearchSpace
 
-COLUMNS = Whole(gcd=np.gcd, largest=np.maximum)
-GroupShape = dict[str, tuple[Any, ...]]
+COLUMNS = WholeNumbers(gcd=np.gcd, largest=np.maximum)
+GroupShapes = dict[str, tuple[Any, ...]]
 _DEFAULT: Order = AXES
 
 
@@ -25,14 +25,14 @@ class Placements:
     """Placements of the rows of a base, one after the other: `count` of each row, from `start`.
 
     `fast` holds the ranks of each axis in the fastest domain, none where the order of the axes fills it; `order` is the
-    index of that order, `spans` the ranks of each axis in one domain of each tier, as float64.
+    index of that order, `group_shapes` the ranks of each axis in one domain of each tier, as float64.
     """
 
     start: Any
     count: Any
     fast: Any
     order: Any
-    spans: GroupShape
+    group_shapes: GroupShapes
 
     def among(self, rows: Any) -> Placements:
         """Return the places of some rows of the base."""
@@ -42,7 +42,7 @@ class Placements:
             count=count,
             fast=self.fast[index],
             order=self.order[index],
-            spans={axis: tuple(t[index] for t in tiers) for axis, tiers in self.spans.items()},
+            group_shapes={axis: tuple(t[index] for t in tiers) for axis, tiers in self.group_shapes.items()},
         )
 
 
@@ -77,22 +77,22 @@ def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> P
     """Return the places of rows of degrees that put other ranks into the domains than the places before them."""
     degrees = np.stack([columns[axis] for axis in AXES])
     inner = len(AXES) * (len(domains) - 1)
-    rows, fast, order, spans = [], [], [], []
+    rows, fast, order, group_shapes = [], [], [], []
     for way, i in _ways(space, domains):
         apt = _is_full(way, degrees, domains[0]) if way else np.ones(degrees.shape[1], bool)
         # Where one domain holds all devices there is nothing to choose.
         chosen = np.flatnonzero(apt & ((columns["devices"] > domains[0]) | (not way)))
-        placed = _spans(columns, chosen, way, space.placed_orders[i], domains)
+        placed = _group_shapes(columns, chosen, way, space.placed_orders[i], domains)
         groups = np.array([t for axis in AXES for t in placed[axis][:-1]], np.int64).reshape(inner, len(chosen))
         wanted = np.ones(len(chosen), bool)
         for axis in AXES:
             wanted &= np.isin(placed[axis][0], space.fast_of(axis).of(distinct(placed[axis][0]).tolist()))
         rows.append(chosen[wanted])
-        spans.append(groups[:, wanted])
+        group_shapes.append(groups[:, wanted])
         fast.append(np.tile(np.array(way or (0,) * len(AXES)), (int(wanted.sum()), 1)))
         order.append(np.full(int(wanted.sum()), i))
     row = np.concatenate(rows)
-    first, _ = distinct_rows([row, *np.concatenate(spans, axis=1)])
+    first, _ = distinct_rows([row, *np.concatenate(group_shapes, axis=1)])
     kept = first[np.lexsort([first, row[first]])]
     row, ways, orders = row[kept], np.concatenate(fast)[kept], np.concatenate(order)[kept]
     count = np.bincount(row, minlength=degrees.shape[1])
@@ -101,7 +101,7 @@ def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> P
         count=count,
         fast=ways,
         order=orders,
-        spans=_all_spans(columns, row, (ways, orders), space, domains),
+        group_shapes=_all_group_shapes(columns, row, (ways, orders), space, domains),
     )
 
 
@@ -115,23 +115,25 @@ def _ways(space: SearchSpace, domains: Sequence[int]) -> list[tuple[tuple[int, .
     return [*alone[: len(outer)], *product(fillings(domains[0]), outer)]
 
 
-def _spans(columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]) -> GroupShape:
+def _group_shapes(
+    columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]
+) -> GroupShapes:
     part: dict[str, int] | None = dict(zip(AXES, fast, strict=True)) if fast else None
-    return dense_spans({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
+    return dense_group_shapes({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
 
 
-def _all_spans(
+def _all_group_shapes(
     columns: Columns, row: Any, chosen: tuple[Any, Any], space: SearchSpace, domains: Sequence[int]
-) -> GroupShape:
-    """Return the spans of places, those of one way together."""
+) -> GroupShapes:
+    """Return the group shapes of places, those of one way together."""
     ways, orders = chosen
-    found: GroupShape = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
+    found: GroupShapes = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
     both = np.column_stack([ways, orders])
     chosen_ways, which = np.unique(both, axis=0, return_inverse=True)
     for i, one in enumerate(chosen_ways.tolist()):
         here = np.flatnonzero(which.ravel() == i)
         fast = tuple(one[:-1]) if one[0] else ()
-        placed = _spans(columns, row[here], fast, space.placed_orders[one[-1]], domains)
+        placed = _group_shapes(columns, row[here], fast, space.placed_orders[one[-1]], domains)
         for axis, tiers in placed.items():
             for into, tier in zip(found[axis], tiers, strict=True):
                 into[here] = tier

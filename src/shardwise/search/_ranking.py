@@ -16,10 +16,10 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.records import dataclass
-from shardwise.search._batch import Degrees, Entry, PlanBatch, degrees_of
+from shardwise.search._batch import Degrees, PlanBatch, RankedPlan, degrees_of
 from shardwise.search._columns import distinct, tied
 from shardwise.search._options import OBJECTIVES
-from shardwise.search._result import Counts
+from shardwise.search._result import PlanCounts
 
 # Plans of one set of degrees that are kept: the best, and those that say how far its row ranges.
 _ALIKE = 5
@@ -38,23 +38,23 @@ class TopN:
     size: int
     objective: str
     tie: float = 1.0
-    sets: dict[Degrees, list[Entry]] = field(default_factory=dict)
+    sets: dict[Degrees, list[RankedPlan]] = field(default_factory=dict)
     last: float = math.inf
     worst: float = math.inf
     bounds: tuple[Mapping[Degrees, int], Any] | None = field(default=None, repr=False, compare=False)
     """Sets of degrees of batches, and for each the value above which its plans are not wanted by now."""
 
     @property
-    def ranked(self) -> list[Entry]:
+    def ranked(self) -> list[RankedPlan]:
         """The best plan of each set of degrees that is kept, the best first."""
         return sorted(alike[0] for alike in self.sets.values())
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RankedPlan]:
         """The best plan of each of the best sets of degrees, the best first."""
         return self.ranked[: self.size]
 
-    def groups(self) -> list[list[Entry]]:
+    def groups(self) -> list[list[RankedPlan]]:
         """Return the sets of degrees in groups of ties, at most `size`: each tie with the first of its group.
 
         The next group begins with the best plan that does not. Groups are whole: of further sets some are not kept.
@@ -63,7 +63,7 @@ class TopN:
         ranges = tied([entry.value for entry in ranked], self.tie)[: self.size]
         return [ranked[start:end] for start, end in ranges if ranked[start].value <= last]
 
-    def like(self, degrees: Degrees) -> list[Entry]:
+    def like(self, degrees: Degrees) -> list[RankedPlan]:
         """Return the best plans of a set of degrees, none behind the last of the best sets."""
         return [e for e in self.sets.get(degrees, ()) if e.value <= self.last]
 
@@ -97,10 +97,10 @@ class TopN:
         group, *found = (v.ravel()[index] for v in columns)
         order = np.lexsort((found[2], found[1], found[0], group))
         for i in order[_leading(group[order], [f[order] for f in found], self._reach)].tolist():
-            self._put(Entry(float(found[0][i]), float(found[1][i]), float(found[2][i]), batch.key(int(index[i]))))
+            self._put(RankedPlan(float(found[0][i]), float(found[1][i]), float(found[2][i]), batch.key(int(index[i]))))
         self._trim()
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: RankedPlan) -> None:
         alike = self.sets.setdefault(degrees_of(entry.key), [])
         if entry not in alike:
             insort(alike, entry)
@@ -157,7 +157,7 @@ def _leading(group: Any, found: Sequence[Any], reach: Callable[[Any], tuple[floa
 class ParetoFront:
     """Plans that no other beats in seconds, bytes and devices at once; of equal ones the first by its fields."""
 
-    entries: dict[int, list[Entry]] = field(default_factory=dict)
+    entries: dict[int, list[RankedPlan]] = field(default_factory=dict)
 
     def add(self, batch: PlanBatch) -> None:
         """Take the plans of a batch that belong to the front."""
@@ -194,7 +194,7 @@ class ParetoFront:
         for i in order[own_held[order] < ahead].tolist():
             same = np.flatnonzero((own_seconds == own_seconds[i]) & (own_held == own_held[i]))
             key = min(batch.key(int(index[k])) for k in same.tolist())
-            mine.append(Entry(float(own_seconds[i]), float(own_seconds[i]), float(own_held[i]), key))
+            mine.append(RankedPlan(float(own_seconds[i]), float(own_seconds[i]), float(own_held[i]), key))
         self.entries[devices] = _undominated(mine)
 
     def copied(self) -> Self:
@@ -206,9 +206,9 @@ class ParetoFront:
         for devices, entries in other.entries.items():
             self.entries[devices] = _undominated([*self.entries.get(devices, ()), *entries])
 
-    def plans(self) -> list[Entry]:
+    def plans(self) -> list[RankedPlan]:
         """Return the front by devices, then by seconds."""
-        found: list[Entry] = []
+        found: list[RankedPlan] = []
         for devices in sorted(self.entries):
             for entry in self.entries[devices]:
                 beaten = any(
@@ -218,8 +218,8 @@ class ParetoFront:
         return found
 
 
-def _undominated(entries: list[Entry]) -> list[Entry]:
-    found: list[Entry] = []
+def _undominated(entries: list[RankedPlan]) -> list[RankedPlan]:
+    found: list[RankedPlan] = []
     for entry in sorted(entries):
         # An entry seen twice is one: it does not have fewer bytes than itself.
         if not found or entry.device_bytes < found[-1].device_bytes:
@@ -233,11 +233,11 @@ class PartialResult:
 
     top: TopN
     front: ParetoFront
-    counts: Counts = field(default_factory=Counts)
+    counts: PlanCounts = field(default_factory=PlanCounts)
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, Problem] = field(default_factory=dict)
-    nearest: Entry | None = None
-    closest: Entry | None = None
+    nearest: RankedPlan | None = None
+    closest: RankedPlan | None = None
     parts: int = 0
 
     @property
@@ -260,5 +260,5 @@ class PartialResult:
         self.parts += other.parts
 
 
-def least(one: Entry | None, other: Entry | None) -> Entry | None:
+def least(one: RankedPlan | None, other: RankedPlan | None) -> RankedPlan | None:
     return min(one, other) if one is not None and other is not None else one or other

@@ -23,7 +23,7 @@ from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
-from shardwise.search._result import Counts, Rejection, Remedy, loss_of, missed
+from shardwise.search._result import PlanCounts, Rejection, Remedy, loss_of, missed
 from shardwise.training import Evaluation, PlanSizes, TrainingCase, TrainReport, evaluate, sizes_of_columns, stages_of
 from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._report import report_of
@@ -40,7 +40,7 @@ _LEANER = {"optimizer": "adam8bit", "precision": "bf16-pure"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
+class RejectedPlan:
     """A plan that a law or a limit rejected, one field away from one of the best plans: by what and by how much."""
 
     name: str
@@ -60,7 +60,7 @@ class Remedies:
     grid: PlanGrid
     limits: PlanLimits
     limit_bytes: float
-    counts: Counts
+    counts: PlanCounts
     rejections: Counter[str]
     examples: Mapping[str, Problem]
     best: Sequence[TrainReport]
@@ -70,35 +70,35 @@ class Remedies:
     def _objective(self) -> str:
         return self.limits.options.objective
 
-    def _value(self, base: TrainReport, one: TrainReport | Rejected | None = None) -> float:
+    def _value(self, base: TrainReport, one: TrainReport | RejectedPlan | None = None) -> float:
         """Return the objective of a plan, or of one on as many devices."""
         found = one or base
         seconds = found.step_seconds / base.goodput
         return float(OBJECTIVES[self._objective](seconds, found.device_bytes, base.plan.num_devices))
 
     @cached_property
-    def _beside(self) -> list[Rejected]:
+    def _beside(self) -> list[RejectedPlan]:
         """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
-        laws, seen, legal = self.grid.laws, list[Rejected](), list[Near]()
+        laws, seen, legal = self.grid.laws, list[RejectedPlan](), list[Near]()
         for place, base in enumerate(self.best[:_BASES]):
             for field, plan in neighbours(self.grid, base.plan):
                 broken = broken_law(laws, plan)
                 if broken is not None:
                     name, problem = broken
                     seen.append(
-                        Rejected(name=name, field=field, base=base, value=getattr(plan, field), problem=problem)
+                        RejectedPlan(name=name, field=field, base=base, value=getattr(plan, field), problem=problem)
                     )
                 elif place == 0:
                     legal.append((field, plan))
         return [*seen, *self._missing(legal)]
 
-    def _missing(self, legal: Sequence[Near]) -> Iterator[Rejected]:
+    def _missing(self, legal: Sequence[Near]) -> Iterator[RejectedPlan]:
         """Yield those of some plans beside the best one that do not fit or miss a limit."""
         for (field, plan), (held, seconds) in zip(legal, measured(self.grid, [p for _, p in legal]), strict=True):
             ratios = {TOO_LARGE: held / self.limit_bytes, **self._ratios(seconds, held, plan.num_devices)}
             name = next((name for name, ratio in ratios.items() if ratio > 1), "")
             if name:
-                yield Rejected(
+                yield RejectedPlan(
                     name=name,
                     field=field,
                     base=self.best[0],
@@ -139,7 +139,7 @@ class Remedies:
             miss = self._ratios(near.step_seconds, near.device_bytes, near.plan.num_devices).get(name, 0.0) - 1
         return Remedy(why=f"the nearest {missed(miss)}") if miss > 0 and not self.best else None
 
-    def _why(self, one: Rejected) -> str:
+    def _why(self, one: RejectedPlan) -> str:
         if one.problem is not None:
             return str(one.problem)
         said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"

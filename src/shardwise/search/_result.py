@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from shardwise.notebook import Item, Shown
+from shardwise.notebook import Card, CardLine
 from shardwise.records import dataclass
 from shardwise.search._options import SearchOptions
 
@@ -20,7 +20,7 @@ Case = TypeVar("Case")
 
 
 @dataclass(slots=True)
-class Counts:
+class PlanCounts:
     """Plans by what became of them; what the laws dropped is with the constraints."""
 
     legal: int = 0
@@ -40,7 +40,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tie(Generic[Case]):
+class TiedPlan(Generic[Case]):
     """A plan that ties with another, behind it by a share of the objective; `case` is its device, job and formats."""
 
     plan: Plan
@@ -49,11 +49,11 @@ class Tie(Generic[Case]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group(Generic[Report, Case]):
+class PlanGroup(Generic[Report, Case]):
     """A plan, and the best plans of other degrees that tie with it, in the order of the ranking."""
 
     first: Report
-    ties: tuple[Tie[Case], ...]
+    ties: tuple[TiedPlan[Case], ...]
 
 
 class Reports(Sequence[Report]):
@@ -80,7 +80,7 @@ class Reports(Sequence[Report]):
         return self._report(self._entries[index])
 
 
-class SearchResult(Shown, ABC, Generic[Report]):
+class SearchResult(Card, ABC, Generic[Report]):
     """What every search answers; the best first."""
 
     options: SearchOptions
@@ -91,9 +91,9 @@ class SearchResult(Shown, ABC, Generic[Report]):
         """Return what was found in one line, as a notebook shows it."""
         return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
 
-    def _facts(self) -> Iterator[Item]:
+    def _facts(self) -> Iterator[CardLine]:
         """Yield the best plans, each by the line of its report."""
-        yield from (Item(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        yield from (CardLine(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
 
     @abstractmethod
     def frame(self) -> Frame:
@@ -106,7 +106,7 @@ class SearchResult(Shown, ABC, Generic[Report]):
 
     @property
     @abstractmethod
-    def counts(self) -> Counts:
+    def counts(self) -> PlanCounts:
         """Plans that are legal, feasible, and were evaluated."""
 
     @property
@@ -116,7 +116,7 @@ class SearchResult(Shown, ABC, Generic[Report]):
 
     @property
     @abstractmethod
-    def groups(self) -> tuple[Group[Report, Any], ...]:
+    def groups(self) -> tuple[PlanGroup[Report, Any], ...]:
         """The best plans in groups of ties, each with a plan that is worse than the first of the one before."""
 
     def group_of(self, place: int) -> int:

@@ -13,7 +13,7 @@ from shardwise.plans import Training
 from shardwise.records import dataclass
 from shardwise.search._executor import SerialExecutor
 from shardwise.search._options import SearchOptions
-from shardwise.search._result import Counts
+from shardwise.search._result import PlanCounts
 from shardwise.search._space import SearchSpace, upto
 from shardwise.search._training import SearchTask, TrainingResult, searched, task_of, work_of
 from shardwise.training import TrainReport
@@ -58,9 +58,9 @@ class ScalingResult(TrainingResult):
 
 def scaled_result(rows: Sequence[ScalingRow]) -> ScalingResult:
     """Return rows of strong scaling as one answer, whose front is the best plan on each count of devices."""
-    last, counts = rows[-1].found, Counts()
+    last, counts = rows[-1].found, PlanCounts()
     for row in rows:
-        for one in fields(Counts):
+        for one in fields(PlanCounts):
             setattr(counts, one.name, getattr(counts, one.name) + getattr(row.found.counts, one.name))
     return ScalingResult(
         task=last.task,

@@ -168,8 +168,8 @@ def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float
         # Plans on the same devices meet the same machine but for where their groups lie.
         kind = replace(case, plan=Plan(offload=case.plan.offload))
         if kind not in machines:
-            machines[kind] = [machine_of(one, z.spans) for one in cases]
-        machine = replace(stacked(machines[kind] * len(places)), spans=z.spans)
+            machines[kind] = [machine_of(one, z.group_shapes) for one in cases]
+        machine = replace(stacked(machines[kind] * len(places)), group_shapes=z.group_shapes)
         one = replace(case, stack=stacked([moved.stack for moved in cases] * len(places)))
         with np.errstate(all="ignore"):
             seconds = np.broadcast_to(step_of(one, z, stages, machine).total, len(plans))

@@ -20,8 +20,8 @@ from shardwise.records import dataclass
 from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
-from shardwise.search._result import Counts, Group, Rejection, Remedy, Reports, SearchResult, Tie, loss_of
-from shardwise.search._serving_remedies import Ranking, law_remedy, limit_remedy
+from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
+from shardwise.search._serving_remedies import ServingRanking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import (
     FORMATS,
@@ -64,12 +64,12 @@ class ServingResult(SearchResult[InferReport]):
         return self.counts.evaluated + sum(count for _, _, count in self.lawless)
 
     @cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> PlanCounts:
         """Plans that are legal, feasible, and were evaluated, which all that are legal are."""
         legal = 0 if self.table is None else len(self.table.batch)
         too_large = int(np.count_nonzero(self._verdicts[0].get(MEMORY, ())))
         fitting = int(np.count_nonzero(self._verdicts[1]))
-        return Counts(legal=legal, fitting=fitting, evaluated=legal, too_large=too_large)
+        return PlanCounts(legal=legal, fitting=fitting, evaluated=legal, too_large=too_large)
 
     @cached_property
     def lawless(self) -> list[tuple[str, str, int]]:
@@ -127,25 +127,25 @@ class ServingResult(SearchResult[InferReport]):
         return Reports(self._sets[: self.options.top].tolist(), self.report)
 
     @cached_property
-    def groups(self) -> tuple[Group[InferReport, ServingCase], ...]:
+    def groups(self) -> tuple[PlanGroup[InferReport, ServingCase], ...]:
         """The best deployments in groups of ties, of other degrees or formats than the first."""
         if self.table is None:
             return ()
         values = SERVING_OBJECTIVES[self.options.objective](self.table.take(self._sets))
         ranges = tied(values, tie_factor(self.options.serving_headline))
         return tuple(
-            Group(
+            PlanGroup(
                 first=self.report(int(self._sets[start])),
                 ties=tuple(self._tie(place, values[place] / values[start]) for place in range(start + 1, end)),
             )
             for start, end in ranges[: self.options.top]
         )
 
-    def _tie(self, place: int, ratio: float) -> Tie[ServingCase]:
+    def _tie(self, place: int, ratio: float) -> TiedPlan[ServingCase]:
         plan, job, _ = self._named(row := int(self._sets[place]))
         case = self.grid.setups[int(self.table.setup[row])][1]  # type: ignore[union-attr]
         behind = loss_of(self.options.objective, ratio, 1.0)
-        return Tie(plan=plan, case=replace(case, plan=plan, job=job), behind=behind)
+        return TiedPlan(plan=plan, case=replace(case, plan=plan, job=job), behind=behind)
 
     @cached_property
     def front(self) -> Sequence[InferReport]:
@@ -214,10 +214,10 @@ class ServingResult(SearchResult[InferReport]):
         return one["throughput" if self.options.objective == "cost" else self.options.objective]
 
     @cached_property
-    def ranking(self) -> Ranking:
+    def ranking(self) -> ServingRanking:
         """The table with its order, for those who look for changes."""
         table = stacked([]) if self.table is None else self.table
-        return Ranking(grid=self.grid, table=table, order=self._ranked, rejected=self._verdicts[0])
+        return ServingRanking(grid=self.grid, table=table, order=self._ranked, rejected=self._verdicts[0])
 
     def remedy(self, name: str) -> Remedy | None:
         """Return the single-field change that helps the plans that a law or a limit rejects with the least loss."""

@@ -19,7 +19,7 @@ _TRIED = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranking:
+class ServingRanking:
     """A table with the feasible rows, the best first, and which rows each limit rejects."""
 
     grid: ServingGrid
@@ -49,7 +49,7 @@ class Ranking:
         return getattr(self.grid.plan(int(self.table.layout[row])), name)
 
 
-def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
+def limit_remedy(ranking: ServingRanking, name: str) -> Remedy | None:
     """Return what helps a plan that breaks a limit: of plans one change from the best, the one that misses by least."""
     fell, miss = ranking.rejected[name], ranking.miss(name)
     if not fell.any():
@@ -69,7 +69,7 @@ def limit_remedy(ranking: Ranking, name: str) -> Remedy | None:
     return Remedy(why=f"the nearest {_missed(name, float(miss[closest]))}")
 
 
-def _remedy(ranking: Ranking, row: int, why: str, change: tuple[str, object]) -> Remedy:
+def _remedy(ranking: ServingRanking, row: int, why: str, change: tuple[str, object]) -> Remedy:
     return Remedy(
         why=why,
         field=change[0],
@@ -88,21 +88,21 @@ def _missed(name: str, by: float) -> str:
     return f"is short of {by:.1%} of the memory" if name == MEMORY else missed(by)
 
 
-def _near(ranking: Ranking, row: int) -> Any:
+def _near(ranking: ServingRanking, row: int) -> Any:
     """Return which rows may be one change away from a row: the same layout, or the same setup and batch."""
     table = ranking.table
     layout, setup, batch = (column == column[row] for column in (table.layout, table.setup, table.batch))
     return (layout & (setup | batch)) | (setup & batch)
 
 
-def _differences(ranking: Ranking, rejected: int, good: int) -> Iterator[tuple[str, object]]:
+def _differences(ranking: ServingRanking, rejected: int, good: int) -> Iterator[tuple[str, object]]:
     """Yield the choices in which two rows differ, with those of the second."""
     for name in ("tp", "pp", "dp", "ep", "etp", "order", "batch", *WORDS):
         if ranking.word(rejected, name) != ranking.word(good, name):
             yield name, ranking.word(good, name)
 
 
-def law_remedy(ranking: Ranking, name: str) -> Remedy | None:
+def law_remedy(ranking: ServingRanking, name: str) -> Remedy | None:
     """Return what helps a layout or a format that a law rejects: one of the best plans that differs in one choice."""
     grid = ranking.grid
     if name == FORMATS:

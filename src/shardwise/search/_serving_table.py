@@ -18,7 +18,7 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.ledger.number import largest
 from shardwise.ledger.symbol import Graph
 from shardwise.models import Block, Model
-from shardwise.plans import Plan, Serving, dense_spans, divisors, with_groups
+from shardwise.plans import Plan, Serving, dense_group_shapes, divisors, with_groups
 from shardwise.plans.fields import DEPLOYED
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.records import dataclass
@@ -40,7 +40,7 @@ Word = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Each:
+class ReplicaColumns:
     """Columns of what one replica of a kind of layout does with a batch."""
 
     ttft_seconds: Any
@@ -63,7 +63,7 @@ class Each:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServingTable(Each):
+class ServingTable(ReplicaColumns):
     """Columns of plans: which setup and layout and batch, and what `infer` says of each."""
 
     setup: Any
@@ -218,7 +218,7 @@ class ServingGrid:
     def _place(self, sizes: dict[str, Any], order: Order) -> list[Any]:
         """Return the ranks of each axis that sends messages in one domain of each tier."""
         one = np.ones_like(sizes["tp"])
-        dense = dense_spans({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
+        dense = dense_group_shapes({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
         groups = {"dp": sizes["dp"], "shard": sizes["dp"], "ep": sizes["ep"], "etp": sizes["etp"]}
         placed = with_groups(dense, groups, COLUMNS)
         return [placed[axis][tier] for axis, tier in product(self._talking, range(len(self.domains) - 1))]
@@ -328,28 +328,28 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
     more = max(1.0, beside_cache_band(case, e.family).at(grid.options.risk))
     at_risk = largest([short, *(m.kv_cache + more * m.beside_cache - m.limit for m in e.on_devices)])
     found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
-    return _Recorded(Program(dict(zip((f.name for f in fields(Each)), found, strict=True))), columns)
+    return _Recorded(Program(dict(zip((f.name for f in fields(ReplicaColumns)), found, strict=True))), columns)
 
 
-def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> Each:
+def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> ReplicaColumns:
     """Return what one replica of some kinds of layouts does, each with its batch, under one setup."""
     if setup not in grid.programs:
         grid.programs[setup] = _recorded(grid, setup)
     program, columns = grid.programs[setup].program, grid.programs[setup].columns
-    found: dict[str, Any] = {f.name: np.empty(len(kind)) for f in fields(Each)}
+    found: dict[str, Any] = {f.name: np.empty(len(kind)) for f in fields(ReplicaColumns)}
     for part in (slice(at, at + CELLS) for at in range(0, len(kind), CELLS)):
         own = kind[part]
         given = {name: columns[name][own] if name in columns else batch[part].astype(float) for name in program.inputs}
         for name, value in program.run(given, ProgramShape(rows=len(own), modes=1, row=own)).items():
             found[name][part] = value
-    return Each(**found)
+    return ReplicaColumns(**found)
 
 
-def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Each) -> ServingTable:
+def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: ReplicaColumns) -> ServingTable:
     """Return the table of layouts with their batches, each from what one replica of its kind does."""
     layout, batch, at = cells
     c, legal = grid.layouts.columns, grid.layouts.legal[layout]
-    values = {f.name: getattr(each, f.name)[at] for f in fields(Each)}
+    values = {f.name: getattr(each, f.name)[at] for f in fields(ReplicaColumns)}
     # Of one replica, so that replicas alike tie to the last bit and the fewest devices come first.
     replica = c["tp"][legal] * c["pp"][legal]
     rate = batch * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"] / replica

@@ -15,7 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import dataclass
-from shardwise.search._batch import Entry, Key, PlanBatch, grid_of, plan_of
+from shardwise.search._batch import Key, PlanBatch, RankedPlan, grid_of, plan_of
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._grid import PlanGrid
@@ -23,7 +23,7 @@ from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, PartialResult, TopN, least
 from shardwise.search._remedies import Remedies, report_on
-from shardwise.search._result import Counts, Group, Rejection, Remedy, Reports, SearchResult, Tie, loss_of
+from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
 from shardwise.search._space import SearchSpace
 from shardwise.search._variants import grids_of
 from shardwise.training import TrainingCase, TrainReport
@@ -196,7 +196,7 @@ class TrainingResult(SearchResult[TrainReport]):
         return self.task.num_plans
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PlanCounts:
         """Plans that are legal, feasible, and were evaluated in memory and time."""
         return self.partial.counts
 
@@ -206,17 +206,17 @@ class TrainingResult(SearchResult[TrainReport]):
         return Reports(self.partial.top.entries, self.report)
 
     @cached_property
-    def groups(self) -> tuple[Group[TrainReport, TrainingCase], ...]:
+    def groups(self) -> tuple[PlanGroup[TrainReport, TrainingCase], ...]:
         """The best plans in groups of ties: plans of other degrees that may be as quick as the first of a group."""
         return tuple(
-            Group(first=self.report(first), ties=tuple(self._tie(entry, first) for entry in others))
+            PlanGroup(first=self.report(first), ties=tuple(self._tie(entry, first) for entry in others))
             for first, *others in self.partial.top.groups()
         )
 
-    def _tie(self, entry: Entry, first: Entry) -> Tie[TrainingCase]:
+    def _tie(self, entry: RankedPlan, first: RankedPlan) -> TiedPlan[TrainingCase]:
         grid = self.task.tasks[grid_of(entry.key)].grid
         behind = loss_of(self.options.objective, entry.value, first.value)
-        return Tie(plan=plan_of(entry.key, grid), case=grid.case, behind=behind)
+        return TiedPlan(plan=plan_of(entry.key, grid), case=grid.case, behind=behind)
 
     def _task_of(self, report: TrainReport) -> SearchTask:
         """Return the search of the grid that a report is of, as far as its cluster and job tell."""
@@ -243,7 +243,7 @@ class TrainingResult(SearchResult[TrainReport]):
         entry = self.partial.nearest if self.best or self.partial.closest is None else self.partial.closest
         return self.report(entry) if entry is not None else None
 
-    def report(self, entry: Entry) -> TrainReport:
+    def report(self, entry: RankedPlan) -> TrainReport:
         """Return the report of a ranked plan, made once."""
         if entry.key not in self._reports:
             grid = self.task.tasks[grid_of(entry.key)].grid

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.records import dataclass
-from shardwise.training import Options, TrainReport, train
+from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._savers import flags_of, split_changes
 
 STEP = 256
@@ -33,7 +33,7 @@ def changed(report: TrainReport, changes: dict[str, Any]) -> TrainReport | None:
     """Return the report with changes of its plan, job and settings; None where a law or the framework refuses them."""
     case, (plan, job, settings) = report.case, split_changes(changes)
     stack = replace(case.stack, settings=replace(case.stack.settings, **settings))
-    options = Options(stack=stack, efficiencies=case.efficiencies, overlap=case.overlap)
+    options = TrainingOptions(stack=stack, efficiencies=case.efficiencies, overlap=case.overlap)
     try:
         found = train(case.model, case.cluster, replace(case.plan, **plan), replace(case.job, **job), options)
     except InputError:

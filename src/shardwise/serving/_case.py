@@ -17,7 +17,7 @@ from shardwise.plans.laws import domain_problems, field_problems, is_count, plan
 from shardwise.records import dataclass
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
-from shardwise.serving._policy import Limits, profile_of, step_tokens_of
+from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
 
@@ -66,7 +66,7 @@ class ServingCase:
         return step_tokens_of(self.engine.name, self.cluster.device, self.new_input_tokens) if runs else 0
 
     @cached_property
-    def profiled(self) -> Limits:
+    def profiled(self) -> SchedulerLimits:
         """What the engine runs at start-up to see what its largest step takes; no tokens where it runs none."""
         step = self._own_step_tokens and self.step_tokens
         return profile_of(self.engine.name, self.cluster.device, self.job.max_sequences, step)

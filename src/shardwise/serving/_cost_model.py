@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.cost import (
-    Chip,
+    Datasheet,
     Rates,
     bandwidth_of,
     blend,
@@ -83,7 +83,7 @@ class EngineCostModel(CostModel[X]):
         own = self.kernels.all_reduce
         if message.verb != "all_reduce" or own is None:
             return seconds
-        group, rate = self.spans[message.axis], self.network.links[0].nominal_bytes_per_second
+        group, rate = self.group_shapes[message.axis], self.network.links[0].nominal_bytes_per_second
         inside = above(group[-1], group[0], seconds, reduce_seconds(own, rate, message.size_bytes, group[-1]))
         return above(message.size_bytes, 0, inside, 0 * inside)
 
@@ -92,14 +92,14 @@ def _rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
     return costs.narrow if op.dtype == costs.narrow_dtype else costs.rates
 
 
-def _chip(costs: EngineCostModel[X]) -> Chip[X]:
+def _chip(costs: EngineCostModel[X]) -> Datasheet[X]:
     """Return what attention kernels are shares of.
 
     A step reads the weights of every layer between two visits to a layer's keys and values: unlike the tables, which
     run one kernel again and again, it finds none of them in the last cache. Those of a prompt were just written.
     """
     cached = 0.0 if costs.decoding else costs.kernels.last_cache
-    return Chip(flops=costs.peak, bytes_per_second=costs.bandwidth, cores=costs.cores, cached_bytes=cached)
+    return Datasheet(flops=costs.peak, bytes_per_second=costs.bandwidth, cores=costs.cores, cached_bytes=cached)
 
 
 def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -153,7 +153,7 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
         if narrow
         else (costs.kernels.experts_wide, costs.experts_peak)
     )
-    chip = Chip(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
+    chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
     hit = op.batch + 0 * op.rows
     return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, hit, op.columns, op.inner))
 
@@ -282,7 +282,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         narrow=narrow,
         narrow_dtype=case.compute,
         network=with_peers(network_of(case.cluster, wanted)),
-        spans=sizes.spans,
+        group_shapes=sizes.group_shapes,
         bandwidth=leaf("HBM bytes/s", wanted.memory_bytes_per_second or kept, "datasheet", "bytes/s"),
         peak=leaf("matrix FLOP/s", device.peak_flops(case.dtype), "datasheet", "FLOP/s"),
         narrow_peak=leaf("matrix FLOP/s of the format", device.peak_flops(case.compute), "datasheet", "FLOP/s"),
@@ -304,10 +304,10 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
 
 def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X] | None:
     """Return the processor of the host as prefill steps meet it, None where all runs on the device."""
-    if case.host is None:
+    if (host := case.host) is None:
         return None
-    host = case.host
-    return engine_cost_model(host, replace(sizes, spans=sizes_of(host.model, host.plan, host.job, host.domains).spans))
+    placed = sizes_of(host.model, host.plan, host.job, host.domains)
+    return engine_cost_model(host, replace(sizes, group_shapes=placed.group_shapes))
 
 
 def _alone(case: ServingCase) -> ServingCase:

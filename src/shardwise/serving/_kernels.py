@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 from shardwise.cost import (
     TILE_KEYS,
     TILE_ROWS,
-    Cached,
-    Chip,
+    Datasheet,
+    DecodeAttention,
     Efficiencies,
     EngineReduce,
     ExpertsFit,
     KernelCosts,
-    Tiled,
+    PrefillTiles,
     constants,
     costed_seconds,
     decode_parts,
@@ -259,13 +259,13 @@ def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
     return found
 
 
-def prompt_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:
+def prompt_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:
     """Return seconds of attention of a prompt, by the parts of `cost` as an operator of the ledger states them."""
     seconds = [costed_seconds(k.costs, _prompt_parts(kernels, chip, op, k)) for k in kernels.prompt]
     return _chosen(kernels.prompt, op, seconds)
 
 
-def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], k: SizedKernel) -> tuple[X, ...]:
+def _prompt_parts(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X], k: SizedKernel) -> tuple[X, ...]:
     """Return the parts of attention of a prompt: what is moved beside queries and output is the cache.
 
     No query sees more keys than twice the mean, and there are as many sequences as the cache holds lines of all keys.
@@ -282,7 +282,7 @@ def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], k: SizedK
     longest = minimum(2 * pairs / queries, op.columns) + TILE_KEYS / 2
     return tiled_parts(
         chip,
-        Tiled(
+        PrefillTiles(
             tiles=sequences * op.batch / share * ceil(each * share / TILE_ROWS),
             keys=minimum(longest, pairs / queries + (rows + TILE_KEYS) / 2),
             longest=longest,
@@ -297,7 +297,7 @@ def _prompt_parts(kernels: AttentionKernels, chip: Chip[X], op: Op[X], k: SizedK
     )
 
 
-def cached_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:
+def cached_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:
     """Return seconds of attention over a cache, a work item a key-value head of a sequence."""
     seconds = [
         costed_seconds(k.costs, cached_parts(chip, op, k.cached, (kernels.cache_width, kernels.width)))
@@ -306,7 +306,7 @@ def cached_seconds(kernels: AttentionKernels, chip: Chip[X], op: Op[X]) -> X:
     return _chosen(kernels.decode, op, seconds)
 
 
-def cached_parts(chip: Chip[X], op: Op[X], token: X | float, widths: tuple[float, float]) -> tuple[X, ...]:
+def cached_parts(chip: Datasheet[X], op: Op[X], token: X | float, widths: tuple[float, float]) -> tuple[X, ...]:
     """Return the parts of attention over a cache that holds `token` elements of a token and item.
 
     `widths` are bytes of a cached element and of an activation.
@@ -317,7 +317,7 @@ def cached_parts(chip: Chip[X], op: Op[X], token: X | float, widths: tuple[float
     # The first entries of compressed tokens come after `rate` of them: an item of none takes as long as one of one.
     keys = maximum(op.columns, 1.0)
     items = cache / (widths[0] * token * keys)
-    work = Cached(
+    work = DecodeAttention(
         sequences=op.rows,
         items=items,
         group=queries / items,

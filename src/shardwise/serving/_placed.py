@@ -79,7 +79,7 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostWay(Generic[X]):
+class HostLink(Generic[X]):
     """The way between a device and its host in one step of so many tokens: bytes a second, and seconds of a copy."""
 
     tokens: X
@@ -111,9 +111,9 @@ class HostWay(Generic[X]):
         return LayerCost(seconds=either("seconds"), flops=either("flops"), moved_bytes=either("moved_bytes"), **tables)
 
 
-def host_way(case: ServingCase, tokens: X) -> HostWay[X]:
+def host_way(case: ServingCase, tokens: X) -> HostLink[X]:
     """Return the way between the device of a case and its host."""
-    return HostWay(
+    return HostLink(
         tokens=tokens,
         bytes_per_second=host_of(case.cluster).link_bytes_per_second,
         copy_seconds=0.0 if case.efficiencies.ideal else case.engine.host.copy_seconds,
@@ -169,7 +169,7 @@ class SplitStep(Generic[X]):
     host_costs: EngineCostModel[X]
     ledger: StepLedger[X]
     host_ledger: StepLedger[X]
-    way: HostWay[X]
+    way: HostLink[X]
 
     def stream(self) -> X:
         """Return seconds in which the stream of all tokens crosses, in the type that the engine keeps it in."""

@@ -15,7 +15,7 @@ from shardwise.serving._engine import static_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """What an engine runs at once unless it is told otherwise: sequences, and tokens of a step (0: whole prompts).
 
     Prompts of up to `whole_prompts` tokens run in a step of their own, longer ones are cut. Memory is set aside for the
@@ -35,7 +35,7 @@ class Limits:
     def tokens(self, length: int) -> int:
         """Return the tokens of the largest step over contexts of a length, 0 where prompts are never cut.
 
-        >>> Limits(sequences=256, set_aside=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
+        >>> SchedulerLimits(sequences=256, set_aside=256, step_tokens=2048, whole_prompts=32768).tokens(4096)
         4096
         """
         return max(length, self.step_tokens) if length <= self.whole_prompts else self.step_tokens
@@ -89,7 +89,7 @@ def _table() -> dict[str, Any]:
     return dict(read_toml(Path(__file__).parent / "policies.toml"))
 
 
-def limits_of(engine: str, device: Device, offline: bool = False) -> Limits:
+def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLimits:
     """Return what an engine runs at once on a device unless it is told otherwise, as a server or offline.
 
     >>> from shardwise.hardware import find_device
@@ -106,10 +106,10 @@ def limits_of(engine: str, device: Device, offline: bool = False) -> Limits:
     if offline and "offline_tokens" in row:
         stated["step_tokens"] = row["offline_tokens"]
     profiled = row["sequences"] if "step_tokens" in row else _table()["set_aside"]["sequences"]
-    return Limits(set_aside=profiled, **stated)
+    return SchedulerLimits(set_aside=profiled, **stated)
 
 
-def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) -> Limits:
+def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) -> SchedulerLimits:
     """Return the step that an engine runs at start-up to see what memory it takes, of no tokens where it runs none.
 
     vLLM runs `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences before it sizes its cache,
@@ -117,7 +117,7 @@ def profile_of(engine: str, device: Device, sequences: int, step_tokens: int) ->
     """
     own = limits_of(engine, device)
     if not own.step_tokens or not step_tokens:
-        return Limits(sequences=sequences, set_aside=0)
+        return SchedulerLimits(sequences=sequences, set_aside=0)
     return replace(own, sequences=sequences or own.sequences, step_tokens=step_tokens)
 
 

@@ -10,7 +10,7 @@ from shardwise.cost import Band, Conditions, Efficiencies, band_of
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
-from shardwise.notebook import Shown
+from shardwise.notebook import Card
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
@@ -61,7 +61,7 @@ def beside_cache_band(case: ServingCase, family: str) -> Band:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class InferReport(Shown):
+class InferReport(Card):
     """Memory, time and cost of one serving plan. Build one with `infer`.
 
     Times are of one replica's batch; rates and cost are of the whole deployment.

@@ -10,7 +10,7 @@ from typing import Any, Generic
 from shardwise.ledger.number import X, is_column
 from shardwise.ledger.traced import leaf
 from shardwise.models import Model
-from shardwise.plans import Plan, Serving, spans, split_layers
+from shardwise.plans import Plan, Serving, group_shapes, split_layers
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass
 
@@ -34,7 +34,7 @@ class PipelineStage(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSizes(Generic[X]):
-    """Degrees and batch of a plan; `spans` says how many ranks of each group sit in a domain of each tier.
+    """Degrees and batch of a plan; `group_shapes` says how many ranks of each group sit in a domain of each tier.
 
     `stages` lists the distinct stages; columns are padded with stages that hold nothing.
     """
@@ -45,7 +45,7 @@ class ServingSizes(Generic[X]):
     ep: X
     etp: X
     batch: X
-    spans: dict[str, tuple[X, ...]]
+    group_shapes: dict[str, tuple[X, ...]]
     stages: tuple[PipelineStage[X], ...]
 
 
@@ -86,11 +86,11 @@ def stage_rows(model: Model, plan: Plan, job: Serving) -> tuple[PipelineStage[fl
 
 def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> ServingSizes[Any]:
     """Return the numbers of one plan, each a named leaf while tracing."""
-    placed = spans(plan, domains).items()
+    placed = group_shapes(plan, domains).items()
     shared = {axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in placed}
     values = {name: leaf(name, getattr(plan, name)) for name in DEPLOYED}
     stages: Any = stage_rows(model, plan, job)
-    return ServingSizes(batch=leaf("batch", job.batch), spans=shared, stages=stages, **values)
+    return ServingSizes(batch=leaf("batch", job.batch), group_shapes=shared, stages=stages, **values)
 
 
 def taken(value: Any, rows: Any) -> Any:
@@ -115,7 +115,7 @@ def sizes_of_columns(
     def column(values: Iterable[float]) -> Any:
         return numpy.array(list(values), numpy.float64)
 
-    placed = [spans(plan, domains) for plan in plans]
+    placed = [group_shapes(plan, domains) for plan in plans]
     shared = {a: tuple(column(p[a][i] for p in placed) for i in range(len(domains))) for a in placed[0]}
     known = {(plan.pp, plan.stage_layers): plan for plan in plans}
     stages_of = {cut: stage_rows(model, plan, job) for cut, plan in known.items()}
@@ -134,4 +134,4 @@ def sizes_of_columns(
     if job.splits_with_host:
         stages = host_rows(model, job)
     values = {name: column(getattr(plan, name) for plan in plans) for name in DEPLOYED}
-    return ServingSizes(batch=column(batches), spans=shared, stages=stages, **values)
+    return ServingSizes(batch=column(batches), group_shapes=shared, stages=stages, **values)

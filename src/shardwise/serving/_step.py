@@ -131,7 +131,7 @@ def gathered(part: LayerCost[X], weights: X, costs: EngineCostModel[X]) -> Layer
 
     ZeRO-Inference gathers each layer's weights before it runs (deepspeed.ai, ZeRO-Inference, 2022-09).
     """
-    seconds = collective_seconds(costs.network, "all_gather", weights, costs.spans["dp"])
+    seconds = collective_seconds(costs.network, "all_gather", weights, costs.group_shapes["dp"])
     waits = maximum(seconds - part.seconds, 0.0)
     return replace(
         part,

@@ -10,8 +10,8 @@ from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import Evaluation, evaluate
 from shardwise.training._headlines import Verdict
-from shardwise.training._report import Options, TrainReport, train
-from shardwise.training._savers import Saver
+from shardwise.training._report import TrainingOptions, TrainReport, train
+from shardwise.training._savers import MemorySaver
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ __all__ = [
     "Change",
     "CommReport",
     "Evaluation",
-    "Options",
+    "MemorySaver",
     "PlanSizes",
-    "Saver",
     "TrainReport",
     "TrainingCase",
+    "TrainingOptions",
     "Verdict",
     "comm",
     "evaluate",

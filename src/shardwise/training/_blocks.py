@@ -44,7 +44,7 @@ def checkpoints(mode: str, modules: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Elements(Generic[X]):
+class ParameterCounts(Generic[X]):
     """Parameters on one rank by how they are sharded and updated, and of how many tensors they are.
 
     `matrix` are those that Muon treats apart, `work` the FLOPs of orthogonalising them.
@@ -79,7 +79,7 @@ class Elements(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Frozen(Generic[X]):
+class FrozenWeights(Generic[X]):
     """Weights that do not train, of one rank: parameters and their bytes, dense ones and those of experts."""
 
     dense: X
@@ -89,7 +89,7 @@ class Frozen(Generic[X]):
     largest: X
 
 
-def frozen_weights(ops: Sequence[Op[X]], zero: X) -> Frozen[X] | None:
+def frozen_weights(ops: Sequence[Op[X]], zero: X) -> FrozenWeights[X] | None:
     """Return the weights of some operators that do not train; None where all do."""
     weights = [w for o in ops for w in o.weights if not w.trainable]
     if not weights:
@@ -101,7 +101,7 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> Frozen[X] | None:
         return total((w.elements for w in chosen), zero), total(held, zero)
 
     dense, expert = own(False), own(True)
-    return Frozen(
+    return FrozenWeights(
         dense=dense[0],
         dense_bytes=dense[1],
         expert=expert[0],
@@ -110,7 +110,7 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> Frozen[X] | None:
     )
 
 
-def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X]:
+def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> ParameterCounts[X]:
     """Return the parameters of some operators that train on one rank: the model's own, or those of adapters."""
     weights = [w for o in ops for w in o.weights if w.trainable and w.adapter is adapter]
 
@@ -118,7 +118,7 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> Elements[X
         chosen = (named(w.elements, w.name) for w in weights if w.expert is expert and (w.kind == "matrix") is matrix)
         return total(chosen, zero)
 
-    return Elements(
+    return ParameterCounts(
         dense_matrix=own(False, True),
         dense_other=own(False, False),
         expert_matrix=own(True, True),
@@ -192,11 +192,11 @@ class BlockCost(Generic[X]):
     kept_bytes: X
     dropped_bytes: X
     transient_bytes: X
-    elements: Elements[X]
+    elements: ParameterCounts[X]
     flops: X
     model_flops: X
-    adapters: Elements[X] | None = None
-    frozen: Frozen[X] | None = None
+    adapters: ParameterCounts[X] | None = None
+    frozen: FrozenWeights[X] | None = None
     narrow: X | float = 0
     """Parameters that products of fewer than 16 bits multiply, frozen ones too."""
     gradient_shapes: dict[str, X] = field(default_factory=dict)

@@ -9,13 +9,13 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import STAGE_AXES, Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.records import dataclass
-from shardwise.training._layer_tables import LayerTable, Product, products_of, rank_tables, whole_case, whole_tables
+from shardwise.training._layer_tables import GemmShape, LayerTable, products_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
-from shardwise.training._report import Options, TrainReport, report_of, train
+from shardwise.training._report import TrainingOptions, TrainReport, report_of, train
 from shardwise.training._step import axis_seconds, slowest_stage
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
 from shardwise.training._units import unpadded
-from shardwise.training._wires import Wires, check_devices, edges_of, wires_of
+from shardwise.training._wires import TrafficMap, check_devices, edges_of, wires_of
 
 # Axis of the report -> what it is, and which axis of a training report its seconds belong to.
 TITLES: dict[str, tuple[str, str]] = {
@@ -53,7 +53,7 @@ def axis_names(sharding: str, splits_replicas: bool = False) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
+class AxisMessages:
     """The messages of one axis in a step.
 
     `messages_per_step`, `bytes_per_step` (of the tensors) and `sent_bytes_per_step` are of one device, that of
@@ -137,7 +137,7 @@ class CommReport:
         return f"n{node}_g{device}"
 
     @cached_property
-    def wires(self) -> Wires:
+    def wires(self) -> TrafficMap:
         """Where the bytes of a step travel."""
         case, evaluation = self.report.case, self.report.evaluation
         stages = [(int(s.count), flows) for s, flows in zip(evaluation.stages, self.flows, strict=True)]
@@ -145,12 +145,12 @@ class CommReport:
         return wires_of(edges_of(self.plan, stages, case.cluster), case.cluster, rates)
 
     @cached_property
-    def axes(self) -> dict[str, Axis]:
+    def axes(self) -> dict[str, AxisMessages]:
         """The axes that send anything, in the order of `TITLES`."""
         used = {self.names[f.message.group] for flows in self.flows for f in flows}
         return {name: self._axis(name) for name in TITLES if name in used}
 
-    def _axis(self, name: str) -> Axis:
+    def _axis(self, name: str) -> AxisMessages:
         runs, devices = self.report.evaluation.stages, self.plan.stage_devices
         each = [self.on(name, i) for i in range(len(runs))]
         own = each[self.reference]
@@ -160,7 +160,7 @@ class CommReport:
 
         groups = self.groups(name)
         exposed, hidden = self._seconds(name)
-        return Axis(
+        return AxisMessages(
             name=name,
             title=TITLES[name][0],
             group=next(kind for kind, axis in self.names.items() if axis == name),
@@ -235,12 +235,14 @@ class CommReport:
         return float(sum(owned(unpadded(evaluation.parts), evaluation.stages[0])))
 
     @cached_property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[GemmShape, ...]:
         """Every matrix product before and after splitting."""
         return products_of(self.report.case, self.report.evaluation, self.traffic.lines)
 
 
-def comm(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> CommReport:
+def comm(
+    model: Model, cluster: Cluster, plan: Plan, job: Training, options: TrainingOptions | None = None
+) -> CommReport:
     """Return the communication report of one training plan; raises `InputError` with every problem of the input.
 
     >>> from shardwise.models import load_model

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Generic
 
-from shardwise.cost import Network, Rates, beside_of, host_of, network_of, rates_of, with_peers
+from shardwise.cost import Network, Rates, host_of, network_of, overlap_slowdown, rates_of, with_peers
 from shardwise.ledger.number import X, above, largest, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
@@ -23,7 +23,7 @@ from shardwise.records import dataclass
 from shardwise.training._beside import device_bytes, moved_pages, resident_pages
 from shardwise.training._blocks import (
     BlockCost,
-    Elements,
+    ParameterCounts,
     elements,
     fold,
     frozen_weights,
@@ -31,8 +31,8 @@ from shardwise.training._blocks import (
     tensor_sides,
 )
 from shardwise.training._case import TrainingCase
-from shardwise.training._ledger import Lines, ledger_of
-from shardwise.training._memory import ModelBlocks, Shared, StageMemory, reserved_bytes, stage_memory
+from shardwise.training._ledger import PartLedger, ledger_of
+from shardwise.training._memory import ModelBlocks, SharedWeights, StageMemory, reserved_bytes, stage_memory
 from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes
@@ -99,7 +99,7 @@ def parts_of(case: TrainingCase, y: Layout[X], m: CostModel[X]) -> ModelBlocks[X
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
-    def folded(lines: Lines[X]) -> BlockCost[X]:
+    def folded(lines: PartLedger[X]) -> BlockCost[X]:
         found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
         found = replace(
             found,
@@ -135,7 +135,7 @@ def gather_buffer(case: TrainingCase, y: Layout[X]) -> X:
     return above(y.degrees.tp, 1, y.a * y.tokens * case.model.hidden, zero)
 
 
-def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
+def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:
     """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242)."""
     uses: dict[Block, list[int]] = {}
     for i, kind in enumerate(case.kinds):
@@ -144,7 +144,7 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
                 uses.setdefault(replace(block, also=()), []).append(i)
     written = {block: ledgers.block_ops(y, block, case.model.hidden) for block in uses}
     return tuple(
-        Shared(
+        SharedWeights(
             elements=sided(case, elements(ops, 0 * y.tokens), ops),
             kinds=tuple(uses[block]),
             adapters=elements(ops, 0 * y.tokens, adapter=True) if case.tuning else None,
@@ -154,7 +154,7 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[Shared[X], ...]:
     )
 
 
-def sided(case: TrainingCase, found: Elements[X], ops: tuple[Op[X], ...]) -> Elements[X]:
+def sided(case: TrainingCase, found: ParameterCounts[X], ops: tuple[Op[X], ...]) -> ParameterCounts[X]:
     """Return parameters with their optimizer state, and the sides of their tensors where shards pad them."""
     found = with_states(case.recipe, found, ops)
     return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
@@ -186,10 +186,10 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
     return CostModel(
         rates=rates,
         network=network,
-        spans=shared,
+        group_shapes=shared,
         overlap=case.overlap,
         exposed_axes=case.efficiencies.exposed_axes,
-        replicas=beside_of(case.cluster, compute, case.efficiencies),
+        replicas=overlap_slowdown(case.cluster, compute, case.efficiencies),
         host=host_of(case.cluster) if case.recipe.uses_host else None,
         module_launch=stack.module_launch_seconds,
     )
@@ -290,13 +290,13 @@ class PricedBlocks:
         """Return what the blocks of a plan run on."""
         host = case.recipe.uses_host
         if host not in self._machines:
-            self._machines[host] = machine_of(case, z.spans)
-        return replace(self._machines[host], spans=z.spans)
+            self._machines[host] = machine_of(case, z.group_shapes)
+        return replace(self._machines[host], group_shapes=z.group_shapes)
 
     def tables(self, case: TrainingCase, machine: CostModel[float], z: PlanSizes[float]) -> Tables[float]:
         """Return the folded blocks of a plan, those of an earlier one where they are the same."""
         fields = (getattr(case.plan, name) for name in _BLOCK_FIELDS)
-        key = (*fields, bool(case.plan.recompute_layers), *(z.spans.get(name) for name in _BLOCK_GROUPS))
+        key = (*fields, bool(case.plan.recompute_layers), *(z.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
             self._tables[key] = tables_of(case, machine, z)
         return self._tables[key]
@@ -310,7 +310,7 @@ def evaluate(
     `priced`, of plain numbers alone, keeps blocks from plan to plan.
     """
     known: Any = priced
-    machine: CostModel[X] = known.machine(case, z) if known else machine_of(case, z.spans)
+    machine: CostModel[X] = known.machine(case, z) if known else machine_of(case, z.group_shapes)
     tables: Tables[X] = known.tables(case, machine, z) if known else tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     memory = memory_of(case, z, parts, stages)
@@ -357,7 +357,7 @@ def step_of(
     case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
 ) -> StepSeconds[X]:
     """Return the seconds of a step alone, on a machine of other rates where one is given."""
-    machine = machine_of(case, z.spans) if machine is None else machine
+    machine = machine_of(case, z.group_shapes) if machine is None else machine
     tables = tables_of(case, machine, z)
     parts = padded(case.recipe, z, tables.parts)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))

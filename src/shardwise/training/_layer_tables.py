@@ -12,7 +12,7 @@ from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, layout_of
-from shardwise.training._ledger import Lines, ledger_of
+from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stages import Stages, runs_of
 from shardwise.training._traffic import Message, Traffic, of_operators
@@ -50,7 +50,7 @@ class LayerTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
+class GemmShape:
     """One matrix product whole and on one rank: (rows, inner, columns), and the share of the peak each reaches."""
 
     part: str
@@ -71,14 +71,14 @@ def whole_case(case: TrainingCase) -> TrainingCase:
     return replace(case, plan=plan)
 
 
-def lines_of(case: TrainingCase) -> tuple[Lines[float], ...]:
+def lines_of(case: TrainingCase) -> tuple[PartLedger[float], ...]:
     """Return the ledger of a case's plan, part by part."""
     y = layout_of(case, sizes_of(case.plan, case.job.global_batch, case.domains))
     written = ledger_of(case.model, case.plan, case.kinds, y)
     return (*written.kinds, written.embedding, written.head, written.loss)
 
 
-def _rows(lines: Lines[float], width: float, messages: Sequence[tuple[Message, float]]) -> Iterator[LayerRow]:
+def _rows(lines: PartLedger[float], width: float, messages: Sequence[tuple[Message, float]]) -> Iterator[LayerRow]:
     """Yield the operators; a tensor that several keep stands with the first of them."""
     kept = {t.name: t for t in keep(lines.ops, lines.units).kept}
     for op in lines.ops:
@@ -97,7 +97,7 @@ def _rows(lines: Lines[float], width: float, messages: Sequence[tuple[Message, f
 
 
 def tables_of_lines(
-    case: TrainingCase, lines: Sequence[Lines[float]], times: Sequence[float], traffic: Traffic | None
+    case: TrainingCase, lines: Sequence[PartLedger[float]], times: Sequence[float], traffic: Traffic | None
 ) -> tuple[LayerTable, ...]:
     """Return the tables of the parts that run at all, the embedding first; with traffic, each with its messages."""
     width, found = case.recipe.precision.weight_bytes, []
@@ -129,16 +129,16 @@ def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
     return op.flops / seconds / peak if seconds else 0.0
 
 
-def products_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[Lines[float]]) -> tuple[Product, ...]:
+def products_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
     """Return every matrix product of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
-    found: dict[tuple[str, str], Product] = {}
+    found: dict[tuple[str, str], GemmShape] = {}
     for whole, part in zip(lines_of(whole_case(case)), lines, strict=True):
         alone = {op.name: op for op in whole.ops}
         for after in part.ops:
             if after.kind in ("matmul", "grouped"):
                 before = alone[after.name]
-                found[part.label, after.name] = Product(
+                found[part.label, after.name] = GemmShape(
                     part=part.label,
                     name=after.name,
                     before=(before.rows, before.inner, before.columns),

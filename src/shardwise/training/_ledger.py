@@ -20,7 +20,7 @@ from shardwise.training._stages import LayerKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lines(Generic[X]):
+class PartLedger(Generic[X]):
     """The operators of one part of a model, and the units that run again in backward."""
 
     label: str
@@ -36,10 +36,10 @@ class Lines(Generic[X]):
 class Ledger(Generic[X]):
     """The operators of a model on one rank: one entry a kind of layer, and what stands before and after them."""
 
-    kinds: tuple[Lines[X], ...]
-    embedding: Lines[X]
-    head: Lines[X]
-    loss: Lines[X]
+    kinds: tuple[PartLedger[X], ...]
+    embedding: PartLedger[X]
+    head: PartLedger[X]
+    loss: PartLedger[X]
 
 
 def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
         table, head = flow(table, False).ops, flow(head).ops
     return Ledger(
         kinds=tuple(
-            Lines(
+            PartLedger(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
                 ops=layer_ops(y, model, plan, kind),
                 units=(
@@ -147,7 +147,7 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
             )
             for i, kind in enumerate(kinds)
         ),
-        embedding=Lines(label="embedding", ops=table),
-        head=Lines(label="head", ops=head),
-        loss=Lines(label="loss", ops=losses),
+        embedding=PartLedger(label="embedding", ops=table),
+        head=PartLedger(label="head", ops=head),
+        loss=PartLedger(label="loss", ops=losses),
     )

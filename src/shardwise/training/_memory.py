@@ -28,7 +28,7 @@ from shardwise.training._parts import (
     MemoryMoment,
     ModelBlocks,
     Recipe,
-    Shared,
+    SharedWeights,
     StageMemory,
     frozen_bytes,
     held_as,
@@ -41,13 +41,13 @@ from shardwise.training._parts import (
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._units import Gathered, end_units, gathered_bytes, layer_units
+from shardwise.training._units import GatheredWeights, end_units, gathered_bytes, layer_units
 
 __all__ = [
     "InFlight",
     "ModelBlocks",
     "Recipe",
-    "Shared",
+    "SharedWeights",
     "StageMemory",
     "device_bytes",
     "reserved_bytes",
@@ -221,7 +221,7 @@ class Moment(Generic[X]):
     lasting: X
     standing: X
     buckets: X
-    gathered: Gathered[X]
+    gathered: GatheredWeights[X]
     gradients: X
     activations: X
     again: X

@@ -21,7 +21,7 @@ from shardwise.training._stages import Stages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed(Generic[X]):
+class OffloadedBytes(Generic[X]):
     """Bytes of a stage's copies on the device, and all that lies on the host for each of its ranks."""
 
     weights: X
@@ -33,7 +33,7 @@ class Placed(Generic[X]):
 
 def placed(
     r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], state: tuple[X, X, X], held: X
-) -> Placed[X]:
+) -> OffloadedBytes[X]:
     """Return where the copies of a stage lie; `state` are (weights, gradients, optimizer), `held` what is in flight.
 
     Gradients pass through the device a layer at a time, activations two layers at a time: the one at work, and the
@@ -42,7 +42,7 @@ def placed(
     weights, gradients, optimizer = state
     if not r.offload:
         zero = 0 * weights
-        return Placed(weights=weights, gradients=gradients, optimizer=optimizer, activations=held, host=zero)
+        return OffloadedBytes(weights=weights, gradients=gradients, optimizer=optimizer, activations=held, host=zero)
     on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": held}
     if r.offloads("parameters"):
         on["weights"] = held_as("weights", 0 * weights, "weights on the host")
@@ -57,7 +57,7 @@ def placed(
                          for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
         on["activations"] = held_as("activations", minimum(held, 2 * layer), "activations on their way")
     whole = weights + gradients + optimizer + held
-    return Placed(**on, host=named(whole - total(on.values(), 0 * whole), "on the host"))
+    return OffloadedBytes(**on, host=named(whole - total(on.values(), 0 * whole), "on the host"))
 
 
 def _layer_gradients(r: Recipe, z: PlanSizes[X], dense: X, expert: X) -> X:

@@ -33,9 +33,9 @@ from shardwise.training._units import end_units, gathered_elements, scattered_el
 
 def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the blocks as they run where expert messages hide behind a paired micro-batch, whose cores they hold."""
-    if when == "never" or not m.hides("ep") or "ep" not in m.spans:
+    if when == "never" or not m.hides("ep") or "ep" not in m.group_shapes:
         return parts
-    span = m.spans["ep"]
+    span = m.group_shapes["ep"]
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
 
     def beside(k: BlockCost[X]) -> BlockCost[X]:

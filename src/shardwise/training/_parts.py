@@ -11,7 +11,7 @@ from shardwise.ledger.traced import Part, Traced, named
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass
-from shardwise.training._blocks import BlockCost, Elements, Frozen, elements
+from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts, elements
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
@@ -132,13 +132,13 @@ def category_of(part: Part) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shared(Generic[X]):
+class SharedWeights(Generic[X]):
     """Weights that several layers run and a stage holds once: the kinds of layer that run them, one entry a use."""
 
-    elements: Elements[X]
+    elements: ParameterCounts[X]
     kinds: tuple[int, ...]
-    adapters: Elements[X] | None = None
-    frozen: Frozen[X] | None = None
+    adapters: ParameterCounts[X] | None = None
+    frozen: FrozenWeights[X] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,10 +159,10 @@ class ModelBlocks(Generic[X]):
     gather_buffer: X
     mask: X
     shared_table: bool = False
-    shared: tuple[Shared[X], ...] = ()
+    shared: tuple[SharedWeights[X], ...] = ()
     frozen_table: X | float = 0
 
-    def with_elements(self, own: Callable[[BlockCost[X] | Shared[X]], Elements[X]]) -> ModelBlocks[X]:
+    def with_elements(self, own: Callable[[BlockCost[X] | SharedWeights[X]], ParameterCounts[X]]) -> ModelBlocks[X]:
         """Return the blocks with other parameters."""
         ends: dict[str, Any] = {name: replace(one, elements=own(one)) for name, one in self.ends.items()}
         return replace(
@@ -259,7 +259,7 @@ def in_compute(r: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
     return parts.with_elements(lambda one: all_elements(r, one)) if parts.tuned else parts
 
 
-def all_elements(r: Recipe, one: BlockCost[X] | Shared[X]) -> Elements[X]:
+def all_elements(r: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCounts[X]:
     """Return all weights of a block as parameters as wide as compute's input."""
     found = one.elements
     for dense, expert, most in _beside(one, r.precision.activation_bytes):
@@ -272,7 +272,7 @@ def all_elements(r: Recipe, one: BlockCost[X] | Shared[X]) -> Elements[X]:
     return found
 
 
-def _beside(one: BlockCost[X] | Shared[X], width: float) -> Iterator[tuple[X, X, X]]:
+def _beside(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator[tuple[X, X, X]]:
     """Yield (dense, of experts, largest) of the adapters and of the frozen weights of a block."""
     if one.adapters is not None:
         yield one.adapters.dense, one.adapters.expert, one.adapters.largest
@@ -286,7 +286,7 @@ def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     if not parts.tuned:
         return zero, zero
 
-    def of(pick: Callable[[Frozen[X]], X]) -> X:
+    def of(pick: Callable[[FrozenWeights[X]], X]) -> X:
         held = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
         return _owned(held, s, lambda e: e.largest)
 
@@ -294,7 +294,9 @@ def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes)
 
 
-def _standing(frozen: Frozen[X] | None, pick: Callable[[Frozen[X]], X], like: Elements[X]) -> Elements[X]:
+def _standing(
+    frozen: FrozenWeights[X] | None, pick: Callable[[FrozenWeights[X]], X], like: ParameterCounts[X]
+) -> ParameterCounts[X]:
     return replace(like, largest=0 * like.largest if frozen is None else pick(frozen))
 
 
@@ -321,7 +323,7 @@ def owned_pages(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     return _owned(parts, s, lambda e: e.dense_pages), _owned(parts, s, lambda e: e.expert_pages)
 
 
-def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
     """Return a number of every block that a stage owns, added up."""
     zero = 0 * s.count
     layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))

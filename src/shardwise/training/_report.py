@@ -11,7 +11,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
-from shardwise.notebook import Shown
+from shardwise.notebook import Card
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
@@ -21,7 +21,7 @@ from shardwise.training._changes import Change, changes_of, least_recompute, set
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
 from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.training._resolve import Question, complete
-from shardwise.training._savers import Saver, proposals, savers_of
+from shardwise.training._savers import MemorySaver, proposals, savers_of
 from shardwise.training._sizes import leaves, sizes_of
 from shardwise.training._tuning import TuningSummary, tuning_summary
 from shardwise.units import show_bytes, show_seconds
@@ -34,7 +34,7 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "rec
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TrainReport(Shown):
+class TrainReport(Card):
     """Memory, time and cost of one training plan. Build one with `train`."""
 
     case: TrainingCase
@@ -306,12 +306,12 @@ class TrainReport(Shown):
         return timeline_of(self.case, self.evaluation)
 
     @cached_property
-    def savers(self) -> tuple[Saver, ...]:
+    def savers(self) -> tuple[MemorySaver, ...]:
         """Every single change that may take less memory, evaluated: bytes saved, seconds added, or the rule broken."""
         return savers_of(self, asked_again)
 
     @cached_property
-    def proposals(self) -> tuple[Saver, ...]:
+    def proposals(self) -> tuple[MemorySaver, ...]:
         """Savers together that fit, the quickest first; the one that needs least where none fits."""
         return proposals(self, asked_again)
 
@@ -325,7 +325,7 @@ class TrainReport(Shown):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class TrainingOptions:
     """What else a prediction takes: the framework ("" for the sharding's own), efficiencies, accumulation, overlap."""
 
     stack: Stack | str = ""
@@ -342,11 +342,13 @@ def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks |
 
 def asked_again(case: TrainingCase) -> TrainReport:
     """Return the report of a case whose plan and job have changed."""
-    options = Options(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
+    options = TrainingOptions(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
     return train(case.model, case.cluster, case.plan, case.job, options)
 
 
-def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Options | None = None) -> TrainReport:
+def train(
+    model: Model, cluster: Cluster, plan: Plan, job: Training, options: TrainingOptions | None = None
+) -> TrainReport:
     """Return memory, time and cost of one training plan; raises `InputError` with every problem of the input.
 
     >>> from shardwise.hardware import Cluster
@@ -356,7 +358,7 @@ def train(model: Model, cluster: Cluster, plan: Plan, job: Training, options: Op
     >>> report.plan.dp
     8
     """
-    options = options or Options()
+    options = options or TrainingOptions()
     own = options.stack
     stack = find_stack(own or default_stack(plan, job.adapter)) if isinstance(own, str) else own
     if plan.recompute == "auto":

@@ -49,7 +49,7 @@ Ask: TypeAlias = Callable[[TrainingCase], AnsweredPlan]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saver:
+class MemorySaver:
     """Changes that may save memory and what they do: bytes on device and host, the step, or the rule that they break.
 
     `saved_bytes` and `added_seconds` are against the plan as it was asked.
@@ -136,7 +136,7 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
     yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
 
 
-def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> Saver:
+def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> MemorySaver:
     """Return what changes of a report do, under its own framework or the one that is named."""
     case = report.case
     plan, job, settings = split_changes(changes)
@@ -145,10 +145,10 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
     try:
         found = ask(replace(case, plan=replace(case.plan, **plan), job=replace(case.job, **job), stack=own))
     except InputError as error:
-        return Saver(flags=flags, problem=str(error.problems[0]))
+        return MemorySaver(flags=flags, problem=str(error.problems[0]))
     refused = {problem.field for problem in report.unlaunched}
     new = [problem for problem in found.unlaunched if problem.field not in refused]
-    return Saver(
+    return MemorySaver(
         flags=flags,
         saved_bytes=report.device_bytes - found.device_bytes,
         added_seconds=found.step_seconds - report.step_seconds,
@@ -160,7 +160,7 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
     )
 
 
-def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[Saver, ...]:
+def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """Return every single saver: what may be done first, what saves most before the others."""
     found = [tried(report, ask, changes) for changes in singles(report) if _differs(report, changes)]
     return tuple(sorted(found, key=lambda one: (bool(one.problem), -one.saved_bytes)))
@@ -175,7 +175,7 @@ def _differs(report: AnsweredPlan, changes: Changes) -> bool:
     return any(has[name] != value for name, value in changes.items())
 
 
-def proposals(report: AnsweredPlan, ask: Ask) -> tuple[Saver, ...]:
+def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """Return the bundles of savers that fit, the quickest first, each under a framework that runs it.
 
     Where none fits the one that needs least is returned alone.

@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from shardwise.ledger.number import X, ceil, divide, maximum
 from shardwise.ledger.traced import leaf
-from shardwise.plans import DEGREES, Plan, shard_of, spans, splits_replicas
+from shardwise.plans import DEGREES, Plan, group_shapes, shard_of, splits_replicas
 from shardwise.records import dataclass
 
 _NUMBERS = (*DEGREES, "panels", "micro_batch", "shard")
@@ -16,7 +16,7 @@ _NUMBERS = (*DEGREES, "panels", "micro_batch", "shard")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSizes(Generic[X]):
-    """Degrees and batch of a plan; `spans` says how many ranks of each axis' group sit in a domain of each tier."""
+    """Degrees and batch of a plan; `group_shapes` has the ranks of each axis' group in a domain of each tier."""
 
     tp: X
     tp2: X
@@ -30,7 +30,7 @@ class PlanSizes(Generic[X]):
     micro_batch: X
     shard: X
     num_micro: X
-    spans: dict[str, tuple[X, ...]]
+    group_shapes: dict[str, tuple[X, ...]]
 
     @property
     def expert_copies(self) -> X:
@@ -61,12 +61,14 @@ def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes
     """Return the numbers of one plan, each a named leaf while tracing."""
     shared = {
         axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at))
-        for axis, at in spans(plan, domains).items()
+        for axis, at in group_shapes(plan, domains).items()
     }
     values = {name: leaf(name, getattr(plan, name)) for name in _NUMBERS}
     if not plan.sharding_rules.hybrid and not splits_replicas(plan):
         values["shard"] = values["dp"]
-    return PlanSizes(num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), spans=shared, **values)
+    return PlanSizes(
+        num_micro=leaf("micro-batches", num_micro_batches(plan, global_batch)), group_shapes=shared, **values
+    )
 
 
 def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence[int]) -> PlanSizes[Any]:
@@ -76,11 +78,13 @@ def sizes_of_columns(plans: Sequence[Plan], global_batch: int, domains: Sequence
     def column(values: Sequence[float]) -> Any:
         return numpy.array(values, numpy.float64)
 
-    placed = [spans(p, domains) for p in plans]
+    placed = [group_shapes(p, domains) for p in plans]
     shared = {a: tuple(column([s[a][i] for s in placed]) for i in range(len(domains))) for a in placed[0]}
     values = {name: column([getattr(p, name) for p in plans]) for name in _NUMBERS}
     values["shard"] = column([shard_of(p) for p in plans])
-    return PlanSizes(num_micro=column([num_micro_batches(p, global_batch) for p in plans]), spans=shared, **values)
+    return PlanSizes(
+        num_micro=column([num_micro_batches(p, global_batch) for p in plans]), group_shapes=shared, **values
+    )
 
 
 def leaves(value: Any) -> Any:

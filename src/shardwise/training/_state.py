@@ -36,7 +36,7 @@ class StateMessage(Generic[X]):
 
 def message_seconds(m: CostModel[X], one: StateMessage[X]) -> X:
     """Return the seconds of one message, or of one from each rank that has any of its tensors."""
-    at = m.spans[one.group]
+    at = m.group_shapes[one.group]
     if one.tensors is None:
         return collective_seconds(m.network, one.verb, one.size_bytes, at)
     owners = maximum(minimum(one.tensors, at[-1]), 1)
@@ -139,13 +139,13 @@ def table_message(size_bytes: X) -> StateMessage[X]:
     return StateMessage(group="table", verb="all_reduce", size_bytes=size_bytes, tensor="tied table gradients")
 
 
-def table_span(z: PlanSizes[X]) -> tuple[X, ...]:
+def table_group_shape(z: PlanSizes[X]) -> tuple[X, ...]:
     """Return how many of the first and the last stage sit in one domain of each tier."""
     # They share a domain only where the whole pipeline does.
-    return tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in z.spans["pp"])
+    return tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in z.group_shapes["pp"])
 
 
 def table_seconds(m: CostModel[X], z: PlanSizes[X], size_bytes: X) -> X:
     """Return the seconds in which the first and the last stage add up the gradients of a table that they share."""
-    seconds = collective_seconds(m.network, table_message(size_bytes).verb, size_bytes, table_span(z))
+    seconds = collective_seconds(m.network, table_message(size_bytes).verb, size_bytes, table_group_shape(z))
     return above(z.pp, 1, seconds, 0 * z.pp)

@@ -22,7 +22,7 @@ from shardwise.training._update import muon_seconds, optimizer_seconds
 from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
-    Run,
+    StageRun,
     find_schedule,
     least_pipeline_seconds,
     pipeline_time,
@@ -137,7 +137,7 @@ def once_seconds(z: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
 
 def with_waits(
     z: PlanSizes[X],
-    runs: tuple[Run[X], ...],
+    runs: tuple[StageRun[X], ...],
     timed: tuple[StageSeconds[X], ...],
     alone: PipelineTime[X],
     mirrored: bool,
@@ -175,7 +175,7 @@ class StepJob(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piped(Generic[X]):
+class PipelinedStep(Generic[X]):
     """The micro-batches of a step: seconds of one on each run of stages, and of all through the pipeline."""
 
     job: StepJob[X]
@@ -183,10 +183,10 @@ class Piped(Generic[X]):
     pipeline: PipelineTime[X]
 
 
-def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds[X], ...]) -> tuple[Run[X], ...]:
+def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds[X], ...]) -> tuple[StageRun[X], ...]:
     """Return what a pipeline needs to know of its stages: what every micro-batch takes."""
     return tuple(
-        Run(
+        StageRun(
             count=s.count,
             forward=t.forward - t.first,
             backward_input=t.backward_input - t.last,
@@ -232,9 +232,9 @@ def piped_seconds(
     z: PlanSizes[X],
     r: Recipe,
     timed: tuple[StageSeconds[X], ...],
-    runs: tuple[Run[X], ...],
+    runs: tuple[StageRun[X], ...],
     job: StepJob[X],
-) -> Piped[X]:
+) -> PipelinedStep[X]:
     """Return the seconds of all micro-batches through the pipeline, and of what stages wait for once a step."""
     shape = PipelineShape(
         num_stages=z.pp,
@@ -249,7 +249,7 @@ def piped_seconds(
     if not is_plain(job.spared, 0):
         busy = named(pipeline.busy - named(job.spared, "what the last micro-batch lacks"), "micro-batches")
         pipeline = replace(pipeline, busy=busy, total=busy + pipeline.bubble + pipeline.exposed_send)
-    return Piped(job=job, stages=timed, pipeline=pipeline)
+    return PipelinedStep(job=job, stages=timed, pipeline=pipeline)
 
 
 def tied_seconds(m: CostModel[X], z: PlanSizes[X], job: StepJob[X]) -> X:
@@ -264,7 +264,12 @@ def scoring_seconds(z: PlanSizes[X], stages: tuple[StageSeconds[X], ...]) -> X:
 
 
 def with_update(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], piped: Piped[X]
+    m: CostModel[X],
+    z: PlanSizes[X],
+    r: Recipe,
+    parts: ModelBlocks[X],
+    stages: tuple[Stages[X], ...],
+    piped: PipelinedStep[X],
 ) -> StepSeconds[X]:
     """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
     job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline

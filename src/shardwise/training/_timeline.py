@@ -139,7 +139,7 @@ class _Drawing:
 
     def __init__(self, case: TrainingCase, e: Evaluation[float]) -> None:
         self.case, self.plan, self.num_micro = case, case.plan, round(e.sizes.num_micro)
-        self.machine = machine_of(case, e.sizes.spans)
+        self.machine = machine_of(case, e.sizes.group_shapes)
         self.runs = [i for i, s in enumerate(e.stages) for _ in range(int(s.count))]
         cuts = [_shares(self.machine, e.sizes, case.recipe, e.parts, s) for s in e.stages]
         around = [self._around(e, s, t) for s, t in zip(e.stages, e.step.stages, strict=True)]

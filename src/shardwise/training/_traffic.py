@@ -18,7 +18,7 @@ from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
-from shardwise.training._ledger import Ledger, Lines, ledger_of
+from shardwise.training._ledger import Ledger, PartLedger, ledger_of
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
 from shardwise.training._state import (
@@ -28,8 +28,8 @@ from shardwise.training._state import (
     message_seconds,
     reductions,
     scatters,
+    table_group_shape,
     table_message,
-    table_span,
     updates,
 )
 from shardwise.training._units import gathered_elements, scattered_elements
@@ -85,7 +85,7 @@ class Flow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
+class TimedMessage:
     """A message with its count and its seconds in one pass of its part."""
 
     message: Message
@@ -110,7 +110,7 @@ class Traffic:
         return (*parts.kinds, parts.embedding, parts.head, parts.loss)
 
     @property
-    def lines(self) -> tuple[Lines[float], ...]:
+    def lines(self) -> tuple[PartLedger[float], ...]:
         """The ledger of the same parts."""
         written = self.ledger
         return (*written.kinds, written.embedding, written.head, written.loss)
@@ -119,7 +119,7 @@ class Traffic:
 def traffic_of(case: TrainingCase, evaluation: Evaluation[float]) -> Traffic:
     """Return what the messages of an evaluated plan are read from."""
     written = ledger_of(case.model, case.plan, case.kinds, evaluation.layout)
-    spans = {**evaluation.sizes.spans, "table": table_span(evaluation.sizes)}
+    spans = {**evaluation.sizes.group_shapes, "table": table_group_shape(evaluation.sizes)}
     machine = machine_of(case, spans)
     return Traffic(case=case, evaluation=evaluation, machine=machine, ledger=written)
 
@@ -146,8 +146,8 @@ def _shape(t: Traffic, c: Collective[float]) -> tuple[float, ...]:
     return (B, rows / B, width) if by_tokens else (rows, width)
 
 
-def _message(t: Traffic, lines: Lines[float], op: Op[float], phase: Phase, c: Collective[float]) -> Message:
-    group = t.machine.spans[c.axis]
+def _message(t: Traffic, lines: PartLedger[float], op: Op[float], phase: Phase, c: Collective[float]) -> Message:
+    group = t.machine.group_shapes[c.axis]
     return Message(
         group=c.axis,
         part=lines.label,
@@ -165,7 +165,7 @@ def _message(t: Traffic, lines: Lines[float], op: Op[float], phase: Phase, c: Co
     )
 
 
-def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
+def of_operators(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part, in the order of its passes; groups of one rank send none."""
     for op in lines.ops:
         seconds = op_seconds(t.evaluation.rates, op)
@@ -179,12 +179,12 @@ def of_operators(t: Traffic, lines: Lines[float]) -> Iterator[Timed]:
         passes.append(("backward", op.backward, back))
         for phase, collectives, waits in passes:
             for c, (exposed, hidden) in zip(collectives, waits, strict=True):
-                if t.machine.spans[c.axis][-1] > 1 and c.size_bytes and c.count:
+                if t.machine.group_shapes[c.axis][-1] > 1 and c.size_bytes and c.count:
                     one = _message(t, lines, op, phase, c)
-                    yield Timed(message=one, count=c.count, exposed=exposed, hidden=hidden)
+                    yield TimedMessage(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def of_part(t: Traffic, lines: Lines[float], folded: BlockCost[float]) -> Iterator[Timed]:
+def of_part(t: Traffic, lines: PartLedger[float], folded: BlockCost[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part with the seconds that its pairs of micro-batches leave exposed."""
     for one in of_operators(t, lines):
         gone = one.exposed * folded.behind_pair.get(one.message.group, 0.0)
@@ -195,7 +195,7 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
     """Return the messages of state that are sent: those of more than nothing over more than one rank."""
     found = []
     for one in messages:
-        group = t.machine.spans[one.group]
+        group = t.machine.group_shapes[one.group]
         if one.size_bytes and group[-1] > 1:
             found.append(
                 Message(
@@ -214,16 +214,17 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
     return found
 
 
-def _shared(messages: list[Message], exposed: float, hidden: float) -> list[Timed]:
+def _shared(messages: list[Message], exposed: float, hidden: float) -> list[TimedMessage]:
     """Return messages that wait together, each with its share of the seconds."""
     whole = sum(m.seconds for m in messages) or 1.0
     shares = [m.seconds / whole for m in messages]
     return [
-        Timed(message=m, count=1, exposed=exposed * s, hidden=hidden * s) for m, s in zip(messages, shares, strict=True)
+        TimedMessage(message=m, count=1, exposed=exposed * s, hidden=hidden * s)
+        for m, s in zip(messages, shares, strict=True)
     ]
 
 
-def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[Timed]:
+def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessage]:
     """Return the messages of sharded weights and gradients of one layer in one micro-batch."""
     z, r = t.evaluation.sizes, t.case.recipe
     if not r.shards_gradients:
@@ -239,9 +240,9 @@ def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[Timed]:
     return [replace(one, count=often) for one in shared]
 
 
-def of_ends(t: Traffic, s: Stages[float]) -> list[Timed]:
+def of_ends(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
     """Return the messages of the units that hold embedding, final norm and head of a stage in one micro-batch."""
-    found: list[Timed] = []
+    found: list[TimedMessage] = []
     for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
         sent = _state(t, one.messages, one.unit, "backward" if one.backward else "forward")
         if one.count:
@@ -262,7 +263,7 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
     job = step_job(t.case, e.parts, 0.0)
     if job.tied and e.sizes.pp > 1 and (s.embeddings or s.heads):
         table = _state(t, (table_message(job.tied_bytes),), "embedding", "gradients")
-        rows += [Timed(message=x, count=1, exposed=x.seconds, hidden=0.0) for x in table]
+        rows += [TimedMessage(message=x, count=1, exposed=x.seconds, hidden=0.0) for x in table]
     for one in rows:
         yield Flow(
             message=one.message,
@@ -329,7 +330,7 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
     e, s = t.evaluation, t.evaluation.stages[index]
     found: list[Flow] = []
 
-    def add(timed: list[Timed], often: float, seconds_of: float) -> None:
+    def add(timed: list[TimedMessage], often: float, seconds_of: float) -> None:
         for one in timed:
             found.append(
                 Flow(

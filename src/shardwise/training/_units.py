@@ -12,7 +12,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.records import dataclass
-from shardwise.training._blocks import BlockCost, Elements
+from shardwise.training._blocks import BlockCost, ParameterCounts
 from shardwise.training._parts import ModelBlocks, Recipe, all_elements, held_as, in_compute, owned, tied_copy, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -37,7 +37,7 @@ def unpadded(parts: ModelBlocks[X]) -> ModelBlocks[X]:
 def _resized(parts: ModelBlocks[X], size: Callable[[bool, tuple[tuple[X, X, X], ...]], X]) -> ModelBlocks[X]:
     """Return the parts with as many parameters of each class as its tensors have by `size`."""
 
-    def of(e: Elements[X]) -> Elements[X]:
+    def of(e: ParameterCounts[X]) -> ParameterCounts[X]:
         def own(known: X, *of: bool) -> X:
             return size(of[0], e.sides[of[0], of[1]]) if of in e.sides else known
 
@@ -79,7 +79,7 @@ def _padded(r: Recipe, z: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X,
     return found
 
 
-def unit_elements(r: Recipe, z: PlanSizes[X], e: Elements[X]) -> tuple[X, X]:
+def unit_elements(r: Recipe, z: PlanSizes[X], e: ParameterCounts[X]) -> tuple[X, X]:
     """Return the parameters of a layer that are gathered over (the sharding group, that of its experts).
 
     Experts that nothing splits are parameters of their layer.
@@ -140,7 +140,7 @@ def layer_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gathered(Generic[X]):
+class GatheredWeights(Generic[X]):
     """Bytes of gathered weights at the moments of a step, with the whole gradients of the units at work."""
 
     forward: X
@@ -149,7 +149,7 @@ class Gathered(Generic[X]):
     complete: X
 
 
-def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> Gathered[X]:
+def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> GatheredWeights[X]:
     """Return the bytes gathered for compute under ZeRO-3 and FSDP.
 
     Of the layers the running unit and the prefetched next one, and the gradients of one unit before their reduction;
@@ -158,14 +158,14 @@ def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[
     """
     zero = 0 * s.count
     if not r.shards_weights:
-        return Gathered(forward=zero, loss=zero, backward=zero, complete=zero)
+        return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero)
     ends, units = _ends(r, z, in_compute(r, parts), s), _layers(r, z, parts, s)
     pairs = [
         held_as("buffers", one, "gathered ends of the model")
         + held_as("buffers", other, "gathered layers and gradients")
         for one, other in zip(ends, units, strict=True)
     ]
-    return Gathered(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
+    return GatheredWeights(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
 
 
 def _ends(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:

@@ -12,7 +12,7 @@ from shardwise.ledger.op import Op, Weight
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import PAGED_ELEMENTS, Moments
-from shardwise.training._blocks import Elements
+from shardwise.training._blocks import ParameterCounts
 from shardwise.training._offload import host_traffic, host_update_seconds
 from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states, trained
 from shardwise.training._sizes import PlanSizes
@@ -52,7 +52,9 @@ def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
             yield w, (divide(w.elements * part, whole), one * part, columns)
 
 
-def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]], adapter: bool = False) -> Elements[X]:
+def with_states(
+    r: Recipe, found: ParameterCounts[X], ops: Sequence[Op[X]], adapter: bool = False
+) -> ParameterCounts[X]:
     """Return parameters of the model, or of adapters, with the bytes of state that their single tensors decide."""
     if not (r.optimizer.by_tensor or r.optimizer.paged):
         return found
@@ -82,7 +84,7 @@ def with_states(r: Recipe, found: Elements[X], ops: Sequence[Op[X]], adapter: bo
     )
 
 
-def with_adapter_states(r: Recipe, found: Elements[X] | None, ops: Sequence[Op[X]]) -> Elements[X] | None:
+def with_adapter_states(r: Recipe, found: ParameterCounts[X] | None, ops: Sequence[Op[X]]) -> ParameterCounts[X] | None:
     """Return the parameters of adapters with their optimizer state."""
     if found is None or r.adapters is None:
         return found
@@ -138,13 +140,13 @@ def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks
     zero = 0 * s.count
     if r.optimizer.name != "muon":
         return zero
-    picks: tuple[Callable[[Elements[X]], X], ...] = (lambda e: e.dense_work, lambda e: e.expert_work)
+    picks: tuple[Callable[[ParameterCounts[X]], X], ...] = (lambda e: e.dense_work, lambda e: e.expert_work)
     classes = trained(r, parts)
     dense, expert = (total(_weighted_work(some, s, pick) for _, some in classes) for pick in picks)
     share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
     return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
 
 
-def _weighted_work(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[Elements[X]], X]) -> X:
+def _weighted_work(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
     rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
     return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)

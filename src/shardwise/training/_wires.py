@@ -22,7 +22,7 @@ MOST_DEVICES, MOST_PAIRS = 2_000_000, 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edges:
+class RankTraffic:
     """Bytes of a step from ranks to ranks over the groups of one kind, as arrays of one length."""
 
     group: str
@@ -32,7 +32,7 @@ class Edges:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Busiest:
+class BusiestLink:
     """The link that messages keep busy for longest: what leaves one domain over a tier, and its seconds at that rate.
 
     `domain` counts the domains of the tier below: devices on the first tier.
@@ -46,7 +46,7 @@ class Busiest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodePairs:
+class NodeTraffic:
     """Bytes of a step from node to node, as arrays of one length: only pairs that talk, each once, in order."""
 
     source: Any
@@ -55,14 +55,14 @@ class NodePairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wires:
+class TrafficMap:
     """Bytes of a step by kind of group and tier over the cluster, between nodes, into each rank, the busiest link."""
 
     by_tier: dict[str, tuple[float, ...]]
-    between_nodes: NodePairs
+    between_nodes: NodeTraffic
     received: Any
     sent: Any
-    busiest: Busiest | None
+    busiest: BusiestLink | None
 
 
 def group_array(plan: Plan, name: str) -> Any:
@@ -114,7 +114,7 @@ def _check_count(plan: Plan, keys: Iterable[tuple[str, str, int]]) -> None:
         raise InputError([Problem("num_devices", plan.num_devices, rule, "ask for fewer devices or smaller groups")])
 
 
-def edges_of(plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: Cluster) -> Iterator[Edges]:
+def edges_of(plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: Cluster) -> Iterator[RankTraffic]:
     """Yield the bytes from rank to rank of a step; `stages` are runs of (count, flows of one device)."""
     import numpy
 
@@ -131,9 +131,9 @@ def edges_of(plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: 
             for shift in range(1, n):
                 target = numpy.roll(ranks, -shift, axis=1)
                 share = _deduplicated(ranks, target, cluster, how) / (n - 1)
-                yield Edges(group=name, source=ranks, target=target, bytes=amount[ranks] * share)
+                yield RankTraffic(group=name, source=ranks, target=target, bytes=amount[ranks] * share)
         else:
-            yield Edges(group=name, source=ranks, target=numpy.roll(ranks, -how, axis=1), bytes=amount[ranks])
+            yield RankTraffic(group=name, source=ranks, target=numpy.roll(ranks, -how, axis=1), bytes=amount[ranks])
 
 
 def tier_of(source: Any, target: Any, cluster: Cluster) -> Any:
@@ -165,12 +165,12 @@ def _together(groups: Any, size: int) -> int:
     return int((groups[0] // size == groups[0][0] // size).sum())
 
 
-def wires_of(edges: Iterable[Edges], cluster: Cluster, rates: Mapping[str, float]) -> Wires:
+def wires_of(edges: Iterable[RankTraffic], cluster: Cluster, rates: Mapping[str, float]) -> TrafficMap:
     """Return where the bytes of a step travel; `rates` are the achieved bytes a second of each tier by name."""
     import numpy
 
     n, node, tiers = cluster.num_devices, cluster.devices_per_node, cluster.tiers
-    nodes = NodePairs(source=numpy.zeros(0, numpy.int64), target=numpy.zeros(0, numpy.int64), bytes=numpy.zeros(0))
+    nodes = NodeTraffic(source=numpy.zeros(0, numpy.int64), target=numpy.zeros(0, numpy.int64), bytes=numpy.zeros(0))
     received, sent = numpy.zeros(n), numpy.zeros(n)
     leaving = [numpy.zeros(-(-n // size)) for size in (1, *(t.size for t in tiers[:-1]))]
     by_tier: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def wires_of(edges: Iterable[Edges], cluster: Cluster, rates: Mapping[str, float
             # A device's own port on the first tier carries what stays within it; outer tiers what leaves the domain.
             here = crossed == 0 if i == 0 else crossed >= i
             leaving[i] += numpy.bincount(source[here] // size, amount[here], len(leaving[i]))
-    return Wires(
+    return TrafficMap(
         by_tier={group: tuple(float(x) for x in found) for group, found in by_tier.items()},
         between_nodes=nodes,
         received=received,
@@ -195,7 +195,7 @@ def wires_of(edges: Iterable[Edges], cluster: Cluster, rates: Mapping[str, float
     )
 
 
-def _added(pairs: NodePairs, source: Any, target: Any, amount: Any) -> NodePairs:
+def _added(pairs: NodeTraffic, source: Any, target: Any, amount: Any) -> NodeTraffic:
     """Return pairs of nodes with more bytes between some; a matrix of all nodes would be their number squared."""
     import numpy
 
@@ -203,10 +203,10 @@ def _added(pairs: NodePairs, source: Any, target: Any, amount: Any) -> NodePairs
     keys = numpy.concatenate([pairs.source * width + pairs.target, source * width + target])
     found, place = numpy.unique(keys, return_inverse=True)
     held = numpy.bincount(place.ravel(), numpy.concatenate([pairs.bytes, amount]), len(found))
-    return NodePairs(source=found // width, target=found % width, bytes=held)
+    return NodeTraffic(source=found // width, target=found % width, bytes=held)
 
 
-def _busiest(leaving: Sequence[Any], cluster: Cluster, rates: Mapping[str, float]) -> Busiest | None:
+def _busiest(leaving: Sequence[Any], cluster: Cluster, rates: Mapping[str, float]) -> BusiestLink | None:
     sizes = (1, *(t.size for t in cluster.tiers[:-1]))
     found = []
     for tier, size, amounts in zip(cluster.tiers, sizes, leaving, strict=True):
@@ -214,6 +214,6 @@ def _busiest(leaving: Sequence[Any], cluster: Cluster, rates: Mapping[str, float
         ranks = min(size, cluster.num_devices - domain * size)
         amount = float(amounts[domain])
         seconds = amount / (ranks * rates[tier.name])
-        found.append(Busiest(tier=tier.name, domain=domain, ranks=ranks, bytes_per_step=amount, seconds=seconds))
+        found.append(BusiestLink(tier=tier.name, domain=domain, ranks=ranks, bytes_per_step=amount, seconds=seconds))
     most = max(found, key=lambda b: b.seconds)
     return most if most.seconds else None

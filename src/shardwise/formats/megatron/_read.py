@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem, plain
-from shardwise.formats._imported import PLAIN, Around, Imported, Reading
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, ReadArgument
 from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import Given, arguments, by_name, facts, from_mapping, from_words
+from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts, from_mapping, from_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,18 +40,18 @@ def recognises(name: str, text: str) -> bool:
     return bool(text)
 
 
-def read(text: str, source: str = "script", around: Around = PLAIN) -> Imported:
+def read(text: str, source: str = "script", around: ImportContext = PLAIN) -> Imported:
     """Return the case of a launch script.
 
     >>> text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
     >>> text += " --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --vocab-size 100"
-    >>> read(text).num_devices, read(text, around=Around(num_devices=16)).plan.dp
+    >>> read(text).num_devices, read(text, around=ImportContext(num_devices=16)).plan.dp
     (8, 16)
     """
     return _read(started(text, tells, source, around.variables), around)
 
 
-def read_command(words: Sequence[str], around: Around = PLAIN) -> Imported:
+def read_command(words: Sequence[str], around: ImportContext = PLAIN) -> Imported:
     """Return the case of a training command, its launcher and its program included, or of the arguments alone."""
     return _read(started_by(words, tells), replace(around, follow=True))
 
@@ -61,7 +61,7 @@ def tells(word: str) -> bool:
     return word in _TELLING
 
 
-def _read(found: Started, around: Around) -> Imported:
+def _read(found: Started, around: ImportContext) -> Imported:
     launch = replace(found.launch, follow=around.follow)
     if around.num_devices and around.num_devices != launch.num_devices:
         launch = replace(launch, num_devices=around.num_devices, devices_per_node=0)
@@ -93,7 +93,7 @@ def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
     return imported(given, Launch(num_devices=devices if isinstance(devices, int) else 0, source="arguments"))
 
 
-def imported(given: Given, launch: Launch) -> Imported:
+def imported(given: GivenArguments, launch: Launch) -> Imported:
     """Return the case of what was given; raises `InputError` with everything that is wrong."""
     r = Reader(given)
     _checkpoint.take(r, launch)
@@ -118,10 +118,10 @@ def imported(given: Given, launch: Launch) -> Imported:
         num_devices=launch.num_devices,
         devices_per_node=launch.devices_per_node,
         source=launch.source,
-        understood=tuple(Reading(argument=a.option, value=v, meaning=a.meaning[5:]) for a, v in kept if a.read),
+        understood=tuple(ReadArgument(argument=a.option, value=v, meaning=a.meaning[5:]) for a, v in kept if a.read),
         assumed=tuple(r.assumed),
         ignored=tuple(
-            Reading(argument=a.option, value=v, meaning=reasons[a.meaning])
+            ReadArgument(argument=a.option, value=v, meaning=reasons[a.meaning])
             for a, v in kept
             if a.meaning in reasons and v != a.default and str(v) != str(a.default)
         ),

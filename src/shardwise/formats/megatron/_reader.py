@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from shardwise.errors import plain
-from shardwise.formats.megatron._values import UNSET, Given, by_name
+from shardwise.formats.megatron._values import UNSET, GivenArguments, by_name
 
 MOST_LAYERS = 10_000
 MOST_WHOLE = 10**12
@@ -17,7 +17,7 @@ _SPELLED = re.compile(r"[][()0-9,*+\s]{1,10000}")
 class Reader:
     """The arguments of one run; `assumed` says what they leave open."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: GivenArguments) -> None:
         self.given = given
         self.problems = given.problems
         self.assumed: list[str] = []

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwise.errors import Problems, plain
 from shardwise.files import own_table
-from shardwise.formats._imported import Reading
+from shardwise.formats._imported import ReadArgument
 from shardwise.records import dataclass
 
 _SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
@@ -87,12 +87,12 @@ def facts() -> dict[str, dict[str, Any]]:
 
 
 @dataclass(slots=True)
-class Given:
+class GivenArguments:
     """What was given, by name in the namespace: the spelling used and the value; problems and unknown arguments."""
 
     values: dict[str, object] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    unknown: list[Reading] = field(default_factory=list)
+    unknown: list[ReadArgument] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     skipped: frozenset[str] = frozenset()
 
@@ -105,7 +105,7 @@ class Given:
         self.values[argument.name], self.options[argument.name] = value, argument.option
 
 
-def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> Given:
+def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> GivenArguments:
     """Return what a command line's words give; numbers stay text until they are used.
 
     Unknown arguments that are `skipped` are kept whatever they are called.
@@ -113,7 +113,7 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
     >>> from_words("--num-layers 24 --swiglu --lr=1e-4".split()).values
     {'num_layers': '24', 'swiglu': True, 'lr': '1e-4'}
     """
-    given = Given(skipped=skipped)
+    given = GivenArguments(skipped=skipped)
     rest = deque(words)
     stray: list[str] = []
     strange: dict[str, None] = {}
@@ -157,7 +157,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _take(given: Given, argument: Argument, values: list[str]) -> None:
+def _take(given: GivenArguments, argument: Argument, values: list[str]) -> None:
     if not values:
         if argument.meaning not in ("none", "read:checkpoint"):
             given.problems.add(argument.option, None, "has no value", f"write {argument.option} VALUE")
@@ -167,7 +167,7 @@ def _take(given: Given, argument: Argument, values: list[str]) -> None:
         given.put(argument, values[0] if argument.values == "1" else tuple(values))
 
 
-def _unknown(given: Given, option: str, values: list[str]) -> None:
+def _unknown(given: GivenArguments, option: str, values: list[str]) -> None:
     """Keep an argument that Megatron-LM does not have.
 
     One that is nearly the name of another is a mistake, and one that speaks of sizes may change the model.
@@ -181,7 +181,7 @@ def _unknown(given: Given, option: str, values: list[str]) -> None:
         rule = "is not an argument of Megatron-LM, and its name speaks of sizes"
         given.problems.add(option, value, rule, f"say it in Megatron-LM's words, or skip it: --skip {option[2:]}")
     else:
-        given.unknown.append(Reading(argument=option, value=value, meaning="not an argument of Megatron-LM"))
+        given.unknown.append(ReadArgument(argument=option, value=value, meaning="not an argument of Megatron-LM"))
 
 
 def _extends(name: str, other: str) -> bool:
@@ -193,13 +193,13 @@ def _extends(name: str, other: str) -> bool:
     return (name in other or other in name) and abs(len(name) - len(other)) > 2
 
 
-def from_mapping(table: Mapping[str, object]) -> Given:
+def from_mapping(table: Mapping[str, object]) -> GivenArguments:
     """Return what a mapping gives, whose keys are spellings ("--num-layers") or names in the namespace.
 
     >>> from_mapping({"--num-layers": 24, "add_bias_linear": False}).values
     {'num_layers': 24, 'add_bias_linear': False}
     """
-    given = Given()
+    given = GivenArguments()
     for key, value in table.items():
         if key.startswith("--"):
             _from_option(given, key, value)
@@ -210,11 +210,13 @@ def from_mapping(table: Mapping[str, object]) -> Given:
             and not key.startswith("_")
             and value not in (None, False, (), [], "")
         ):
-            given.unknown.append(Reading(argument=key, value=plain(value), meaning="not an argument of Megatron-LM"))
+            given.unknown.append(
+                ReadArgument(argument=key, value=plain(value), meaning="not an argument of Megatron-LM")
+            )
     return given
 
 
-def _from_option(given: Given, option: str, value: object) -> None:
+def _from_option(given: GivenArguments, option: str, value: object) -> None:
     argument = arguments().get(option)
     if value is None:
         return
@@ -229,7 +231,7 @@ def _from_option(given: Given, option: str, value: object) -> None:
         given.put(argument, _listed(value) if argument.values in ("3", "many") else value)
 
 
-def _from_name(given: Given, argument: Argument, value: object) -> None:
+def _from_name(given: GivenArguments, argument: Argument, value: object) -> None:
     """Keep a value of a parsed namespace; defaults are not given."""
     number = getattr(value, "name", None) if not isinstance(value, (str, int, float, bool)) else None
     value = number if isinstance(number, str) else value

@@ -8,7 +8,7 @@ from typing import cast
 
 from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 _MODULES = {
     "dense": """
@@ -96,7 +96,7 @@ DESCRIBED: tuple[str, ...] = ("bloom", "mpt", "falcon", "nemotron", "phi", "gpt_
 
 def builder(model_type: str, described: bool = False) -> Callable[[Config], Architecture]:
     """Return the function that makes a model of this type, from its class's keys or from a description."""
-    row: Row = import_module(f"shardwise.models.families.{FAMILIES[model_type]}").ROWS[model_type]
+    row: FamilyRow = import_module(f"shardwise.models.families.{FAMILIES[model_type]}").ROWS[model_type]
     build = import_module("shardwise.models.families.described").build if described else row.build
 
     def built(config: Config) -> Architecture:

@@ -11,7 +11,7 @@ from shardwise.models._config import DROPOUTS, ClassFacts, Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
 
 
-class Row(NamedTuple):
+class FamilyRow(NamedTuple):
     """A family: what makes its model from a configuration, and how its class is written."""
 
     build: Callable[[Config], Architecture]

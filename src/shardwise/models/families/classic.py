@@ -9,7 +9,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 
 def gpt2(config: Config) -> Architecture:
@@ -171,12 +171,12 @@ def _plain(config: Config, act: str, *, bias: bool = True) -> MLP:
     return MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(config, act))
 
 
-ROWS: dict[str, Row] = {
-    "gpt2": Row(gpt2),
-    "gpt_bigcode": Row(gpt2),
-    "gpt_neo": Row(gpt_neo),
-    "opt": Row(opt),
-    "bloom": Row(bloom),
-    "mpt": Row(mpt),
-    "falcon": Row(falcon),
+ROWS: dict[str, FamilyRow] = {
+    "gpt2": FamilyRow(gpt2),
+    "gpt_bigcode": FamilyRow(gpt2),
+    "gpt_neo": FamilyRow(gpt_neo),
+    "opt": FamilyRow(opt),
+    "bloom": FamilyRow(bloom),
+    "mpt": FamilyRow(mpt),
+    "falcon": FamilyRow(falcon),
 }

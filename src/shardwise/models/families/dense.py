@@ -12,7 +12,7 @@ from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 Flag = bool | str
 
@@ -255,7 +255,7 @@ def _with_window(config: Config, block: Block, kind: str) -> Block:
     return replace(block, mixers=(replace(core, window=window),))
 
 
-ROWS: dict[str, Row] = {
-    name: Row(build, ClassFacts(fused_qkv=style.fused_qkv, joined_rotary=style.joined_rotary))
+ROWS: dict[str, FamilyRow] = {
+    name: FamilyRow(build, ClassFacts(fused_qkv=style.fused_qkv, joined_rotary=style.joined_rotary))
     for name, style in STYLES.items()
 }

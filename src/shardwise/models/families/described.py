@@ -14,7 +14,7 @@ from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.nemotron import spelled
 
 _NORMS: dict[str, NormKind] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
@@ -186,10 +186,10 @@ def _mamba(config: Config) -> Mamba2:
     )
 
 
-ROWS: dict[str, Row] = {
-    "gpt2-like": Row(build),
-    "llama-like": Row(build),
-    "mcore_gpt": Row(build),
-    "mcore_moe": Row(build),
-    "mcore_hybrid": Row(build),
+ROWS: dict[str, FamilyRow] = {
+    "gpt2-like": FamilyRow(build),
+    "llama-like": FamilyRow(build),
+    "mcore_gpt": FamilyRow(build),
+    "mcore_moe": FamilyRow(build),
+    "mcore_hybrid": FamilyRow(build),
 }

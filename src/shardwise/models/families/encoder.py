@@ -11,7 +11,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 
 def _block(config: Config, heads: int, hidden: int) -> Block:
@@ -147,13 +147,13 @@ def clip_text(config: Config) -> Architecture:
     )
 
 
-ROWS: dict[str, Row] = {
-    "bert": Row(bert),
-    "roberta": Row(bert),
-    "xlm-roberta": Row(bert),
-    "distilbert": Row(bert),
-    "modernbert": Row(modernbert, ClassFacts(fused_qkv=True)),
-    "clip_text_model": Row(clip_text),
-    "siglip_text_model": Row(clip_text),
-    "siglip2_text_model": Row(clip_text),
+ROWS: dict[str, FamilyRow] = {
+    "bert": FamilyRow(bert),
+    "roberta": FamilyRow(bert),
+    "xlm-roberta": FamilyRow(bert),
+    "distilbert": FamilyRow(bert),
+    "modernbert": FamilyRow(modernbert, ClassFacts(fused_qkv=True)),
+    "clip_text_model": FamilyRow(clip_text),
+    "siglip_text_model": FamilyRow(clip_text),
+    "siglip2_text_model": FamilyRow(clip_text),
 }

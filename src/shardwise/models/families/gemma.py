@@ -12,7 +12,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, FeedForward
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 _PATTERN_3N = ("sliding",) * 4 + ("full",)
 _PATTERN_4 = ("sliding",) * 5 + ("full",)
@@ -159,7 +159,7 @@ def _gemma4_ffn(config: Config, width: int, hidden: int) -> tuple[FeedForward, i
     return experts, 3, hidden + experts.experts
 
 
-ROWS: dict[str, Row] = {
-    "gemma3n_text": Row(gemma3n),
-    "gemma4_text": Row(gemma4, ClassFacts(normalised=True)),
+ROWS: dict[str, FamilyRow] = {
+    "gemma3n_text": FamilyRow(gemma3n),
+    "gemma4_text": FamilyRow(gemma4, ClassFacts(normalised=True)),
 }

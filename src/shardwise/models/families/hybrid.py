@@ -12,7 +12,7 @@ from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 MAMBA = ("mamba", "linear", "linear_attention")
 
@@ -239,13 +239,13 @@ def _owned(config: Config, hidden: int, shared: Block) -> tuple[Projection, ...]
     return tuple(owned)
 
 
-ROWS: dict[str, Row] = {
-    "mamba": Row(mamba),
-    "falcon_mamba": Row(mamba),
-    "mamba2": Row(mamba2),
-    "jamba": Row(jamba, ClassFacts(normalised=False)),
-    "bamba": Row(bamba, ClassFacts(joined_rotary=True)),
-    "granitemoehybrid": Row(granitemoehybrid, ClassFacts(normalised=False)),
-    "falcon_h1": Row(falcon_h1),
-    "zamba2": Row(zamba2),
+ROWS: dict[str, FamilyRow] = {
+    "mamba": FamilyRow(mamba),
+    "falcon_mamba": FamilyRow(mamba),
+    "mamba2": FamilyRow(mamba2),
+    "jamba": FamilyRow(jamba, ClassFacts(normalised=False)),
+    "bamba": FamilyRow(bamba, ClassFacts(joined_rotary=True)),
+    "granitemoehybrid": FamilyRow(granitemoehybrid, ClassFacts(normalised=False)),
+    "falcon_h1": FamilyRow(falcon_h1),
+    "zamba2": FamilyRow(zamba2),
 }

@@ -11,7 +11,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside, with_mtp
 
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
@@ -154,13 +154,13 @@ def _with_rate(config: Config, base: CompressedAttention, kind: str) -> Compress
     return replace(base, rate=rate, indexer=indexer)
 
 
-ROWS: dict[str, Row] = {
-    "deepseek_v2": Row(deepseek, ClassFacts(normalised=False, float_router=True)),
-    "deepseek_v3": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
-    "deepseek_v32": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
-    "glm_moe_dsa": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
-    "glm4_moe_lite": Row(deepseek, ClassFacts(float_weights=True, float_router=True)),
-    "mistral4": Row(deepseek),
-    "longcat_flash": Row(longcat_flash, ClassFacts(normalised=False, float_router=True)),
-    "deepseek_v4": Row(deepseek_v4, ClassFacts(normalised=True)),
+ROWS: dict[str, FamilyRow] = {
+    "deepseek_v2": FamilyRow(deepseek, ClassFacts(normalised=False, float_router=True)),
+    "deepseek_v3": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "deepseek_v32": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "glm_moe_dsa": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "glm4_moe_lite": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "mistral4": FamilyRow(deepseek),
+    "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),
+    "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True)),
 }

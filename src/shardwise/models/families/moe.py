@@ -12,7 +12,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, FeedForward
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 
 def _windowed(core: Attention, kind: str, window: int) -> Attention:
@@ -369,28 +369,28 @@ def step3p5(config: Config) -> Architecture:
     return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
 
 
-ROWS: dict[str, Row] = {
-    "mixtral": Row(mixtral, ClassFacts(normalised=True, float_weights=True)),
-    "minimax_m2": Row(minimax_m2, ClassFacts(normalised=True, float_weights=True, joined_rotary=True)),
-    "olmoe": Row(olmoe),
-    "flex_olmo": Row(olmoe),
-    "phimoe": Row(phimoe, ClassFacts(normalised=False)),
-    "gpt_oss": Row(gpt_oss, ClassFacts(normalised=False)),
-    "granitemoe": Row(granitemoe, ClassFacts(normalised=False)),
-    "granitemoeshared": Row(granitemoe, ClassFacts(normalised=False)),
-    "qwen2_moe": Row(qwen2_moe),
-    "qwen3_moe": Row(qwen3_moe),
-    "glm4_moe": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True, joined_rotary=True)),
-    "dots1": Row(glm4_moe, ClassFacts(float_weights=True, float_router=True)),
-    "hy_v3": Row(hy_v3, ClassFacts(normalised=True, float_weights=True, float_router=True)),
-    "solar_open": Row(solar_open, ClassFacts(float_weights=True, float_router=True)),
-    "ernie4_5_moe": Row(ernie4_5_moe, ClassFacts(normalised=True, float_router=True)),
-    "hunyuan_v1_moe": Row(hunyuan_v1_moe, ClassFacts(normalised=True)),
-    "llama4_text": Row(llama4, ClassFacts(normalised=False)),
-    "dbrx": Row(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
-    "ernie4_5_vl_moe_text": Row(ernie4_5_vl_moe, ClassFacts(normalised=True, float_router=True)),
-    "aria_text": Row(aria_text, ClassFacts(normalised=False)),
-    "afmoe": Row(afmoe, ClassFacts(normalised=True)),
-    "mimo_v2_flash": Row(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
-    "step3p5": Row(step3p5, ClassFacts(normalised=True, joined_rotary=True)),
+ROWS: dict[str, FamilyRow] = {
+    "mixtral": FamilyRow(mixtral, ClassFacts(normalised=True, float_weights=True)),
+    "minimax_m2": FamilyRow(minimax_m2, ClassFacts(normalised=True, float_weights=True, joined_rotary=True)),
+    "olmoe": FamilyRow(olmoe),
+    "flex_olmo": FamilyRow(olmoe),
+    "phimoe": FamilyRow(phimoe, ClassFacts(normalised=False)),
+    "gpt_oss": FamilyRow(gpt_oss, ClassFacts(normalised=False)),
+    "granitemoe": FamilyRow(granitemoe, ClassFacts(normalised=False)),
+    "granitemoeshared": FamilyRow(granitemoe, ClassFacts(normalised=False)),
+    "qwen2_moe": FamilyRow(qwen2_moe),
+    "qwen3_moe": FamilyRow(qwen3_moe),
+    "glm4_moe": FamilyRow(glm4_moe, ClassFacts(float_weights=True, float_router=True, joined_rotary=True)),
+    "dots1": FamilyRow(glm4_moe, ClassFacts(float_weights=True, float_router=True)),
+    "hy_v3": FamilyRow(hy_v3, ClassFacts(normalised=True, float_weights=True, float_router=True)),
+    "solar_open": FamilyRow(solar_open, ClassFacts(float_weights=True, float_router=True)),
+    "ernie4_5_moe": FamilyRow(ernie4_5_moe, ClassFacts(normalised=True, float_router=True)),
+    "hunyuan_v1_moe": FamilyRow(hunyuan_v1_moe, ClassFacts(normalised=True)),
+    "llama4_text": FamilyRow(llama4, ClassFacts(normalised=False)),
+    "dbrx": FamilyRow(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
+    "ernie4_5_vl_moe_text": FamilyRow(ernie4_5_vl_moe, ClassFacts(normalised=True, float_router=True)),
+    "aria_text": FamilyRow(aria_text, ClassFacts(normalised=False)),
+    "afmoe": FamilyRow(afmoe, ClassFacts(normalised=True)),
+    "mimo_v2_flash": FamilyRow(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
+    "step3p5": FamilyRow(step3p5, ClassFacts(normalised=True, joined_rotary=True)),
 }

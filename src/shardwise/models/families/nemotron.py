@@ -12,7 +12,7 @@ from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import NormKind
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: word for word in _LETTERS.values()}
@@ -130,6 +130,6 @@ def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
     return (replace(first, also=tuple(rest)),) * number
 
 
-ROWS: dict[str, Row] = {
-    "nemotron_h": Row(build, ClassFacts(float_router=True)),
+ROWS: dict[str, FamilyRow] = {
+    "nemotron_h": FamilyRow(build, ClassFacts(float_router=True)),
 }

@@ -16,7 +16,7 @@ from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Mixer
 from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside, qwen_shared, qwen_sparse, with_mtp
 
 
@@ -243,17 +243,17 @@ def _kimi_kinds(config: Config, inner: Config, number: int) -> list[str]:
     return parts.windows(config, number, ["full" if i and i % 4 == 0 else "linear" for i in range(number)])
 
 
-ROWS: dict[str, Row] = {
-    "recurrent_gemma": Row(recurrent_gemma, ClassFacts(joined_rotary=True)),
-    "rwkv": Row(rwkv),
-    "xlstm": Row(xlstm),
-    "lfm2": Row(lfm2),
-    "lfm2_moe": Row(lfm2),
-    "qwen3_next": Row(qwen3_next, ClassFacts(joined_rotary=True)),
-    "qwen3_5_text": Row(qwen3_next, ClassFacts(joined_rotary=True)),
-    "qwen3_5_moe_text": Row(qwen3_next, ClassFacts(normalised=True, joined_rotary=True)),
-    "olmo_hybrid": Row(olmo_hybrid),
-    "minimax": Row(minimax, ClassFacts(normalised=True, float_weights=True)),
-    "bailing_hybrid": Row(bailing_hybrid, ClassFacts(float_weights=True, float_router=True)),
-    "kimi_linear": Row(kimi_linear, ClassFacts(float_weights=True, float_router=True)),
+ROWS: dict[str, FamilyRow] = {
+    "recurrent_gemma": FamilyRow(recurrent_gemma, ClassFacts(joined_rotary=True)),
+    "rwkv": FamilyRow(rwkv),
+    "xlstm": FamilyRow(xlstm),
+    "lfm2": FamilyRow(lfm2),
+    "lfm2_moe": FamilyRow(lfm2),
+    "qwen3_next": FamilyRow(qwen3_next, ClassFacts(joined_rotary=True)),
+    "qwen3_5_text": FamilyRow(qwen3_next, ClassFacts(joined_rotary=True)),
+    "qwen3_5_moe_text": FamilyRow(qwen3_next, ClassFacts(normalised=True, joined_rotary=True)),
+    "olmo_hybrid": FamilyRow(olmo_hybrid),
+    "minimax": FamilyRow(minimax, ClassFacts(normalised=True, float_weights=True)),
+    "bailing_hybrid": FamilyRow(bailing_hybrid, ClassFacts(float_weights=True, float_router=True)),
+    "kimi_linear": FamilyRow(kimi_linear, ClassFacts(float_weights=True, float_router=True)),
 }

@@ -12,7 +12,7 @@ from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 
 def _llama_like(config: Config, core: Attention, ffn: MLP) -> Architecture:
@@ -72,10 +72,10 @@ def deci(config: Config) -> Architecture:
     return parts.language_model(config, tuple(made[k] for k in given))
 
 
-ROWS: dict[str, Row] = {
-    "internlm": Row(internlm),
-    "baichuan": Row(baichuan),
-    "qwen": Row(qwen),
-    "chatglm": Row(chatglm),
-    "deci": Row(deci),
+ROWS: dict[str, FamilyRow] = {
+    "internlm": FamilyRow(internlm),
+    "baichuan": FamilyRow(baichuan),
+    "qwen": FamilyRow(qwen),
+    "chatglm": FamilyRow(chatglm),
+    "deci": FamilyRow(deci),
 }

@@ -12,7 +12,7 @@ from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
-from shardwise.models.families._parts import Row
+from shardwise.models.families._parts import FamilyRow
 
 _CLASSIFIER = "ForImageClassification"
 
@@ -160,11 +160,11 @@ def dinov3(config: Config) -> Architecture:
     return _with_task(config, _with_patches(config, _layers(config, block), 1 + registers, 2 + registers), "Model")
 
 
-ROWS: dict[str, Row] = {
-    "vit": Row(vit),
-    "deit": Row(deit),
-    "beit": Row(beit),
-    "dinov2": Row(dinov2),
-    "dinov2_with_registers": Row(dinov2),
-    "dinov3_vit": Row(dinov3),
+ROWS: dict[str, FamilyRow] = {
+    "vit": FamilyRow(vit),
+    "deit": FamilyRow(deit),
+    "beit": FamilyRow(beit),
+    "dinov2": FamilyRow(dinov2),
+    "dinov2_with_registers": FamilyRow(dinov2),
+    "dinov3_vit": FamilyRow(dinov3),
 }

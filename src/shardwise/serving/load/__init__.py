@@ -1,6 +1,6 @@
 """Serving under load: workloads of requests over time, an engine's scheduler, and what users then wait."""
 
-from shardwise.serving._policy import Limits, Policy, limits_of, policy_of
+from shardwise.serving._policy import Policy, SchedulerLimits, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import CAPACITY, around, conditions_of, headline_of, with_tail
 from shardwise.serving.load._replica import Replica
@@ -16,13 +16,13 @@ __all__ = [
     "SIGNALS",
     "Autoscale",
     "LengthMoments",
-    "Limits",
     "LoadOptions",
     "Policy",
     "PrefillReport",
     "Replica",
     "Replicas",
     "Request",
+    "SchedulerLimits",
     "ServeReport",
     "Steady",
     "StepTable",

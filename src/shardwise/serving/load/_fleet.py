@@ -281,12 +281,12 @@ class Pools:
         return every[0], every[1]
 
 
-class Missed(Exception):
+class LimitMissed(Exception):
     """A limit is missed whatever comes later."""
 
 
-class Watch:
-    """Looks at requests as they end: raises `Missed` once more of them are over a limit than it lets."""
+class LimitWatch:
+    """Looks at requests as they end: raises `LimitMissed` once more of them are over a limit than it lets."""
 
     def __init__(self, limits: Iterable[Limit], count: int) -> None:
         self.limits = [limit for limit in limits if limit.quantile != "mean" and limit.metric != "itl" and not limit.of]
@@ -303,7 +303,7 @@ class Watch:
             if (getattr(ended, f"{limit.metric}_seconds") or 0.0) > limit.seconds:
                 self.left[index] -= 1
                 if self.left[index] < 0:
-                    raise Missed
+                    raise LimitMissed
 
 
 def requests_of(workload: Workload, count: int) -> Iterator[Request]:
@@ -359,7 +359,9 @@ class Fleet:
         served = (pool.saturated(workload) for pool in (self.decode, self.prefill) if pool)
         return min(served) / self.decode.many
 
-    def run(self, workload: Workload, router: Router, watch: Watch | None = None) -> tuple[list[Trace], list[Trace]]:
+    def run(
+        self, workload: Workload, router: Router, watch: LimitWatch | None = None
+    ) -> tuple[list[Trace], list[Trace]]:
         """Return what the groups of both pools did under a workload; none computes prompts apart in one pool.
 
         One pool in an open loop ends where what is watched is missed.
@@ -373,7 +375,7 @@ class Fleet:
             requests = iter(first)
         return Pools((self.prefill, self.decode), self.link, (router, workload.seed), follow).run(requests)
 
-    def _together(self, workload: Workload, router: Router, watch: Watch | None) -> list[Trace]:
+    def _together(self, workload: Workload, router: Router, watch: LimitWatch | None) -> list[Trace]:
         """Return what the groups of one pool did; users of a closed loop stay with their group."""
         engines, arrivals = self.decode.start(watch), workload.arrivals
         if arrivals.kind == "closed":
@@ -389,6 +391,6 @@ class Fleet:
                 for request in requests_of(workload, workload.count):
                     routing.send(request)
                 return [trace for engine in engines for trace in engine.finish()]
-            except Missed:
+            except LimitMissed:
                 return [group.trace for engine in engines for group in engine.groups]
         return [trace for engine in engines for trace in engine.finish()]

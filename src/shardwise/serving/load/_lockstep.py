@@ -148,7 +148,7 @@ class CyclePrices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Going:
+class CycleMix:
     """How cycles with prompts and without follow each other at a rate: [layout, place]."""
 
     none: Any
@@ -195,7 +195,7 @@ class Cycles:
         low, high = (_at(table, j) for j in (i, i + 1))
         return low + share * (high - low)
 
-    def going(self, rate: Any) -> Going:
+    def going(self, rate: Any) -> CycleMix:
         """Return what cycles are where so many prompts arrive a second, [layout, place].
 
         Prompts of a cycle are Poisson about what arrives in the one before, which had prompts or none: short cycles
@@ -215,12 +215,12 @@ class Cycles:
         whole, quick = (square - short * self.decode**2), short * self.decode
         later = self.look(self.after, rate * whole / np.maximum(cycle - quick, 1e-12))
         own = (quick * self.look(self.after, none) + (cycle - quick) * later) / cycle
-        return Going(
+        return CycleMix(
             none=none, some=some, short=short, keeps=np.maximum(stays - chance, 0.0), cycle=cycle, square=square,
             own=own,
         )  # fmt: skip
 
-    def held(self, at: Going, rate: Any, steps: Any) -> Going:
+    def held(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
         cycle = at.cycle
         for _ in range(4):
@@ -232,12 +232,14 @@ class Cycles:
             at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, cycle=cycle,
             square=wait * cycle**2, own=self.look(self.after, together),
         )  # fmt: skip
-        return Going(**{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(Going)})
+        return CycleMix(
+            **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
+        )
 
     def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:
         return short * self.look(table, means[0]) + (1 - short) * self.look(table, means[1])
 
-    def over(self, table: Any, at: Going) -> Any:
+    def over(self, table: Any, at: CycleMix) -> Any:
         """Return the mean of a table over cycles."""
         return self._over(table, at.short, (at.none, at.some))
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.cost import Band, band_of
-from shardwise.notebook import Item, Shown, show
+from shardwise.notebook import Card, CardLine, show
 from shardwise.plans import Limit, Metric, Plan, Workload
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
@@ -60,7 +60,7 @@ class PrefillReport:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ServeReport(Shown):
+class ServeReport(Card):
     """What a deployment does under a workload. Build one with `serve`."""
 
     base: InferReport
@@ -88,11 +88,15 @@ class ServeReport(Shown):
         name = f"{self.base.case.model.name} on {self.base.plan.num_devices} x {self.base.case.cluster.device.name}"
         return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
 
-    def _facts(self) -> Iterator[Item]:
+    def _facts(self) -> Iterator[CardLine]:
         """Yield the load that is carried, and the percentiles of every latency."""
-        yield Item("requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}")
+        yield CardLine(
+            "requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}"
+        )
         for name, found in self.latencies.items():
-            yield Item(name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found))
+            yield CardLine(
+                name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found)
+            )
 
     @property
     def groups(self) -> int:

@@ -13,7 +13,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
-from shardwise.serving.load._fleet import Fleet, Pool, Transfer, Watch, attention_groups, requests_of
+from shardwise.serving.load._fleet import Fleet, LimitWatch, Pool, Transfer, attention_groups, requests_of
 from shardwise.serving.load._replica import uncollected
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
@@ -117,11 +117,11 @@ def serve(
     problems = _problems(base, workload, options)
     if problems.items:
         raise InputError(dict.fromkeys(problems.items))
-    return _answer(base, first, Asked(cluster=cluster, workload=workload, policy=policy, options=options))
+    return _answer(base, first, ServeQuestion(cluster=cluster, workload=workload, policy=policy, options=options))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ServeQuestion:
     """What is asked of a deployment: its requests and limits, how its engine schedules, and all of its devices."""
 
     cluster: Cluster
@@ -191,7 +191,7 @@ def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -
     return Pool(base=base, policy=policy, table=table, form=form, stage=stage)
 
 
-def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> ServeReport:
+def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion) -> ServeReport:
     """Return the report of a deployment that can take the workload's requests one by one."""
     workload, options = asked.workload, asked.options
     arrivals, policy = workload.arrivals, asked.policy
@@ -219,7 +219,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: Asked) -> Ser
     fits = base.fits and (prefill is None or prefill.fits)
     watch = None
     if fits and options.until_missed and report.open_loop and prefill is None and options.autoscale is None:
-        watch = Watch(options.limits, workload.count)
+        watch = LimitWatch(options.limits, workload.count)
         with uncollected():
             report = replace(report, traces=tuple(fleet.run(workload, options.router, watch)[1]))
         if watch.missed:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
-from shardwise.training.schedules._points import Pipeline, Point, longest, pipeline, running_largest, there
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
+from shardwise.training.schedules._points import Pipeline, StageTimes, longest, pipeline, running_largest, there
+from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 
 def one_f_one_b_order(p: int, v: int, m: int, i: int) -> Order:
@@ -28,7 +28,7 @@ def alternate(forwards: list[Task], backwards: list[Task], warm_up: int) -> Orde
     return order
 
 
-def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def one_f_one_b_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of 1F1B.
 
     A path fills down to stage s, stays there, and drains; at both ends it may dive below s instead of idling. Stage
@@ -37,8 +37,8 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     the start runs into that of the end; then the path comes up to a stage that has only forwards or only backwards
     left. Messages make every further dive longer than staying: one for each p micro-batches.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
     >>> one_f_one_b_seconds(stages, shape)
     33.0
@@ -59,13 +59,13 @@ def one_f_one_b_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     return maximum(slowest, diving(pipe, shape, m - 1)) if shape.overlap_send else slowest
 
 
-def _dive(x: Point[X], below: Sequence[Point[X]]) -> X:
+def _dive(x: StageTimes[X], below: Sequence[StageTimes[X]]) -> X:
     """What the best dive from the last forward of stage x gains over its own backwards."""
     level = x.through - x.index * x.gradient
     return maximum(largest([there(r.present, r.through - r.index * x.gradient - level) for r in below]), 0)
 
 
-def _dives(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Sequence[Point[X]]) -> X:
+def _dives(x: StageTimes[X], pipe: Pipeline[X], shape: PipelineShape[X], below: Sequence[StageTimes[X]]) -> X:
     """Stage x with a dive at the start, one at the end and as many as fit between them, to the same stage below.
 
     A dive over k stages takes k steps of x, and is the longer way where messages outweigh what x is slower.

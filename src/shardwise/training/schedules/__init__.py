@@ -48,8 +48,8 @@ from shardwise.training.schedules._types import (
     PipelineSchedule,
     PipelineShape,
     PipelineTime,
-    Run,
     Slot,
+    StageRun,
     Task,
     W,
 )
@@ -63,8 +63,8 @@ __all__ = [
     "PipelineSchedule",
     "PipelineShape",
     "PipelineTime",
-    "Run",
     "Slot",
+    "StageRun",
     "Task",
     "W",
     "device_order",
@@ -89,7 +89,7 @@ def find_schedule(name: Schedule) -> PipelineSchedule:
     return found
 
 
-def pipeline_time(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
+def pipeline_time(schedule: Schedule, runs: tuple[StageRun[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
     """Return the seconds of the pipeline part of a step, and which of them are bubble and exposed messages.
 
     arXiv:1811.06965 (gpipe), arXiv:2104.04473 section 2.2 (1f1b, interleaved), arXiv:2401.10241 section 2.1 (zb-h1),
@@ -97,7 +97,7 @@ def pipeline_time(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineS
     the same, and a DualPipe pair takes the sum of its two tasks: what pairing hides is not part of their seconds. What
     no order of tasks can run (`schedule_problems`) is not refused here.
 
-    >>> stages = Run(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
+    >>> stages = StageRun(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
     >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.0, overlap_send=True)
     >>> for schedule in ("1f1b", "zb-h1", "dualpipe"):
     ...     print(schedule, pipeline_time(schedule, (stages,), shape).bubble)
@@ -115,13 +115,13 @@ def pipeline_time(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineS
     return PipelineTime(total=busy + bubble + exposed_send, busy=busy, bubble=bubble, exposed_send=exposed_send)
 
 
-def least_pipeline_seconds(schedule: Schedule, runs: tuple[Run[X], ...], shape: PipelineShape[X]) -> X:
+def least_pipeline_seconds(schedule: Schedule, runs: tuple[StageRun[X], ...], shape: PipelineShape[X]) -> X:
     """Return seconds that `pipeline_time` is never below, messages or not; they never fall when a stage gets slower.
 
     Every micro-batch passes the slowest stage; before the first has come to it and after the last has left it (but for
     late weight gradients) nothing runs there. The last stage of each run waits the longest.
 
-    >>> stages = Run(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
+    >>> stages = StageRun(count=4, forward=1.0, backward_input=1.0, backward_weight=1.0)
     >>> shape = PipelineShape(num_stages=4, num_chunks=1, num_micro=8, send=0.5, overlap_send=True)
     >>> least_pipeline_seconds("1f1b", (stages,), shape)
     33.0

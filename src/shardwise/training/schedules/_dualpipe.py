@@ -15,7 +15,18 @@ from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, 
 from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import one_f_one_b_order
 from shardwise.training.schedules._points import distinct, longest, overlaps, running_largest, slowest_work, there
-from shardwise.training.schedules._types import FULL, B, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task, W
+from shardwise.training.schedules._types import (
+    FULL,
+    B,
+    F,
+    Kind,
+    Order,
+    PipelineSchedule,
+    PipelineShape,
+    StageRun,
+    Task,
+    W,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +81,7 @@ class _Half(Generic[X]):
 _Costs = tuple[X, ...]
 
 
-def _segments(runs: Sequence[Run[X]]) -> list[tuple[X, _Costs[X]]]:
+def _segments(runs: Sequence[StageRun[X]]) -> list[tuple[X, _Costs[X]]]:
     """Devices in a row whose early and late stages lie in one run each: their count and six costs, absent ones zero."""
     found: list[tuple[X, _Costs[X]]] = []
     for (i, k), count in overlaps(runs).items():
@@ -83,7 +94,7 @@ def _segments(runs: Sequence[Run[X]]) -> list[tuple[X, _Costs[X]]]:
     return found
 
 
-def _half(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> _Half[X]:
+def _half(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> _Half[X]:
     p = shape.num_stages
     devices: list[_Device[X]] = []
     zero = p * 0
@@ -140,7 +151,7 @@ def _device(present: X, index: X, costs: _Costs[X], sums: _Costs[X], shape: Pipe
     )
 
 
-def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def dualpipe_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of DualPipe.
 
     A path fills inwards, starts the pairs, stays on a device or moves inwards, and drains outwards. With equal
@@ -148,8 +159,8 @@ def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     (p/2 - 1)(g - w): the bubble of the DualPipe README, (p/2 - 1)(f + 2g - w), less one forward, because the middle
     devices do not pair their first forward and backward.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=8.0, num_chunks=1.0, num_micro=20.0, send=0.0, overlap_send=True)
     >>> dualpipe_seconds(stages, shape)
     66.0
@@ -159,12 +170,12 @@ def dualpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     return above(shape.num_stages, 1, seconds, shape.num_micro * slowest_work(runs, mirrored=False))
 
 
-def least_dualpipe_seconds(runs: Sequence[Run[X]], num_stages: X, num_micro: X) -> X:
+def least_dualpipe_seconds(runs: Sequence[StageRun[X]], num_stages: X, num_micro: X) -> X:
     """Return seconds that `dualpipe_seconds` is never below, messages or not; they never fall when a task gets slower.
 
     One path through it: in to the middle, the pairs there, pairs outwards to device 0, and the last backwards there.
 
-    >>> stages = (Run(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> stages = (StageRun(count=8.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> least_dualpipe_seconds(stages, 8.0, 20.0)
     66.0
     """

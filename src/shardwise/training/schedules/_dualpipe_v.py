@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
 from shardwise.training.schedules._dualpipe import PairedRank, paired_order
-from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
-from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, Run
+from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
 
 
 def dualpipe_v_order(p: int, v: int, m: int, i: int) -> Order:
@@ -18,11 +18,11 @@ def dualpipe_v_order(p: int, v: int, m: int, i: int) -> Order:
     return paired_order(PairedRank(), i, p - 1 - i, m - 2 * p + i + 1)
 
 
-def dualpipe_v_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def dualpipe_v_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of DualPipe-V; a pair takes the sum of its two passes, and waits for messages as DualPipe's.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
     >>> dualpipe_v_seconds(stages, shape)
     102.0
@@ -31,12 +31,12 @@ def dualpipe_v_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     q = p - 1
     zero, steady = 0 * q, 2 * m * q / p
     waits = (
-        Wait(others=(q - 1, 2 * q, zero), own=(zero, zero, zero - q), hops=steady + 4 * q - 2),
-        Wait(others=(2 * q, zero, zero), own=(zero, zero, zero), hops=steady + q - 2),
-        Wait(others=(q - 1, q, zero), own=(zero, zero, zero), hops=steady + 3 * q - 2),
-        Wait(others=(2 * q, q, zero), own=(zero, zero, zero - q), hops=steady + 2 * q - 2),
+        StageWait(others=(q - 1, 2 * q, zero), own=(zero, zero, zero - q), hops=steady + 4 * q - 2),
+        StageWait(others=(2 * q, zero, zero), own=(zero, zero, zero), hops=steady + q - 2),
+        StageWait(others=(q - 1, q, zero), own=(zero, zero, zero), hops=steady + 3 * q - 2),
+        StageWait(others=(2 * q, q, zero), own=(zero, zero, zero - q), hops=steady + 2 * q - 2),
     )
-    return waiting_seconds(runs, shape, waits, Sent(inner=2, ends=1, around=3 * q - 4), folded=True)
+    return waiting_seconds(runs, shape, waits, SendSeconds(inner=2, ends=1, around=3 * q - 4), folded=True)
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, largest
 from shardwise.training.schedules._points import pipeline
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
+from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 
 def gpipe_order(p: int, v: int, m: int, i: int) -> Order:
@@ -15,11 +15,11 @@ def gpipe_order(p: int, v: int, m: int, i: int) -> Order:
     return forwards + [(Task(FULL, k),) for k in reversed(range(m))]
 
 
-def gpipe_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def gpipe_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of GPipe: each pass is one way through plus m - 1 more on its slowest stage.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
     >>> gpipe_seconds(stages, shape)
     33.0

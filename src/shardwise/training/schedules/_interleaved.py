@@ -15,8 +15,8 @@ from typing import Any, cast
 from shardwise.ledger.number import X, above, ceil, evaluate, largest, maximum, minimum, register
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._1f1b import alternate, diving
-from shardwise.training.schedules._points import Pipeline, Point, longest, pipeline, running_largest
-from shardwise.training.schedules._types import FULL, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task
+from shardwise.training.schedules._points import Pipeline, StageTimes, longest, pipeline, running_largest
+from shardwise.training.schedules._types import FULL, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 
 def round_tasks(p: int, v: int, m: int, kind: Kind) -> list[Task]:
@@ -60,15 +60,15 @@ def _plain_round(p: float, m: float) -> float:
 register("round_size", _plain_round, _round_sizes)
 
 
-def interleaved_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def interleaved_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of interleaved 1F1B.
 
     Paths are those of 1F1B, between a phase of forwards and one of backwards of v-1 chunks of one round. A round
     through one chunk takes its micro-batches on the slowest stage, or the way through all stages where that is
     longer (fewer micro-batches than stages). Lengths are v times the seconds: a chunk takes 1/v of its stage.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=8.0, send=0.0, overlap_send=True)
     >>> interleaved_seconds(stages, shape)
     28.5
@@ -118,13 +118,13 @@ def _extra_ahead(shape: PipelineShape[X]) -> X:
     return (shape.num_chunks - 1) * maximum(rounds(shape) - shape.num_stages, 0)
 
 
-def _ahead(x: Point[X], shape: PipelineShape[X]) -> tuple[X, X]:
+def _ahead(x: StageTimes[X], shape: PipelineShape[X]) -> tuple[X, X]:
     """Chunks that stage x runs ahead beyond the phases, and how many there are to run; v = 1 is 1F1B."""
     most = shape.num_micro * shape.num_chunks - 1 - (shape.num_chunks - 1) * rounds(shape)
     return minimum(shape.num_chunks, 2) * (shape.num_stages - 1 - x.index), most
 
 
-def _stay(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], dives: tuple[X, X]) -> X:
+def _stay(x: StageTimes[X], pipe: Pipeline[X], shape: PipelineShape[X], dives: tuple[X, X]) -> X:
     """A path that fills down to stage x, stays there and drains, diving below it at both ends where that is longer."""
     p, m, v, head, late = shape.num_stages, shape.num_micro, shape.num_chunks, rounds(shape), _extra_ahead(shape)
     ahead, most = _ahead(x, shape)
@@ -137,14 +137,14 @@ def _stay(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], dives: tuple[
     return x.forward_before + x.gradient_before + steady + above(most, ahead, start + end, 0)
 
 
-def _meet(x: Point[X], pipe: Pipeline[X], shape: PipelineShape[X], lone: X) -> X:
+def _meet(x: StageTimes[X], pipe: Pipeline[X], shape: PipelineShape[X], lone: X) -> X:
     """A path whose dive of the start runs into that of the end, and that finds forwards or backwards alone."""
     ahead, most = _ahead(x, shape)
     alone = minimum(ahead, most)
     return pipe.path + (most - alone) * x.work - _phase_sends(x, shape) + alone * lone
 
 
-def _phase_sends(x: Point[X], shape: PipelineShape[X]) -> X:
+def _phase_sends(x: StageTimes[X], shape: PipelineShape[X]) -> X:
     """Sends of an end stage that fall in the phases: there it sends every chunk, so its steady state sends fewer."""
     p, v = shape.num_stages, shape.num_chunks
     if shape.overlap_send:

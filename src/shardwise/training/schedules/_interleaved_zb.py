@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, minimum
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._interleaved import round_tasks, rounds
-from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, W
+from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, W
 
 
 def interleaved_zb_order(p: int, v: int, m: int, i: int) -> Order:
@@ -25,11 +25,11 @@ def interleaved_zb_order(p: int, v: int, m: int, i: int) -> Order:
     return order + [(task,) for task in late[max(0, len(late) - i) :]]
 
 
-def interleaved_zb_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def interleaved_zb_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of the interleaved zero-bubble schedule.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
     >>> interleaved_zb_seconds(stages, shape)
     99.0
@@ -37,11 +37,11 @@ def interleaved_zb_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X
     q, v = shape.num_stages - 1, shape.num_chunks
     zero = 0 * q
     waits = (
-        Wait(others=(zero, q, zero), own=(zero, zero, zero), hops=(v + 1) * q + v - 1),
-        Wait(others=(q, q, zero), own=(zero, zero, zero - q), hops=(v + 3) * q + v - 1),
-        Wait(others=(q, zero, zero), own=(zero, zero, zero), hops=(v + 2) * q + v - 1),
+        StageWait(others=(zero, q, zero), own=(zero, zero, zero), hops=(v + 1) * q + v - 1),
+        StageWait(others=(q, q, zero), own=(zero, zero, zero - q), hops=(v + 3) * q + v - 1),
+        StageWait(others=(q, zero, zero), own=(zero, zero, zero), hops=(v + 2) * q + v - 1),
     )
-    return waiting_seconds(runs, shape, waits, Sent(inner=2 * v, ends=2 * v - 1, around=2 * q - 3), folded=False)
+    return waiting_seconds(runs, shape, waits, SendSeconds(inner=2 * v, ends=2 * v - 1, around=2 * q - 3), folded=False)
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:

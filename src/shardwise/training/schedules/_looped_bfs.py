@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, largest, maximum, minimum
 from shardwise.training.schedules._points import pipeline
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, Run, Task
+from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 
 def looped_bfs_order(p: int, v: int, m: int, i: int) -> Order:
@@ -16,11 +16,11 @@ def looped_bfs_order(p: int, v: int, m: int, i: int) -> Order:
     return forwards + [(Task(FULL, k, chunk),) for chunk in reversed(range(v)) for k in reversed(range(m))]
 
 
-def looped_bfs_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def looped_bfs_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of looped breadth-first: a chunk takes its micro-batches, or the way to the next where longer.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=8.0, send=0.0, overlap_send=True)
     >>> looped_bfs_seconds(stages, shape)
     28.5

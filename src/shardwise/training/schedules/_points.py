@@ -18,11 +18,11 @@ from typing import Generic
 from shardwise.ledger.number import X, above, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
-from shardwise.training.schedules._types import PipelineShape, Run
+from shardwise.training.schedules._types import PipelineShape, StageRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point(Generic[X]):
+class StageTimes(Generic[X]):
     """One stage: what a micro-batch takes on it, and on the way to it from the first stage and back.
 
     `gradient` is the part of the backward that the stage before waits for and `weight` the part that can wait. With
@@ -45,7 +45,7 @@ class Point(Generic[X]):
 class Pipeline(Generic[X]):
     """The points of a pipeline in order, and one micro-batch's way through all stages and back, `path`."""
 
-    points: tuple[Point[X], ...]
+    points: tuple[StageTimes[X], ...]
     present: tuple[X, ...]
     forward_path: X
     gradient_path: X
@@ -54,7 +54,7 @@ class Pipeline(Generic[X]):
     gradient_sum: X
     quickest: X
 
-    def below(self, point: Point[X]) -> X:
+    def below(self, point: StageTimes[X]) -> X:
         """Return the seconds from the end of a forward at the point until its gradient is back from the last stage."""
         return self.path - point.through
 
@@ -81,7 +81,7 @@ def distinct(offsets: list[X]) -> list[X]:
     return found
 
 
-def slowest_work(runs: Sequence[Run[X]], *, mirrored: bool) -> X:
+def slowest_work(runs: Sequence[StageRun[X]], *, mirrored: bool) -> X:
     """Return the seconds of one micro-batch, forward and backward, on the slowest stage.
 
     Mirrored, a device holds the stages at the same distance from both ends, and half of the micro-batches go through
@@ -112,7 +112,7 @@ def _work_of(index: int, count: int) -> str:
     )
 
 
-def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
+def overlaps(runs: Sequence[StageRun[X]]) -> dict[tuple[int, int], X]:
     """Return how many devices hold a stage of one run and, mirrored, a stage of another, in the order of devices.
 
     Only the first half of the devices is counted: the second mirrors it. A lone device is half of one.
@@ -131,13 +131,13 @@ def overlaps(runs: Sequence[Run[X]]) -> dict[tuple[int, int], X]:
 
 
 def pipeline(
-    runs: Sequence[Run[X]], shape: PipelineShape[X], *, split_backward: bool = False, bends: tuple[X, ...] = ()
+    runs: Sequence[StageRun[X]], shape: PipelineShape[X], *, split_backward: bool = False, bends: tuple[X, ...] = ()
 ) -> Pipeline[X]:
     """Return the points of the runs, the message of the shape included; without a split the backward is one task.
 
     Where lengths bend at stages other than the ends of a run, `bends` makes those stages points too, in their order.
     """
-    points: list[Point[X]] = []
+    points: list[StageTimes[X]] = []
     start = forward = gradient = shape.num_stages * 0
     for run in runs:
         if is_plain(run.count, 0):
@@ -167,14 +167,14 @@ def pipeline(
     )
 
 
-def _quickest(points: Sequence[Point[X]]) -> X:
+def _quickest(points: Sequence[StageTimes[X]]) -> X:
     """The smallest forward and gradient of a stage that is there; the sum of all stands in for absent ones."""
     costs = [x.forward + x.gradient for x in points]
     whole = total(costs)
     return reduce(minimum, [above(x.present, 0, cost, whole) for x, cost in zip(points, costs, strict=True)])
 
 
-def _offsets(run: Run[X], shape: PipelineShape[X], *, first: bool) -> list[X]:
+def _offsets(run: StageRun[X], shape: PipelineShape[X], *, first: bool) -> list[X]:
     """The first and last stage of a run.
 
     Where sends do not overlap the end stages of the pipeline send less, so a run that reaches over all of it needs a
@@ -185,7 +185,9 @@ def _offsets(run: Run[X], shape: PipelineShape[X], *, first: bool) -> list[X]:
     return [zero, maximum(run.count - 2, 0), last] if first and not shape.overlap_send else [zero, last]
 
 
-def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, shape: PipelineShape[X]) -> Point[X]:
+def _point(
+    present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, shape: PipelineShape[X]
+) -> StageTimes[X]:
     index = before[0] + offset
     forward, gradient = cost[0], cost[1]
     hops = index
@@ -198,7 +200,7 @@ def _point(present: X, cost: tuple[X, X, X], before: tuple[X, X, X], offset: X, 
     both = forward + gradient
     forward_before = before[1] + offset * cost[0] + index * shape.send
     gradient_before = before[2] + offset * cost[1] + hops * shape.send
-    return Point(
+    return StageTimes(
         present=present,
         index=index,
         forward=forward,
@@ -252,7 +254,7 @@ _COVERED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wait(Generic[X]):
+class StageWait(Generic[X]):
     """One way around a stage: passes (forward, input gradient, weight gradient) of a chunk on others, and on its own.
 
     `hops` are the messages on it.
@@ -264,7 +266,7 @@ class Wait(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent(Generic[X]):
+class SendSeconds(Generic[X]):
     """Messages without overlap: a micro-batch, of a stage inside or at an end, and those around it."""
 
     inner: X | float
@@ -273,7 +275,12 @@ class Sent(Generic[X]):
 
 
 def waiting_seconds(
-    runs: Sequence[Run[X]], shape: PipelineShape[X], waits: Sequence[Wait[X]], sent: Sent[X], *, folded: bool
+    runs: Sequence[StageRun[X]],
+    shape: PipelineShape[X],
+    waits: Sequence[StageWait[X]],
+    sent: SendSeconds[X],
+    *,
+    folded: bool,
 ) -> X:
     """Return the seconds of a pipeline whose stages wait the longest of some ways.
 
@@ -301,10 +308,10 @@ def waiting_seconds(
     return largest(lengths)
 
 
-def _chunk(run: Run[X], v: X) -> tuple[X, X, X]:
+def _chunk(run: StageRun[X], v: X) -> tuple[X, X, X]:
     return run.forward / v, run.backward_input / v, run.backward_weight / v
 
 
-def _length(wait: Wait[X], others: tuple[X, ...], own: tuple[X, X, X], hop: X) -> X:
+def _length(wait: StageWait[X], others: tuple[X, ...], own: tuple[X, X, X], hop: X) -> X:
     passes = [n * cost for n, cost in zip((*wait.others, *wait.own), (*others, *own), strict=True)]
     return total(passes) + maximum(wait.hops, 0) * hop

@@ -18,7 +18,7 @@ W: Kind = "backward_weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run(Generic[X]):
+class StageRun(Generic[X]):
     """Consecutive pipeline stages that cost the same, in seconds of one micro-batch through all chunks of one stage.
 
     A count of zero pads a column: such a run has no stages, whatever its seconds.

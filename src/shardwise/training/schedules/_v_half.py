@@ -11,8 +11,8 @@ from functools import cache
 from itertools import accumulate
 
 from shardwise.ledger.number import X, ceil, minimum
-from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, Task, W
+from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 Pattern = tuple[int, ...]
 # Of a stage, the slots of all micro-batches: forward down and up, backward down and up, weight gradients if placed.
@@ -146,29 +146,29 @@ _WAYS: tuple[Row, ...] = (
 )
 
 
-def ways_around(rows: Sequence[Row], shape: PipelineShape[X], steady: X, odd: X) -> list[Wait[X]]:
+def ways_around(rows: Sequence[Row], shape: PipelineShape[X], steady: X, odd: X) -> list[StageWait[X]]:
     """Return the ways of a table as what a stage waits for, with the times that the steady state comes round."""
     p, m = shape.num_stages, shape.num_micro
     found = []
     for slope, each, once, more, sent in rows:
         passes = [a * steady + b * p + c + d * odd for a, b, c, d in zip(slope, each, once, more, strict=True)]
         hops = sent[0] * m + sent[1] * p + sent[2]
-        found.append(Wait(others=(passes[0], passes[1], passes[2]), own=(0 * p, 0 * p, 0 * p), hops=hops))
+        found.append(StageWait(others=(passes[0], passes[1], passes[2]), own=(0 * p, 0 * p, 0 * p), hops=hops))
     return found
 
 
-def v_half_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def v_half_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of V-Half, from twice as many micro-batches as stages on.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
     >>> v_half_seconds(stages, shape)
     101.0
     """
     p = shape.num_stages
     waits = ways_around(_WAYS, shape, shape.num_micro, 2 * ceil(p / 2) - p)
-    return waiting_seconds(runs, shape, waits, Sent(inner=4, ends=2, around=p - 3), folded=True)
+    return waiting_seconds(runs, shape, waits, SendSeconds(inner=4, ends=2, around=p - 3), folded=True)
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:

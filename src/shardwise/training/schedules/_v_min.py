@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, minimum
-from shardwise.training.schedules._points import Sent, waiting_seconds
-from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, Run
+from shardwise.training.schedules._points import SendSeconds, waiting_seconds
+from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
 from shardwise.training.schedules._v_half import Pattern, Row, controlled_orders, ways_around
 
 
@@ -40,11 +40,11 @@ _TWO: tuple[Row, ...] = (
 )
 
 
-def v_min_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def v_min_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of V-Min, from twice as many micro-batches as stages on.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
     >>> round(v_min_seconds(stages, shape), 6)
     107.1
@@ -54,7 +54,7 @@ def v_min_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     thirds = above(3 * ceil(p / 3) - p, 0, zero, zero + 1)
     waits = ways_around(_WAYS, shape, steady, thirds)
     two = ways_around(_TWO, shape, above(p, 2, zero, steady), thirds)
-    return waiting_seconds(runs, shape, [*waits, *two], Sent(inner=4, ends=2, around=p - 3), folded=True)
+    return waiting_seconds(runs, shape, [*waits, *two], SendSeconds(inner=4, ends=2, around=p - 3), folded=True)
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:

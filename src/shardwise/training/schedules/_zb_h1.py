@@ -13,8 +13,8 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
 from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import diving
-from shardwise.training.schedules._points import Point, longest, pipeline, running_largest, there
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, Run, Task, W
+from shardwise.training.schedules._points import StageTimes, longest, pipeline, running_largest, there
+from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 
 def zb_h1_order(p: int, v: int, m: int, i: int) -> Order:
@@ -27,15 +27,15 @@ def zb_h1_order(p: int, v: int, m: int, i: int) -> Order:
     return order + [(Task(W, k),) for k in range(max(0, m - i), m)]
 
 
-def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def zb_h1_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of ZB-H1.
 
     Tasks are those of 1F1B, with the weight gradients of stage s run s micro-batches late, to fill the drain. After
     its last forward a path stays and drains upwards, dives to the last stage and comes up anywhere, dives to a
     stage below and back, or goes up to a stage that has backwards left; it ends with late weight gradients.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=1.0, backward_input=1.0, backward_weight=1.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=1.0, num_micro=8.0, send=0.0, overlap_send=True)
     >>> zb_h1_seconds(stages, shape)
     27.0
@@ -69,12 +69,12 @@ def zb_h1_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
 class _Late(Generic[X]):
     """A stage of ZB-H1: the micro-batches it runs ahead, and those by which its weight gradients are late."""
 
-    at: Point[X]
+    at: StageTimes[X]
     ahead: X
     delay: X
 
 
-def _late(x: Point[X], shape: PipelineShape[X]) -> _Late[X]:
+def _late(x: StageTimes[X], shape: PipelineShape[X]) -> _Late[X]:
     most = shape.num_micro - 1
     return _Late(at=x, ahead=minimum(shape.num_stages - 1 - x.index, most), delay=minimum(x.index, most))
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
-from shardwise.training.schedules._points import Sent, Wait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Kind, Order, PipelineSchedule, PipelineShape, Run, Task, W
+from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._types import B, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 
 class _Rank:
@@ -55,11 +55,11 @@ def zb_v_order(p: int, v: int, m: int, i: int) -> Order:
     return rank.order
 
 
-def zb_v_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
+def zb_v_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     """Return the seconds of ZB-V, from twice as many micro-batches as stages on.
 
-    >>> from shardwise.training.schedules import PipelineShape, Run
-    >>> stages = (Run(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
+    >>> from shardwise.training.schedules import PipelineShape, StageRun
+    >>> stages = (StageRun(count=4.0, forward=2.0, backward_input=2.0, backward_weight=2.0),)
     >>> shape = PipelineShape(num_stages=4.0, num_chunks=2.0, num_micro=16.0, send=0.0, overlap_send=True)
     >>> zb_v_seconds(stages, shape)
     99.0
@@ -67,16 +67,16 @@ def zb_v_seconds(runs: Sequence[Run[X]], shape: PipelineShape[X]) -> X:
     q = shape.num_stages - 1
     zero, one = 0 * q, 0 * q + 1
     waits = (
-        Wait(others=(zero, q, zero), own=(zero, zero, zero), hops=5 * q - 2),
-        Wait(others=(zero, 2 * q, zero), own=(zero, zero, zero - 2 * q), hops=6 * q - 2),
-        Wait(others=(zero, one, q - 1), own=(zero, zero, zero), hops=3 * q),
-        Wait(others=(one, zero, q - 1), own=(zero, zero, zero), hops=3 * q - 2),
-        Wait(others=(2 * q - 1, zero, zero), own=(zero, 1 - q, zero), hops=3 * q - 2),
-        Wait(others=(2 * q - 1, one, zero), own=(zero, zero, zero - 2 * q), hops=4 * q),
-        Wait(others=(2 * q, zero, zero), own=(zero, zero - q, zero - one), hops=3 * q),
-        Wait(others=(2 * q, zero, zero), own=(zero, zero, zero - 2 * q - 1), hops=4 * q),
+        StageWait(others=(zero, q, zero), own=(zero, zero, zero), hops=5 * q - 2),
+        StageWait(others=(zero, 2 * q, zero), own=(zero, zero, zero - 2 * q), hops=6 * q - 2),
+        StageWait(others=(zero, one, q - 1), own=(zero, zero, zero), hops=3 * q),
+        StageWait(others=(one, zero, q - 1), own=(zero, zero, zero), hops=3 * q - 2),
+        StageWait(others=(2 * q - 1, zero, zero), own=(zero, 1 - q, zero), hops=3 * q - 2),
+        StageWait(others=(2 * q - 1, one, zero), own=(zero, zero, zero - 2 * q), hops=4 * q),
+        StageWait(others=(2 * q, zero, zero), own=(zero, zero - q, zero - one), hops=3 * q),
+        StageWait(others=(2 * q, zero, zero), own=(zero, zero, zero - 2 * q - 1), hops=4 * q),
     )
-    return waiting_seconds(runs, shape, waits, Sent(inner=4, ends=2, around=q - 2), folded=True)
+    return waiting_seconds(runs, shape, waits, SendSeconds(inner=4, ends=2, around=q - 2), folded=True)
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:
