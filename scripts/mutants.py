@@ -3,10 +3,11 @@
 `python scripts/mutants.py ops cost --count 50 --seed 1` draws 50 changes of each part among the statements that a
 question of `scripts/probe.py` runs, `--visible 15` ends a part with 15 that move a number, `--since COMMIT` draws from
 the files that changed since, `--level` from defaults and tables alone. No file is written: in a process of its own a
-function takes other code, or its module is compiled anew. A change is killed by stored answers (whole answers, frozen
-predictions) or, where it moves a number of the probe, by the tests that `PARTS` names, which must pass without it.
+function takes other code, or its module is compiled anew. A change is killed by stored answers (whole answers, sums of
+random ones, frozen predictions) or, where it moves a number of the probe, by the tests that `PARTS` names, which must
+pass without it. The probe's random questions are of another seed than the stored ones, so that none is asked twice.
 What moves no number is not judged, nor what cannot be imported. `--kept FILE` keeps verdicts: a later run judges
-survivors and new places alone. `--page` renews the table of the docs.
+survivors and new places alone, so that a score of an unseen draw is of a run without it. `--page` renews the table.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ from probe import (
     answered,
     base,
     compiled_as,
-    inside_a_folder,
     load_everything,
     moved,
 )
@@ -295,6 +295,8 @@ sound: set[str] = set()
 
 def judged(part: str, unchanged: Base, place: Place, stage: Callable[[str], None]) -> str:
     """Return what becomes of the change that is loaded; `stage` is told what is tried, in case this process ends."""
+    from command_line import inside_a_folder
+
     with inside_a_folder():
         for one in asked_of(unchanged, part, place):
             stage("stored" if one.asked.stored else "probe")
@@ -462,7 +464,12 @@ def _holds(test: str) -> bool:
 
 def _unchanged(kept: Path | None) -> Base:
     """Return the answers of the unchanged package, asked in a process of its own, or kept of the same code."""
-    texts = sorted([*SOURCE.rglob("*.*"), Path(__file__).with_name("probe.py")])
+    asks = [
+        *Path(__file__).parent.glob("*.py"),
+        *(ROOT / "tests").glob("*.py"),
+        *(ROOT / "tests" / "fuzz").glob("*.py"),
+    ]
+    texts = sorted([*SOURCE.rglob("*.*"), *asks, *(ROOT / "tests" / "data").glob("*.json")])
     data = b"".join(path.read_bytes() for path in texts if path.is_file() and path.suffix != ".pyc")
     code = hashlib.sha256(data).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:

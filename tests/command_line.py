@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shardwise.cli import main
@@ -36,3 +40,16 @@ def run(*words: str) -> Done:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(words))
     return Done(status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def inside_a_folder() -> Iterator[None]:
+    """Work in a folder of its own, gone at the end, whose name is always the same: models are named after it."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "probe").mkdir()
+        os.chdir(Path(folder) / "probe")
+        try:
+            yield
+        finally:
+            os.chdir(before)

@@ -1,7 +1,9 @@
-"""Whole answers of cases that no published run covers: every number of the JSON is what it was.
+"""Whole answers of cases that no published run covers, and sums of the answers to random questions, are what they were.
 
 State-space, sparse, linear and recurrent mixers, experts over etp, rare schedules, 8-bit optimizers, adapters, fleets,
-searches, CPUs and engines of small machines. A change that moves one on purpose stores them anew:
+searches, CPUs and engines of small machines: every number of their JSON is stored. Of random questions of every command
+and of files, chosen so that together they run what questions can run (`scripts/choose.py`), a few numbers and a sum for
+each part of the answer are. A change that moves one on purpose stores both anew:
 `PYTHONPATH=tests python tests/test_whole_answers.py`.
 """
 
@@ -9,16 +11,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command_line import run
+from command_line import Done, inside_a_folder, run
 
 DATA = Path(__file__).parent / "data/whole_answers.json"
+SAMPLE = DATA.with_name("random_answers.json")
 CASES = {
     "nemotron-h, trained": "train nemotron-h-8b --on 8xh100-sxm-80gb --tp 2 --seq-len 4096 --global-batch 16",
     "nemotron-h, served": "infer nemotron-h-8b --on 1xh100-sxm-80gb --batch 4 --input-tokens 2048 --output-tokens 64",
@@ -103,16 +109,58 @@ CASES = {
 APART = ("changes", "interval", "chance_to_fit")
 
 
-def numbers(tree: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number of a tree with its path; truth values are numbers too."""
+def numbers(tree: Any, path: str = "", texts: bool = False) -> Iterator[tuple[str, float]]:
+    """Yield every number of a tree with its path; truth values are numbers too, and texts where they are asked for."""
     if isinstance(tree, dict):
         for name, value in tree.items():
-            yield from numbers(value, f"{path}/{name}")
+            yield from numbers(value, f"{path}/{name}", texts)
     elif isinstance(tree, list):
         for place, value in enumerate(tree):
-            yield from numbers(value, f"{path}/{place}")
+            yield from numbers(value, f"{path}/{place}", texts)
     elif isinstance(tree, (int, float)):
         yield path, float(tree)
+    elif texts and isinstance(tree, str):
+        lines = (line for line in tree.splitlines() if not line.lstrip().startswith("#"))
+        yield path, float(zlib.crc32("\n".join(lines).encode(errors="backslashreplace")))
+
+
+def untimed(page: str) -> str:
+    """A page without how long a search took, which stands in a sentence that may be wrapped anywhere."""
+    lines = (line for line in page.splitlines() if not re.search(r"seconds of", line))
+    return re.sub(r"\bin\s+[\d.,]+\s+(ms|s|min|h)\b", "", "\n".join(lines))
+
+
+def weighed(found: Iterable[tuple[str, float]]) -> float:
+    """One number of many, which moves by about the relative change of any of them, other for each place."""
+    return math.fsum((1 + zlib.crc32(path.encode()) / 2**32) * (1 + math.asinh(value / 1e-7)) for path, value in found)
+
+
+def sums(done: Done, command: str) -> dict[str, float]:
+    """What is stored of an answer: its status, up to three numbers to read, and a sum for each part of it."""
+    found = {"status": float(done.status)}
+    if done.status not in (0, 1):
+        return found
+    if not done.out.startswith("{"):
+        numbered = enumerate(re.findall(r"\d+\.?\d*", untimed(done.out)))
+        return found | {"sum": round(weighed((str(place), float(one)) for place, one in numbered), 9)}
+    tree = done.tree
+    files = command in ("import", "export")
+    for name in ("schema", "assumptions", *(("version", "assumed", "notes", "source") if files else ())):
+        tree.pop(name, None)
+    tree.get("search", {}).pop("seconds", None)
+    plain = {name: part for name, part in tree.items() if isinstance(part, (int, float))}
+    read = [name for name in plain if name.endswith(("_seconds", "_bytes", "parameters", "_concurrency"))][:3]
+    found |= {name: float(f"{plain.pop(name):.10g}") for name in read}
+    parts = {"sum": plain, **{f"sum of {name}": part for name, part in tree.items() if isinstance(part, (dict, list))}}
+    told = {name: [one for one in numbers(part, "", files) if "elapsed" not in one[0]] for name, part in parts.items()}
+    return found | {name: round(weighed(one), 9) for name, one in told.items() if one}
+
+
+def near(name: str, before: float, after: float) -> bool:
+    """Whether a number of that name is what it was but for rounding."""
+    if name.startswith("sum"):
+        return abs(before - after) < 1e-8
+    return math.isclose(before, after, rel_tol=1e-9, abs_tol=1e-15)
 
 
 def answer(case: str) -> dict[str, Any]:
@@ -146,11 +194,49 @@ def test_no_number_of_an_answer_moved(case: str) -> None:
     moved = {
         path: (value, now.get(path))
         for path, value in then.items()
-        if path not in now or not math.isclose(value, now[path], rel_tol=1e-9, abs_tol=1e-15)
+        if path not in now or not near(path, value, now[path])
     }
     assert moved == {}
 
 
+@cache
+def sample() -> list[dict[str, Any]]:
+    """The random questions, each with its files and what is stored of its answer."""
+    return list(json.loads(SAMPLE.read_text(encoding="utf-8")))
+
+
+def asked_again(one: dict[str, Any]) -> dict[str, float]:
+    """What is stored of the answer to a random question, as it is today."""
+    with inside_a_folder():
+        for name, text in one.get("files", {}).items():
+            Path(name).write_bytes(text.encode())
+        words = one["words"].split(" ")
+        return sums(run(*words), words[0])
+
+
+@pytest.mark.parametrize("number", range(len(sample())))
+def test_no_part_of_a_random_answer_moved(number: int) -> None:
+    """No random question is answered otherwise than it was: to see how, ask it here and on the commit before."""
+    one = sample()[number]
+    now, then = asked_again(one), one["told"]
+    moved = {
+        name: (then.get(name), now.get(name))
+        for name in sorted({*now, *then})
+        if name not in now or name not in then or not near(name, then[name], now[name])
+    }
+    assert moved == {}, (
+        f"`shardwise {one['words']}`, {len(one.get('files', {}))} files beside it: see the module's text"
+    )
+
+
+def stores(found: list[dict[str, Any]]) -> None:
+    """Write what is told of random questions, a line each."""
+    lines = (json.dumps(one | {"told": asked_again(one)}, separators=(",", ":")) for one in found)
+    SAMPLE.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
+    os.environ["SHARDWISE_CACHE"] = "off"
     lines = (f" {json.dumps(case)}: {json.dumps(told(answer(case)), separators=(',', ':'))}" for case in CASES)
     DATA.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    stores(sample())

@@ -249,7 +249,7 @@ def _with_json(random: random.Random, found: list[str]) -> list[str]:
     return [found[0], "--json", *found[1:]] if random.random() < 0.5 and found else found
 
 
-def _nudged(random: random.Random, text: str) -> str:
+def nudged(random: random.Random, text: str) -> str:
     """Return a text with some numbers in place of others, and a line left out or told twice."""
     for _ in range(random.choice([0, 1, 2, 3])):
         if numbers := list(re.finditer(r"\d+", text)):
@@ -267,7 +267,7 @@ def _nudged(random: random.Random, text: str) -> str:
 def _mutated(random: random.Random, text: str) -> str:
     """Return a text with slightly other numbers, or with a few cuts, twins, odd numbers and tokens in it."""
     if random.random() < 0.5:
-        return _nudged(random, text)
+        return nudged(random, text)
     for _ in range(random.choice([1, 1, 1, 2, 4])):
         at, end = sorted((random.randrange(len(text) + 1), random.randrange(len(text) + 1)))
         end = min(end, at + random.choice([1, 4, 40, 400]))
