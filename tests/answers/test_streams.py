@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,17 @@ def test_a_reader_that_goes_away_leaves_the_status_that_was_found(name: str) -> 
     """What does not fit does not fit, though nobody reads to the end."""
     words, status = STATUS[name]
     assert status_with([*words, "--json"], Broken(BrokenPipeError())) == status
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="cannot tell whether a pipe is read")
+def test_an_answer_that_nobody_waits_for_is_not_worked_out() -> None:
+    """Where the reader of a pipe has gone before there is an answer the command ends with 74, and says nothing."""
+    load = "--rate 20/s --input-tokens 2000 --output-tokens 500 --p99-ttft 2s"
+    words = f"-m shardwise plan serve deepseek-v3 --on 64xh200-sxm-141gb {load}".split()
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(timeout=240), process.stderr.read()) == (74, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from shardwise.errors import InputError, Problem
@@ -99,14 +99,60 @@ def is_terminal(name: Literal["stdout", "stderr"]) -> bool:
         return False
 
 
-def is_unread() -> bool:
+class Unread(BaseException):
+    """Standard output is a pipe whose reader has gone: nobody wants the answer that is being worked out."""
+
+
+# Seconds after which it is looked whether anybody reads.
+_MOMENT = 0.25
+
+
+@contextlib.contextmanager
+def while_read() -> Iterator[None]:
+    """Raise `Unread` in what runs within soon after the reader of standard output has gone, where a timer can tell."""
+    import signal
+    import threading
+
+    timed = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    # A timer that somebody else has set stays theirs.
+    if not (timed and _is_pipe() and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL):
+        yield
+        return
+
+    def look(number: int = 0, frame: object = None) -> None:
+        if _is_unread():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise Unread
+
+    signal.signal(signal.SIGALRM, look)
+    # Calls that a signal interrupts go on, also those of libraries.
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, _MOMENT, _MOMENT)
+    try:
+        look()
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _is_pipe() -> bool:
+    import stat
+
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        kind = os.fstat(sys.stdout.fileno()).st_mode
+        return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+    return False
+
+
+def _is_unread() -> bool:
     """Return whether standard output is a pipe whose reader has gone."""
     import select
 
     with contextlib.suppress(OSError, ValueError, AttributeError):
         errors = select.poll()
         errors.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in errors.poll(0))
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in errors.poll(0))
     return False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise._version import __version__
-from shardwise.answers._answer import emit, tell
+from shardwise.answers._answer import UNWRITTEN, Unread, emit, tell, while_read
 from shardwise.answers._run import answer, asks_for_json
 from shardwise.errors import InputError, Problem, bounded
 
@@ -28,6 +28,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
+    except Unread:
+        return UNWRITTEN
     except KeyboardInterrupt:
         tell("interrupted\n")
         return INTERRUPTED
@@ -36,7 +38,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     as_json = False
     try:
-        with bounded("command", " ".join(words)):
+        with while_read(), bounded("command", " ".join(words)):
             as_json = asks_for_json(words)
             text, status = _text(words, as_json)
     except InputError as error:

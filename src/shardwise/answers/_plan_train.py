@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
-from shardwise.answers._answer import Answer, is_terminal, is_unread, tell
+from shardwise.answers._answer import Answer, is_terminal, tell
 from shardwise.answers._described import describe_placed
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
@@ -120,7 +120,7 @@ def _engine(inputs: Inputs, num_parts: int) -> Any:
     small = num_parts < 16
     if workers == 1 or (small and "workers" not in inputs.values):
         return SerialExecutor()
-    return ProcessExecutor(workers, unwanted=is_unread)
+    return ProcessExecutor(workers)
 
 
 def _progress(num_plans: int) -> Callable[[Any, float], None] | None:

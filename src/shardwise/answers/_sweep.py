@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers import _commands, _plan_infer, _plan_train
-from shardwise.answers._answer import Answer, is_terminal, is_unread, tell
+from shardwise.answers._answer import Answer, is_terminal, tell
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
@@ -186,11 +186,7 @@ def _executor(inputs: Inputs, open_questions: int) -> Executor:
     workers = inputs.get("workers", os.cpu_count() or 1)
     if inputs.get("engine") == "ray":
         return RayExecutor(workers, inputs.get("address", ""))
-    return (
-        SerialExecutor()
-        if min(workers, open_questions) <= 1
-        else ProcessExecutor(workers, renewed=_RENEWED, unwanted=is_unread)
-    )
+    return SerialExecutor() if min(workers, open_questions) <= 1 else ProcessExecutor(workers, renewed=_RENEWED)
 
 
 def _progress(total: int) -> Callable[[int, int], None] | None:

@@ -82,17 +82,15 @@ def _serve(work: PartTask, inbox: Connection) -> None:
 
 
 @contextmanager
-def _held_interrupts(unwanted: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+def _held_interrupts() -> Iterator[Callable[[], None]]:
     """Hold back Ctrl-C and give a function that raises it, to be called where no lock is taken.
-
-    It raises also where nobody wants the answer any more.
 
     Raised anywhere, it can come between the taking of a lock of the pool and its release, and the pool never ends.
     """
     came: list[int] = []
 
     def raised() -> None:
-        if came or unwanted():
+        if came:
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
@@ -128,28 +126,22 @@ class _Worker:
         self.pipe.close()
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessExecutor:
     """Evaluates in several processes; each part is told what was found before it.
 
     A part whose process died is given to another, and evaluated here where none is left; up to `renewed` processes
-    that died are started anew. No process outlives the search or the process that started it. A search whose answer
-    is `unwanted` is interrupted.
+    that died are started anew. No process outlives the search or the process that started it.
     """
 
     count: int
     renewed: int = 0
-    unwanted: Callable[[], bool] = _never
 
     def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
         left = list(reversed(parts))
         started = self.count
-        with _held_interrupts(self.unwanted) as raise_interrupt:
+        with _held_interrupts() as raise_interrupt:
             workers = _busy([_started(work) for _ in range(min(self.count, len(left)))], left, work.known)
             try:
                 while workers or left:
