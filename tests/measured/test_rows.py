@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from shardwise.errors import InputError
 from shardwise.measured import KINDS, Comparison, Context, FileKind, Record, examples, fits_of, rules, summary, validate
 from shardwise.measured._context import network_bytes_per_second, used_domain
 from shardwise.measured._run import kind_of
+from shardwise.models import load_model
+from shardwise.ops import train_flops
 
 DEVICE = {
     "device": "x900-sxm-64gb", "full_name": "NVIDIA X900", "memory_bytes": "68719476736",
@@ -280,13 +283,69 @@ def test_runs_out_of_memory_are_told_from_runs_that_fit() -> None:
 
 
 def test_errors_are_signed_and_absolute() -> None:
-    """The bias is the median of signed errors, the others are of absolute ones."""
+    """The bias is the median of signed errors, the others are of absolute ones; rows without an error count nowhere."""
+    found = [(0.5, 0.4, 0.9), (1.1, 1.0, 1.2), (1.2, 0.9, 1.3), (None, None, None)]
     rows = [
-        Comparison(case_id=str(p), metric="m", status="predicted", measured=1.0, predicted=p) for p in (0.5, 1.1, 1.2)
+        Comparison(case_id=str(p), metric="m", status="predicted", measured=1.0, predicted=p, low=low, high=high)
+        for p, low, high in found
     ]
-    (found,) = summary(rows, ("metric",))
-    assert found.bias == pytest.approx(0.1)
-    assert (found.median_abs_error, found.largest_abs_error) == (pytest.approx(0.2), pytest.approx(0.5))
+    (errors,) = summary([*rows, replace(rows[0], metric="fits")], ("metric",))
+    assert (errors.group, errors.count, errors.bias) == (("m",), 3, pytest.approx(0.1))
+    assert (errors.median_abs_error, errors.largest_abs_error) == (pytest.approx(0.2), pytest.approx(0.5))
+    assert (errors.p90_abs_error, errors.mean_abs_error) == (pytest.approx(0.44), pytest.approx(0.8 / 3))
+    assert errors.inside == pytest.approx(2 / 3)
+
+
+def test_a_prediction_says_what_it_is_of(tmp_path: Path) -> None:
+    """A row keeps its source, machine and kind of model beside the prediction, with what stands for a blank cell."""
+    rows = [{**TRAINING, "source": "lab"}, {**TRAINING, "model": "mixtral-8x7b", "case_id": ""}, INFERENCE]
+    files = [write(tmp_path, rows[:2]), write(tmp_path, rows[2:], "more.csv")]
+    first, second, third = validate(files).rows
+    assert (first.case_id, first.kind, first.source, first.family) == ("mine-1", "training", "lab", "dense")
+    assert (first.year, first.engine, first.num_devices, first.model) == (2022, "torchtitan", 8, "llama-3.1-8b")
+    assert (second.case_id, second.family, second.device) == ("line 3", "experts", "h100-sxm-80gb")
+    assert (third.source, third.engine, third.kind, third.num_devices) == ("vllm", "vllm", "inference", 1)
+    refused = only(tmp_path, {**TRAINING, "model": "no-such-model"})
+    assert (refused.year, refused.family, refused.refused) == (0, "", "no-such-model")
+
+
+def test_metrics_of_a_run_of_training_are_figures_of_one_report(tmp_path: Path) -> None:
+    """Tokens, FLOPs, utilisation, hours and steps of a row are those of its one report, in the units of files."""
+    row = {**TRAINING, "value": "0.4", "notes": "tokens=1e9", "unit": "", "global_batch": "64"}
+    names = ("step_time", "micro_step_time", "tokens_per_second_per_gpu", "flops_per_second_per_gpu", "mfu", "hfu",
+             "gpu_hours")  # fmt: skip
+    whole, causal, hardware = (
+        {r.metric: r.predicted for r in validate([write(tmp_path, [
+            {**row, "metric": name, "flops_convention": said} for name in names
+        ])]).rows}
+        for said in ("model_full_attn", "model_causal_attn", "hardware_full_attn")
+    )  # fmt: skip
+    assert whole["tokens_per_second_per_gpu"] * whole["step_time"] * 8 == pytest.approx(64 * 4096)
+    assert whole["micro_step_time"] == pytest.approx(whole["step_time"] / 8)
+    assert whole["gpu_hours"] * 3600 * whole["tokens_per_second_per_gpu"] == pytest.approx(1e9)
+    for found in (whole, causal, hardware):
+        assert found["mfu"] == found["hfu"] == pytest.approx(found["flops_per_second_per_gpu"] / 989.4e12, rel=1e-3)
+    model = load_model("llama-3.1-8b")
+    rate = whole["tokens_per_second_per_gpu"]
+    assert whole["flops_per_second_per_gpu"] == pytest.approx(rate * train_flops(model, 4096))
+    assert causal["flops_per_second_per_gpu"] == pytest.approx(rate * train_flops(model, 4096, "model-causal"))
+    assert causal["mfu"] < whole["mfu"] == hardware["mfu"]  # nothing runs again
+
+
+def test_kinds_of_memory_lie_within_each_other(tmp_path: Path) -> None:
+    """Tensors, what the allocator reserves and what the device shows; ends of a pipeline; and what stays of a step."""
+    row = {**TRAINING, "metric": "peak_memory", "value": "5e10", "num_gpus": "16", "dp": "8", "pp": "2"}
+    kinds = [{"memory_kind": one} for one in ("allocated", "active", "reserved", "nvidia_smi", "")]
+    scopes = [{"memory_kind": "allocated", "rank_scope": one} for one in ("rank0", "last_rank", "max", "")]
+    floor = {"notes": "device floor with the engine asleep 30000000000", "memory_kind": "nvidia_smi"}
+    after = {"metric": "memory_after_step", "memory_kind": "allocated"}
+    rows = validate([write(tmp_path, [{**row, **one} for one in (*kinds, *scopes, floor, after)])]).rows
+    allocated, active, reserved, device, unsaid, first, last, most, heaviest, floored, kept = (
+        r.predicted for r in rows
+    )
+    assert kept < allocated == active < reserved < device == unsaid
+    assert first != last and max(first, last) == most == heaviest == allocated
+    assert floored == pytest.approx(30e9 + reserved)
 
 
 @pytest.mark.parametrize(("word", "rule"), [("", "is not stated"), ("0.5", "is 0"), ("2", "is 0"), ("yes", "finite")])

@@ -279,6 +279,8 @@ def cluster_of(record: Record, device: Device, notes: tuple[str, ...]) -> Cluste
         )
         if rate:
             given["slow_bandwidth"] = rate
+        elif count > (node or 8):
+            record.assume(f"inter_node: {word} names no rate: the usual network of the device's servers")
     elif count > (node or 8):
         record.taken("inter_node")
     name = f"{count}x{device.name}"

@@ -116,7 +116,7 @@ def kept_mean(record: Record) -> float:
 
 def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
     """Return the fields of a job that say what a row fine-tunes; raises `InputError` for methods that are not built."""
-    method, _, narrow = record.text("finetune").partition("_nf4")
+    method, narrow, _ = record.text("finetune").partition("_nf4")
     method = words("finetune").get(method, method)
     if method == "lora" and (variant := _variant(record)):
         method = variant
