@@ -44,6 +44,22 @@ def test_a_model_is_found_however_its_name_is_written(spelled: str, name: str) -
     assert load_model(spelled).name == name
 
 
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("NousResearch/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("unsloth/Llama-3.2-1B", "llama-3.2-1b"),
+        ("mistral-community/Mixtral-8x22B-v0.1", "mixtral-8x22b"),
+    ],
+)
+def test_a_copy_is_taken_for_the_model_it_is_named_after(spelled: str, name: str) -> None:
+    """Another owner's copy of a model has its sizes, which is said; a checkpoint of another format is none."""
+    found = load_model(spelled)
+    assert found.name == name and any(spelled in note for note in found.assumptions)
+    with pytest.raises(InputError):
+        load_model("TheBloke/Llama-2-7B-GPTQ")
+
+
 def test_every_catalogue_model_loads_and_says_where_it_comes_from() -> None:
     """Each entry has a source, no two names are confused, and no field of it is unknown to the importer."""
     assert len(model_names()) >= 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -113,7 +114,7 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
     return Model.of(architecture_from_sizes(sizes))
 
 
-_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt")
+_TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped")
 
 
 def found_architecture(
@@ -130,6 +131,9 @@ def found_architecture(
     path = os.path.expanduser(word)
     if os.path.exists(path) or word.endswith(".json"):
         return _from_path(path, overrides, part)
+    copied = namesake(word) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", word, re.ASCII) else None
+    if copied is not None:
+        return _from_catalogue(copied, overrides, (f"{word} is taken for {copied}, after which it is named",))
     return _from_hub(word, overrides, part)
 
 
@@ -187,7 +191,8 @@ def catalogue() -> dict[str, dict[str, Any]]:
 def _index() -> dict[str, str]:
     """Every way to say a name -> the name."""
     index = {plain(hub): name for name, entry in catalogue().items() for hub in _spellings(entry)}
-    return index | {plain(name): name for name in catalogue()}
+    bases = {plain(_untuned(hub)): name for name, entry in catalogue().items() for hub in _spellings(entry)}
+    return bases | index | {plain(name): name for name in catalogue()}
 
 
 def _spellings(entry: Mapping[str, Any]) -> list[str]:
@@ -202,18 +207,27 @@ def find(word: str) -> str | None:
     lower = word.lower()
     if lower in catalogue():
         return lower
-    index = _index()
-    if plain(lower) in index:
-        return index[plain(lower)]
-    for ending in _TUNED:
-        if lower.endswith(ending) and plain(lower.removesuffix(ending)) in index:
-            return index[plain(lower.removesuffix(ending))]
-    return None
+    return _index().get(plain(lower)) or _index().get(plain(_untuned(lower)))
 
 
-def _from_catalogue(name: str, overrides: Mapping[str, Any] | None) -> Architecture:
+def namesake(word: str) -> str | None:
+    """Return the catalogue name after which a copy is named: another owner's on the hub, or a folder; None for none.
+
+    >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("/data/Qwen2.5-7B-Instruct"), namesake("me/mine")
+    ('llama-3.1-8b', 'qwen2.5-7b', None)
+    """
+    return find(word.rstrip("/").rpartition("/")[2])
+
+
+def _untuned(name: str) -> str:
+    """Return a name without what says that the model was tuned, which changes no size."""
+    lower = name.lower()
+    return next((lower.removesuffix(ending) for ending in _TUNED if lower.endswith(ending)), lower)
+
+
+def _from_catalogue(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
     entry = catalogue()[name]
-    notes = [f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", [])]
+    notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
     if "beside" in entry:
         notes.append(f"only the language model is counted, without its {entry['beside']}")
     return architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
