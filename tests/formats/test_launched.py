@@ -48,6 +48,20 @@ LINES = {
         {"pp": 2, "max_context": 8192, "max_sequences": 4, "weights": "q4_k_m", "kv_cache": "int8", "gpu_layers": 99},
         2,
     ),
+    "an image of vLLM's takes the flags": (
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.11.0 --model NousResearch/Meta-Llama-3.1-8B-Instruct "
+        "--tensor-parallel-size 2", {"model": "llama-3.1-8b", "tp": 2}, 2,
+    ),
+    "a folder is named as its model": (
+        "vllm serve /data/models/Llama-3.1-70B-Instruct -tp 4", {"model": "llama-3.1-70b"}, 4,
+    ),
+    "a file of weights is named as its model": (
+        "llama-server -m /models/Meta-Llama-3.1-8B-Instruct-Q5_K_M.gguf -c 8192",
+        {"model": "llama-3.1-8b", "weights": "q5_k_m", "max_context": 8192}, 0,
+    ),
+    "a checkpoint that is stored narrow": (
+        "llama-server -hf ggml-org/gpt-oss-20b-GGUF", {"model": "gpt-oss-20b", "weights": None}, 0,
+    ),
     "layers and experts stay on the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ngl 0 --n-cpu-moe 20", {"gpu_layers": 0, "cpu_experts": 20}, 0,
     ),
@@ -78,6 +92,30 @@ def test_every_word_is_accounted_for() -> None:
     assert {one.argument for one in found.understood} == {"--tensor-parallel-size", "--max-num-seqs"}
 
 
+OPEN = {
+    "$TP": "vllm serve a/b --tensor-parallel-size $TP",
+    "$ISL": "OSL=32\nvllm serve a/b --max-model-len $((ISL + OSL))",
+    "$N": "L=$((8 * (N + (2))))\nvllm serve a/b --max-num-seqs $L",
+    "$(nvidia-smi": "vllm serve a/b --tensor-parallel-size $(nvidia-smi -L | wc -l)",
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_a_script_leaves_open_is_asked_for_by_name(name: str) -> None:
+    """A flag whose value hangs on what the caller sets says on which, and a command that would print it is not run."""
+    with pytest.raises(InputError) as caught:
+        read_launch(OPEN[name], "run.sh", {})
+    (problem,) = caught.value.problems
+    assert name in f"{problem.value} {problem.rule}" and problem.rule.startswith(("depends on $", "is what a command"))
+
+
+def test_a_model_that_a_script_leaves_open_may_be_named_beside_it() -> None:
+    """A launch without its model is read, and says which variable names it."""
+    found = read_launch("vllm serve $MODEL -tp 2", "run.sh", {})
+    assert "model" not in found.values
+    assert "give --set MODEL=VALUE, or name a model" in found.assumed[0]
+
+
 WRONG = {
     "--tensor-parallel-size": VLLM + "-tp four",
     "--gpu-memory-utilization": VLLM + "--gpu-memory-utilization 1.5",
@@ -85,7 +123,7 @@ WRONG = {
     "--speculative-config": VLLM + "--speculative-config mtp",
     "--dp-size": SGLANG + "--tp 4 --dp 3 --enable-dp-attention",
     "--max-num-seqs": VLLM + "--max-num-seqs",
-    "from": "torchrun train.py --lr 1",
+    "from": "python -m atom.entrypoints.openai_server --log ./server.log",
 }
 
 

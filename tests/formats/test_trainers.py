@@ -48,7 +48,8 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "gradient_accumulation_steps: 8\noptimizer: paged_adamw_8bit\nbf16: auto\ngradient_checkpointing: true\n"
         "attn_implementation: flash_attention_2\ndatasets:\n- path: a\n",
         8,
-        {"system": "axolotl", "micro_batch": 1, "global_batch": 64, "optimizer": "paged-adam8bit", "recompute": "full",
+        {"system": "axolotl", "model": "llama-3.1-8b", "micro_batch": 1, "global_batch": 64,
+         "optimizer": "paged-adam8bit", "recompute": "full",
          "precision": "amp-bf16", "stack": "axolotl", "sharding": "none", "adapter": "", "seq_len": 8192},
     ),
     # axolotl examples/llama-3/lora-8b.yml
@@ -76,6 +77,42 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "sequence_len: 2048\nmicro_batch_size: 1\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n",
         16,
         {"sharding": "hsdp", "shard": 4, "dp": 8, "tp": 2, "global_batch": 8},
+    ),
+    # axolotl examples/mistral/orpo/mistral-qlora-orpo.yml: pairs of answers, and no other model
+    "axolotl-orpo": (
+        "base_model: mistralai/Mistral-7B-v0.1\nload_in_4bit: true\nrl: orpo\norpo_alpha: 0.1\nadapter: qlora\n"
+        "lora_r: 32\nlora_target_linear: true\nsequence_len: 4096\nmicro_batch_size: 2\n",
+        1,
+        {"model": "mistral-7b-v0.1", "method": "dpo", "reference": "none"},
+    ),
+    # axolotl examples/llama-3/lora-1b-ray.yml: DeepSpeed's file is one of those that axolotl ships
+    "axolotl-deepspeed": (
+        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nsequence_len: 2048\nbf16: auto\n"
+        "sample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+        "deepspeed: deepspeed_configs/zero3.json\n",
+        8,
+        {"model": "llama-3.2-1b", "sharding": "zero3", "precision": "bf16-grads16", "global_batch": 32},
+    ),
+    # LLaMA-Factory examples/train_lora/qwen3_lora_dpo.yaml
+    "llamafactory-dpo": (
+        "model_name_or_path: Qwen/Qwen3-4B-Instruct-2507\nstage: dpo\ndo_train: true\nfinetuning_type: lora\n"
+        "lora_rank: 8\nlora_target: all\npref_beta: 0.1\npref_loss: sigmoid\ntemplate: qwen3_nothink\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n",
+        1,
+        {"model": "qwen3-4b-2507", "method": "dpo", "reference": "", "adapter": "lora"},
+    ),
+    # LLaMA-Factory examples/megatron/qwen3_moe_full.yaml
+    "llamafactory-megatron": (
+        "model_name_or_path: Qwen/Qwen3-30B-A3B-Instruct-2507\ndo_train: true\nstage: sft\nfinetuning_type: full\n"
+        "cutoff_len: 4096\ntemplate: qwen3_nothink\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\nbf16: true\ntensor_model_parallel_size: 1\nsequence_parallel: false\n"
+        "pipeline_model_parallel_size: 4\nbias_activation_fusion: true\napply_rope_fusion: true\n"
+        "use_distributed_optimizer: true\noverlap_param_gather: true\noverlap_grad_reduce: true\n"
+        "moe_grouped_gemm: true\nmoe_token_dispatcher_type: alltoall\nexpert_model_parallel_size: 2\n"
+        "recompute_granularity: full\n",
+        8,
+        {"model": "qwen3-30b-a3b-2507", "tp": 1, "pp": 4, "ep": 2, "dp": 2, "micro_batch": 1, "global_batch": 16,
+         "sharding": "distributed-optimizer", "recompute": "full", "precision": "bf16", "stack": "megatron"},
     ),
     # LLaMA-Factory examples/train_lora/qwen3_lora_sft.yaml
     "llamafactory-lora": (
@@ -118,6 +155,15 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         1,
         {"adapter": "lora", "rank": 8, "targets": ("q_proj", "v_proj", "o_proj", "mlp"), "global_batch": 16,
          "sharding": "none"},
+    ),
+    # torchtune recipes/configs/llama3_1/8B_lora_dpo.yaml
+    "torchtune-dpo": (
+        "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_rank: 8\n"
+        "  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: true\nbatch_size: 4\n"
+        "gradient_accumulation_steps: 8\ntokenizer:\n  max_seq_len: 1024\n"
+        "loss:\n  _component_: torchtune.rlhf.loss.DPOLoss\n  beta: 0.1\n",
+        1,
+        {"method": "dpo", "reference": "", "adapter": "lora", "global_batch": 32},
     ),
     # nanotron examples/config_tiny_llama.yaml
     "nanotron": (
@@ -193,6 +239,92 @@ def test_a_real_file_means_what_its_trainer_does(name: str, tmp_path: Path) -> N
         said |= {field: getattr(record, field) for field in facts if hasattr(record, field)}
     assert {field: said[field] for field in facts} == facts
     assert not case.unknown
+
+
+# Launch scripts of the systems' repositories -> what the caller sets, and what they mean.
+SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    # verl examples/sft/gsm8k/run_qwen_05_sp2.sh with the adapters of run_qwen_05_peft.sh
+    "verl-sft": (
+        "nproc_per_node=$1\nsave_path=$2\nshift 2\ntorchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node "
+        "-m verl.trainer.fsdp_sft_trainer data.train_files=$HOME/data/train.parquet optim.lr=1e-4 "
+        "+data.response_dict_keys=['answer'] data.micro_batch_size=4 model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct "
+        "trainer.default_local_dir=$save_path trainer.total_epochs=1 ulysses_sequence_parallel_size=2 "
+        "model.lora_rank=32 model.lora_alpha=16 model.target_modules=all-linear $@\n",
+        {"1": "8", "2": "out"},
+        {"system": "verl", "model": "qwen2.5-0.5b", "num_devices": 8, "cp": 2, "dp": 4, "sharding": "fsdp",
+         "micro_batch": 4, "global_batch": 256, "seq_len": 1024, "method": "sft", "rank": 32, "recompute": "full",
+         "precision": "amp-bf16"},
+    ),
+    # DeepSpeedExamples DeepSpeed-Chat step1_supervised_finetuning/training_scripts/llama2/run_llama2_7b.sh
+    "deepspeed-chat": (
+        "OUTPUT=$1\nZERO_STAGE=$2\nif [ \"$ZERO_STAGE\" == \"\" ]; then\n    ZERO_STAGE=3\nfi\n"
+        "deepspeed --num_gpus 8 main.py --data_path a b --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--per_device_train_batch_size 4 --max_seq_len 512 --gradient_accumulation_steps 1 --gradient_checkpointing "
+        "--zero_stage $ZERO_STAGE --deepspeed --output_dir $OUTPUT\n",
+        {},
+        {"model": "llama-2-7b", "num_devices": 8, "sharding": "zero3", "precision": "fp16-grads16", "seq_len": 512,
+         "global_batch": 32, "recompute": "full", "offload": ()},
+    ),
+    # trl/scripts/dpo.py and grpo.py, whose docstrings start them so
+    "trl-dpo": (
+        "accelerate launch --num_processes 2 trl/scripts/dpo.py --model_name_or_path Qwen/Qwen2-0.5B-Instruct "
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 8\n",
+        {},
+        {"model": "qwen2-0.5b", "stack": "trl", "method": "dpo", "reference": "", "seq_len": 1024, "global_batch": 32},
+    ),
+    "trl-grpo": (
+        "accelerate launch --num_processes 8 trl/scripts/grpo.py --model_name_or_path Qwen/Qwen2-0.5B-Instruct "
+        "--max_completion_length 1024 --per_device_train_batch_size 8 --use_vllm\n",
+        {},
+        {"method": "grpo", "reference": "none", "seq_len": 1536, "recompute": "full", "precision": "amp-bf16"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_real_script_means_what_it_starts(name: str, tmp_path: Path) -> None:
+    """A launch script of a system's own repository is read as its program reads its words."""
+    text, variables, facts = SCRIPTS[name]
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    case = import_file(path, variables)
+    said: dict[str, Any] = {"system": case.system, "stack": case.stack.name, "num_devices": case.num_devices}
+    said |= {"model": case.model.name if case.model else ""}
+    for record in (case.plan, case.job):
+        said |= {field: getattr(record, field) for field in facts if hasattr(record, field)}
+    assert {field: said[field] for field in facts} == facts
+
+
+# Files of systems that are known when they are seen -> the system that the refusal names.
+UNREAD = {
+    "recipe.yaml": (
+        "recipe: TrainFinetuneRecipe\nmodel:\n  _target_: nemo_automodel.NeMoAutoModel\n",
+        "NeMo Automodel",
+    ),
+    "v1.yaml": ("model: Qwen/Qwen3-4B\nkernel_config:\n  name: auto\ndist_config:\n  name: fsdp2\n", "v1 trainer"),
+    "swift.sh": ("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B --train_type lora\n", "ms-swift"),
+    "rlhf.sh": ("deepspeed main.py --actor_model_name_or_path a --actor_zero_stage 2 --deepspeed\n", "DeepSpeed-Chat"),
+    "other.yaml": ("name: job\nsteps: [1, 2]\n", "no setting of a system"),
+}
+
+
+@pytest.mark.parametrize("file", UNREAD)
+def test_a_file_of_a_system_that_is_not_read_is_named(file: str, tmp_path: Path) -> None:
+    """A refusal says whose file it is where that can be seen, and never that it lacks settings of another system."""
+    text, named = UNREAD[file]
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=named):
+        import_file(tmp_path / file)
+
+
+def test_words_of_a_file_that_is_named_are_told_too(tmp_path: Path) -> None:
+    """What DeepSpeed's file says in vain stands with the words of the settings that name it."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "frob": 1}')
+    text = "base_model: meta-llama/Llama-3.1-8B\ndeepspeed: ds.json\nsequence_len: 512\nsample_packing: true\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    case = import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=8))
+    assert [one.argument for one in case.unknown] == ["ds.json: frob"]
+    assert any(text.startswith("ds.json: precision bf16-grads16") for text in case.assumed)
 
 
 def test_a_script_of_trl_takes_sharding_from_the_file_beside_it(tmp_path: Path) -> None:

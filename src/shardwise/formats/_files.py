@@ -7,6 +7,7 @@ A system is a module, or a package, of one shape: `recognises(name, text)`, `rea
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -15,6 +16,7 @@ from os import PathLike, fspath
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
 from shardwise.formats._imported import ImportContext, Imported
+from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 
 SYSTEMS = (
@@ -32,11 +34,6 @@ SYSTEMS = (
     "megatron",
 )
 """The systems whose files are read, in the order in which they are asked; the last takes any script."""
-KINDS = (
-    "DeepSpeed's JSON, YAML of accelerate, axolotl, LLaMA-Factory, nanotron, torchtune, TRL, verl, NeMo or "
-    "Megatron-Bridge, torchtitan's TOML"
-)
-"""The files that are read, in words."""
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""
 
@@ -54,8 +51,11 @@ def import_file(
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
         case: Imported = next(module for module in modules if module.recognises(name, text)).read(text, name, around)
     if case.unknown and not (case.understood or case.ignored or case.silent):
-        rule = f"has no setting of {case.system}"
-        raise InputError([Problem("from", name, rule, f"give {KINDS} or a launch script")])
+        other = unread(text)
+        rule = f"is of {other}, which is not read" if other else "has no setting of a system that is read"
+        if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
+            raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
+        raise InputError([Problem("from", name, rule, REMEDY)])
     return case
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -147,6 +147,17 @@ class Keys:
         self.values = dict(flat_keys(tree))
         self.problems = Problems()
         self.assumed: list[str] = []
+        self.named: list[tuple[str, Imported]] = []
+
+    def beside(self, name: str, case: Imported) -> Imported:
+        """Return the case of a file that these settings name, whose words are told with theirs."""
+        self.named.append((name, case))
+        return case
+
+    def _of_named(self, kind: str) -> Iterator[ReadArgument]:
+        """Yield the readings of a kind of the files that are named, each under the name of its file."""
+        for name, case in self.named:
+            yield from (replace(one, argument=f"{name}: {one.argument}") for one in getattr(case, kind))
 
     def raw(self, path: str) -> Any:
         """Return a value, or None where there is none, or the program that reads the file fills it in."""
@@ -221,11 +232,11 @@ class Keys:
             system=self.table["checked"]["system"],
             version=self.table["checked"]["version"],
             source=source,
-            understood=self.understood(),
-            assumed=tuple(self.assumed),
-            ignored=self.ignored(),
+            understood=(*self.understood(), *self._of_named("understood")),
+            assumed=(*self.assumed, *(f"{name}: {text}" for name, case in self.named for text in case.assumed)),
+            ignored=(*self.ignored(), *self._of_named("ignored")),
             silent=self.silent(),
-            unknown=self.unknown(),
+            unknown=(*self.unknown(), *self._of_named("unknown")),
             **fields,
         )
 

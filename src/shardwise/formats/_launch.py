@@ -35,6 +35,31 @@ _ALL = ("-np", "--np", "-n", "--ntasks", "--num_processes")
 _OPEN = re.compile(r"(-1|[0-9]+-[0-9]+|gpu|cpu|xpu|auto)?|.*[$`].*", re.ASCII | re.DOTALL)
 
 
+REMEDY = "give a file of a system that is read (docs/formats.md), or say it in flags"
+"""What to do where a file is of no system that is read."""
+# Words of systems whose files are known when they are seen, and not read.
+_UNREAD = (
+    (r"\bnemo_automodel\b|\bautomodel\s+(finetune|pretrain)\b", "NeMo Automodel"),
+    (r"\bswift\s+(sft|pt|rlhf|infer|deploy)\b|\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
+    (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
+    (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
+    (r"(?m)^(policy_model|valuemodel|value_model|reward_model):", "torchtune's PPO"),
+    (r"--actor_model_name_or_path", "DeepSpeed-Chat's reinforcement learning"),
+    (r"\blmdeploy\s+serve\b", "LMDeploy"), (r"\btext-generation-launcher\b", "TGI"),
+    (r"\batom\.entrypoints\b", "ATOM"), (r"\bollama\s+(serve|run)\b|\bOLLAMA_", "Ollama"),
+    (r"\bcolossalai\s+run\b", "ColossalAI"), (r"\bmaxtext\b|\bMaxText\b", "MaxText"), (r"\bmlx_lm\b", "MLX LM"),
+)  # fmt: skip
+
+
+def unread(text: str) -> str:
+    """Return the system, among those that are not read, whose words a text has; empty for none.
+
+    >>> unread("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen3-8B"), unread("python train.py")
+    ('ms-swift', '')
+    """
+    return next((name for words, name in _UNREAD if re.search(words, text)), "")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """What stands around the arguments: devices (0 where it is not said), the program, and the file's name.
@@ -70,9 +95,9 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     _check_variables(text, shell, source, variables)
     found = _found(shell, known)
     if not found:
-        rule = "starts no program with arguments that are known"
-        remedy = "give a script that starts Megatron-LM, its arguments, DeepSpeed's JSON or accelerate's YAML"
-        raise InputError([Problem("file", source, rule, remedy)])
+        other = unread(text)
+        rule = f"is of {other}, which is not read" if other else "starts no program with arguments that are known"
+        raise InputError([Problem("file", source, rule, REMEDY)])
     if len({tuple(words) for words in found}) > 1:
         shell.note(f"the first of {len(found)} programs that the script starts")
     return _started(found[0], shell, known, source)

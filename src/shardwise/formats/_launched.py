@@ -6,6 +6,7 @@ An engine's module has `STARTS`, what its command line begins with, and `read_wo
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +17,11 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.formats._imported import ReadArgument, table
+from shardwise.formats._launch import unread
 from shardwise.models import load_model
+from shardwise.models._model import find, namesake
 from shardwise.records import dataclass
-from shardwise.shell import Budget, commands_of
+from shardwise.shell import Budget, commands_of, left_open
 
 ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
 """The engines whose launch lines are read."""
@@ -99,8 +102,11 @@ class LaunchLine:
         return key in self.table["read"]
 
     def word(self, key: str) -> str:
-        """Return a word, empty where there is none or the engine finds it itself."""
+        """Return a word, empty where there is none or the engine finds it itself; an open one is a problem."""
         value = str(self.values.get(key, ""))
+        if why := left_open(value):
+            self.problems.add(key, value, *why)
+            value = ""
         return "" if value in ("auto", "None", "none", "null") else value
 
     def flag(self, key: str) -> bool:
@@ -145,6 +151,17 @@ class LaunchLine:
             self.problems.add(key, text, "must be an object in JSON", 'write for example {"method": "mtp"}')
             return {}
         return found
+
+    def model(self, key: str) -> str:
+        """Return the name of a model: a copy's or a folder's that is not here is the one it is named after."""
+        named = str(self.values.get(key) or (self.positional[0] if self.positional else ""))
+        if why := left_open(named):
+            self.assumed.append(f"no model: {named} {why[0]}; {why[1]}, or name a model")
+            return ""
+        known = None if find(named) or os.path.exists(os.path.expanduser(named)) else namesake(named)
+        if known is not None:
+            self.assumed.append(f"model {known}: {named} is named after it")
+        return known or named
 
     def experts(self, model: str) -> bool:
         """Return whether a model has experts; one that is not known has none."""
@@ -214,7 +231,7 @@ def _engine(name: str) -> Any:
 def _commands(text: str, source: str, variables: Mapping[str, str]) -> tuple[list[list[str]], tuple[str, ...]]:
     shell = commands_of(text, variables, Budget(source))
     inner = [words for document in shell.documents for words in shell.inside(document)]
-    return [*shell.commands, *inner], tuple(shell.documents)
+    return [*shell.commands, *inner], tuple(shell.expand(document) for document in shell.documents)
 
 
 def read_launch(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
@@ -226,7 +243,8 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], folder: st
     """
     name = engine_in(text)
     if not name:
-        rule = "starts no server that is known"
+        other = unread(text)
+        rule = f"is of {other}, which is not read" if other else "starts no server that is known"
         remedy = "give a line of vllm serve, sglang.launch_server, trtllm-serve or llama-server"
         raise InputError([Problem("from", source, rule, remedy)])
     engine = _engine(name)
@@ -272,7 +290,8 @@ def services_of(tree: Any, replicas: int = 1, role: str = "") -> Iterator[Servic
     if isinstance(tree.get("replicas"), int):
         replicas = tree["replicas"]
     role = str(tree.get("subComponentType", role))
-    words = [*_words(tree.get("command")), *_words(tree.get("args"))]
+    started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments
+    words = [*started, *_words(tree.get("args"))]
     text = "\n".join(words) if any("\n" in word for word in words) else shlex.join(words)
     if words and (engine_in(text) or engine_in(" ".join(words))):
         inline = words[-1] if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec") else text

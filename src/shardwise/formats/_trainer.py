@@ -5,6 +5,7 @@ Sources: transformers 5.23.0 training_args.py OptimizerNames, peft 0.21.2 tuners
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,10 @@ from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, Found, canonical, plan_changes, refuse, untold
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
-from shardwise.models._model import catalogue, find
-from shardwise.plans import USUAL_TARGETS, Plan, Sharding, Training, in_groups, rank_of
+from shardwise.models._model import catalogue, find, namesake
+from shardwise.plans import OBJECTIVES, USUAL_TARGETS, Plan, Sharding, Training, in_groups, rank_of
 from shardwise.records import dataclass
+from shardwise.shell import left_open
 from shardwise.units import counted
 
 OPTIMIZERS = {
@@ -48,11 +50,16 @@ class AdapterKeys:
 
 
 def model_named(keys: Keys, path: str) -> Model | None:
-    """Return the model of a hub id; None where it is not in the catalogue, which is said."""
-    name = keys.raw(path)
-    known = find(str(name)) if name else None
+    """Return the model of a hub id, or the one that a copy or a folder is named after; None where none is known."""
+    name = str(keys.raw(path) or "")
+    if why := left_open(name):
+        keys.assumed.append(f"no model: {name} {why[0]}; {why[1]}, or name a model")
+        return None
+    known = find(name) or namesake(name)
     if name and known is None:
         keys.assumed.append(f"no model: {name} is not in the catalogue")
+    elif known is not None and not find(name):
+        keys.assumed.append(f"model {known}: {name} is named after it")
     return None if known is None else load_model(known)
 
 
@@ -145,8 +152,37 @@ def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) ->
     if not isinstance(named, str):
         keys.fail(path, "must be the path of DeepSpeed's file", "write for example ds_config.json")
         return None
-    whole = below(source, named, around.follow, path)
-    return deepspeed.read(read_text(whole, JSON_BYTES, path), whole, replace(around, variables={}, more=()))
+    alone, shipped = replace(around, variables={}, more=()), table("deepspeed.toml")["shipped"]
+    # Trainers look from the folder in which they are started, people often from that of the file.
+    here = not os.path.exists(os.path.join(os.path.dirname(source), named)) and os.path.exists(named)
+    whole = below("" if here else source, named, around.follow, path)
+    if not os.path.exists(whole) and (text := shipped.get(os.path.basename(named))):
+        keys.assumed.append(f"{named}: as it comes with {keys.table['checked']['system']}, since it is not here")
+        return keys.beside(named, deepspeed.read(text, named, alone))
+    return keys.beside(named, deepspeed.read(read_text(whole, JSON_BYTES, path), whole, alone))
+
+
+# What is optimised, by the words of the trainers; those that compare with no other model are `_ALONE`.
+_METHODS = {
+    "dpo": "dpo", "ipo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo", "rm": "reward", "reward": "reward",
+    "ppo": "ppo", "grpo": "grpo", "gdpo": "grpo", "rloo": "grpo",
+}  # fmt: skip
+_ALONE = ("orpo", "simpo", "cpo")
+_PLAIN = ("", "sft", "pt")
+
+
+def objective(keys: Keys, word: str, compares: bool = True) -> dict[str, Any]:
+    """Return what a job optimises and what that compares with, nothing where it is the next token.
+
+    `compares` is whether a reference is read where the method has one.
+    """
+    method = _METHODS.get(word, "")
+    if not method:
+        lost = f"method sft: other models that {word} reads are not counted: memory and time are understated"
+        keys.assumed += [] if word in _PLAIN else [lost]
+        return {}
+    alone = word in _ALONE or not compares
+    return {"method": method, "reference": "none" if alone and OBJECTIVES[method].reference else ""}
 
 
 def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding) -> Plan:

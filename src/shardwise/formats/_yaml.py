@@ -14,6 +14,7 @@ from typing import Any
 from shardwise.errors import InputError, Problem, bounded, cut
 from shardwise.files import check_tree
 from shardwise.formats._imported import Keys
+from shardwise.shell import left_open
 
 MOST_DEPTH = 32
 MOST_CHARACTERS = 4000
@@ -120,7 +121,6 @@ def _dumper() -> Any:
 
 _ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.@/-]{0,200})=(.*)", re.DOTALL)
 _NAMED = re.compile(r"\$\{(?:oc\.select:)?([\w.]{1,200})(?:,([^{}]{0,200}))?\}")
-_OPEN = re.compile(r"\$\{?(\w+)")
 MOST_STEPS = 8
 """Settings that may name each other in a row."""
 
@@ -175,11 +175,13 @@ def _followed(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def refuse_open(keys: Keys) -> None:
-    """Record settings that are read and hang on a variable that nobody set; they then have no value."""
-    for path in [path for path in keys.values if path in keys.table["read"]]:
+    """Record settings that are read and hang on a variable that nobody set; they then have no value.
+
+    A model may be named beside the file: where it hangs on one, there is none.
+    """
+    for path in [path for path in keys.values if keys.table["read"].get(path, "model") != "model"]:
         value = keys.values[path]
-        one = _OPEN.search(value) if isinstance(value, str) else None
-        if one:
-            rule = f"depends on ${one[1]}, which the script does not set"
-            keys.problems.items.append(Problem(path, value, rule, f"give --set {one[1]}=VALUE"))
+        why = left_open(value) if isinstance(value, str) else None
+        if why is not None:
+            keys.problems.add(path, value, *why)
             keys.values[path] = None

@@ -58,6 +58,7 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
         precision=_precision(keys) if launched is None else launched.job.precision,
         optimizer=_trainer.optimizer_of(keys, "optimizer"),
         **_adapter(keys),
+        **_objective(keys),
     )
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
@@ -66,6 +67,13 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
         source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
         accumulation=0 if batch else steps,
     )  # fmt: skip
+
+
+def _objective(keys: Keys) -> dict[str, Any]:
+    """Return what `rl` or `reward_model` optimises; TRL's rewards read a reference where beta is above 0."""
+    word = keys.word("rl") or ("reward" if keys.flag("reward_model") else "")
+    alone = word in ("grpo", "gdpo") and not keys.raw("trl.beta")
+    return _trainer.objective(keys, word, not alone and not keys.flag("precompute_ref_log_probs"))
 
 
 def _plan(keys: Keys, devices: int) -> Plan:

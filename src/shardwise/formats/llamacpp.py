@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
+from shardwise.models import load_model
+from shardwise.models._model import namesake
 from shardwise.serving._formats import format_names
 
-STARTS = r"(\bllama-server|\./server|/server)"
+STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
 _USUAL = "q4_k_m"
 _EVERY = 10_000  # more layers than a model has
 # Patterns that send the experts of every layer to the host: no number of a layer stands in them.
 _ALL_EXPERTS = re.compile(r"[^0-9,]*exps[^0-9,]*=CPU")
+
+# What the names of files and of repositories end in: the format, and that it is GGUF.
+_ENDINGS = re.compile(r"([-.](i?q\d\w*|b?f16|f32|mxfp4\w*))?([-_.]gguf)?(:\w+)?$", re.ASCII | re.IGNORECASE)
 
 
 def _quantised(name: str) -> str:
@@ -39,11 +44,14 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     ('q8_0', 4, 8192, 'int8')
     """
     line = LaunchLine(words, "llamacpp.toml", source)
-    file = line.word("--hf-repo") or line.word("--model")
+    file = str(line.values.get("--hf-repo") or line.values.get("--model", ""))
     weights = _quantised(file)
-    if not weights and file:
+    model = namesake(_ENDINGS.sub("", file)) or ""
+    if not weights and file and not (model and load_model(model).quantization):
+        weights = _USUAL
         line.assumed.append(f"weights {_USUAL}: the name of the file does not say")
-    line.assumed.append("model: a file of weights has no name of a catalogue, give one")
+    unnamed = "model: a file of weights has no name of a catalogue, give one"
+    line.assumed.append(f"model {model}: {file} is named after it" if model else unnamed)
     slots = max(line.whole("--parallel") or 1, 1)
     if slots == 1 and "--parallel" not in line.values:
         line.assumed.append("one slot: how many the server takes by itself is not known")
@@ -66,7 +74,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
             f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"
         )
     values: dict[str, Any] = {
-        "engine": "llama.cpp", "weights": weights or (_USUAL if file else ""), "max_sequences": slots,
+        "model": model, "engine": "llama.cpp", "weights": weights, "max_sequences": slots,
         "max_batched_tokens": line.whole("--ubatch-size"), "max_context": line.whole("--ctx-size") // slots,
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
         "pp": devices if split == "layer" else 1, "cpu_experts": experts,

@@ -12,6 +12,7 @@ from typing import Any
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
+from shardwise.formats.megatron._beside import plan_beside
 from shardwise.plans import OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 
 _TABLE = "llamafactory.toml"
@@ -44,8 +45,14 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
     keys = Keys(_yaml.parse(text, source), _TABLE, source)
     model = _trainer.model_named(keys, "model_name_or_path")
     launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
-    plan = _plan(keys, around.num_devices) if launched is None else launched.plan
-    plan = replace(plan, recompute=_recompute(keys))
+    stack = find_stack("llama-factory") if launched is None else launched.stack
+    core = {path: path for path in keys.values if path in keys.table["megatron"]["keys"]}
+    if core:
+        keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(core, "plan")}
+        plan, stack = plan_beside(keys, core, around.num_devices, ("model_name_or_path", model), _usual(keys))
+    else:
+        plan = _plan(keys, around.num_devices) if launched is None else launched.plan
+        plan = replace(plan, recompute=_recompute(keys))
     if keys.flag("use_unsloth_gc") and plan.recompute == "full":
         plan = replace(plan, offload=("activations",))
     micro, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -55,18 +62,30 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
         seq_len=seq_len,
         global_batch=batch,
         token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
-        precision=_precision(keys) if launched is None else launched.job.precision,
+        precision="bf16" if core else _precision(keys) if launched is None else launched.job.precision,
         optimizer=_optimizer(keys),
         **_adapter(keys),
+        **_objective(keys),
     )
     packed = keys.flag("packing") or keys.flag("neat_packing") or keys.word("stage") == "pt"
     if not packed:
         _trainer.say_unpacked(keys, seq_len)
-    stack = _stack(keys, find_stack("llama-factory") if launched is None else launched.stack)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
+        source, model=model, plan=plan, job=job, stack=_stack(keys, stack), num_devices=around.num_devices,
         accumulation=0 if batch else times,
     )  # fmt: skip
+
+
+def _usual(keys: Keys) -> dict[str, Any]:
+    """Return what its adapters of Megatron-Core set where nobody says: one layer a group of full recomputation."""
+    whole = keys.word("recompute_granularity") == "full" and keys.raw("recompute_method") is None
+    return {"recompute_method": "uniform", "recompute_num_layers": 1} if whole else {}
+
+
+def _objective(keys: Keys) -> dict[str, Any]:
+    """Return what a stage optimises; two losses of preferences read no reference (hparams/finetuning_args.py)."""
+    stage, loss = keys.word("stage"), keys.word("pref_loss")
+    return _trainer.objective(keys, loss if stage == "dpo" and loss in ("orpo", "simpo") else stage)
 
 
 def _plan(keys: Keys, devices: int) -> Plan:

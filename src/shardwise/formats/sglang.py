@@ -142,7 +142,7 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
         told, depth = rows, max((rows or 12) - 1, 1)
         beside = line.whole("--speculative-ngram-max-bfs-breadth") or 10
     else:
-        tree = method == "eagle" and re.search(r"llama-?[23]", line.word("--model-path").lower())
+        tree = method == "eagle" and re.search(r"llama-?[23]", str(line.values.get("--model-path", "")).lower())
         told, depth = steps or rows, steps or max(rows - 1, 0) or (5 if tree else 3)
         beside = line.whole("--speculative-eagle-topk") or (4 if tree and not told else 1)
     if not told:
@@ -159,7 +159,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     (8, 8, 8, 64, True)
     """
     line = LaunchLine(words, "sglang.toml", source)
-    model = line.word("--model-path")
+    model = line.model("--model-path")
     ranks, pp, dp, ep = (line.whole(f"--{axis}-size") or 1 for axis in ("tp", "pp", "dp", "ep"))
     inside = line.flag("--enable-dp-attention")
     groups = dp if inside else 1

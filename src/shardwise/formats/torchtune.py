@@ -72,6 +72,7 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
         precision=_precision(keys),
         optimizer=_optimizer(keys),
         **_adapter(keys, builder),
+        **_objective(keys),
     )
     return keys.case(
         source, model=model, plan=plan, job=job, stack=_stack(keys), num_devices=devices,
@@ -79,7 +80,7 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
     )  # fmt: skip
 
 
-def _sizes(keys: Keys) -> dict[str, str]:
+def _sizes(keys: Keys) -> dict[str, Any]:
     """Return the paths of degrees that are stated: -1 of the shards stands for the rest."""
     return {name: path for name, path in _SIZES.items() if keys.raw(path) not in (None, -1)}
 
@@ -88,10 +89,21 @@ def _model(keys: Keys) -> tuple[str, Model | None]:
     """Return the builder that the file names and its model; None where that is not known."""
     builder = str(keys.raw("model._component_") or "").rpartition(".")[2]
     plain = builder.removeprefix("qlora_").removeprefix("lora_")
-    known = {pair[1]: name for name, pair in table(_TABLE)["models"].items()}.get(plain)
+    own = {_untuned(pair[1]): name for name, pair in table(_TABLE)["models"].items()} | table(_TABLE)["newer"]
+    known = own.get(_untuned(plain))
     if known is None:
         keys.assumed.append(f"no model: {builder or 'model._component_'} is not in the catalogue")
     return builder, None if known is None else load_model(known)
+
+
+def _untuned(builder: str) -> str:
+    return builder.removesuffix("_instruct").removesuffix("_base")
+
+
+def _objective(keys: Keys) -> dict[str, Any]:
+    """Return what the loss optimises: pairs, beside a second checkpoint or beside the base of adapters."""
+    loss = str(keys.raw("loss._component_") or "")
+    return _trainer.objective(keys, "dpo" if "rlhf" in loss or "DPO" in loss else "")
 
 
 def _recompute(keys: Keys) -> Recompute:

@@ -7,6 +7,7 @@ trainer/{base,sft,model}_config.py, whose parsers were run for defaults. acceler
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import YAML_BYTES, below, parse_json, read_text
-from shardwise.formats import _trainer, _yaml, fsdp
+from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
 from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
@@ -25,7 +26,8 @@ _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shar
 # A recipe -> accelerate's mixed_precision and the type in which the script loads the weights.
 _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"), "fp32": ("no", "float32")}
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
-_OF_TRL = ("sft", "sft.py", "dpo", "dpo.py", "grpo", "grpo.py", "reward", "reward.py", "kto", "kto.py")
+_LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len")
+_OF_TRL = ("sft", "dpo", "grpo", "rloo", "reward", "kto")
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
@@ -34,7 +36,7 @@ _ADAPTER = _trainer.AdapterKeys(
 
 def recognises(name: str, text: str) -> bool:
     """Return whether a file starts a training with transformers' arguments."""
-    others = name.endswith((".json", ".yaml", ".yml")) or "--micro-batch-size" in text
+    others = name.endswith((".json", ".yaml", ".yml")) or re.search("--micro-batch-size|--actor_model_name", text)
     return any(word in text for word in _TELLING) and not others
 
 
@@ -48,7 +50,8 @@ def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> 
     """
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
-        return _case(Keys(_yaml.parse(text, source), _TABLE, source), Launch(program="sft"), source, around)
+        keys = Keys(_yaml.parse(text, source), _TABLE, source)
+        return _case(keys, Launch(program=_program(keys)), source, around)
     found = started(text, _TELLING.__contains__, source, around.variables)
     case = _case(Keys(_words(found.arguments), _TABLE, source), found.launch, source, around)
     return replace(case, assumed=(*found.notes, *case.assumed))
@@ -95,16 +98,18 @@ def _value(word: str, name: str = "") -> Any:
 
 def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported:
     """Return the case of settings, as TRL's program has its defaults or as transformers has them."""
-    trl = launch.program.rpartition("/")[2] in _OF_TRL
-    beside = _beside(launch, source, around)
+    program = launch.program.rpartition("/")[2].removesuffix(".py").removeprefix("trl.scripts.")
+    trl = program in _OF_TRL
+    _yaml.refuse_open(keys)
+    beside = _beside(keys, launch, source, around)
     devices = around.num_devices or (beside.num_devices if beside else 0) or launch.num_devices
-    launched = _trainer.deepspeed_case(keys, "deepspeed", source, replace(around, num_devices=devices))
+    launched = _deepspeed(keys, source, replace(around, num_devices=devices))
     base = launched or beside
     plan = base.plan if base else _plan(keys, devices)
     plan = replace(plan, recompute=_recompute(keys, trl) if plan.recompute == "none" else plan.recompute)
     plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
-    seq_len = _length(keys, trl)
+    seq_len = _answered(keys) if program in ("grpo", "rloo") else _length(keys, trl)
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
@@ -112,6 +117,7 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imp
         precision=launched.job.precision if launched else _precision(keys, beside, trl),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys),
+        **(_objective(keys, program) if trl else {}),
     )
     stack = launched.stack if launched else _stack(keys, "trl" if trl else "transformers")
     return keys.case(
@@ -126,14 +132,29 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imp
     )
 
 
-def _beside(launch: Launch, source: str, around: ImportContext) -> Imported | None:
+def _beside(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported | None:
     """Return the case of accelerate's file that the launcher names, None without one."""
     if not launch.config_file:
         return None
     path = below(source, launch.config_file, around.follow, "config_file")
     devices = around.num_devices or launch.num_devices
     alone = replace(around, num_devices=devices, variables={}, more=())
-    return fsdp.read(read_text(path, YAML_BYTES, "config_file"), path, alone)
+    return keys.beside(launch.config_file, fsdp.read(read_text(path, YAML_BYTES, "config_file"), path, alone))
+
+
+def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported | None:
+    """Return the case of DeepSpeed's file, or of its stage as the scripts of DeepSpeed-Chat are told it.
+
+    There `--deepspeed` is a switch: github.com/deepspeedai/DeepSpeedExamples DeepSpeed-Chat dschat/utils/ds_utils.py.
+    """
+    if keys.raw("deepspeed") is not True:
+        return _trainer.deepspeed_case(keys, "deepspeed", source, around)
+    if keys.raw("deepspeed_config") is not None:
+        return _trainer.deepspeed_case(keys, "deepspeed_config", source, around)
+    place = {"device": "cpu" if keys.flag("offload") else "none"}
+    zero = {"stage": keys.whole("zero_stage", least=0) or 0, "offload_optimizer": place, "offload_param": place}
+    kind = "bf16" if keys.word("dtype") == "bf16" else "fp16"
+    return deepspeed.read_tree({"zero_optimization": zero, kind: {"enabled": True}}, source, around.num_devices)
 
 
 def _plan(keys: Keys, devices: int) -> Plan:
@@ -161,10 +182,33 @@ def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
 
 def _length(keys: Keys, trl: bool) -> int:
     """Return the tokens of a sequence: of TRL's trainer 1,024 unless told, of a script what it calls its blocks."""
-    found = next((n for name in ("max_length", "max_seq_length", "block_size") if (n := keys.whole(name))), None)
+    found = next((n for name in _LENGTHS if (n := keys.whole(name))), None)
     if trl and not keys.flag("packing"):
         _trainer.say_unpacked(keys, found or 1024)
     return found or (1024 if trl else 0)
+
+
+def _answered(keys: Keys) -> int:
+    """Return the tokens of a prompt and its answer; TRL bounds answers alone."""
+    prompt = keys.whole("max_prompt_length")
+    if prompt is None:
+        keys.assumed.append("prompts of 512 tokens: only the length of answers is set")
+    return (prompt or 512) + (keys.whole("max_completion_length") or 512)
+
+
+def _program(keys: Keys) -> str:
+    """Return the program of TRL's that a YAML is for, by the settings that only one has."""
+    answers = ("num_generations", "max_completion_length", "reward_funcs", "use_vllm")
+    return "grpo" if any(keys.raw(name) is not None for name in answers) else "sft"
+
+
+def _objective(keys: Keys, program: str) -> dict[str, Any]:
+    """Return what TRL's program optimises; answers are compared with a reference where beta is above 0."""
+    if program in ("grpo", "rloo"):
+        beta = keys.raw("beta")
+        usual = 0.05 if program == "rloo" else 0.0  # trl 1.16 trainer/{grpo,rloo}_config.py
+        return _trainer.objective(keys, program, bool(usual if beta is None else beta))
+    return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
 
 
 def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise import files
-from shardwise.errors import Problems
+from shardwise.errors import InputError, Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, check, hub_name, proposer, refuse, written
 from shardwise.serving import InferReport
+from shardwise.shell import left_open
 
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
@@ -121,7 +122,14 @@ def _options(line: LaunchLine, beside: LaunchFiles) -> dict[str, Any]:
     else:
         line.problems.add("from", named, f"is named by {line.source} and does not lie beside it", f"put it at {path}")
         return {}
-    return {_KEYS.get(key, key): value for key, value in flat_keys(_yaml.parse(text, named)) if value is not None}
+    try:
+        tree = _yaml.parse(text, named)
+    except InputError:
+        if (why := left_open(text)) is None:
+            raise
+        line.problems.add(named, None, *why)  # what is open breaks the YAML around it
+        return {}
+    return {_KEYS.get(key, key): value for key, value in flat_keys(tree) if value is not None}
 
 
 def _speculation(line: LaunchLine) -> dict[str, Any]:
@@ -148,7 +156,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     """
     line = LaunchLine(words, "trtllm.toml", source)
     line.add(_options(line, beside))
-    model = line.word("--model") or (line.positional[0] if line.positional else "")
+    model = line.model("--model")
     ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1
     alone = line.flag("enable_attention_dp")
     values: dict[str, Any] = {

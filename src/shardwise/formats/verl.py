@@ -16,12 +16,11 @@ from typing import Any
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
-from shardwise.formats._launch import started
-from shardwise.formats.megatron import _job, _plan
-from shardwise.formats.megatron._reader import Reader
-from shardwise.formats.megatron._values import GivenArguments, by_name
+from shardwise.formats._launch import Launch, started
+from shardwise.formats.megatron._beside import NAMES, plan_beside
+from shardwise.formats.megatron._values import by_name
 from shardwise.models import Model
-from shardwise.plans import Plan, Stack, Training, find_stack, rank_of, shard_of, with_stage_layers
+from shardwise.plans import Plan, Stack, Training, find_stack, rank_of, shard_of
 from shardwise.units import counted
 
 _TABLE = "verl.toml"
@@ -34,19 +33,18 @@ _ADAPTER = _trainer.AdapterKeys(
 )  # fmt: skip
 _TOLD = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
-_NAMES = {
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
-    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
-}
-_SETTING = re.compile(r"[+~]*(actor_rollout_ref|algorithm|data|trainer|critic|reward_model)(\.[a-z_0-9]+)+")
+# verl/trainer/config/engine/megatron.yaml.
+_USUAL = {"use_distributed_optimizer": True, "sequence_parallel": True}
+_TUNES = re.compile(r"\bverl\.trainer\.(fsdp_)?sft_trainer\b")
+_ROOTS = "actor_rollout_ref|algorithm|data|trainer|critic|reward_model|model|engine|optim"
+_SETTING = re.compile(rf"[+~]*({_ROOTS})(\.[a-z_0-9]+)+")
 
 
 def recognises(name: str, text: str) -> bool:
-    """Return whether a file holds verl's settings, or starts its PPO."""
+    """Return whether a file holds verl's settings, or starts its PPO or its supervised fine-tuning."""
     if name.endswith((".yaml", ".yml")):
         return "actor_rollout_ref" in top_level(text)
-    return "actor_rollout_ref." in text
+    return "actor_rollout_ref." in text or bool(_TUNES.search(text))
 
 
 def read(text: str, source: str = "verl.yaml", around: ImportContext = PLAIN) -> Imported:
@@ -63,6 +61,9 @@ def read(text: str, source: str = "verl.yaml", around: ImportContext = PLAIN) ->
         return _case(dict(flat_keys(_yaml.parse(text, source))), source, around)
     found = started(text, _known, source, around.variables)
     said, rest = _yaml.assigned((*found.arguments, *around.more))
+    if _TUNES.search(text):
+        case = _tuned(said, source, around, found.launch)
+        return replace(case, assumed=(*found.notes, *case.assumed))
     megatron = any("megatron" in word for word in rest)
     case = _case(({_A + "strategy": "megatron"} if megatron else {}) | said, source, around)
     return replace(case, assumed=(*found.notes, *case.assumed))
@@ -76,12 +77,8 @@ def _known(word: str) -> bool:
 def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Imported:
     keys = Keys({}, _TABLE, source)
     keys.values = _yaml.resolved(values)
-    keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(_of_megatron(keys), "plan")}
-    path = str(keys.values.get(_M + "path") or "")
-    if "$" in path and "$" not in path.rpartition("/")[2]:
-        keys.values[_M + "path"] = path.rpartition("/")[2]  # a folder of the caller's, named as its model
-    _yaml.refuse_open(keys)
-    model = _trainer.model_named(keys, _M + "path")
+    keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(_of_megatron(keys).values(), "plan")}
+    model = _model(keys, _M + "path")
     nodes, each = keys.whole("trainer.nnodes") or 1, keys.whole("trainer.n_gpus_per_node") or 8
     devices = around.num_devices or nodes * each
     answers, seq_len = keys.whole("actor_rollout_ref.rollout.n") or 1, _length(keys)
@@ -94,7 +91,7 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
         **(_trainer.adapted(keys, "lora", _ADAPTER) if keys.whole(_M + "lora_rank", least=0) else {}),
     )  # fmt: skip
     if keys.word(_A + "strategy") == "megatron":
-        plan, stack = _megatron(keys, devices, model)
+        plan, stack = plan_beside(keys, _of_megatron(keys), devices, (_M + "path", model), _USUAL)
         job = replace(job, precision="bf16")
     else:
         plan, stack = _fsdp(keys, devices), find_stack("verl")
@@ -107,6 +104,51 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
         source, model=model, plan=plan, job=job, stack=_settings(keys, stack),
         num_devices=devices, devices_per_node=0 if around.num_devices else each,
     )  # fmt: skip
+
+
+def _model(keys: Keys, path: str) -> Model | None:
+    """Return the model of a path, which may be a folder of the caller's that is named as its model."""
+    named = str(keys.values.get(path) or "")
+    if "$" in named and "$" not in named.rpartition("/")[2]:
+        keys.values[path] = named.rpartition("/")[2]
+    _yaml.refuse_open(keys)
+    return _trainer.model_named(keys, path)
+
+
+def _tuned(values: Mapping[str, Any], source: str, around: ImportContext, launch: Launch) -> Imported:
+    """Return the case of supervised fine-tuning under FSDP: the launcher says on how many devices.
+
+    Source: verl/trainer/{fsdp_sft_trainer,sft_trainer}.py, config/{sft_trainer,sft_trainer_engine}.yaml.
+    """
+    own = table(_TABLE)["sft"]
+    keys = Keys({}, _TABLE, source)
+    renamed = {own["also"].get(path, path): value for path, value in values.items()}
+    keys.values, keys.table = _yaml.resolved(renamed), keys.table | own
+    model, seq_len = _model(keys, "model.path"), keys.whole("data.max_length") or 1024
+    if keys.word("engine") == "megatron":
+        keys.fail("engine", "is read of verl's PPO and GRPO alone", "use engine=fsdp, or give Megatron-LM's arguments")
+    devices, cp = around.num_devices or launch.num_devices, keys.whole("engine.ulysses_sequence_parallel_size") or 1
+    plan = replace(_trainer.spread(keys, devices // cp, {}, "fsdp"), cp=cp, cp_kind="all-to-all" if cp > 1 else "ring")
+    host = keys.flag("model.fsdp_config.cpu_offload") or keys.flag("model.fsdp_config.offload_params")
+    kept = keys.flag("model.enable_gradient_checkpointing") is False
+    size = keys.whole("data.micro_batch_size_per_gpu") or 4
+    if "engine.strategy" in keys.values and keys.flag("data.use_dynamic_bsz") is not False:
+        size = max((keys.whole("data.max_token_len_per_gpu") or 8192) * cp // seq_len, 1)
+        keys.assumed.append(f"micro_batch {size}: as many whole sequences as a device's tokens hold")
+    plan = replace(plan, micro_batch=size, offload=_HOST if host else (), recompute="none" if kept else "full")
+    batch, steps = keys.whole("data.train_batch_size") or 256, keys.whole("trainer.total_training_steps") or 0
+    lora = replace(_ADAPTER, rank="model.lora_rank", alpha="model.lora_alpha", targets="model.target_modules")
+    narrow = keys.word("model.fsdp_config.model_dtype") in ("bf16", "bfloat16")
+    job = Training(
+        seq_len=seq_len, global_batch=batch, token_budget=float(steps * batch * seq_len),
+        precision="bf16-pure" if narrow else "amp-bf16",
+        **(_trainer.adapted(keys, "lora", lora) if keys.whole("model.lora_rank", least=0) else {}),
+    )  # fmt: skip
+    _trainer.say_unpacked(keys, seq_len)
+    stack = find_stack("verl")
+    if keys.flag("model.use_liger"):
+        stack = replace(stack, settings=replace(stack.settings, loss="fused-linear"))
+    return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
 
 
 def _length(keys: Keys) -> int:
@@ -176,43 +218,11 @@ def _fsdp(keys: Keys, devices: int) -> Plan:
     )  # fmt: skip
 
 
-def _of_megatron(keys: Keys) -> list[str]:
-    """Return the settings of Megatron-Core that a plan has a word for."""
-    read = {name for name, one in by_name().items() if one.read} | _NAMES.keys()
-    return [path for path in keys.values if path.startswith(_G) and path.rpartition(".")[2] in read]
-
-
-def _megatron(keys: Keys, devices: int, model: Model | None) -> tuple[Plan, Stack]:
-    """Return plan and stack of Megatron-Core's settings, by the names of its arguments."""
-    paths = {_NAMES.get(name, name): path for path in _of_megatron(keys) for name in [path.rpartition(".")[2]]}
-    given = GivenArguments(values={name: keys.values[path] for name, path in paths.items()}, options=paths)
-    given.problems.items = keys.problems.items
-    usual = {"use_distributed_optimizer": True, "sequence_parallel": True, "bf16": True, "micro_batch_size": 1}
-    given.values = usual | {name: value for name, value in given.values.items() if value is not None}
-    if not given.values.get("recompute_granularity"):
-        for name in ("recompute_modules", "recompute_method", "recompute_num_layers"):
-            given.values.pop(name, None)
-    r = Reader(given)
-    ep = r.count("expert_model_parallel_size")
-    given.values["num_experts"] = ep if (model.has_experts if model else ep > 1) else 0
-    if model is None:
-        _plan.stand_in_layers(r, "name the model by its hub id in actor_rollout_ref.model.path")
-    else:
-        given.values["num_layers"] = model.num_layers
-        pieces = r.count("pipeline_model_parallel_size") * r.count("num_virtual_stages_per_pipeline_rank")
-        if model.num_layers % pieces and not any(map(r.has, (*_plan.COUNTED, "pipeline_model_parallel_layout"))):
-            return _cut(keys, r, model.num_layers, devices), _job.stack(r)
-    plan = _plan.build(r, devices)
-    keys.assumed += r.assumed
-    return plan, _job.stack(r)
-
-
-def _cut(keys: Keys, r: Reader, layers: int, devices: int) -> Plan:
-    """Return a plan whose stages are as even as the layers allow, where they do not divide."""
-    pp, vpp = r.count("pipeline_model_parallel_size"), r.count("num_virtual_stages_per_pipeline_rank")
-    r.given.values["num_layers"] = pp * vpp
-    keys.assumed.append(f"stages as even as {layers} layers allow: verl has the model's own bridge cut them")
-    return with_stage_layers(_plan.build(r, devices), layers, "uniform")
+def _of_megatron(keys: Keys) -> dict[str, str]:
+    """Return the settings of Megatron-Core that a plan has a word for, by the name of its argument."""
+    read = {name for name, one in by_name().items() if one.read} | NAMES.keys()
+    ours = [path for path in keys.values if path.startswith(_G) and path.rpartition(".")[2] in read]
+    return {path.rpartition(".")[2]: path for path in ours}
 
 
 def _settings(keys: Keys, stack: Stack) -> Stack:

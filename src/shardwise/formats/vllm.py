@@ -107,7 +107,8 @@ def export(report: InferReport, prefixes: bool = False, role: str = "") -> Expor
     return replace(made, launch=f'{made.launch} $([ "$NODE_RANK" = 0 ] || echo {more})')
 
 
-STARTS = r"(\bvllm serve|-m vllm\.entrypoints\.(openai\.api_server|cli\.main serve)|-m dynamo\.vllm)"
+_MODULES = r"-m vllm\.entrypoints\.(openai\.api_server|cli\.main serve)|-m dynamo\.vllm"
+STARTS = rf"(\bvllm serve|\bvllm/vllm-openai(:\S+)?|{_MODULES})"
 _WEIGHTS = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
 _WEIGHTS |= {"bitsandbytes": "nf4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8"}
 _WEIGHTS |= {"modelopt_fp4": "nvfp4", "compressed-tensors": ""}
@@ -137,7 +138,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFi
     (8, 8, 8)
     """
     line = LaunchLine(words, "vllm.toml", source)
-    model = line.word("--model") or (line.positional[0] if line.positional else "")
+    model = line.model("--model")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
     if model and line.experts(model):

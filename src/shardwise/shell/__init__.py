@@ -1,6 +1,6 @@
 """What a shell script would run, found without running anything and within a budget."""
 
-from shardwise.shell._interpreter import Shell, commands_of, flat
+from shardwise.shell._interpreter import Shell, commands_of, flat, left_open
 from shardwise.shell._lexer import Budget, whole_of
 
-__all__ = ["Budget", "Shell", "commands_of", "flat", "whole_of"]
+__all__ = ["Budget", "Shell", "commands_of", "flat", "left_open", "whole_of"]

@@ -16,11 +16,15 @@ from shardwise.shell._lexer import Budget, Word, whole_of
 from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
+_NESTED = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"  # brackets of three levels
 _VARIABLE = re.compile(
-    r"\\\$|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]",
+    rf"\\\$|\$\(\({_NESTED}\)\)|\$\({_NESTED}\)|" r"`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]",
     re.ASCII,
 )
+# A word of what a variable holds; what is open, such as $((A + B)), is one.
+_PIECE = re.compile(rf"(?:\$\({_NESTED}\)|\S)+")
 _DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d{1,9})\])?(?:(:?[-=+?])(.*))?", re.DOTALL | re.ASCII)
+_CUT = re.compile(r"(\w+)(##?|%%?)(.*)", re.DOTALL | re.ASCII)
 _KEEPS = ("export", "local", "declare", "readonly", "typeset")
 
 
@@ -72,7 +76,7 @@ class Shell:
                 started = True
                 continue
             expanded = self.expand(text)
-            parts = expanded.split() if "$" in text or "`" in text else [expanded]
+            parts = _PIECE.findall(expanded) if "$" in text or "`" in text else [expanded]
             if expanded[:1].isspace() and current:
                 found.append(current)
                 current = ""
@@ -113,7 +117,9 @@ class Shell:
         return self._variable(text[2:-1] if text.startswith("${") else text[1:])
 
     def _variable(self, inside: str) -> str:
-        match = _DEFAULT.fullmatch(inside)
+        match, cut_off = _DEFAULT.fullmatch(inside), _CUT.fullmatch(inside)
+        if cut_off and (held := self.value(cut_off[1])) is not None:
+            return self._cut(held, cut_off[2], self.expand(cut_off[3]))
         if inside in ("@", "*"):
             return " ".join(self.arrays.get("@", []))
         if inside in ("?", "$", "!", "#"):
@@ -136,12 +142,22 @@ class Shell:
             return self._default(name, mark, self.expand(other.strip('"').strip("'")))
         return self._missing(name)
 
+    def _cut(self, text: str, mark: str, pattern: str) -> str:
+        """Return a text without the shortest part of a pattern at an end, the longest where the mark stands twice."""
+        first, ends = mark[0] == "#", range(len(text) + 1)
+        for size in ends if len(mark) == 1 else reversed(ends):
+            at = size if first else len(text) - size
+            if matches(text[:at] if first else text[at:], pattern, self.budget):
+                return text[at:] if first else text[:at]
+        return text
+
     def _default(self, name: str, mark: str, value: str) -> str:
         if mark[-1] == "=":
             self.variables[name] = value
         return value
 
     def _missing(self, name: str) -> str:
+        name = name if (plainer := _CUT.fullmatch(name)) is None else plainer[1]
         self.unset.setdefault(name)
         return "${" + name + "}"
 
@@ -149,7 +165,9 @@ class Shell:
         """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
         expanded = self.expand(text)
         found = value_of(expanded, self._known_name)
-        return f"$(({text}))" if found is None else str(found)
+        if found is not None:
+            return str(found)
+        return "$((" + _WORD.sub(lambda one: self._known_name(one[0]) or one[0], expanded) + "))"
 
     def _known_name(self, name: str) -> str | None:
         value = self.value(name)
@@ -298,6 +316,27 @@ def commands_of(text: str, variables: Mapping[str, str] | None = None, budget: B
     nodes, shell.documents = parsed(text, shell.budget)
     shell.run(nodes)
     return shell
+
+
+_NAMED = re.compile(r"\$\{?([A-Za-z_0-9]\w*)", re.ASCII)
+_WORD = re.compile(r"(?<![\w$])[A-Za-z_]\w*", re.ASCII)
+
+
+def left_open(text: str) -> tuple[str, str] | None:
+    """Return why a word has no value, and what gives it one; None for a word without an open place.
+
+    >>> left_open("${TP}"), left_open("8")
+    (('depends on $TP, which the script does not set', 'give --set TP=VALUE'), None)
+    >>> left_open("$((ISL + 20))")[1], left_open("$(nvidia-smi -L)")[1]
+    ('give --set ISL=VALUE', 'write in the script what it prints')
+    """
+    if not re.search(r"\$[\w{(]", text, re.ASCII):
+        return None
+    if re.search(r"\$\((?!\()", text):
+        return "is what a command prints, and no command is run", "write in the script what it prints"
+    found = _NAMED.search(text) or _WORD.search(text)
+    name = found[found.lastindex or 0] if found else "VARIABLE"
+    return f"depends on ${name}, which the script does not set", f"give --set {name}=VALUE"
 
 
 def _slurm(text: str) -> dict[str, str]:

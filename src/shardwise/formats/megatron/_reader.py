@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from shardwise.errors import plain
-from shardwise.formats.megatron._values import UNSET, GivenArguments, by_name
+from shardwise.formats.megatron._values import GivenArguments, by_name
+from shardwise.shell import left_open
 
 MOST_LAYERS = 10_000
 MOST_WHOLE = 10**12
@@ -43,10 +44,9 @@ class Reader:
         """Return what was given, or the default; a value from a variable outside the script is a problem."""
         value = self.given.values.get(name)
         value = by_name()[name].default if value is None else value
-        if isinstance(value, str) and UNSET in value:
-            named = re.search(r"\$\{?(\w+)", value)
-            word = named[1] if named else "VARIABLE"
-            self.fail(name, f"depends on ${word}, which the script does not set", f"give --set {word}=VALUE")
+        why = left_open(value) if isinstance(value, str) else None
+        if why is not None:
+            self.fail(name, *why)
             return by_name()[name].default
         return value
 

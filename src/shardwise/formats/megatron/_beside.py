@@ -1,0 +1,58 @@
+"""Settings of Megatron-Core among those of a trainer that runs it: verl, LLaMA-Factory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.formats._imported import Keys
+from shardwise.formats.megatron import _job, _plan
+from shardwise.formats.megatron._reader import Reader
+from shardwise.formats.megatron._values import GivenArguments
+from shardwise.models import Model
+from shardwise.plans import Plan, Stack, with_stage_layers
+
+NAMES = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
+"""Fields of Megatron-Core -> the arguments of Megatron-LM that set them."""
+_USUAL = {"bf16": True, "micro_batch_size": 1}
+
+
+def plan_beside(
+    keys: Keys, paths: Mapping[str, str], devices: int, model: tuple[str, Model | None], usual: Mapping[str, object]
+) -> tuple[Plan, Stack]:
+    """Return plan and stack of Megatron-Core's settings, by the names of its fields.
+
+    `model` stands behind its key, `usual` is what the trainer sets where nobody says.
+    """
+    named, known = model
+    said = {NAMES.get(name, name): path for name, path in paths.items()}
+    given = GivenArguments(values={name: keys.values[path] for name, path in said.items()}, options=said)
+    given.problems.items = keys.problems.items
+    given.values = _USUAL | dict(usual) | {name: value for name, value in given.values.items() if value is not None}
+    if not given.values.get("recompute_granularity"):
+        for name in ("recompute_modules", "recompute_method", "recompute_num_layers"):
+            given.values.pop(name, None)
+    r = Reader(given)
+    ep = r.count("expert_model_parallel_size")
+    given.values["num_experts"] = ep if (known.has_experts if known else ep > 1) else 0
+    if known is None:
+        _plan.stand_in_layers(r, f"name the model by its hub id in {named}")
+    else:
+        given.values["num_layers"] = known.num_layers
+        pieces = r.count("pipeline_model_parallel_size") * r.count("num_virtual_stages_per_pipeline_rank")
+        if known.num_layers % pieces and not any(map(r.has, (*_plan.COUNTED, "pipeline_model_parallel_layout"))):
+            return _cut(keys, r, known.num_layers, devices), _job.stack(r)
+    plan = _plan.build(r, devices)
+    keys.assumed += r.assumed
+    return plan, _job.stack(r)
+
+
+def _cut(keys: Keys, r: Reader, layers: int, devices: int) -> Plan:
+    """Return a plan whose stages are as even as the layers allow, where they do not divide."""
+    pp, vpp = r.count("pipeline_model_parallel_size"), r.count("num_virtual_stages_per_pipeline_rank")
+    r.given.values["num_layers"] = pp * vpp
+    keys.assumed.append(f"stages as even as {layers} layers allow: the model's own bridge cuts them")
+    return with_stage_layers(_plan.build(r, devices), layers, "uniform")
