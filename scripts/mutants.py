@@ -76,7 +76,11 @@ PARTS = {
     "serving": ("serving", "tests/serving src/shardwise/serving"),
     "load": ("serving/load", "tests/serving src/shardwise/serving/load tests/search/test_plan_serve.py"),
     "search": ("search", "tests/search src/shardwise/search"),
-    "formats": ("formats shell", "tests/formats src/shardwise/formats tests/shell src/shardwise/shell"),
+    "formats": (
+        "formats shell",
+        "tests/formats src/shardwise/formats tests/shell src/shardwise/shell tests/answers/test_formats.py "
+        "tests/serving/test_load.py",
+    ),
     "measured": ("measured", "tests/measured src/shardwise/measured tests/answers/test_validate.py tests/validation"),
     "answers": ("answers units.py", "tests/answers src/shardwise/answers src/shardwise/units.py tests/test_docs.py"),
 }
