@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardwise.formats import ImportContext, Imported, import_file
+from shardwise.formats._launch import started
 from shardwise.models import MLP, Attention, Block, LatentAttention, Mamba2, MoE
 from shardwise.plans import Plan, Training
 
@@ -182,3 +183,42 @@ def test_no_word_is_lost(name: str) -> None:
     assert len(told) == len(set(told))
     assert all(argument in text or argument in CASES[name][0].more for argument in told)
     assert all(r.meaning for r in (*case.understood, *case.ignored, *case.unknown))
+
+
+# A launch -> devices in all, devices of a node, and the file that accelerate's launcher names.
+LAUNCHES: dict[str, tuple[int, int, str]] = {
+    "torchrun --nproc_per_node 8": (8, 8, ""),
+    "torchrun --nproc-per-node=4 --nnodes 2": (8, 4, ""),
+    "torchrun --nproc_per_node 8 --nnodes 1:4": (32, 8, ""),
+    "torchrun --nproc_per_node 8 --nnodes 2 --nproc_per_node 4": (8, 4, ""),
+    "torchrun --nnodes 2": (0, 0, ""),
+    "torchrun --nproc_per_node gpu": (0, 0, ""),
+    "python -m torch.distributed.run --nproc_per_node 8 --nnodes=$NNODES": (0, 8, ""),
+    "NNODES=4\ntorchrun --nproc_per_node 8 --nnodes $NNODES": (32, 8, ""),
+    "GPUS_PER_NODE=4\nNNODES=2\ntorchrun": (8, 4, ""),
+    "GPUS_PER_NODE=4\ntorchrun": (4, 4, ""),
+    "deepspeed --num_gpus 4": (4, 4, ""),
+    "deepspeed --num_gpus 4 --num_nodes 2": (8, 4, ""),
+    "deepspeed": (0, 0, ""),
+    "srun --nodes 2 --ntasks-per-node 8 python": (16, 8, ""),
+    "srun -N 4 --gpus-per-node=8 python": (32, 8, ""),
+    "srun --ntasks 32 python": (32, 0, ""),
+    "#SBATCH --nodes=4 --ntasks-per-node=8\nsrun python": (32, 8, ""),
+    "#SBATCH --nodes=4\n#SBATCH --gpus-per-node=2\nsrun torchrun --nproc_per_node 2": (8, 2, ""),
+    "SLURM_NTASKS_PER_NODE=8\nSLURM_NNODES=2\nsrun python": (16, 8, ""),
+    "mpirun -np 16 python": (16, 0, ""),
+    "mpirun -np 16 --npernode 8 python": (16, 8, ""),
+    "mpiexec -n 4 python": (4, 0, ""),
+    "accelerate launch --num_processes 8": (8, 0, ""),
+    "accelerate launch --config_file x.yaml": (0, 0, "x.yaml"),
+    "python": (0, 0, ""),
+}
+
+
+@pytest.mark.parametrize("start", LAUNCHES)
+def test_a_launcher_says_how_many_devices_there_are(start: str) -> None:
+    """Processes of a node times nodes, or all of them, by the options of each launcher and by what stands for them."""
+    one = started(f"{start} train.py --lr 1", {"--lr"}.__contains__, "run.sh", {})
+    launch = one.launch
+    assert (launch.num_devices, launch.devices_per_node, launch.config_file) == LAUNCHES[start]
+    assert (one.arguments, launch.program) == (("--lr", "1"), "train.py")
