@@ -22,9 +22,11 @@ from shardwise.models import (
     LightningAttention,
     Mamba1,
     Mamba2,
+    Mlstm,
     Model,
     MoE,
     RecurrentGate,
+    Rwkv,
     ShortConv,
 )
 from shardwise.plans import (
@@ -58,6 +60,8 @@ RECURRENT: tuple[Any, ...] = (
     LightningAttention(heads=32, head_dim=96),
     ShortConv(width=2048, conv=3),
     RecurrentGate(width=2048, heads=16, conv=4),
+    Rwkv(width=2048),
+    Mlstm(heads=16, qk_dim=64, v_dim=128),
 )
 
 

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from laws.helpers import SLACK, evaluated, peak, report, tried
-from laws.strategies import ANY, GIB, Wanted, cases, models, refilled
+from laws.strategies import ANY, GIB, RECURRENT, Wanted, cases, models, refilled
 from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep, tensor_bytes
-from shardwise.models import Attention, Model, MoE, load_model
+from shardwise.models import Attention, Block, Model, MoE, load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import lay_out
@@ -94,19 +94,14 @@ def test_state_summed_over_a_sharding_group_is_one_copy(case: TrainingCase, shar
                 assert got * (ranks if is_sharded else 1) == pytest.approx(one_copy, rel=1e-12)
 
 
-# What every tensor-parallel rank holds whole: norms, routers, latent down-projections and small gates.
+# What every tensor-parallel rank may hold whole: norms, routers, latent down-projections, values a channel.
 _WHOLE = (
     "norm",
     "router",
     "q_down",
     "kv_down",
-    "shared_gate",
-    "latent",
-    "mtp.projection",
-    "indexer",
-    "conv",
-    "in_groups",
     "scale",
+    "mixes",
 )
 
 
@@ -114,15 +109,24 @@ _WHOLE = (
 @tried(60)
 def test_every_weight_is_split_exactly_or_held_whole(model: Model, tp: int) -> None:
     """Parameters are conserved: the ranks of a tensor-parallel group hold each split weight exactly once."""
-    assume(model.name != "hybrid" and _splits(model, tp))
-    y = _layout(tp, sequence_parallel=True)
+    assume(_splits(model, tp))
     for block in model.kinds:
-        for op in block_ops(y, block, model.hidden):
-            for weight in op.weights:
-                ranks = 1 if weight.expert else tp
-                # Where a row-parallel bias is added after the reduction, every rank holds it whole.
-                whole = any(word in weight.name for word in _WHOLE) or weight.name in ("out.bias", "mlp.down.bias")
-                assert weight.elements * (1 if whole else ranks) == weight.whole, weight
+        _holds_once(block, model.hidden, tp)
+
+
+@pytest.mark.parametrize("mixer", RECURRENT, ids=lambda m: type(m).__name__)
+def test_every_weight_of_a_recurrent_mixer_is_split_exactly_or_held_whole(mixer: Any) -> None:
+    """The same of each kind, whichever a law draws."""
+    _holds_once(Block(mixers=(mixer,), feed_forward=None), 2048, 4)
+
+
+def _holds_once(block: Block, hidden: int, tp: int) -> None:
+    for op in block_ops(_layout(tp, sequence_parallel=True), block, hidden):
+        for weight in op.weights:
+            ranks = 1 if weight.expert else tp
+            # Where a row-parallel bias is added after the reduction, every rank holds it whole.
+            may = any(word in weight.name for word in _WHOLE) or weight.name in ("out.bias", "mlp.down.bias")
+            assert weight.elements * ranks == weight.whole or (may and weight.elements == weight.whole), weight
 
 
 @given(cases(replace(ANY, layouts=("1d",), stacks=("pytorch",))))

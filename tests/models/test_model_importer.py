@@ -131,13 +131,20 @@ def test_mpt_is_the_class_that_its_file_names(architecture: str, more: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "windowed"),
-    [("gemma-3-27b", 52), ("gpt-oss-120b", 18), ("mistral-7b-v0.1", 32), ("mistral-7b-v0.3", 0), ("qwen2.5-7b", 0)],
+    ("name", "period"),
+    [
+        ("gemma-3-27b", "sssssf"),
+        ("gpt-oss-120b", "sf"),
+        ("mistral-7b-v0.1", "s"),
+        ("mistral-7b-v0.3", "f"),
+        ("qwen2.5-7b", "f"),
+    ],
 )
-def test_windows_are_on_the_layers_that_have_them(name: str, windowed: int) -> None:
-    """A window in the file counts only on the layers and under the switches that use it."""
+def test_windows_are_on_the_layers_that_have_them(name: str, period: str) -> None:
+    """A window counts only on the layers and under the switches that use it: sliding and full ones in this order."""
     model = load_model(name)
-    assert sum(attention(model, i).window > 0 for i in range(model.num_layers)) == windowed
+    found = "".join("s" if attention(model, i).window else "f" for i in range(model.num_layers))
+    assert found == (period * model.num_layers)[: model.num_layers]
 
 
 @pytest.mark.parametrize(

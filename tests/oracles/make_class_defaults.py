@@ -25,23 +25,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "num_key_value_heads")
 PINNED = "5.23.0"
 ROOT = pathlib.Path(__file__).parents[2]
-_TYPES = """
-afmoe apertus arcee bamba bert bitnet bloom codegen cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
-distilbert dots1 ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text
-gemma3n_text gemma4_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj
-granite granitemoe granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe jamba kimi_linear lfm2
-lfm2_moe llama llama4_text longcat_flash mamba mamba2 mimo_v2_flash minimax_m2 ministral ministral3 mistral mistral4
-mixtral mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
-qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next recurrent_gemma roberta rwkv seed_oss smollm3 solar_open stablelm
-starcoder2 step3p5 xlm-roberta xlstm zamba2 dbrx qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text
-qwen3_vl_moe_text qwen3_omni_moe_text glm4v_text glm4v_moe_text paddleocr_vl_text mllama_text_model aria_text
-ernie4_5_vl_moe_text hy_v3 minimax olmo_hybrid bailing_hybrid
-modernbert clip_text_model siglip_text_model siglip2_text_model vit deit beit dinov2 dinov2_with_registers dinov3_vit
-"""
-TYPES = _TYPES.split()
 sys.path.insert(0, str(ROOT / "src"))
 
 from shardwise.models._fields import NO_EFFECT  # noqa: E402  (the package need not be installed here)
+from shardwise.models.families import FAMILIES, SAME_AS  # noqa: E402
+
+TYPES = sorted({*FAMILIES, *SAME_AS} & set(CONFIG_MAPPING_NAMES))
 
 
 def scalars(config: object) -> dict[str, object]:
@@ -94,7 +83,7 @@ if __name__ == "__main__":
     if transformers.__version__ != PINNED:
         raise SystemExit(f"transformers {PINNED} is pinned, found {transformers.__version__}")
     lines = []
-    for model_type in sorted(TYPES):
+    for model_type in TYPES:
         lines.append(f"  {json.dumps(model_type)}: {json.dumps(defaults(model_type))}")
     head = json.dumps(f"class defaults of the configuration classes of transformers {PINNED}, read 2026-11-21")
     whole = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in wrappers().items()]
