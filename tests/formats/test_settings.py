@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.answers._commands import TARGETS
 from shardwise.errors import InputError
-from shardwise.formats import ImportContext, _yaml, deepspeed, fsdp, import_file, torchtitan
-from shardwise.formats._files import SYSTEMS
+from shardwise.formats import SYSTEMS, ImportContext, _yaml, deepspeed, fsdp, import_file, torchtitan
+from shardwise.plans import find_stack, stack_names
 
 # Facts of https://huggingface.co/docs/transformers/main_classes/deepspeed, ZeRO-3 with offloading, in other words.
 ZERO3: dict[str, Any] = {
@@ -152,10 +151,10 @@ def test_each_system_is_known_by_the_name_of_its_file(tmp_path: Path) -> None:
         assert import_file(tmp_path / name, around=ImportContext(num_devices=8)).system == system
         with pytest.raises(InputError, match="is no script"):
             import_file(tmp_path / name, {"NNODES": "2"})
-    assert set(SYSTEMS) <= set(TARGETS)
     for system in SYSTEMS:
         module = import_module(f"shardwise.formats.{system}")
         assert callable(module.recognises) and callable(module.read) and callable(module.export)
+    assert set(SYSTEMS) <= {find_stack(name).runs.exporter for name in stack_names()}
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1e308", "1e400", "0", "-2", "1.5", "9" * 30, "true", "[1]", '"8"'])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _converters, _flags
 from shardwise.answers._answer import Answer
 from shardwise.answers._flags import OUTPUT, Command, Flag
+from shardwise.formats import SERVERS, SYSTEMS
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
@@ -247,25 +248,7 @@ _MAKERS: dict[str, Callable[[], Command]] = {
     "completion": lambda: _printed("completion"),
 }
 NAMES = tuple(_MAKERS)
-SERVERS = ("vllm", "sglang", "trtllm", "dynamo")
-"""Engines that an export writes the launch line of."""
-TARGETS = (
-    *(
-        "megatron",
-        "deepspeed",
-        "fsdp",
-        "torchtitan",
-        "transformers",
-        "axolotl",
-        "llamafactory",
-        "torchtune",
-        "nanotron",
-        "nemo",
-        "verl",
-        "trl",
-    ),
-    *SERVERS,
-)
+TARGETS = (*SYSTEMS, *SERVERS)
 # Commands whose cases are of kinds with flags of their own: the key of the word, and the words.
 KINDS = {"plan": ("what", ("train", "infer", "serve")), "export": ("target", TARGETS)}
 # Commands that answer one question at many values.

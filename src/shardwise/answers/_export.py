@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer, tell
-from shardwise.answers._commands import SERVERS
 from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.errors import InputError
+from shardwise.formats import SERVERS
+from shardwise.plans import find_stack, stack_names
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -24,20 +25,6 @@ if TYPE_CHECKING:
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
-_STACKS = {
-    "megatron": "megatron",
-    "deepspeed": "deepspeed",
-    "fsdp": "accelerate",
-    "torchtitan": "fsdp2",
-    "transformers": "transformers",
-    "axolotl": "axolotl",
-    "llamafactory": "llama-factory",
-    "torchtune": "torchtune",
-    "nanotron": "nanotron",
-    "nemo": "megatron-bridge",
-    "verl": "verl",
-    "trl": "trl",
-}
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
 _ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}
 # Systems whose servers are told that they compute prompts, or decode.
@@ -53,9 +40,19 @@ def _complete(inputs: Inputs, target: str) -> None:
     if target in _SHARDED and inputs.imported is None and not {"stack", "sharding"} & values.keys():
         values["sharding"] = "fsdp"
         inputs.notes.append("sharding fsdp: what the file is asked for")
-    if inputs.imported is None or not inputs.imported.stack.name.startswith(_STACKS[target]):
-        plain = target == "fsdp" and values.get("sharding") == "none"
-        values.setdefault("stack", "pytorch" if plain else _STACKS[target])
+    stack = _stack_of(target, values.get("sharding", "fsdp" if target in _SHARDED else "none"))
+    if inputs.imported is None or not inputs.imported.stack.name.startswith(stack):
+        values.setdefault("stack", stack)
+
+
+def _stack_of(target: str, sharding: str) -> str:
+    """Return the framework that a target's files are for: the first that it writes, or of several that shards so.
+
+    >>> _stack_of("torchtitan", "fsdp"), _stack_of("fsdp", "fsdp"), _stack_of("fsdp", "none")
+    ('fsdp2', 'accelerate', 'pytorch')
+    """
+    named = [name for name in stack_names() if find_stack(name).runs.exporter == target]
+    return next((name for name in named if sharding in find_stack(name).runs.sharding), named[0])
 
 
 def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:

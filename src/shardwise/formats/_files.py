@@ -15,25 +15,11 @@ from os import PathLike, fspath
 
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
+from shardwise.formats import SYSTEMS
 from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 
-SYSTEMS = (
-    "deepspeed",
-    "axolotl",
-    "llamafactory",
-    "nanotron",
-    "torchtune",
-    "verl",
-    "nemo",
-    "trl",
-    "transformers",
-    "fsdp",
-    "torchtitan",
-    "megatron",
-)
-"""The systems whose files are read, in the order in which they are asked; the last takes any script."""
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""
 
