@@ -165,6 +165,14 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         1,
         {"method": "dpo", "reference": "", "adapter": "lora", "global_batch": 32},
     ),
+    # the command below the table of techniques of torchtune's README
+    "torchtune-compiled": (
+        "model:\n  _component_: torchtune.models.llama3_2.qlora_llama3_2_3b\n  lora_rank: 8\n"
+        "tokenizer:\n  max_seq_len: 4096\ndataset:\n  packed: true\nbatch_size: 2\ngradient_accumulation_steps: 1\n"
+        "compile: true\nloss:\n  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss\n",
+        1,
+        {"stack": "torchtune-compiled", "base": "nf4-dq", "recompute": "none", "seq_len": 4096, "global_batch": 2},
+    ),
     # nanotron examples/config_tiny_llama.yaml
     "nanotron": (
         "parallelism:\n  dp: 4\n  tp: 2\n  pp: 1\n  tp_mode: REDUCE_SCATTER\n  tp_linear_async_communication: true\n"

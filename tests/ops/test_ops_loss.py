@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops.head import head, local_vocab, loss
 from shardwise.ops.layout import Layout, lay_out
-from shardwise.plans import Plan, Recompute, Settings, Training, find_stack
+from shardwise.plans import Plan, Recompute, Settings, Training, find_stack, tuning_of
 from shardwise.training import TrainingOptions, train
 from shardwise.training._blocks import BlockCost
 
@@ -25,6 +25,7 @@ from shardwise.training._blocks import BlockCost
         ("megatron", "vocab-parallel-compiled", 10),
         ("megatron", "fused", 4),
         ("transformers", "", 12),
+        ("torchtune-compiled", "compiled-fp32", 8),
     ],
 )
 def test_a_logit_takes_the_bytes_of_its_kernel(stack: str, kernel: str, bytes_per_logit: int) -> None:
@@ -89,6 +90,22 @@ def _with_loss(tokens: int, kernel: str) -> Layout[float]:
     found, base = find_stack("transformers"), layout({"B": 1, "S": tokens}, "transformers")
     settings = replace(found.settings, loss=kernel)
     return lay_out(base.degrees, base.work, replace(base.choices, stack=replace(found, settings=settings)))
+
+
+@pytest.mark.parametrize(("trains", "gradients"), [((), 2), (("none",), 0), (("none", "head"), 2)])
+def test_a_compiled_piece_gives_its_logits_room_to_their_gradient(trains: tuple[str, ...], gradients: int) -> None:
+    """Pieces of torchtune hold 16-bit logits and an eighth more, beside two weight gradients of a head that trains.
+
+    torch.compile keeps the 16-bit logits of a piece and two numbers a token (hooks of torch 2.13.0); autograd runs the
+    pieces of the loss before those of the head, whose gradients it adds up.
+    """
+    model, job = Model.load("llama-3.1-8b"), Training(seq_len=512, global_batch=1, trains=trains)
+    base, stack = layout({"B": 1, "S": 512}, "torchtune-compiled"), find_stack("torchtune-compiled")
+    tuning = tuning_of(job, stack) if trains else None
+    (op,) = loss(lay_out(base.degrees, base.work, replace(base.choices, tuning=tuning)), model)
+    logits = 2 * 512 * model.vocab
+    assert op.saves[0].size_bytes == logits
+    assert op.transient_bytes == logits / 8 + gradients * 2 * model.hidden * model.vocab
 
 
 def test_a_loss_in_its_logits_holds_them_and_the_gradient_behind_the_head() -> None:

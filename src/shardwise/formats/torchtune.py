@@ -13,7 +13,7 @@ from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.models import Model, load_model
-from shardwise.plans import Recompute, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.plans import LossKernel, Recompute, Stack, Training, find_stack, rank_of, shard_of
 
 _TABLE = "torchtune.toml"
 _SIZES = {
@@ -147,7 +147,11 @@ def _adapter(keys: Keys, builder: str) -> dict[str, Any]:
 
 
 def _stack(keys: Keys) -> Stack:
-    stack = find_stack("torchtune")
+    compiled = keys.flag("compile" if keys.raw("compile.model") is None else "compile.model")
+    stack = find_stack("torchtune-compiled" if compiled else "torchtune")
+    if keys.raw("loss._component_") == "torch.nn.CrossEntropyLoss":
+        loss: LossKernel = "compiled-fp32" if compiled else "eager"
+        stack = replace(stack, settings=replace(stack.settings, loss=loss))
     if keys.flag("optimizer_in_bwd"):
         stack = replace(stack, settings=replace(stack.settings, updates_in_backward=True))
     return stack
@@ -172,6 +176,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "enable_activation_offloading": "activations" in p.offload,
         "fsdp_cpu_offload": "parameters" in p.offload,
         "fsdp_reshard_after_forward": not p.sharding_rules.keeps_gathered,
+        **({"compile": True} if case.stack.name == "torchtune-compiled" else {}),
         "optimizer_in_bwd": case.stack.settings.updates_in_backward,
         "tensor_parallel_dim": p.tp,
         "data_parallel_shard_dim": shard_of(p),

@@ -263,10 +263,13 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "vocab-parallel-narrow": (38, 14),
     "chunked": (10, 8),
     "compiled": (8, 8),
+    "compiled-fp32": (10, 14),
+    "chunked-compiled": (8, 8),
     "fused": (8, 4),
 }
-# Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel.
-_EAGER = {"eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12}
+_PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
+# Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
+_BESIDE = {"eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4}
 # Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
 # (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
 _ZEROS = 4
@@ -291,9 +294,12 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
-    reduction, backward reads them again and writes their gradient, 4 T V; "chunked" (litgpt, torchtune)
-    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "fused" keeps one fp32 copy. Those of
-    `WHOLE_LOSSES` hold no logits but of a chunk.
+    reduction, backward reads them again and writes their gradient, 4 T V, "compiled-fp32" (torchtune with
+    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (litgpt, torchtune)
+    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "chunked-compiled" (torchtune with
+    torch.compile) compiles each piece, whose gradient takes the place of its logits, and adds up the weight gradients
+    that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy. Those of `WHOLE_LOSSES` hold no logits
+    but of a chunk. What compiled ones keep was seen with saved-tensor hooks of torch 2.13.0.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -308,13 +314,17 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     scores = y.tokens * local_vocab(y, m)
     kernel = y.stack.loss_kernel
     in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    narrow = in_place or kernel in ("compiled", "eager-narrow", "eager-narrow-shifted")
+    narrow = in_place or kernel in ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted")
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
-    extra = (_EAGER.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
+    extra = (_BESIDE.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
     if kernel == "eager":
         extra = extra + above(y.vocab_ranks, 1, _ZEROS, 0 * scores) * scores
     if in_place:
         extra = y.a * y.tokens * m.hidden
+    if kernel == "chunked-compiled":
+        tuning = y.choices.tuning
+        trains = tuning is None or not tuning.freezes or "head" in tuning.trains
+        extra = y.a * scores / _PIECES + (2 * y.a * m.hidden * local_vocab(y, m) if trains else 0 * scores)
     ahead, back = _TRAFFIC[kernel]
     ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
