@@ -27,8 +27,8 @@ ROWS = (
     ("llama-2-70b", "a100-sxm-80gb", 8, "tensorrt-llm-0.9", "fp16", 512, 128, 2048, 512 * 2048 / (8 * 684)),
     ("llama-2-70b", "h200-sxm-141gb", 1, "tensorrt-llm-0.9", "fp8", 1024, 128, 128, 1024 * 128 / 3989),
     ("llama-2-70b", "l40s", 2, "tensorrt-llm-0.9", "fp8", 256, 128, 128, 256 * 128 / (2 * 562)),
-    ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "fp16", 1, 1, 512, 512 / 54.84),
-    ("llama-3-8b", "rtx-4090", 1, "llama.cpp", "q4_k_m", 1, 1, 512, 512 / 130.58),
+    ("llama-3-8b", "rtx-4090", 1, "llama.cpp-2024", "fp16", 1, 1, 512, 512 / 54.84),
+    ("llama-3-8b", "rtx-4090", 1, "llama.cpp-2024", "q4_k_m", 1, 1, 512, 512 / 130.58),
 )
 
 
@@ -69,3 +69,55 @@ def test_the_budget_of_vllm_closes(model: str, weights: str, tp: int, weights_by
     r = ask(model, job, Plan(tp=tp), engine="vllm-2025")
     assert r.weights_bytes_per_gpu == pytest.approx(weights_bytes, rel=0.01)
     assert r.kv_cache_budget_bytes_per_gpu == pytest.approx(cache_bytes, rel=0.01)
+
+
+# model, device, weights, tokens before it, tokens a second of one sequence: github.com/ggml-org/llama.cpp
+# benches/dgx-spark.md (build 6918 of November 2025), pulls 15451 and 16834; the last two from smeltcore.com (2026).
+TODAY = (
+    ("gpt-oss-20b", "gb10", "mxfp4", 4096, 77.36),
+    ("gpt-oss-20b", "gb10", "mxfp4", 32768, 59.85),
+    ("gpt-oss-120b", "gb10", "mxfp4", 4096, 53.95),
+    ("qwen3-30b-a3b", "gb10", "q8_0", 8192, 48.58),
+    ("qwen2.5-7b", "gb10", "q8_0", 16384, 25.93),
+    ("gemma-3-4b", "gb10", "q4_0", 8192, 67.81),
+    ("gpt-oss-20b", "rtx-a5000", "mxfp4", 64, 138.25),
+    ("gpt-oss-20b", "rtx-4090", "mxfp4", 64, 187.25),
+    ("qwen3-30b-a3b", "rtx-4090", "q4_0", 64, 163.48),
+    ("gpt-oss-20b", "rtx-3090", "mxfp4", 4096, 147.5),
+    ("gpt-oss-20b", "rtx-5090", "mxfp4", 4096, 298.2),
+)
+
+
+@pytest.mark.parametrize("row", TODAY, ids=lambda row: f"{row[0]} {row[1]} {row[3]}")
+def test_one_sequence_of_todays_llama_cpp_is_near(row: tuple[str, str, str, int, float]) -> None:
+    """A token of one sequence is within 20 % of the published figure, experts as dense models."""
+    model, device, weights, before, measured = row
+    job = Serving(batch=1, input_tokens=before, output_tokens=32, weights=weights)
+    assert abs(ask(model, job, Plan(), device, engine="llama.cpp").tpot_seconds * measured - 1) <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "weights", "tokens", "measured"),
+    [
+        ("gpt-oss-20b", "rtx-3090", "mxfp4", 512, 4703),  # pull 20586
+        ("gpt-oss-20b", "rtx-3090", "mxfp4", 256, 3047),
+        ("llama-3.1-8b", "rtx-4090", "q4_0", 512, 10359),  # pull 7676
+        ("llama-3.1-8b", "rtx-4090", "q4_0", 128, 7444),
+        ("llama-3.1-8b", "rtx-3090", "q6_k", 512, 3491),  # pull 7860
+        ("gpt-oss-120b", "gb10", "mxfp4", 512, 1357),  # pull 17906
+    ],
+)
+def test_a_prompt_of_todays_llama_cpp_is_near(
+    model: str, device: str, weights: str, tokens: int, measured: float
+) -> None:
+    """Tokens a second of a prompt are within 40 % of the published figure: what integers reach is one share."""
+    job = Serving(batch=1, input_tokens=tokens, output_tokens=1, weights=weights)
+    found = ask(model, job, Plan(), device, engine="llama.cpp").prefill_tokens_per_second
+    assert 0.6 <= measured / found <= 1.4
+
+
+def test_the_file_of_gpt_oss_is_as_large_as_published() -> None:
+    """Experts in mxfp4 and the rest in q8_0 are 11.27 GiB, the file of ggml-org, where the checkpoint has 12.8."""
+    job = Serving(batch=1, input_tokens=64, output_tokens=1, weights="mxfp4")
+    held = ask("gpt-oss-20b", job, Plan(), "gb10", engine="llama.cpp").weights_bytes_per_gpu
+    assert abs(held / (11.27 * 2**30) - 1) <= 0.005

@@ -294,7 +294,8 @@ def _stated(case: ServingCase) -> list[str]:
         "free": f"cache within {share} of what weights and activations leave",
     }
     notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.memory.budget]}"]
-    notes.append(f"weights {form.name}: {scope[form.scope]}{group}")
+    rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
+    notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")
     if job.shard_weights and case.plan.dp == 1:
         notes.append("shard_weights: no effect, there is one replica")
     if not job.use_kv_cache and job.output_tokens:
@@ -339,9 +340,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
         draft = draft_of(question.job, question.model) if not found.items else None
     found.raise_if_any()
     if form.scope == "experts":
-        form = replace(
-            form, expert_pads=dict(engine.quantisation.expert_pads).get(family_of(question.cluster.device), ())
-        )
+        form = engine.quantisation.experts_of(form, family_of(question.cluster.device))
     host = _host_case(question, engine)
     model = question.model.whole_context() if engine.attention.ignores_windows else question.model
     if model != question.model:

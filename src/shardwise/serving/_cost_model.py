@@ -5,16 +5,13 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 from shardwise.cost import (
     Datasheet,
     Rates,
     bandwidth_of,
     blend,
-    constants,
     costed_seconds,
     experts_seconds,
     family_of,
@@ -40,11 +37,9 @@ from shardwise.serving._kernels import (
     cached_parts,
     cached_seconds,
     kernels_of,
-    lasting_memory,
     prompt_seconds,
-    replay_seconds,
-    watts_per_core,
 )
+from shardwise.serving._rates import engine_rates, integer_share
 from shardwise.serving._sizes import ServingSizes, sizes_of
 
 UNSHARED = 1000  # larger than any group of query heads
@@ -73,6 +68,7 @@ class EngineCostModel(CostModel[X]):
     decoding: bool
     starts: float = 1.0
     widened: float = 0.0
+    integer_share: float = 1.0
     attention: AttentionKernels | None = None
     processor: EngineCostModel[X] | None = None
     """The host's processor, where it runs a part of the model."""
@@ -147,6 +143,11 @@ def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
 
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one product over the experts that got a token (accuracy/notes/calibration.md)."""
+    if costs.engine.operators.experts == "products":
+        # Half of an expert's last tile is empty in the mean; few rows run in a kernel without tiles.
+        own = costs.engine.quantisation
+        tiled = (op.rows + own.tile_rows / 2) / own.experts_share
+        return _product(costs, replace(op, kind="matmul", rows=above(op.rows, 8, tiled, op.rows)))
     narrow = op.dtype == costs.narrow_dtype and costs.narrow is not costs.rates
     message, peak = (
         (costs.kernels.experts_narrow, costs.narrow_peak)
@@ -164,6 +165,10 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
     Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
     """
     rates = _rates(costs, op)
+    if costs.integer_share < 1:
+        # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
+        tiled = costs.integer_share * rates.matmul_flops
+        rates = replace(rates, matmul_flops=above(op.rows, 8, tiled, rates.matmul_flops))
     large = kernel_seconds(rates, op, "forward")
     charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
     small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
@@ -217,7 +222,8 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
     measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.keys)
     if op.role in costs.engine.attention.includes and measured:
         return True
-    return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
+    fused = costs.fused_experts and costs.engine.operators.experts == "fused"
+    return op.kind == "none" or op.kernels == 0 or (fused and _in_experts(op))
 
 
 def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -246,22 +252,6 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     return named(seconds, op.name)
 
 
-def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
-    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
-
-    No kernel of a graph takes less than `replay` seconds.
-    """
-    if not engine.graphs.small_kernel_seconds:
-        return rates
-    zero = 0 * rates.memory_start
-    started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
-    start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
-    streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
-    return replace(
-        rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
-    )
-
-
 def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X]:
     """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
     device, wanted = case.cluster.device, case.efficiencies
@@ -269,13 +259,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     fitted = rates_of(device, case.dtype, 0.0, wanted)
     apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
-    replay = replay_seconds(device.vendor)
-    own = _by_library(_summed(fitted, case), case)
-    wide = _on_processor(captured(own, case.engine, wanted.ideal, replay), case)
-    narrow = wide
-    if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
-        narrow = _on_processor(_fused_quantisation(_by_library(narrow, case, "fp8_shares"), case), case)
+    wide, narrow = engine_rates(case, fitted)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
     return EngineCostModel(
         rates=wide,
@@ -297,6 +281,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         engine=case.engine,
         decoding=False,
         widened=_widened(case),
+        integer_share=integer_share(case),
         attention=_attention_kernels(case),
         processor=_host_costs(case, sizes),
     )
@@ -337,64 +322,3 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
     widths = (case.activation_bytes, case.cache_element_bytes)
     older = engine.attention.decode_family(family_of(device))
     return attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
-
-
-def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:
-    """Return rates of products as the engine's own library reaches them on a device that it names."""
-    device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
-    dtype = "fp8" if name == "fp8_shares" else case.dtype
-    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.name != "fp8"):
-        return rates
-    compute, memory = shares[device.name]
-    why = dict(case.engine.sources)[f"operators.{name}"]
-    flops = leaf("achievable matrix FLOP/s", compute * device.peak_flops(dtype), why)
-    moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)
-    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
-
-
-def _on_processor(rates: Any, case: ServingCase) -> Any:
-    """Return rates of a processor as the engine's own kernels reach them: its threads share one barrier an operator."""
-    own, wanted, device = case.engine.operators, case.efficiencies, case.cluster.device
-    if not own.processor_memory or not rates.family.startswith("cpu") or wanted.ideal or wanted.memory:
-        return rates
-    streamed, why = own.processor_memory * device.memory_bytes_per_second, dict(case.engine.sources)
-    moved = leaf("achievable memory bytes/s", streamed, why["operators.processor_memory"])
-    met = leaf("all cores meet", own.barrier_seconds * device.cores, why["operators.barrier_seconds"])
-    return replace(rates, matmul_bytes=moved, matmul_start=met, memory_start=met, attention_start=met, launch=0 * met)
-
-
-def _summed(rates: Any, case: ServingCase) -> Any:
-    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
-
-    Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
-    whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
-    """
-    device = case.cluster.device
-    measured = watts_per_core(rates.family)
-    known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
-    if case.engine.operators.accumulation != "fp16" or case.efficiencies.ideal or not measured or not known:
-        return rates
-    row = constants().families[rates.family].matmul["bf16"]
-    clocks = math.sqrt(device.power_watts / device.num_cores / measured)
-    share = min(row.compute * row.steady_state_share * clocks, 0.9)
-    flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
-    return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
-
-
-def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
-    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
-
-    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
-    """
-    if case.efficiencies.ideal:
-        return rates
-    if case.compute in (engine := case.engine).quantisation.unfused_types:
-        row = constants().families[rates.family].matmul.get(case.compute)
-        own = row.quantise.get(engine.kernels) if row else None
-        seconds = own.start_seconds if own else engine.quantisation.kernel_seconds
-        why = dict(engine.sources)["quantisation.unfused_types"]
-        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
-    if float(rates.matmul_start) <= engine.quantisation.kernel_seconds:
-        return rates
-    why = dict(engine.sources)["quantisation.kernel_seconds"]
-    return replace(rates, matmul_start=leaf("kernel start", engine.quantisation.kernel_seconds, why))

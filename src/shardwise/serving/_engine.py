@@ -13,6 +13,7 @@ from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass
+from shardwise.serving._formats import WeightFormat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +102,8 @@ class EngineOperators:
     """The same of its products of 8-bit floats with one scale a tensor."""
     accumulation: Literal["fp32", "fp16"] = "fp32"
     """The type that products are summed in."""
+    experts: Literal["fused", "products"] = "fused"
+    """With "products" experts run in the kernels of its other products, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False
     """Products of few rows are bound by what a core can load."""
     splits_with_host: bool = False
@@ -123,14 +126,27 @@ class EngineQuantisation:
     """Start of a kernel that quantises the input of a product."""
     expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """What sides of experts in mxfp4 are padded to, by family of devices (`WeightFormat.expert_pads`)."""
+    rest_bits: tuple[tuple[str, float], ...] = ()
+    """Bits of the weights that a format of experts alone leaves, where its files do not keep 16: (format, bits)."""
     activation_bytes: float = 2.0
     """Bytes of an element of activations, which are cast for products."""
     dequantise_above_rows: int = 0
     """Weights of fewer than 16 bits are written out again for products of more rows than this (0: never)."""
+    integer_share: float = 1.0
+    """Share of the 16-bit rate at which products of many rows run on weights of fewer bits as they are."""
+    experts_share: float = 1.0
+    """Share of that rate that products of experts reach."""
+    tile_rows: int = 0
+    """Rows of a tile of such products: those of an expert end within one (0: as other products')."""
     unfused_types: tuple[str, ...] = ()
     """Types of inputs that kernels of their own quantise."""
     fp8_cache_elements_per_core: float = 0.0
     """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
+
+    def experts_of(self, form: WeightFormat, family: str) -> WeightFormat:
+        """Return a format of experts alone as the engine keeps it on a family of devices."""
+        pads = dict(self.expert_pads).get(family, ())
+        return replace(form, expert_pads=pads, rest_bits=dict(self.rest_bits).get(form.name, form.rest_bits))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

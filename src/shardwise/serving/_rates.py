@@ -1,0 +1,111 @@
+"""Rates of products as an engine's own kernels and libraries reach them, beside those of the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from shardwise.cost import Rates, constants, family_of, rates_of
+from shardwise.ledger.number import X, maximum
+from shardwise.ledger.traced import leaf
+from shardwise.serving._case import ServingCase
+from shardwise.serving._engine import Engine
+from shardwise.serving._kernels import lasting_memory, replay_seconds, watts_per_core
+
+
+def engine_rates(case: ServingCase, fitted: Rates[Any]) -> tuple[Rates[Any], Rates[Any]]:
+    """Return the rates of products in 16 bits, of which `fitted` are the device's, and in the type of the format."""
+    device, wanted = case.cluster.device, case.efficiencies
+    replay = replay_seconds(device.vendor)
+    own = _by_library(_summed(fitted, case), case)
+    wide = narrow = _on_processor(captured(own, case.engine, wanted.ideal, replay), case)
+    if case.compute != case.dtype:
+        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
+        narrow = _on_processor(_fused_quantisation(_by_library(narrow, case, "fp8_shares"), case), case)
+    return wide, narrow
+
+
+def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
+
+    No kernel of a graph takes less than `replay` seconds.
+    """
+    if not engine.graphs.small_kernel_seconds:
+        return rates
+    zero = 0 * rates.memory_start
+    started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
+    start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
+    streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
+    return replace(
+        rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
+    )
+
+
+def integer_share(case: ServingCase) -> float:
+    """Return the share of the 16-bit rate that products reach on narrow weights, 1 where they run in 16 bits."""
+    device, imposed = case.cluster.device, case.efficiencies.ideal or case.efficiencies.compute
+    if case.format.bytes >= 1.5 or imposed or family_of(device).startswith("cpu") or "int8" not in device.matrix_flops:
+        return 1.0
+    return case.engine.quantisation.integer_share
+
+
+def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:
+    """Return rates of products as the engine's own library reaches them on a device that it names."""
+    device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
+    dtype = "fp8" if name == "fp8_shares" else case.dtype
+    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.name != "fp8"):
+        return rates
+    compute, memory = shares[device.name]
+    why = dict(case.engine.sources)[f"operators.{name}"]
+    flops = leaf("achievable matrix FLOP/s", compute * device.peak_flops(dtype), why)
+    moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)
+    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
+
+
+def _on_processor(rates: Any, case: ServingCase) -> Any:
+    """Return rates of a processor as the engine's own kernels reach them: its threads share one barrier an operator."""
+    own, wanted, device = case.engine.operators, case.efficiencies, case.cluster.device
+    if not own.processor_memory or not rates.family.startswith("cpu") or wanted.ideal or wanted.memory:
+        return rates
+    streamed, why = own.processor_memory * device.memory_bytes_per_second, dict(case.engine.sources)
+    moved = leaf("achievable memory bytes/s", streamed, why["operators.processor_memory"])
+    met = leaf("all cores meet", own.barrier_seconds * device.cores, why["operators.barrier_seconds"])
+    return replace(rates, matmul_bytes=moved, matmul_start=met, memory_start=met, attention_start=met, launch=0 * met)
+
+
+def _summed(rates: Any, case: ServingCase) -> Any:
+    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
+
+    Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
+    whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
+    """
+    device = case.cluster.device
+    measured = watts_per_core(rates.family)
+    known = device.knows("num_cores") and device.knows("power_watts") and "int8" in device.matrix_flops
+    if case.engine.operators.accumulation != "fp16" or case.efficiencies.ideal or not measured or not known:
+        return rates
+    row = constants().families[rates.family].matmul["bf16"]
+    clocks = math.sqrt(device.power_watts / device.num_cores / measured)
+    share = min(row.compute * row.steady_state_share * clocks, 0.9)
+    flops = max(float(rates.matmul_flops), share * device.peak_flops("int8") / 2)
+    return replace(rates, matmul_flops=leaf("matrix FLOP/s summed in 16 bits", flops, "datasheet and fit", "FLOP/s"))
+
+
+def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
+    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
+
+    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
+    """
+    if case.efficiencies.ideal:
+        return rates
+    if case.compute in (engine := case.engine).quantisation.unfused_types:
+        row = constants().families[rates.family].matmul.get(case.compute)
+        own = row.quantise.get(engine.kernels) if row else None
+        seconds = own.start_seconds if own else engine.quantisation.kernel_seconds
+        why = dict(engine.sources)["quantisation.unfused_types"]
+        return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
+    if float(rates.matmul_start) <= engine.quantisation.kernel_seconds:
+        return rates
+    why = dict(engine.sources)["quantisation.kernel_seconds"]
+    return replace(rates, matmul_start=leaf("kernel start", engine.quantisation.kernel_seconds, why))
