@@ -348,6 +348,37 @@ def test_kinds_of_memory_lie_within_each_other(tmp_path: Path) -> None:
     assert floored == pytest.approx(30e9 + reserved)
 
 
+def test_metrics_of_a_run_of_serving_are_figures_of_one_report(tmp_path: Path) -> None:
+    """Rates, times and bytes of a row are those of its one report: of a request, a batch, a device or all of them."""
+    row = {**INFERENCE, "num_gpus": "2", "tp": "2", "unit": ""}
+    names = ("batch_latency", "ttft", "ttft_p50", "tpot", "tpot_p50", "output_tokens_per_second", "fits",
+             "output_tokens_per_second_per_gpu", "total_tokens_per_second", "decode_tokens_per_second",
+             "prefill_tokens_per_second", "weights_bytes_per_gpu", "kv_cache_bytes_per_gpu", "kv_cache_tokens",
+             "peak_memory_bytes", "non_torch_bytes", "peak_activation_bytes")  # fmt: skip
+    value = {"fits": "1"}
+    rows = validate([write(tmp_path, [{**row, "metric": name, "value": value.get(name, "9")} for name in names])]).rows
+    found = {one.metric: one.predicted or 0.0 for one in rows}
+    assert all(one.status == "predicted" for one in rows) and found["fits"] == 1
+    assert found["ttft"] == found["ttft_p50"] and found["tpot"] == found["tpot_p50"]
+    assert found["batch_latency"] == pytest.approx(found["ttft"] + 127 * found["tpot"])
+    rate = found["output_tokens_per_second"]
+    assert rate == pytest.approx(8 * 128 / found["batch_latency"])
+    assert found["output_tokens_per_second_per_gpu"] == pytest.approx(rate / 2)
+    assert found["total_tokens_per_second"] == pytest.approx(rate * 640 / 128)
+    assert found["decode_tokens_per_second"] == pytest.approx(1 / found["tpot"])
+    assert found["prefill_tokens_per_second"] == pytest.approx(8 * 512 / found["ttft"], rel=0.05)
+    assert found["weights_bytes_per_gpu"] == pytest.approx(8030261248, rel=1e-3)  # 16 bits, half on each device
+    assert found["kv_cache_tokens"] == pytest.approx(found["kv_cache_bytes_per_gpu"] / (32 * 4 * 128 * 2 * 2), rel=1e-3)
+    assert found["peak_memory_bytes"] > found["weights_bytes_per_gpu"] + found["non_torch_bytes"]
+    offline = {**row, "serving_mode": "offline_throughput", "batch": "64", "pp": "2", "num_gpus": "4"}
+    one, two = validate([write(tmp_path, [
+        {**offline, "metric": name} for name in ("output_tokens_per_second", "output_tokens_per_second_per_gpu")
+    ])]).rows  # fmt: skip
+    assert two.predicted == pytest.approx(one.predicted / 4)
+    for one, name in ((rows[5], "tpot"), (rows[9], "tpot")):
+        assert one.low < one.predicted < one.high, name
+
+
 @pytest.mark.parametrize(("word", "rule"), [("", "is not stated"), ("0.5", "is 0"), ("2", "is 0"), ("yes", "finite")])
 def test_a_verdict_is_zero_or_one(tmp_path: Path, word: str, rule: str) -> None:
     """A measured verdict that is blank or another number is refused, not taken for out of memory."""
