@@ -112,7 +112,7 @@ PLAIN = ImportContext()
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return the table of a system: what it was checked against, keys that are read, silent, or left out and why."""
-    return own_table(__file__, name)
+    return {"reasons": {}, "silent": {"keys": []}, **own_table(__file__, name)}
 
 
 def top_level(text: str) -> frozenset[str]:
