@@ -69,7 +69,7 @@ PARTS = {
     "experts": ("ops/experts.py ops/layout.py training/_expert_overlap.py", f"{IN_OPS} {IN_TRAINING}"),
     "training": ("training", IN_TRAINING),
     "comm": (
-        "training/_comm.py training/_traffic.py training/_wires.py",
+        "training/_comm.py training/_traffic.py training/_traffic_map.py",
         f"tests/answers/test_comm_command.py {IN_TRAINING}",
     ),
     "tuning": (TUNING, "tests/tuning tests/search/test_tuning_recipes.py tests/training"),

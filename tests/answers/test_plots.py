@@ -13,8 +13,8 @@ import pytest
 import shardwise as sw
 from command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
-from shardwise.answers._opened import ExplainedNumber
-from shardwise.answers._paper import SIZES, Canvas, save, styled
+from shardwise.answers._canvas import SIZES, Canvas, save, styled
+from shardwise.answers._explained import ExplainedNumber
 from shardwise.answers._plot import figure_of
 from shardwise.answers._plots import ink_on
 from shardwise.answers._plots_bars import (

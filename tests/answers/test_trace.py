@@ -199,7 +199,7 @@ def test_a_drawing_numbers_chunks_that_have_room(schedule: Any) -> None:
     import matplotlib.collections
     import matplotlib.text
 
-    from shardwise.answers._paper import styled
+    from shardwise.answers._canvas import styled
     from shardwise.answers._plots_timeline import timeline_figure
 
     report = report_of(schedule, 4, 2 if schedule == "interleaved" else 1)

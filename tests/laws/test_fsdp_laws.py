@@ -14,9 +14,9 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training
 from shardwise.training import TrainingCase, TrainingOptions, train
+from shardwise.training._fsdp_units import unpadded
 from shardwise.training._parts import owned
 from shardwise.training._traffic import flows_of, traffic_of
-from shardwise.training._units import unpadded
 
 TORCH = ("pytorch", "fsdp2", "fsdp2-2024", "transformers", "automodel")
 FSDP = replace(ANY, shardings=("fsdp",), stacks=TORCH, layouts=("1d",), schedules=("1f1b",), modules=False)

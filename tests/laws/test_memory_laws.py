@@ -19,9 +19,9 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import lay_out
 from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precision, find_stack, shard_of
 from shardwise.training import TrainingCase, TrainingOptions, train
+from shardwise.training._fsdp_units import unpadded
 from shardwise.training._memory import state_bytes
 from shardwise.training._parts import owned
-from shardwise.training._units import unpadded
 
 FLAT = Wanted(layouts=("1d",), modules=False)
 ORDER = ("none", "selective", "attention", "norm-attention-norm", "full")

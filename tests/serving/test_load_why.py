@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import run
-from shardwise.answers._paper import styled
+from shardwise.answers._canvas import styled
 from shardwise.answers._plots_serving import curve_of, load_figure, series_of
 from shardwise.formats.traces import read_latencies, read_trace
 from shardwise.hardware import Cluster

@@ -20,7 +20,7 @@ from shardwise.plans._placement import GROUPS, named_groups
 from shardwise.training import CommReport, TrainingCase, comm
 from shardwise.training._comm import TITLES
 from shardwise.training._step import axis_seconds
-from shardwise.training._wires import group_array, stage_of_ranks
+from shardwise.training._traffic_map import group_array, stage_of_ranks
 
 SMALL = Wanted(max_devices=256)
 

@@ -24,7 +24,7 @@ from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
     StageRun,
-    _points,
+    _stage_times,
     find_schedule,
     in_flight,
     pipeline_time,
@@ -159,7 +159,7 @@ def test_half_of_what_a_slow_stage_takes_longer_covers_its_waits(monkeypatch: py
             cases.append((schedule, costs, shape_of(p, m, 2), simulated(schedule, costs, shape_of(p, m, 2)).seconds))
     worst = {}
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        monkeypatch.setattr(_points, "_COVERED", share)
+        monkeypatch.setattr(_stage_times, "_COVERED", share)
         worst[share] = max(abs(closed(name, costs, shape).total / seconds - 1) for name, costs, shape, seconds in cases)
     assert worst[0.5] < 1.2 * min(worst.values()) and worst[0.25] > 1.5 * worst[0.5], worst
 

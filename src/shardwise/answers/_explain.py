@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
+from shardwise.answers._explained import A_COUNT, ExplainedNumber, opened, show_value, unit_of
 from shardwise.answers._files import command_words
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._infer import ask
 from shardwise.answers._inputs import Inputs
-from shardwise.answers._opened import A_COUNT, ExplainedNumber, opened, show_value, unit_of
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.errors import InputError, Problem

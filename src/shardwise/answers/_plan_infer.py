@@ -18,7 +18,7 @@ from shardwise.answers._page import Page, assumptions, command_lines, show_chanc
 from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, wrapped
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
-from shardwise.answers._several import on_devices, order_of
+from shardwise.answers._value_lists import on_devices, order_of
 from shardwise.errors import InputError
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport

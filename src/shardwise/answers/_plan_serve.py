@@ -16,7 +16,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
-from shardwise.answers._several import on_devices
+from shardwise.answers._value_lists import on_devices
 from shardwise.errors import InputError
 from shardwise.units import show_seconds
 

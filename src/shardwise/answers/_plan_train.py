@@ -17,8 +17,8 @@ from shardwise.answers._page import FULL, Page, assumptions, command_lines
 from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
-from shardwise.answers._several import on_devices, order_of, sized
 from shardwise.answers._train_tree import train_tree
+from shardwise.answers._value_lists import on_devices, order_of, sized
 from shardwise.errors import InputError
 from shardwise.search import ScalingRow
 from shardwise.units import show_bytes, show_seconds

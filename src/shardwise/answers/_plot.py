@@ -17,8 +17,8 @@ from shardwise.units import show_seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.answers._canvas import Canvas
     from shardwise.answers._page import Page
-    from shardwise.answers._paper import Canvas
     from shardwise.answers._roofline_points import Roofline
     from shardwise.search import LoadResult, ServingResult, TrainingResult
     from shardwise.serving import InferReport
@@ -71,7 +71,7 @@ def figure_of(answer: Drawn) -> Figure:
 
 def paper_of(size: str, dark: bool) -> Canvas:
     """Return what to draw on; raises `InputError` for a size that is not known."""
-    from shardwise.answers._paper import SIZES, Canvas
+    from shardwise.answers._canvas import SIZES, Canvas
 
     if size not in SIZES:
         raise InputError([Problem("size", size, "is not a size of pictures", "use one of " + ", ".join(SIZES))])
@@ -94,7 +94,7 @@ def plot(
     shardwise.errors.InputError: path = 'step.jpg': does not say what to write; end the name in .svg or .png or ...
     """
     _check(path, FIGURES)
-    from shardwise.answers._paper import save, styled
+    from shardwise.answers._canvas import save, styled
 
     with styled(paper_of(size, dark)):
         save(figure_of(answer), path)
@@ -121,7 +121,7 @@ def plot_timeline(report: TrainReport, path: str, size: str = "page", dark: bool
         with open(path, "wb") as binary:
             pickle.dump(snapshot_tree(report, timeline), binary, protocol=4)
         return timeline
-    from shardwise.answers._paper import save, styled
+    from shardwise.answers._canvas import save, styled
     from shardwise.answers._plots_timeline import timeline_figure
 
     with styled(paper_of(size, dark)):
@@ -182,7 +182,7 @@ def _against(timeline: StepTimeline) -> str:
 
 
 def _draw(inputs: Inputs, path: str, draw: Callable[[], Figure]) -> None:
-    from shardwise.answers._paper import save, styled
+    from shardwise.answers._canvas import save, styled
 
     with styled(paper_of(inputs.get("size", "page"), inputs.get("dark", False))):
         figure = draw()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
+from shardwise.answers._canvas import GREY, INK, ON_DARK, ON_LIGHT, RED, WIDTH, fitting, narrow, paper_width
 from shardwise.answers._described import describe
-from shardwise.answers._paper import GREY, INK, ON_DARK, ON_LIGHT, RED, WIDTH, fitting, narrow, paper_width
 from shardwise.records import dataclass
 from shardwise.units import show_seconds
 

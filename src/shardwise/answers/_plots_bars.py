@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shardwise.answers._canvas import PALE, RED
 from shardwise.answers._described import describe
-from shardwise.answers._paper import PALE, RED
 from shardwise.answers._plots import (
     AXES,
     Bar,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._paper import GREY, PALE, narrow, paper_width
+from shardwise.answers._canvas import GREY, PALE, narrow, paper_width
 from shardwise.answers._plots import head_height, header, ink_on, plan_words, title_of, wrapped
 from shardwise.units import show_bytes, show_seconds
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.training._comm import CommReport
-    from shardwise.training._wires import NodeTraffic
+    from shardwise.training._traffic_map import NodeTraffic
 
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")

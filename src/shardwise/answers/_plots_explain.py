@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._opened import ExplainedNumber, below_of, show_value
-from shardwise.answers._paper import paper_width
+from shardwise.answers._canvas import paper_width
+from shardwise.answers._explained import ExplainedNumber, below_of, show_value
 from shardwise.answers._plots import head_height, header, ink_on, wrapped
 from shardwise.records import dataclass
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._canvas import GREY, INK, RED
 from shardwise.answers._described import describe
-from shardwise.answers._paper import GREY, INK, RED
 from shardwise.answers._plots import plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
 from shardwise.training import TrainReport

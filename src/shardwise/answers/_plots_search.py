@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._paper import GREY, INK, RED, fitting, narrow, paper_width
+from shardwise.answers._canvas import GREY, INK, RED, fitting, narrow, paper_width
 from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._canvas import GREY, INK, PALE, RED, narrow, paper_width
 from shardwise.answers._described import describe
-from shardwise.answers._paper import GREY, INK, PALE, RED, narrow, paper_width
 from shardwise.answers._plots import (
     Bar,
     BarStyle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._paper import GREY, WIDTH, fitting, paper_width
+from shardwise.answers._canvas import GREY, WIDTH, fitting, paper_width
 from shardwise.answers._plots import AXES, BarStyle, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
 from shardwise.answers._train_tree import without_residue
 from shardwise.training import TrainReport

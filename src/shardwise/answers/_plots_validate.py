@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._paper import GREY, RED
+from shardwise.answers._canvas import GREY, RED
 from shardwise.answers._plots import sheet
 from shardwise.answers._plots_search import plain_log
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
@@ -158,7 +158,7 @@ def _drawing(found: Validation) -> str:
     """Return the plot as SVG; without matplotlib, where to get it."""
     if find_spec("matplotlib") is None:
         return "<p>Plots need matplotlib: pip install 'shardwise[plots]'.</p>"
-    from shardwise.answers._paper import styled
+    from shardwise.answers._canvas import styled
 
     made = io.StringIO()
     with styled():

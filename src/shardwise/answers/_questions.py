@@ -14,7 +14,7 @@ from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._search_flags import broken_limits
-from shardwise.answers._several import sized
+from shardwise.answers._value_lists import sized
 from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds

@@ -12,7 +12,7 @@ from shardwise.answers import _converters as k
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
 from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
-from shardwise.answers._several import AT_MOST, UNIONS, several
+from shardwise.answers._value_lists import AT_MOST, UNIONS, several
 from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
 from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._canvas import GREY, fitting, narrow, paper_width
 from shardwise.answers._page import Page
-from shardwise.answers._paper import GREY, fitting, narrow, paper_width
 from shardwise.answers._plots import header
 from shardwise.answers._plots_search import SERIES, plain_log
 from shardwise.units import show_seconds

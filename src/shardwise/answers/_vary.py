@@ -16,7 +16,7 @@ from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import HEADLINES, Questions, VaryPoint, title_of, write_rows
 from shardwise.answers._search_flags import broken_limits, limit_cells
-from shardwise.answers._several import MOST_ROWS, SHAPE, sized, values_of
+from shardwise.answers._value_lists import MOST_ROWS, SHAPE, sized, values_of
 from shardwise.errors import InputError
 from shardwise.units import show_bytes, show_count
 

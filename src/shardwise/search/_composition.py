@@ -27,7 +27,6 @@ from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._program import PLACE, ROW, Program
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.training import PlanSizes, TrainingCase, stages_of
-from shardwise.training._beside import moved_pages, resident_pages
 from shardwise.training._evaluate import (
     hosted_of,
     machine_of,
@@ -38,6 +37,8 @@ from shardwise.training._evaluate import (
     send_of,
     step_job,
 )
+from shardwise.training._framework_bytes import moved_pages, resident_pages
+from shardwise.training._fsdp_units import padded
 from shardwise.training._memory import ModelBlocks, device_bytes
 from shardwise.training._step import (
     least_piped_seconds,
@@ -47,7 +48,6 @@ from shardwise.training._step import (
     update_seconds,
     with_update,
 )
-from shardwise.training._units import padded
 from shardwise.training.schedules import find_schedule
 
 

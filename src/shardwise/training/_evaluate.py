@@ -20,7 +20,6 @@ from shardwise.ops.overlap import CostModel, pairing
 from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass
-from shardwise.training._beside import device_bytes, moved_pages, resident_pages
 from shardwise.training._blocks import (
     BlockCost,
     ParameterCounts,
@@ -31,6 +30,8 @@ from shardwise.training._blocks import (
     tensor_sides,
 )
 from shardwise.training._case import TrainingCase
+from shardwise.training._framework_bytes import device_bytes, moved_pages, resident_pages
+from shardwise.training._fsdp_units import padded
 from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._memory import ModelBlocks, SharedWeights, StageMemory, reserved_bytes, stage_memory
 from shardwise.training._overlap import paired_blocks
@@ -38,7 +39,6 @@ from shardwise.training._parts import held_in_flight
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, stage_seconds, step_seconds
-from shardwise.training._units import padded
 from shardwise.training._update import with_adapter_states, with_states
 
 

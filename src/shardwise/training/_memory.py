@@ -12,7 +12,8 @@ from typing import Generic
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
-from shardwise.training._beside import (
+from shardwise.training._blocks import BlockCost
+from shardwise.training._framework_bytes import (
     device_bytes,
     flat_gradients,
     late_block,
@@ -21,7 +22,7 @@ from shardwise.training._beside import (
     stand_in_bytes,
     widened_bytes,
 )
-from shardwise.training._blocks import BlockCost
+from shardwise.training._fsdp_units import GatheredWeights, end_units, gathered_bytes, layer_units
 from shardwise.training._offload import placed
 from shardwise.training._parts import (
     InFlight,
@@ -41,7 +42,6 @@ from shardwise.training._parts import (
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._units import GatheredWeights, end_units, gathered_bytes, layer_units
 
 __all__ = [
     "InFlight",

@@ -23,12 +23,12 @@ from shardwise.ops.overlap import CostModel, Pairing, bucketed
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
+from shardwise.training._fsdp_units import end_units, gathered_elements, scattered_elements, scattered_ends
 from shardwise.training._offload import HostTraffic
 from shardwise.training._parts import ModelBlocks, Recipe, in_compute
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, reductions, scatters, state_seconds, updates
-from shardwise.training._units import end_units, gathered_elements, scattered_elements, scattered_ends
 
 
 def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:

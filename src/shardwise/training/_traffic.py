@@ -18,6 +18,7 @@ from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job
+from shardwise.training._fsdp_units import gathered_elements, scattered_elements
 from shardwise.training._ledger import Ledger, PartLedger, ledger_of
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, end_messages, unit_exposure, unit_rounds
 from shardwise.training._stages import Stages
@@ -32,7 +33,6 @@ from shardwise.training._state import (
     table_message,
     updates,
 )
-from shardwise.training._units import gathered_elements, scattered_elements
 from shardwise.training.schedules import PipelineShape, find_schedule, sends_of
 
 Phase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
-from shardwise.training.schedules._points import Pipeline, StageTimes, longest, pipeline, running_largest, there
+from shardwise.training.schedules._stage_times import Pipeline, StageTimes, longest, pipeline, running_largest, there
 from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 

@@ -38,7 +38,7 @@ from shardwise.errors import Problems
 from shardwise.ledger.number import X, above, largest, maximum
 from shardwise.ledger.traced import named
 from shardwise.plans import Schedule, find_rules
-from shardwise.training.schedules._points import sends_of, slowest_work
+from shardwise.training.schedules._stage_times import sends_of, slowest_work
 from shardwise.training.schedules._types import (
     FULL,
     B,

@@ -14,7 +14,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, is_plain, largest, maximum, minimum, total
 from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import one_f_one_b_order
-from shardwise.training.schedules._points import distinct, longest, overlaps, running_largest, slowest_work, there
+from shardwise.training.schedules._stage_times import distinct, longest, overlaps, running_largest, slowest_work, there
 from shardwise.training.schedules._types import (
     FULL,
     B,

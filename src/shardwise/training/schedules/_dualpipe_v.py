@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
 from shardwise.training.schedules._dualpipe import PairedRank, paired_order
-from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
 from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, largest
-from shardwise.training.schedules._points import pipeline
+from shardwise.training.schedules._stage_times import pipeline
 from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, minimum
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._interleaved import round_tasks, rounds
-from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, W
 
 

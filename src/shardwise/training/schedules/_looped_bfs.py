@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.ledger.number import X, largest, maximum, minimum
-from shardwise.training.schedules._points import pipeline
+from shardwise.training.schedules._stage_times import pipeline
 from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
 

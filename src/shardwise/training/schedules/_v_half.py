@@ -11,7 +11,7 @@ from functools import cache
 from itertools import accumulate
 
 from shardwise.ledger.number import X, ceil, minimum
-from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 Pattern = tuple[int, ...]

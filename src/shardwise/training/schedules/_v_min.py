@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, minimum
-from shardwise.training.schedules._points import SendSeconds, waiting_seconds
+from shardwise.training.schedules._stage_times import SendSeconds, waiting_seconds
 from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
 from shardwise.training.schedules._v_half import Pattern, Row, controlled_orders, ways_around
 

@@ -13,7 +13,7 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
 from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import diving
-from shardwise.training.schedules._points import StageTimes, longest, pipeline, running_largest, there
+from shardwise.training.schedules._stage_times import StageTimes, longest, pipeline, running_largest, there
 from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 

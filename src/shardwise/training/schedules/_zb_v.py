@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
-from shardwise.training.schedules._points import SendSeconds, StageWait, waiting_seconds
+from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
 from shardwise.training.schedules._types import B, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
 
 
