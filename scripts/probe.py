@@ -13,6 +13,7 @@ import importlib
 import os
 import pkgutil
 import re
+import shutil
 import sys
 import time
 import zlib
@@ -56,6 +57,7 @@ def answered(asked: Question) -> dict[str, float] | None:
 
     for name, data in asked.files.items():
         Path(name).write_bytes(data)
+    shutil.rmtree("found", ignore_errors=True)  # what a sweep finds of an earlier one it says
     done = run(*asked.words)
     if asked.stored == "random":
         return sums(done, asked.words[0])
