@@ -34,7 +34,7 @@ def changed(*path: str, **values: Any) -> dict[str, Any]:
         (("grouped",), {"compute": "half"}, "hopper.grouped.compute: 'half' is no float"),
         (("memory",), {"keeps_outputs": 1.0}, "hopper.memory.keeps_outputs: 1.0 is no bool"),
         (("fast", "all_reduce"), {"efficiency": True}, "True is no float"),
-        ((), {"matmull": {}}, "hopper: matmull is no constant of Family; matmul may be meant"),
+        ((), {"matmull": {}}, "hopper: matmull is no constant of DeviceFamily; matmul may be meant"),
     ],
 )
 def test_a_constant_that_no_record_has_is_refused(path: tuple[str, ...], values: dict[str, Any], says: str) -> None:
