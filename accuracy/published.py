@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from accuracy.files import read
 from accuracy.kernels import KERNELS
+from shardwise import TrainingOptions, train
 from shardwise.measured import (
     INFERENCE,
     TRAINING,
@@ -150,13 +151,32 @@ def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
             yield entry["case_id"], entry
 
 
+def _with_answers(found: Prediction, generated: Mapping[str, float], source: str) -> Prediction:
+    """Return the seconds of a step with its share of the answers that a source times with the steps.
+
+    The host launches a token's pass as it launches that of a step of one token a sequence.
+    """
+    case: Any = found.case
+    size = int(generated["sequences"])
+    job, plan = replace(case.job, seq_len=1, global_batch=size), replace(case.plan, micro_batch=size)
+    one = train(case.model, case.cluster, plan, job, TrainingOptions(stack=case.stack)).evaluation.step.stages[0]
+    more = generated["tokens"] * float(one.forward) / generated["recording"] / generated["steps"]
+    wider = None if found.interval is None else (found.interval[0] + more, found.interval[1] + more)
+    note = f"{more:.3f} s of a step are answers to the test set: {source}"
+    return replace(found, value=found.value + more, interval=wider, assumed=(*found.assumed, note))
+
+
 class PublishedTraining(TrainingRows):
     """Predicts published training runs: completed, or by whole arguments."""
 
     def __call__(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row, of the quantity that its source shows it to be."""
-        cells, _ = _instead(record, entries_of(context))
-        return super().__call__(record.told(cells) if cells else record, context)
+        entries = entries_of(context)
+        cells, _ = _instead(record, entries)
+        found = super().__call__(record.told(cells) if cells else record, context)
+        for one in documenting(record.text("citation"), record.row, entries):
+            found = _with_answers(found, one["generates"], one["source"]) if "generates" in one else found
+        return found
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration."""

@@ -117,14 +117,11 @@ def test_recipes_say_what_a_table_of_runs_leaves_out() -> None:
 
 
 def test_a_quantity_that_its_source_says_is_another_one_is_refused() -> None:
-    """Peft's table has the generation for the test set in what it calls the time of training."""
-    citation = (
-        "github:huggingface/peft@5d602fdbf:method_comparison/MetaMathQA/results/adalora--llama-3.2-3B-rank32.json"
-    )
-    row = {"citation": citation, "metric": "step_time", "notes": ""}
-    with pytest.raises(InputError, match="generation for the whole test set"):
+    """What inference-perf prints a token is of chunks, which hold several."""
+    row = {"citation": "kubernetes-sigs/inference-perf demos/kubecon-na-2025", "metric": "tpot", "notes": ""}
+    with pytest.raises(InputError, match="hold several tokens each"):
         completed(Record(row))
-    assert completed(Record({**row, "metric": "tokens_per_second"})).text("metric") == "tokens_per_second"
+    assert completed(Record({**row, "metric": "ttft"})).text("metric") == "ttft"
 
 
 @pytest.mark.parametrize(

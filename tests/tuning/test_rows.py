@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from accuracy.published import Published, PublishedTraining
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.measured import read
@@ -155,3 +158,20 @@ def test_adapters_take_no_factor_of_pre_training() -> None:
     """What published runs take beyond those for a record was seen in pre-training; a row that trains all takes it."""
     assert effort_of(row()) == "record"
     assert effort_of(row(finetune="full")) == "typical"
+
+
+@pytest.mark.parametrize(("torch", "answers"), [("2.9.0+cu128", False), ("2.13.0+cu130", True)])
+def test_answers_that_a_source_times_with_its_steps_are_added(torch: str, answers: bool) -> None:
+    """Runs of peft with torch 2.13 have 350 to 550 s of answers in the time of 5,000 steps; earlier ones have none."""
+    row = {
+        "case_id": "a", "model": "llama-3.2-3b", "device": "l40s", "num_gpus": "1", "seq_len": "768",
+        "micro_batch": "4", "global_batch": "4", "finetune": "lora", "lora_rank": "32", "param_dtype": "bf16",
+        "recompute": "none",
+        "framework": f"HF peft 0.19 / torch {torch}", "citation": "github:huggingface/peft@0:MetaMathQA/results/a.json",
+        "notes": "mean_tokens_per_sample=209.9; targets=q_proj,v_proj",
+    }  # fmt: skip
+    rows, context = PublishedTraining(), Published(Path())
+    step = rows(Record({**row, "metric": "step_time"}), context).value
+    tokens = rows(Record({**row, "metric": "tokens_per_second_per_gpu"}), context).value
+    more = 5000 * (step - 4 * 209.9 / tokens)
+    assert 350 < more < 550 if answers else abs(more) < 5
