@@ -65,6 +65,35 @@ def test_the_fewest_devices_are_found() -> None:
     assert best == 24 and run(*less).status == 1
 
 
+PLANS = {
+    "the largest batch within a step": ("train", "gpt2", "--on", "2xh100", "--max-step", "30ms", "global_batch", 2),
+    "the longest prompt of any deployment": (
+        "infer", "llama-3.1-8b", "--on", "1xh100", "--max-ttft", "15ms", "--batch", "1", "input_tokens", 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_search_is_solved_for_what_it_is_given(name: str) -> None:
+    """The search of the value finds a plan, that of the next one none; what it searches itself is refused."""
+    *words, field, step = PLANS[name]
+    asked, flag = [str(word) for word in words], "--" + str(field).replace("_", "-")
+    solved = run("plan", *asked, "--solve", str(field), "--json").tree
+    best = solved["solve"]["value"]
+    assert solved["solve"]["plan"] and solved["at"]["problem"] is None
+    assert run("plan", *asked, flag, str(best)).status == 0
+    assert run("plan", *asked, flag, str(best + step)).status == 1
+    assert run("plan", *asked, "--solve", "tp").status == 2
+
+
+def test_a_search_finds_the_fewest_devices() -> None:
+    """With half of them no plan fits, and the number before --on is the most that are tried."""
+    words = ("plan", "train", "llama-3.1-8b", "--global-batch", "16")
+    best = run(*words, "--on", "h100", "--solve", "devices", "--json").tree["solve"]["value"]
+    assert run(*words, "--on", f"{best}xh100").status == 0 and run(*words, "--on", f"{best // 2}xh100").status == 1
+    assert run(*words, "--on", "2xh100", "--solve", "devices").status == 1
+
+
 def test_a_price_is_solved_to_its_limit() -> None:
     """Dollars a million tokens are in proportion to the price, so the solved price meets the limit to a thousandth."""
     words = (*INFER, "--batch", "8", "--max-cost", "2")

@@ -125,12 +125,13 @@ def _plan(kind: str = "") -> Command:
     help_of_what = "train, infer or serve; each has flags of its own: shardwise plan serve --help"
     what = Flag("what", _converters.choice("train", "infer", "serve"), help_of_what, "positional")
     own = {"infer": serve_search_flags, "serve": load_search_flags}.get(kind, plan_search_flags)()
+    many = {"solve": _flags.MANY["solve"]}
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
-        flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **_flags.PLOT, **OUTPUT}
+        flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **many, **_flags.PLOT, **OUTPUT}
         return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
     server = _flags.FROM_SERVER if kind == "infer" else {}
-    flags = {"what": what, **_MODEL, **server, **own, **_flags.PLOT, **OUTPUT}
+    flags = {"what": what, **_MODEL, **server, **own, **many, **_flags.PLOT, **OUTPUT}
     exits = "exit status: 0 found, 1 nothing fits, 2 bad input"
     return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._inputs import Inputs
@@ -18,3 +20,24 @@ def answer(inputs: Inputs, width: int) -> Answer:
         what = "tuning" if "scaling" not in inputs.values and tunes(inputs) else "train"
     found: Answer = import_module(f"shardwise.answers._plan_{what}").answer(inputs, width)
     return found
+
+
+def ask(inputs: Inputs) -> Any:
+    """Return the report of the best plan of a search; raises `InputError` where none keeps the limits."""
+    from shardwise.answers import _plan_infer, _plan_serve, _plan_train
+    from shardwise.errors import InputError, Problem
+
+    ways: dict[str, Callable[[Inputs], Any]] = {"infer": _plan_infer.ask, "serve": _plan_serve.ask}
+    found = ways.get(inputs.get("what"), _plan_train.searched)(inputs)
+    if not found.best:
+        raise InputError([Problem("plan", None, "no plan fits and keeps the limits", "the search itself says why")])
+    return found.best[0]
+
+
+def described(inputs: Inputs, report: Any) -> str:
+    """Return the best plan of a search in words."""
+    from shardwise.answers._described import describe_deployment, describe_placed
+
+    if inputs.get("what") == "train":
+        return describe_placed(report)
+    return describe_deployment(getattr(report, "base", report))

@@ -112,6 +112,14 @@ def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     return searched(work, _engine(inputs, len(work.parts())), _progress(work.num_plans))
 
 
+def searched(inputs: Inputs) -> TrainingResult:
+    """Return the answer of the search that was asked for, silently."""
+    from shardwise.search import searched
+
+    work = question(inputs)
+    return searched(work, _engine(inputs, len(work.parts())), None)
+
+
 def _engine(inputs: Inputs, num_parts: int) -> Any:
     from shardwise.search import ProcessExecutor, SerialExecutor
 

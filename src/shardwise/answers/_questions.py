@@ -13,7 +13,8 @@ from shardwise.answers._files import write_text
 from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
-from shardwise.answers._search_flags import broken_limits
+from shardwise.answers._page import Page
+from shardwise.answers._search_flags import broken_limits, limit_cells
 from shardwise.answers._value_lists import sized
 from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
@@ -93,6 +94,16 @@ HEADLINES: dict[str, tuple[Headline, ...]] = {
 }
 
 
+def kind_of(inputs: Inputs) -> str:
+    """Return what is answered: train, infer or serve, by itself or by the best of a search."""
+    return str(inputs.get("what")) if inputs.command == "plan" else inputs.command
+
+
+def headlines(inputs: Inputs) -> tuple[Headline, ...]:
+    """Return the columns of the answers to a question."""
+    return HEADLINES[kind_of(inputs)]
+
+
 @dataclass(frozen=True, slots=True)
 class VaryPoint:
     """The question at some values: its report, or the problems that refuse it."""
@@ -104,19 +115,19 @@ class VaryPoint:
     """Energy of a million tokens, None where the watts of the devices are not known."""
 
     def keeps(self, inputs: Inputs) -> bool:
-        """Return whether it keeps the verdict, at the risk that was asked, and every limit."""
-        if self.report is None:
-            return False
+        """Return whether it keeps the verdict, at the risk that was asked, and every limit, as the best plan does."""
+        if self.report is None or inputs.command == "plan":
+            return self.report is not None
         if inputs.command == "serve":
             return bool(self.report.meets)
         sure = self.report.chance_to_fit >= inputs.get("risk", 0.0)
         return bool(self.report.fits and sure and not broken_limits(inputs.values, self.report))
 
-    def row(self, command: str) -> dict[str, Any]:
+    def row(self, inputs: Inputs) -> dict[str, Any]:
         """Return the values and the headlines under their keys, None where nothing is answered."""
-        found = {head.key: None if self.report is None else head.of(self.report) for head in HEADLINES[command]}
+        found = {head.key: None if self.report is None else head.of(self.report) for head in headlines(inputs)}
         problem = "; ".join(map(str, self.problems)) or None
-        energy = {} if command == "serve" else {"kwh_per_million_tokens": self.kwh}
+        energy = {} if kind_of(inputs) == "serve" else {"kwh_per_million_tokens": self.kwh}
         return {**self.values, **found, **energy, "problem": problem}
 
 
@@ -124,7 +135,7 @@ class Questions:
     """One question of a command line, asked again with other values of its fields."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.inputs, self.command = inputs, _commands.command(inputs.command)
+        self.inputs, self.command = inputs, _commands.command(inputs.command, inputs.get("what", ""))
         self._ask = import_module(f"shardwise.answers._{inputs.command}").ask
         self._raw = {key: value for key, value in inputs.raw.items() if key not in MANY}
 
@@ -133,7 +144,7 @@ class Questions:
         flags = self.command.flags
         if key != _DEVICES and (key not in flags or flags[key].group in ("output", "many", "search")):
             fields = tuple(k for k, f in flags.items() if f.group not in ("output", "many", "search"))
-            rule = f"is not a field of {self.inputs.command}"
+            rule = f"is not a field of {self.command.name}"
             raise fail(flag, key, rule, f"did you mean {nearest(key, (*fields, _DEVICES))}?")
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:
@@ -152,7 +163,7 @@ class Questions:
             take(own)
             own.problems.raise_if_any()
             report = self._ask(own)
-            return VaryPoint(values, report, kwh=None if own.command == "serve" else _kwh(own, report))
+            return VaryPoint(values, report, kwh=None if kind_of(own) == "serve" else _kwh(own, report))
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
 
@@ -166,7 +177,7 @@ def _kwh(inputs: Inputs, report: Any) -> float | None:
 
 def write_rows(inputs: Inputs, points: Sequence[VaryPoint]) -> list[dict[str, Any]]:
     """Return the answers as rows, written to the file that --rows names."""
-    rows = [point.row(inputs.command) for point in points]
+    rows = [point.row(inputs) for point in points]
     path = inputs.get("rows")
     if path is not None:
         from shardwise.frames import Frame
@@ -204,7 +215,9 @@ def _typed(words: Sequence[object]) -> list[object]:
 
 def title_of(points: Sequence[VaryPoint]) -> str:
     """Return what the answers are of: the model, and the devices where all are of the same."""
-    case = next(getattr(p.report, "base", p.report).case for p in points if p.report is not None)
+    case = next((getattr(p.report, "base", p.report).case for p in points if p.report is not None), None)
+    if case is None:
+        return "no question that was tried has an answer"
     if points[0].values.keys() & {"on", _DEVICES, "model"}:
         return "what differs is in the table; nothing else is said" if "model" in points[0].values else case.model.name
     return f"{case.model.name} on {case.cluster.num_devices} x {case.cluster.device.name} where nothing else is said"
@@ -225,3 +238,35 @@ class Effect:
     def reach(self) -> float:
         """The larger change of the seconds, as a share of them."""
         return max(abs(self.least - 1), abs(self.most - 1))
+
+
+def _word(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields: Sequence[str]) -> None:
+    """Append the answers as a table, with what limits judge; a question that is refused says why below."""
+    known = [p for p in points if p.report is not None]
+    heads = [h for h in headlines(inputs) if any(h.of(p.report) is not None for p in known)]
+    limits = {} if kind_of(inputs) == "serve" or not known else limit_cells(inputs.values, known[0].report)
+    # Energy is of what is compared across devices, and of who asks for it.
+    powered = ("on" in fields or inputs.get("energy")) and any(p.kwh is not None for p in known)
+    energy = ["kWh/M"] if powered else []
+    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads), *energy, *limits]]
+    refused: dict[str, int] = {}
+    for point in points:
+        cells = [_word(point.values[name]) for name in fields]
+        if point.report is None:
+            text = "; ".join(p.rule if p.field == "plan" else f"{p.field}: {p.rule}" for p in point.problems)
+            cells += [f"[{refused.setdefault(text, len(refused) + 1)}]"]
+        else:
+            found = ((h, h.of(point.report)) for h in heads)
+            cells += ["-" if value is None else h.show(value) for h, value in found]
+            cells += ["-" if point.kwh is None else f"{point.kwh:.3g}"] if powered else []
+            cells += limit_cells(inputs.values, point.report).values() if limits else ()
+        rows.append(cells)
+    page.table(rows, right=range(len(fields), len(rows[0])), header=True, indent=2)
+    if refused:
+        page.blank()
+    for text, mark in refused.items():
+        page.label(f"{f'[{mark}]':>9}", text, "dim", "dim")

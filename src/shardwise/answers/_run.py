@@ -66,6 +66,8 @@ def answer(words: Sequence[str]) -> Answer:
 def _asks_many(inputs: Inputs) -> bool:
     """Return whether one question is asked of many values: of a field, of devices, or of constants."""
     given = inputs.values.keys() | inputs.bad
+    if inputs.command == "plan":
+        return "solve" in given
     return inputs.command in _commands.MANY and bool(
         given & _flags.MANY.keys() or "," in str(inputs.values.get("on", ""))
     )
