@@ -55,6 +55,14 @@ LINES = {
     "a folder is named as its model": (
         "vllm serve /data/models/Llama-3.1-70B-Instruct -tp 4", {"model": "llama-3.1-70b"}, 4,
     ),
+    "a checkpoint is named after its model and how it is stored": (
+        "vllm serve /cache/models--RedHatAI--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/dd --max-num-seqs 8",
+        {"model": "llama-3.3-70b", "weights": "fp8"}, 1,
+    ),
+    "a served name stands for a folder": (
+        "sglang serve --model-path /models/x --served-model-name deepseek-ai/DeepSeek-R1 --tp 8",
+        {"model": "deepseek-r1"}, 8,
+    ),
     "a file of weights is named as its model": (
         "llama-server -m /models/Meta-Llama-3.1-8B-Instruct-Q5_K_M.gguf -c 8192",
         {"model": "llama-3.1-8b", "weights": "q5_k_m", "max_context": 8192}, 0,
@@ -259,6 +267,64 @@ def test_two_pools_are_read_from_a_graph(tmp_path: Path) -> None:
         "dp": 2, "prefill_workers": 3, "prefill_tp": 1,
     }  # fmt: skip
     assert found.num_devices == 5
+
+
+# Facts of files in the systems' own repositories -> what they start, and on how many devices.
+OBJECTS: dict[str, tuple[str, dict[str, object], int]] = {
+    # ai-dynamo/dynamo recipes/llama-3-70b/vllm/disagg-single-node/deploy.yaml
+    "variables of a container": (
+        "kind: DynamoGraphDeployment\nspec:\n  services:\n    Prefill:\n      subComponentType: prefill\n"
+        "      replicas: 2\n      extraPodSpec:\n        mainContainer:\n"
+        "          env:\n          - name: MODEL_PATH\n"
+        "            value: /m/models--RedHatAI--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/d\n"
+        "          args: ['python3 -m dynamo.vllm --model $MODEL_PATH --tensor-parallel-size 2 --is-prefill-worker']\n"
+        "          command: [/bin/sh, -c]\n    Decode:\n      subComponentType: decode\n      replicas: 1\n"
+        "      envs: [{name: MODEL_PATH, value: RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic}]\n"
+        "      extraPodSpec:\n        mainContainer:\n"
+        "          args: ['python3 -m dynamo.vllm --model $MODEL_PATH --tensor-parallel-size 4']\n"
+        "          command: [/bin/sh, -c]\n",
+        {"model": "llama-3.3-70b", "weights": "fp8", "tp": 4, "prefill_workers": 2, "prefill_tp": 2}, 8,
+    ),
+    # ai-dynamo/dynamo recipes/deepseek-r1/trtllm/disagg/wide_ep/gb200/deploy.yaml
+    "options in a ConfigMap": (
+        "kind: ConfigMap\ndata:\n  p.yaml: |\n    tensor_parallel_size: 4\n    enable_attention_dp: true\n"
+        "    moe_expert_parallel_size: 4\n---\nkind: ConfigMap\ndata:\n  d.yaml: |\n    tensor_parallel_size: 32\n"
+        "    moe_expert_parallel_size: 32\n    enable_attention_dp: true\n    max_batch_size: 32\n---\n"
+        "kind: DynamoGraphDeployment\nspec:\n  services:\n    prefill:\n      subComponentType: prefill\n"
+        "      replicas: 1\n      extraPodSpec: {mainContainer: {command: [/bin/sh, -c], args: ['python3 -m "
+        "dynamo.trtllm --model-path /cache/deepseek-r1-fp4 --extra-engine-args /config/p.yaml "
+        "--disaggregation-mode prefill']}}\n"
+        "    decode:\n      subComponentType: decode\n      replicas: 1\n"
+        "      extraPodSpec: {mainContainer: {command: [/bin/sh, -c], args: ['python3 -m dynamo.trtllm "
+        "--model-path /cache/deepseek-r1-fp4 --extra-engine-args /config/d.yaml --disaggregation-mode decode']}}\n",
+        {"model": "deepseek-r1", "weights": "nvfp4", "dp": 32, "ep": 32, "max_sequences": 32, "prefill_ep": 4}, 36,
+    ),
+    # llm-d/llm-d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml
+    "ranks of a group of pods": (
+        "kind: LeaderWorkerSet\nspec:\n  replicas: 1\n  leaderWorkerTemplate:\n    size: 2\n    workerTemplate:\n"
+        "      spec:\n        containers:\n        - command: [/bin/bash, -c]\n          args:\n          - |-\n"
+        "            exec vllm serve deepseek-ai/DeepSeek-R1-0528 --enable-expert-parallel \\\n"
+        "              --data-parallel-size $((LWS_GROUP_SIZE * DP_SIZE_LOCAL))\n"
+        "          env: [{name: DP_SIZE_LOCAL, value: '8'}, {name: IP, valueFrom: {fieldRef: {fieldPath: a}}}]\n",
+        {"dp": 16, "ep": 16, "tp": 1}, 16,
+    ),
+    # docs.vllm.ai deployment/k8s.html: the image's own entry point takes the arguments
+    "arguments of an image": (
+        "kind: Deployment\nspec:\n  replicas: 3\n  template: {spec: {containers: [{image: 'vllm/vllm-openai:latest', "
+        "args: [--model, mistralai/Mistral-7B-v0.3, --tensor-parallel-size, '2']}]}}\n",
+        {"model": "mistralai/Mistral-7B-v0.3", "tp": 2, "dp": 3}, 6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_of_kubernetes_start_what_their_operator_would(name: str, tmp_path: Path) -> None:
+    """Variables, files and sizes that the objects themselves hold are what the launch lines in them see."""
+    text, expected, devices = OBJECTS[name]
+    (tmp_path / "a.yaml").write_text(text)
+    found = import_server(str(tmp_path / "a.yaml"))
+    assert {key: found.values.get(key) for key in expected} == expected
+    assert found.num_devices == devices and not found.unknown
 
 
 def test_the_launch_fills_what_flags_leave_open(tmp_path: Path) -> None:

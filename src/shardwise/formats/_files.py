@@ -73,10 +73,12 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
     Raises `InputError` with everything wrong.
     """
     from shardwise.formats import dynamo
-    from shardwise.formats._launched import read_launch
+    from shardwise.formats._launched import LaunchFiles, read_launch
 
     name = fspath(path)
     with bounded("from", name):
         text = read_text(name)
-        read = dynamo.read if dynamo.recognises(name, text) else read_launch
-        return read(text, name, dict(variables or {}), os.path.dirname(name) or ".")
+        folder, said = os.path.dirname(name) or ".", dict(variables or {})
+        if dynamo.recognises(name, text):
+            return dynamo.read(text, name, said, folder)
+        return read_launch(text, name, said, LaunchFiles(folder))

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any
@@ -27,6 +27,13 @@ ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
 """The engines whose launch lines are read."""
 WIDE = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """16-bit types and fp32, by the words that engines have for them."""
+# What names of checkpoints end in -> the format that their weights are stored in.
+_FORMATS = {
+    "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "w4a16": "int4",
+    "int4": "int4", "int8": "int8", "w8a8": "int8", "bnb-4bit": "nf4",
+}  # fmt: skip
+_STORED = re.compile(rf"[-_.]({'|'.join(_FORMATS)})([-_.](dynamic|block|kv|int4|int8|\d+bit))*$", re.IGNORECASE)
+_CACHED = re.compile(r".*models--([\w.-]+?)--([\w.-]+)(/.*)?")  # a folder of the hub's cache
 _THOUSANDS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
@@ -52,10 +59,14 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFiles:
-    """What stands beside a launch line: the folder of its file, and texts that the script writes itself."""
+    """What stands beside a launch line: the folder of its file, texts that the script writes, and files by name."""
 
     folder: str = "."
     documents: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = LaunchFiles()
 
 
 class LaunchLine:
@@ -70,6 +81,7 @@ class LaunchLine:
         self.table, self.source, self.problems = table(name), source, Problems()
         self.values: dict[str, Any] = {}
         self.positional: list[str] = []
+        self.stored = ""
         self.assumed: list[str] = []
         rest = [word for word in words if word not in ("$@", "\n", "")]
         while rest:
@@ -158,10 +170,17 @@ class LaunchLine:
         if why := left_open(named):
             self.assumed.append(f"no model: {named} {why[0]}; {why[1]}, or name a model")
             return ""
-        known = None if find(named) or os.path.exists(os.path.expanduser(named)) else namesake(named)
-        if known is not None:
-            self.assumed.append(f"model {known}: {named} is named after it")
-        return known or named
+        if find(named) or os.path.exists(os.path.expanduser(named)):
+            return named
+        for word in (_CACHED.sub(r"\1/\2", named), str(self.values.get("--served-model-name", ""))):
+            stored = _STORED.search(word)
+            known = namesake(word[: stored.start()] if stored else word) if word else None
+            if known is not None:
+                self.stored = _FORMATS[stored[1].lower()] if stored else ""
+                said = f", stored in {self.stored}" if stored else ""
+                self.assumed.append(f"model {known}: {word} is named after it{said}")
+                return known
+        return named
 
     def experts(self, model: str) -> bool:
         """Return whether a model has experts; one that is not known has none."""
@@ -201,6 +220,7 @@ class LaunchLine:
         """Return the server of this line; raises `InputError` with everything wrong. Empty values are not said."""
         self.problems.raise_if_any()
         checked, read = self.table["checked"], self.table["read"]
+        values = {**values, "weights": values.get("weights") or self.stored}
         said = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(
             system=checked["system"], version=checked["version"], source=self.source, role=role,
@@ -234,7 +254,7 @@ def _commands(text: str, source: str, variables: Mapping[str, str]) -> tuple[lis
     return [*shell.commands, *inner], tuple(shell.expand(document) for document in shell.documents)
 
 
-def read_launch(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
+def read_launch(text: str, source: str, variables: Mapping[str, str], beside: LaunchFiles = HERE) -> Launched:
     """Return the server that a script or a command line starts; raises `InputError` where it starts none.
 
     >>> one = read_launch("vllm serve meta-llama/Llama-3.1-8B -tp 2 --gpu-memory-utilization 0.9", "run.sh", {})
@@ -252,7 +272,7 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], folder: st
     found = [words for words in map(_after(engine.STARTS), commands) if words is not None]
     if not found:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
-    one: Launched = engine.read_words(found[0], source, LaunchFiles(folder, documents))
+    one: Launched = engine.read_words(found[0], source, replace(beside, documents=documents))
     if len(found) > 1:
         one = replace(one, assumed=(*one.assumed, f"the first of {len(found)} servers that the script starts"))
     return one
@@ -273,32 +293,45 @@ def _after(starts: str) -> Any:
 
 @dataclass(slots=True)
 class Service:
-    """One set of like pods: their command line, how many there are, and what they are said to run."""
+    """One set of like pods: their command line, how many there are, what they are said to run, and their variables."""
 
-    text: str
+    text: str = ""
     replicas: int = 1
     role: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
 
 
-def services_of(tree: Any, replicas: int = 1, role: str = "") -> Iterator[Service]:
-    """Yield the containers of a tree of Kubernetes objects that start something, with what counts them above."""
+def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
+    """Yield the containers of a tree of Kubernetes objects that start something, with what is said of them above."""
+    above = above or Service()
     if isinstance(tree, list):
         for one in tree:
-            yield from services_of(one, replicas, role)
+            yield from services_of(one, above)
     if not isinstance(tree, Mapping):
         return
-    if isinstance(tree.get("replicas"), int):
-        replicas = tree["replicas"]
-    role = str(tree.get("subComponentType", role))
+    here = Service(
+        replicas=tree["replicas"] if isinstance(tree.get("replicas"), int) else above.replicas,
+        role=str(tree.get("subComponentType", above.role)),
+        variables={**above.variables, **_variables(tree)},
+    )
     started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments
     words = [*started, *_words(tree.get("args"))]
     text = "\n".join(words) if any("\n" in word for word in words) else shlex.join(words)
     if words and (engine_in(text) or engine_in(" ".join(words))):
         inline = words[-1] if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec") else text
-        yield Service(inline if "\n" in text or inline != text else text, replicas, role)
+        yield replace(here, text=inline if "\n" in text or inline != text else text)
         return
     for value in tree.values():
-        yield from services_of(value, replicas, role)
+        yield from services_of(value, here)
+
+
+def _variables(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a container, and those that LeaderWorkerSet sets in a group of so many pods."""
+    found: dict[str, str] = {}
+    for one in (one for key in ("env", "envs") if isinstance(listed := tree.get(key), list) for one in listed):
+        if isinstance(one, Mapping) and {"name", "value"} <= one.keys():
+            found[str(one["name"])] = str(one["value"])
+    return found | ({"LWS_GROUP_SIZE": str(tree["size"])} if isinstance(tree.get("size"), int) else {})
 
 
 def _words(value: Any) -> list[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import Launched, Service, engine_in, read_launch, services_of
+from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
 from shardwise.formats._served import Deployment, hub_name
 from shardwise.serving import InferReport
 
@@ -37,7 +37,9 @@ def _joined(text: str) -> str:
 def read(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
     """Return the server, or the two pools, that a file's containers start."""
     trees = [_yaml.parse(part, source) for part in re.split(r"(?m)^---\s*$", text) if part.strip()]
-    found = [(one, read_launch(one.text, source, variables, folder)) for tree in trees for one in services_of(tree)]
+    beside = LaunchFiles(folder, named={name: text for tree in trees for name, text in _files(tree)})
+    services = [one for tree in trees for one in services_of(tree)]
+    found = [(one, read_launch(one.text, source, {**one.variables, **variables}, beside)) for one in services]
     if not found:
         rule = "starts no engine that is known"
         raise InputError([Problem("from", source, rule, "give a file with the launch line of an engine")])
@@ -49,6 +51,12 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
         return _pools(pools["prefill"], pools.get("decode") or pools["both"])
     service, one = next(iter(pools.values()))
     return _replicated(service, one)
+
+
+def _files(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the files of a ConfigMap, by name."""
+    data = tree.get("data") if tree.get("kind") == "ConfigMap" else None
+    yield from ((str(name), text) for name, text in (data or {}).items() if isinstance(text, str))
 
 
 def _replicated(service: Service, one: Launched) -> Launched:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.models import load_model
 from shardwise.models._model import namesake
 from shardwise.serving._formats import format_names
@@ -36,7 +36,7 @@ def _quantised(name: str) -> str:
     return next((word for word in reversed(words) if word in format_names()), "")
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `llama-server`.
 
     >>> one = read_words("-hf bartowski/Llama-3.1-8B-GGUF:Q8_0 -c 32768 -np 4 -ctk q8_0 -ctv q8_0".split(), "run.sh")

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import (
     Deployment,
     Words,
@@ -150,7 +150,7 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
     return depth, beside
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
     >>> words = "--model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep 8".split()

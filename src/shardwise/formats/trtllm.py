@@ -18,7 +18,7 @@ from shardwise.errors import InputError, Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
-from shardwise.formats._launched import Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import Deployment, check, hub_name, proposer, refuse, written
 from shardwise.serving import InferReport
 from shardwise.shell import left_open
@@ -114,8 +114,11 @@ def _options(line: LaunchLine, beside: LaunchFiles) -> dict[str, Any]:
     named = next((str(line.values[flag]) for flag in _OPTIONS if flag in line.values), "")
     if not named:
         return {}
-    path = os.path.join(beside.folder, os.path.basename(named.strip("\"'")))
-    if os.path.isfile(path):
+    file = os.path.basename(named.strip("\"'"))
+    path = os.path.join(beside.folder, file)
+    if file in beside.named:
+        text = beside.named[file]
+    elif os.path.isfile(path):
         text = files.read_text(path, files.YAML_BYTES, "from")
     elif beside.documents:
         text = beside.documents[0]
@@ -147,7 +150,7 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
 
     >>> one = read_words("meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 256".split(), "run.sh")

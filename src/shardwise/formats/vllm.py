@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import WIDE, Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import (
     Deployment,
     Words,
@@ -130,7 +130,7 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = LaunchFiles()) -> Launched:  # noqa: B008 (frozen)
+def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `vllm serve`.
 
     >>> one = read_words(["deepseek-ai/DeepSeek-V3", "-tp", "1", "-dp", "8", "-ep", "--dtype", "auto"], "run.sh")
