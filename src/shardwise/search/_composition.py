@@ -66,7 +66,7 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
 
 @dataclass(frozen=True)
 class Composition:
-    """One schedule over one partition of the layers, recorded for every sharding.
+    """One schedule over one partition of the layers, recorded for the shardings that some of its plans have.
 
     Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding. Where the host
     of a node may lack memory that is added to `held`, and stands apart as `short` beside `device` bytes.
@@ -76,16 +76,12 @@ class Composition:
     case: TrainingCase
     grid: PlanGrid
     owner: Compositions
+    shardings: tuple[str, ...]
 
     def _program(self, kind: str, outputs: Callable[[], Mapping[str, Any]]) -> Program:
         """Return a program of the composition, kept or recorded now."""
         kept, name = self.owner.kept, f"{kind} {self.name}"
         return kept.programs.get(name) or kept.put(name, Program(outputs()))
-
-    @property
-    def shardings(self) -> Sequence[str]:
-        """Shardings of the space."""
-        return self.grid.space.sharding
 
     def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
         graph, plan = Graph(), self.case.plan
@@ -212,7 +208,7 @@ class Compositions:
 
     def __post_init__(self) -> None:
         self._known: dict[tuple[Any, ...], Composition] = {}
-        self._asked: dict[tuple[Schedule, int, int], Composition] = {}
+        self._asked: dict[tuple[Schedule, int, int, tuple[str, ...]], Composition] = {}
 
     @cached_property
     def recorded(self) -> RecordedBlocks:
@@ -224,17 +220,19 @@ class Compositions:
         """The blocks, kept or recorded now."""
         return PlanBlocks.kept(self.kept, len(self.grid.space.recompute)) or self.recorded.blocks.keep(self.kept)
 
-    def of(self, schedule: Schedule, pp: int, vpp: int) -> Composition:
+    def of(self, schedule: Schedule, pp: int, vpp: int, shardings: tuple[str, ...]) -> Composition:
         """Return the composition of a schedule; chunks that leave the stages as they are share one."""
-        if (schedule, pp, vpp) in self._asked:
-            return self._asked[schedule, pp, vpp]
+        asked = schedule, pp, vpp, shardings
+        if asked in self._asked:
+            return self._asked[asked]
         plan: Any = replace(self.grid.case.plan, schedule=schedule, pp=pp, vpp=vpp, stage_layers=())
         case = replace(self.grid.case, plan=staged(self.grid.case, plan))
         stages = stages_of(case)
-        key = (schedule, pp, stages)
+        key = (schedule, pp, stages, shardings)
         if key not in self._known:
-            self._known[key] = Composition(f"{schedule} {pp} {fingerprint(stages)}", case, self.grid, self)
-        self._asked[schedule, pp, vpp] = self._known[key]
+            name = f"{schedule} {pp} {fingerprint(stages)} {' '.join(shardings)}"
+            self._known[key] = Composition(name, case, self.grid, self, shardings)
+        self._asked[asked] = self._known[key]
         return self._known[key]
 
 

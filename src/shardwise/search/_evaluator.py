@@ -176,6 +176,10 @@ class _Job:
     composed: tuple[Schedule, int, int]
     part: PlanPart
     legal: dict[str, Any]
+    shardings: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shardings = tuple(sharding for sharding, rows in self.legal.items() if rows.any())
 
     @property
     def columns(self) -> Columns:
@@ -184,8 +188,8 @@ class _Job:
 
     @property
     def composition(self) -> Composition:
-        """The composition of the job."""
-        return self.evaluator.compositions.of(*self.composed)
+        """The composition of the job, with the shardings that some of its rows have."""
+        return self.evaluator.compositions.of(*self.composed, self.shardings)
 
     def _given(
         self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
