@@ -15,6 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, Training
 from shardwise.search import (
+    IntRanges,
     SearchOptions,
     SearchSpace,
     ServingSpace,
@@ -277,9 +278,11 @@ def test_constants_moved_as_one_column_give_what_they_give_one_by_one(kind: str)
 
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by_one(kind: str) -> None:
-    """Deployments in two formats with a rate or an overhead moved are those of `infer` on such hardware."""
-    on, job = Cluster.parse("8xh100-sxm-80gb"), Serving(input_tokens=512, output_tokens=64)
-    reports = plan_serving(MODELS[kind], on, job, ServingSpace(weights=("bf16", "fp8"))).best[:4]
+    """Deployments in two formats, on parts of a cluster, with a constant moved are those of `infer` on such devices."""
+    on, job = Cluster.parse("16xh100-sxm-80gb"), Serving(input_tokens=512, output_tokens=64)
+    space = ServingSpace(weights=("bf16", "fp8"), devices=IntRanges(((4, 4), (16, 16))))
+    best = plan_serving(MODELS[kind], on, job, space).best
+    reports = [*best[:3], *(one for one in best if one.plan.num_devices != best[0].plan.num_devices)][:4]
     moves = [(name, factor) for name in CONSTANTS for factor in (0.6, 1.0, 1.7)]
     for report, moved in zip(reports, moved_replicas(reports, moves), strict=True):
         for (name, factor), column in zip(moves, moved, strict=True):

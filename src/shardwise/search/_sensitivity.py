@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
-from shardwise.hardware import Cluster, Tier
+from shardwise.hardware import Cluster, Tier, part_of
 from shardwise.plans import Plan, Training
 from shardwise.records import dataclass
 from shardwise.search._result import loss_of
@@ -200,8 +200,18 @@ def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[In
     from shardwise.serving._sizes import sizes_of_columns
 
     found: list[list[InferReport]] = [[]] * len(reports)
-    for places in _grouped(reports, lambda one: replace(one.case, plan=Plan(), job=replace(one.job, batch=1))):
-        case, several = reports[places[0]].case, [reports[place] for place in places for _ in moves]
+    widest = max((one.case.cluster for one in reports), key=lambda cluster: cluster.num_devices)
+
+    def whole(case: ServingCase) -> ServingCase:
+        """Return a case on all devices where it is on a part of them: a replica does the same there."""
+        return replace(case, cluster=widest) if part_of(widest, case.cluster.num_devices) == case.cluster else case
+
+    def alike(one: InferReport) -> ServingCase:
+        """Return what deployments agree in whose seconds are columns; room for sequences takes bytes alone."""
+        return replace(whole(one.case), plan=Plan(), job=replace(one.job, batch=1, max_sequences=0))
+
+    for places in _grouped(reports, alike):
+        case, several = whole(reports[places[0]].case), [reports[place] for place in places for _ in moves]
         plans, batches = [one.plan for one in several], [one.job.batch for one in several]
         z = sizes_of_columns(case.model, plans, batches, case.domains, case.job)
         cases = [_moved_serving(name, case, factor) for name, factor in moves]
@@ -330,26 +340,19 @@ class _Moved:
         if self.found.options.objective not in TIMED:
             return [()] * len(others)
         # Plans that are the same but for rounding do not overtake each other.
-        ways = [
-            (other, name, end)
-            for other in others
-            for name, ends in self.ends.items()
-            for end in ends
-            if end != 1 and self._gap(best, other, name, end) < -_ROUNDING
-        ]
+        places, moves = range(len(others)), [(name, end) for name, ends in self.ends.items() for end in ends]
+        ways = [(p, *m) for p in places for m in moves if m[1] != 1 and self._gap(best, others[p], *m) < -_ROUNDING]
 
-        def gaps(asked: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-            moves = {(ways[i][1], f) for i, factors in asked.items() for f in factors}
-            new = sorted(move for move in moves if (id(best), *move) not in self._known)
-            if new:
-                self._know([best, *others], new)
-            return {i: [self._gap(best, *ways[i][:2], f) for f in factors] for i, factors in asked.items()}
+        def gaps(asked: _Asked) -> dict[int, list[float]]:
+            new = {(ways[i][1], f) for i, factors in asked.items() for f in factors}
+            if new := {move for move in new if (id(best), *move) not in self._known}:
+                self._know([best, *others], sorted(new))
+            return {i: [self._gap(best, others[ways[i][0]], ways[i][1], f) for f in some] for i, some in asked.items()}
 
         found: list[list[Sensitivity]] = [[] for _ in others]
-        for (other, name, end), factor in zip(ways, crossings(gaps, [end for _, _, end in ways]), strict=True):
-            regret = self._known[id(best), name, end] / self._known[id(other), name, end] - 1
+        for (place, name, end), factor in zip(ways, crossings(gaps, [end for *_, end in ways]), strict=True):
+            regret = self._known[id(best), name, end] / self._known[id(others[place]), name, end] - 1
             low, high = self.ends[name]
-            place = next(place for place, one in enumerate(others) if one is other)
             found[place].append(Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret))
         return list(map(tuple, found))
 
