@@ -35,6 +35,8 @@ class CapabilityRule:
         found: Any = True
         for name, values in self.where:
             found = found & get(name, values)
+            if found is False:
+                return False
         kept: Any = True
         for name, values in self.needs:
             kept = kept & get(name, values)

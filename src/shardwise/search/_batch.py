@@ -126,13 +126,22 @@ def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class PlanSelection:
-    """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat."""
+    """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat.
+
+    What programs read of them is kept in `inputs`, by name and level.
+    """
 
     rows: Any
     place: Any
     row: Any
     modes: Any = None
     groups: dict[bool, GroupShapes] = field(default_factory=dict)
+    inputs: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_rows(cls, rows: Any) -> PlanSelection:
+        """Return all plans of some rows, whatever their places."""
+        return cls(rows=rows, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

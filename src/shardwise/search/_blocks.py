@@ -236,9 +236,9 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Graph(), grid, {})
     machine = machine_of(case, z.group_shapes)
-    found = []
+    found, known = [], dict[Any, Any]()
     for mode in grid.space.recompute:
-        tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z)
+        tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z, known)
         parts = (_trimmed(paired_blocks(machine, when, tables.parts)) for when in _pairings(grid))
         found.append((tables.boundary_bytes, *parts))
     return found

@@ -94,15 +94,19 @@ class Evaluator:
                     yield from job.all(chosen, table)
             return
         # What is not timed has one cell for all of its places. Blocks are timed of rows that fit alone.
-        fitting = [
-            (job, fit)
-            for job, allowed in jobs
-            for chosen in pieces(allowed, np.ones(len(allowed), np.int64), most)
-            for fit in job.fitting(chosen)
-        ]
+        fitting = [(job, fit) for same in _alike(jobs) for job, fit in self._fitting(*same, most)]
         if fitting:
             table = keys.timed(np.concatenate([fit.rows for _, fit in fitting]))
             yield from self._best_first([job.bounded(fit, table) for job, fit in fitting], table)
+
+    def _fitting(self, jobs: Sequence[_Job], allowed: Any, most: int) -> list[tuple[_Job, FeasiblePlans]]:
+        """Return what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
+        found: list[list[tuple[_Job, FeasiblePlans]]] = [[] for _ in jobs]
+        for rows in pieces(allowed, np.ones(len(allowed), np.int64), most):
+            chosen = PlanSelection.of_rows(rows)
+            for own, job in zip(found, jobs, strict=True):
+                own += [(job, fit) for fit in job.fitting(chosen)]
+        return [one for own in found for one in own]
 
     def _best_first(self, bounded: Sequence[_Bounded], table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""
@@ -116,22 +120,29 @@ class Evaluator:
         size = len(columns["pp"])
         for pp in distinct(columns["pp"]).tolist():
             mine = np.flatnonzero(columns["pp"] == pp)
-            rows = {c: v[mine] for c, v in columns.items()}
+            rows, runs = {c: v[mine] for c, v in columns.items()}, dict[str, Any]()
             for schedule, vpp in self.grid.compositions(pp):
                 legal = self._shardings(rows, {"schedule": schedule, "vpp": vpp})
-                allowed = mine[self._lawful(rows, schedule, vpp, legal)]
+                allowed = mine[self._lawful(rows, (schedule, vpp), legal, runs)]
                 yield (schedule, pp, vpp), allowed, {s: scattered(one, mine, size) for s, one in legal.items()}
 
-    def _lawful(self, columns: Columns, schedule: str, vpp: int, shardings: dict[str, Any]) -> Any:
-        """Return the indices of rows that the schedule can run, and count the plans of the others."""
-        fixed: dict[str, Any] = {"schedule": schedule, "vpp": vpp}
-        each = np.sum(list(shardings.values()), axis=0) * self.num_modes * columns["places"]
-        legal = self.constraints.check("pipeline", {"pp": columns["pp"][:1]}, **fixed)
-        legal = np.broadcast_to(legal, each.shape)
-        self.constraints.keep("pipeline", {}, each, legal)
-        if not legal.all():
-            return np.flatnonzero(legal)
-        legal = self.constraints.check("schedule", columns, **fixed, pp=int(columns["pp"][0]))
+    def _lawful(
+        self, columns: Columns, composed: tuple[str, int], shardings: dict[str, Any], runs: dict[str, Any]
+    ) -> Any:
+        """Return the indices of rows that the schedule can run, and count the plans of the others.
+
+        `runs` keeps which rows a schedule runs on, whatever its chunks.
+        """
+        schedule, vpp = composed
+        ways = sum(one.view(np.int8) for one in shardings.values())
+        each = ways * (self.num_modes * columns["places"])
+        if not self.constraints.check("pipeline", {"pp": columns["pp"][:1]}, schedule=schedule, vpp=vpp)[0]:
+            self.constraints.reject("pipeline", each)
+            return np.empty(0, np.int64)
+        if schedule not in runs:
+            pp = int(columns["pp"][0])
+            runs[schedule] = self.constraints.check("schedule", columns, schedule=schedule, vpp=vpp, pp=pp)
+        legal = runs[schedule]
         self.constraints.keep("schedule", {}, each, legal)
         self.counts.legal += exact_sum(each[legal])
         return np.flatnonzero(legal & (each > 0))
@@ -151,6 +162,14 @@ class Evaluator:
                     self.constraints.examples[STACK] = problem
             self.constraints.keep(STACK, {}, columns["places"] * self.num_modes, ~refused)
         return found
+
+
+def _alike(jobs: Sequence[tuple[_Job, Any]]) -> Iterator[tuple[list[_Job], Any]]:
+    """Yield jobs of the same rows, and those rows."""
+    found: dict[bytes, list[_Job]] = {}
+    for job, allowed in jobs:
+        found.setdefault(allowed.tobytes(), []).append(job)
+    yield from ((same, np.frombuffer(allowed, np.int64)) for allowed, same in found.items())
 
 
 @dataclass(slots=True)
@@ -194,11 +213,12 @@ class _Job:
     def _given(
         self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
     ) -> dict[str, Any]:
-        """Return the inputs of a program for some plans."""
-        found = dict[str, Any]()
+        """Return the inputs of a program for some plans, each gathered once for all programs that read it."""
         key = table.key.take(cells.rows)
         domain: Any = None
         for name, level in program.inputs.items():
+            if (name, level) in cells.inputs or name == "vpp":
+                continue
             if name.startswith("block "):
                 column = (table.least if least and isinstance(table, BlockTable) else table.columns)[name]
                 at = key
@@ -207,17 +227,17 @@ class _Job:
                         domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
                     at = domain
                 if column.ndim == 1 or cells.modes is None:
-                    found[name] = column.take(at, axis=-1)
+                    found = column.take(at, axis=-1)
                 else:
-                    found[name] = column[cells.modes if not level & PLACE else cells.modes[cells.row], at]
-            elif name == "vpp":
-                found[name] = float(self.composed[2])
+                    found = column[cells.modes if not level & PLACE else cells.modes[cells.row], at]
             elif "/" in name:
                 axis, tier = name.split("/")
-                found[name] = self._groups(cells, bool(level & PLACE))[axis][int(tier)]
+                found = self._groups(cells, bool(level & PLACE))[axis][int(tier)]
             else:
-                found[name] = self.part.number(name).take(cells.rows)
-        return found
+                found = self.part.number(name).take(cells.rows)
+            cells.inputs[name, level] = found
+        chunks = float(self.composed[2])
+        return {n: chunks if n == "vpp" else cells.inputs[n, level] for n, level in program.inputs.items()}
 
     @property
     def _first(self) -> int:
@@ -264,10 +284,9 @@ class _Job:
                     **self._kind(chosen[cells.row]),
                 )
 
-    def fitting(self, chosen: Any) -> Iterator[FeasiblePlans]:
+    def fitting(self, cells: PlanSelection) -> Iterator[FeasiblePlans]:
         """Yield those of some rows of which a plan fits, if any."""
-        composition, modes, limit = self.composition, self.evaluator.num_modes, len(chosen)
-        cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        composition, modes, chosen, limit = self.composition, self.evaluator.num_modes, cells.rows, len(cells.rows)
         shape = ProgramShape(rows=limit, modes=modes, row=cells.row)
         found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
         held, fits = {}, {}
@@ -284,7 +303,7 @@ class _Job:
     def bounded(self, fitting: FeasiblePlans, table: BlockTable) -> _Bounded:
         """Return seconds that no step of what fits is shorter than."""
         composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
-        cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+        cells = PlanSelection.of_rows(chosen)
         shape = ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
         found = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
         # Results of a program stay until the next run alone.
@@ -296,7 +315,7 @@ class _Job:
         composition, known = self.composition, bounded.fitting
         chosen, held, fits = known.rows, known.held, known.fits
         if self.evaluator.may is not None:
-            cells = PlanSelection(rows=chosen, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+            cells = PlanSelection.of_rows(chosen)
             kind = self._kind(chosen)
             for s in composition.shardings:
                 if fits[s].any():

@@ -116,27 +116,26 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
     >>> launched(find_stack("megatron").runs, rows, {"sharding": "fsdp", "optimizer": "adam"}).tolist()
     [True, False]
     """
-    size = len(columns["pp"])
 
     def among(name: str, values: tuple[Any, ...]) -> Any:
         if name in ("offload", "modules"):
-            return np.full(size, any(v in fixed.get(name, ()) for v in values))
+            return any(v in fixed.get(name, ()) for v in values)
         at = fixed.get(name, columns.get(name))
         if at is None or isinstance(at, str):
-            return np.full(size, at is None or any(alike(at, str(v)) for v in values) or at in values)
+            return at is None or any(alike(at, str(v)) for v in values) or at in values
         if name == "cp_kind":
             return np.isin(at, [CONTEXT_KINDS.index(v) for v in values])
-        hits = np.zeros(size, bool)
+        hits: Any = False
         for value in values:
             if isinstance(value, str):
-                hits |= (at > int(value[1:])) if value.startswith(">") else (at == columns[value])
+                hits = hits | ((at > int(value[1:])) if value.startswith(">") else (at == columns[value]))
             else:
-                hits |= at == value
+                hits = hits | (at == value)
         return hits
 
-    legal = np.ones(size, bool)
+    legal = np.ones(len(columns["pp"]), bool)
     for rule in runs.rules:
-        legal &= ~rule.broken(among)
+        legal &= np.logical_not(rule.broken(among))
     return legal
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import Generic, cast
+from typing import Generic, TypeAlias, cast
 
 from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
@@ -15,7 +15,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.count import RECOMPUTED
 from shardwise.ops.narrow import is_narrow
-from shardwise.ops.overlap import CostModel, host_late, host_passes, merge, messages, slowed_passes
+from shardwise.ops.overlap import CostModel, Messages, host_late, host_passes, merge, messages, slowed_passes
 from shardwise.records import dataclass
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
@@ -223,6 +223,18 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
     }
 
 
+# Seconds of an operator's passes, and the messages of forward and of backward.
+PricedOp: TypeAlias = tuple[PassSeconds[X], Messages[X], Messages[X]]
+
+
+def priced_op(m: CostModel[X], op: Op[X]) -> PricedOp[X]:
+    """Return the seconds of an operator's passes, and its messages."""
+    t = op_seconds(m.rates, op)
+    ahead = messages(m, op.forward, t.forward)
+    back = messages(m, op.backward, t.backward_input, t.backward_weight)
+    return slowed_passes(m, op, t, (ahead.hidden, back.hidden)), ahead, back
+
+
 _WAYS = ("forward", "backward")
 
 
@@ -258,12 +270,9 @@ class _PassSums(Generic[X]):
         else:
             merge(self.windows, {"before forward": t.forward, "before backward": t.backward_input + t.backward_weight})
 
-    def add(self, op: Op[X], m: CostModel[X], again: X | float | None) -> None:
+    def add(self, op: Op[X], priced: PricedOp[X], again: X | float | None) -> None:
         """Add an operator, of which backward runs a share `again`, None where it does not."""
-        t = op_seconds(m.rates, op)
-        ahead = messages(m, op.forward, t.forward)
-        back = messages(m, op.backward, t.backward_input, t.backward_weight)
-        t = slowed_passes(m, op, t, (ahead.hidden, back.hidden))
+        t, ahead, back = priced
         if self.routes:
             self.pair(op, t, (ahead.exposed, back.exposed))
         forward = _with_messages(t.forward, ahead.exposed, f"{op.name} forward")
@@ -290,13 +299,27 @@ def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
     return named(seconds + total((named(s, f"{a} messages") for a, s in exposed.items()), 0 * seconds), name)
 
 
-def fold(ops: tuple[Op[X], ...], m: CostModel[X], units: tuple[Checkpoint, ...] = (), label: str = "") -> BlockCost[X]:
-    """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward."""
+def fold(
+    ops: tuple[Op[X], ...],
+    m: CostModel[X],
+    units: tuple[Checkpoint, ...] = (),
+    label: str = "",
+    known: dict[Op[X], PricedOp[X]] | None = None,
+) -> BlockCost[X]:
+    """Return a list of operators folded into seconds, bytes and parameters; `units` run again in backward.
+
+    Operators that come again, under other units, are priced once where they are `known`.
+    """
     zero, again = 0 * ops[0].forward_bytes, run_again(ops, units)
     routes = any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op in ops:
-        sums.add(op, m, again.get(id(op)))
+        priced = None if known is None else known.get(op)
+        if priced is None:
+            priced = priced_op(m, op)
+            if known is not None:
+                known[op] = priced
+        sums.add(op, priced, again.get(id(op)))
     launches, launches_back = host_passes(m, ops, again, zero)
     back = sums.backward + sums.weight
     late = host_late(m, ops, back) + maximum(launches_back - back - sums.replay, 0.0)

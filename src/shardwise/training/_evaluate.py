@@ -23,6 +23,7 @@ from shardwise.records import dataclass
 from shardwise.training._blocks import (
     BlockCost,
     ParameterCounts,
+    PricedOp,
     elements,
     fold,
     frozen_weights,
@@ -95,12 +96,14 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
     return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
 
 
-def parts_of(case: TrainingCase, y: Layout[X], m: CostModel[X]) -> ModelBlocks[X]:
+def parts_of(
+    case: TrainingCase, y: Layout[X], m: CostModel[X], known: dict[Op[X], PricedOp[X]] | None = None
+) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
-        found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ")
+        found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ", known)
         found = replace(
             found,
             elements=sided(case, found.elements, lines.ops),
@@ -201,10 +204,15 @@ def tables_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]
     return replace(found, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), found.parts))
 
 
-def tables_apart(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
-    """Return every block of a model folded for the sizes of plans, no micro-batch beside another."""
+def tables_apart(
+    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+) -> Tables[X]:
+    """Return every block of a model folded for the sizes of plans, no micro-batch beside another.
+
+    `known` keeps operators for other ways to recompute the same.
+    """
     y = layout_of(case, z)
-    return Tables(layout=y, parts=parts_of(case, y, m), boundary_bytes=boundary_bytes(case, y))
+    return Tables(layout=y, parts=parts_of(case, y, m, known), boundary_bytes=boundary_bytes(case, y))
 
 
 def memory_of(
