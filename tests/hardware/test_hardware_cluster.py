@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster, Tier, device_names, device_to_toml, find_device
+from shardwise.hardware import Cluster, Tier, device_names, device_to_toml, find_device, part_of
 
 
 def _tiers(cluster: Cluster) -> list[tuple[str, int, float]]:
@@ -77,6 +77,17 @@ def test_segments_of_racks_are_an_assumption() -> None:
     assert stated.tiers[0].size == 72
     for cluster in (stated, Cluster.parse("144xgb200")):
         assert not [one for one in cluster.assumptions if one.startswith("fast_domain")]
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_a_part_of_a_cluster_is_joined_as_its_first_devices_are(count: int) -> None:
+    """Tiers within the part stay as they are, and the one that spans it ends with it."""
+    whole = Cluster.parse("16xh100", {"fast_domain": 4})
+    sizes = [("nvlink-4", 4, 450e9), ("pcie", 8, 64e9), ("network", 16, 50e9)]
+    inner = [one for one in sizes if one[1] < count]
+    name, _, rate = sizes[len(inner)]
+    part = part_of(whole, count)
+    assert (part.num_devices, _tiers(part)) == (count, [*inner, (name, count, rate)])
 
 
 @pytest.mark.parametrize(
