@@ -234,3 +234,25 @@ def test_passes_beside_a_step_are_in_its_parts(method: str) -> None:
     whole = step.pipeline.total + step.gradients_exposed + step.parameters_exposed + step.optimizer + step.overhead
     assert step.total == pytest.approx(whole, rel=1e-12)
     assert step.overhead > report().evaluation.step.overhead
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--adapter", "lora"), ["more of activations than full fine-tuning", "autocast_adapter_dtype=False"]),
+        (
+            ("--adapter", "lora", "--adapter-precision", "bf16", "--adapter-dropout", "0.05"),
+            ["more of activations than full fine-tuning", "dropout keeps copies and masks"],
+        ),
+        (("--adapter", "dora"), ["an identity matrix beside each layer"]),
+        (("--adapter", "lora", "--adapter-precision", "bf16"), []),
+        (("--adapter", "lora", "--recompute", "full", "--trains", "head"), ["share one table"]),
+        ((), []),
+    ],
+)
+def test_an_answer_says_what_surprises(words: tuple[str, ...], said: list[str]) -> None:
+    """What takes memory unexpectedly is evaluated and said, and nothing where nothing does."""
+    where = ("--on", "a100-sxm-80gb", "--seq-len", "4096", "--micro-batch", "1", "--stack", "transformers")
+    found = asked("train", "llama-3.2-1b", *where, *words)["surprises"]
+    assert [one for one in said if not any(one in line for line in found)] == []
+    assert bool(found) == bool(said)

@@ -70,6 +70,7 @@ def train_page(
     page.blank()
     if report.tuning is not None:
         tuning_lines(page, report.tuning)
+        page.items(report.surprises, "yellow")
         page.blank()
     _speed(page, report)
     energy_lines(page, used)

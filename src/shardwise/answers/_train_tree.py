@@ -69,6 +69,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
             "stack": report.case.stack.name,
         },
         "tuning": tuning_tree(report.tuning),
+        "surprises": list(report.surprises),
         "phases": [asdict(phase) for phase in report.phases],
         "launchable": not report.unlaunched,
         "unlaunched": [asdict(problem) for problem in report.unlaunched],

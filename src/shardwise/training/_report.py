@@ -21,7 +21,7 @@ from shardwise.training._changes import Change, changes_of, least_recompute, set
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
 from shardwise.training._memory import StageMemory, reserved_bytes
 from shardwise.training._resolve import Question, complete
-from shardwise.training._savers import MemorySaver, proposals, savers_of
+from shardwise.training._savers import MemorySaver, proposals, savers_of, surprises_of
 from shardwise.training._sizes import leaves, sizes_of
 from shardwise.training._tuning import TuningSummary, tuning_summary
 from shardwise.units import show_bytes, show_seconds
@@ -314,6 +314,11 @@ class TrainReport(Card):
     def proposals(self) -> tuple[MemorySaver, ...]:
         """Savers together that fit, the quickest first; the one that needs least where none fits."""
         return proposals(self, asked_again)
+
+    @cached_property
+    def surprises(self) -> tuple[str, ...]:
+        """What of a fine-tuning takes memory that its users do not expect."""
+        return surprises_of(self, asked_again)
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:

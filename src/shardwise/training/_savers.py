@@ -17,6 +17,7 @@ from shardwise.training._case import TrainingCase
 from shardwise.training._changes import JudgedPlan
 from shardwise.training._evaluate import Evaluation
 from shardwise.training._memory import StageMemory
+from shardwise.units import show_bytes
 
 Changes = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
@@ -189,3 +190,55 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     able = [one for one in found if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
     return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])
+
+
+# A job without its fine-tuning.
+_WHOLE: Changes = {
+    name: getattr(Training(seq_len=1, global_batch=1), name)
+    for name in (
+        *("adapter", "rank", "oft_block_size", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision"),
+        *("base", "trains"),
+    )
+}
+
+
+def surprises_of(report: AnsweredPlan, ask: Ask) -> tuple[str, ...]:
+    """Return what of a fine-tuning takes memory that its users do not expect, each against the plan without it."""
+    return tuple(_surprises(report, ask)) if report.case.tuning and report.case.job.adapter else ()
+
+
+def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
+    case, own = report.case, report.memory.activations
+    job, tuning = case.job, case.tuning
+    if tuning is None:
+        return
+
+    def kept(changes: Changes) -> float:
+        """Return the bytes of activations with other words of the job, as many where those do not go together."""
+        try:
+            return ask(replace(case, job=replace(job, **changes))).memory.activations
+        except InputError:
+            return own
+
+    def fewer(changes: Changes) -> float:
+        """Return the bytes that other words of the job save, 0 for less than a hundredth of all."""
+        saved = tried(report, ask, changes).saved_bytes
+        return saved if saved > 0.01 * report.device_bytes else 0.0
+
+    if (more := own - kept(_WHOLE)) > 0.01 * report.device_bytes:
+        yield f"keeps {show_bytes(more)} more of activations than full fine-tuning does"
+    if tuning.width == 4 and (saved := fewer({"adapter_precision": "bf16"})):
+        words = "--adapter-precision bf16 (autocast_adapter_dtype=False)"
+        yield f"fp32 adapters copy what enters them: {words} saves {show_bytes(saved)}"
+    if tuning.dropout and (saved := fewer({"adapter_dropout": 0.0})):
+        share = f"{own / kept({'adapter_dropout': 0.0}) - 1:.0%}"
+        yield f"dropout keeps copies and masks, {share} of activations: --adapter-dropout 0 saves {show_bytes(saved)}"
+    if job.adapter == "dora" and (saved := fewer({"adapter": "lora"})):
+        yield f"DoRA keeps an identity matrix beside each layer: --adapter lora saves {show_bytes(saved)}"
+    if tuning.base.narrow and (saved := fewer({"base": "bf16"})):
+        rest = "what stands beside it is in fp32"
+        yield f"{job.base} saves nothing at this length, {rest}: --base bf16 saves {show_bytes(saved)}"
+    if tuning.base.bitsandbytes and case.plan.sharding_rules.weights:
+        yield f"{case.plan.sharding} shards {job.base} only where bnb_4bit_quant_storage is the type of the compute"
+    if case.model.tied and not {"embedding", "head"}.isdisjoint(job.trains):
+        yield "embedding and head share one table, which trains once for both"
