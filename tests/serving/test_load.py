@@ -56,6 +56,38 @@ def answer(name: str, asked: Workload, replicas: int = 1, job: Serving = Serving
     return serve(load_model(model), machine, replace(plan, dp=replicas), asked, job, options)
 
 
+def test_a_price_of_a_step_does_not_depend_on_those_asked_before() -> None:
+    """A piece of a prompt over a cache costs the same in a new table and in one that priced another nearby."""
+    case = answer("dense", workload(1.0, 1)).base.case
+    new, used = (StepTable(case, 8, 2048, 8192) for _ in range(2))
+    used.mixed(2, 1000.0, [(500, 4096)])
+    assert used.mixed(2, 1000.0, [(500, 4150)]) == new.mixed(2, 1000.0, [(500, 4150)])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(("lognormal", "exponential", "uniform")),
+    count=st.integers(400, 3000),
+    seed=st.integers(0, 9),
+    share=st.floats(0.1, 0.9),
+)
+def test_a_run_has_the_lengths_and_the_rate_that_are_asked_for(kind: Any, count: int, seed: int, share: float) -> None:
+    """Mean lengths, shares of classes and requests a second of a run are those that are stated, whatever the seed."""
+    length = Length(kind=kind, mean=300, cv=0.8, low=100, high=500 if kind == "uniform" else 0)
+    asked = workload(2.0, count, input_tokens=length, output_tokens=length, seed=seed)
+    requests = list(requests_of(asked, count))
+    expected = sum(length.at((i + 0.5) / 10_000) for i in range(10_000)) / 10_000
+    for made in ([r.input_tokens for r in requests], [r.output_tokens for r in requests]):
+        assert sum(made) / count == pytest.approx(expected, rel=0.01)
+    assert requests[-1].arrival == pytest.approx(count / 2.0, rel=1e-9)
+    classes = tuple(
+        RequestClass(name=name, share=part, input_tokens=length, output_tokens=length)
+        for name, part in (("chat", share), ("code", 1 - share))
+    )
+    first = sum(r.kind == 0 for r in requests_of(replace(asked, classes=classes), count))
+    assert first == pytest.approx(share * count, abs=1.01)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_table_of_steps_is_the_price_of_steps(name: str) -> None:
     """Any decode step and any whole prompt that is looked up costs what the ledger says, within 1.5 %."""

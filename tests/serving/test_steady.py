@@ -18,9 +18,12 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
+from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
-from shardwise.serving.load._fleet import ended_rate, requests_of
+from shardwise.serving.load._fleet import Fleet, ended_rate, requests_of
 from shardwise.serving.load._lockstep import batches_of
+from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._serve import _pool
 from shardwise.serving.load._steady import Replicas, replicas_of
 
 PLACES = (
@@ -101,21 +104,27 @@ def test_the_capacity_is_what_a_full_queue_is_served_at() -> None:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_the_closed_form_is_the_simulation(load: float) -> None:
-    """Means over random cases at a load: TTFT within 10 % in the median, TPOT and end to end within 3 %."""
+    """Means over random cases at a load: TTFT, TPOT and end to end within 5, 3 and 3 % in the median at half load.
+
+    At 85 %, where five runs of a case are known to 10 % and bunches of prompts take most of it: 15, 4 and 5 %.
+    """
     off: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": []}
     for seed in SEEDS:
         case = case_of(seed)
         rate = load * min(case.served, float(case.form.capacity[0]))
-        # Near the capacity one run of thousands of requests waits a third longer or shorter than another.
-        found = [r for run in range(5 if load > 0.8 else 1) for r in simulated(case, rate, 6000, run)]
+        # Near the capacity one run of thousands of requests waits a third longer or shorter than another; with the same
+        # arrivals for all cases these would be one such run.
+        runs = range(5 if load > 0.8 else 1)
+        found = [r for run in runs for r in simulated(case, rate, 6000, 100 * seed + run)]
         steady = case.form.at(rate).row(0)
         for name, values in off.items():
             mean = sum(r[name] for r in found) / len(found)
             values.append(abs(getattr(steady, f"{name}_seconds") / mean - 1))
     worst = {name: max(values) for name, values in off.items()}
-    assert median(off["ttft"]) < 0.10, off
-    assert median(off["tpot"]) < 0.03, off
-    assert median(off["e2e"]) < 0.03, off
+    near = load > 0.8
+    assert median(off["ttft"]) < (0.15 if near else 0.05), off
+    assert median(off["tpot"]) < (0.04 if near else 0.03), off
+    assert median(off["e2e"]) < (0.05 if near else 0.03), off
     assert worst["tpot"] < 0.4, worst
 
 
@@ -145,18 +154,52 @@ def test_columns_are_their_rows(seed: int) -> None:
     """Many rates at once give what each gives alone."""
     form = case_of(seed).form
     shares = (0.1, 0.5, 0.9)
+    case, batches = case_of(seed).report.base.case, batches_of([Plan()] * 3, False)
+    sizes = sizes_of_columns(case.model, [case.plan] * 3, [1] * 3, case.domains, case.job)
+    most = np.repeat(form.prices.counts.max(), 3)
+    prices = load_prices(case, sizes, form.policy, form.moments, most, batches)
     wide = Replicas(
-        prices=type(form.prices)(**{
-            name: np.repeat(getattr(form.prices, name), 3, axis=1 if name == "added" else 0)
-            for name in ("counts", "decode", "added", "ahead", "spread", "pieces", "together")
-        }),
-        policy=form.policy, moments=form.moments, cache_tokens=np.repeat(form.cache_tokens, 3),
-        batches=batches_of([Plan()] * 3, False),
+        prices=prices, policy=form.policy, moments=form.moments, cache_tokens=np.repeat(form.cache_tokens, 3),
+        batches=batches,
     )  # fmt: skip
     rates = np.array(shares) * float(form.capacity[0])
     found = wide.at(rates)
     for index, rate in enumerate(rates):
         assert found.row(index) == form.at(rate).row(0)
+
+
+@pytest.mark.parametrize(("seed", "count", "within"), [(27, 6000, 0.05), (8, 4000, 0.05), (9, 3000, 0.03)])
+def test_prompts_that_wait_for_python_are_the_simulation(seed: int, count: int, within: float) -> None:
+    """Where launches bound a step, more prompts in it take nothing more: each mean of short prompts of TensorRT-LLM."""
+    drawn = draw("replica", seed)
+    rate = 0.5 * drawn.capacity
+    found, steady = drawn.at(rate, count, 0), drawn.fleet.at(rate)
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        mean = sum(getattr(r, name) for r in found) / len(found)
+        assert getattr(steady, name) == pytest.approx(mean, rel=within), name
+
+
+def test_one_prompt_in_a_cycle_adds_what_it_adds_to_a_step() -> None:
+    """A step that reads all weights anyhow takes less for its first prompt than for the eighth."""
+    prices = draw("replica", 23).fleet.decode.form.prices
+    assert (prices.added[7] / 8 > 1.05 * prices.added[0]).all()
+    np.testing.assert_allclose(prices.cycles.first, prices.added[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(8, 0.5), (16, 0.9)])
+def test_prompts_that_are_gathered_are_the_simulation(steps: int, share: float) -> None:
+    """Prompts that wait for others beside a decode step (`batch_wait`) wait in the closed form as long, within 6 %."""
+    drawn = draw("replica", 8)
+    alone = drawn.fleet.at(0.5 * drawn.capacity)
+    pool = drawn.fleet.decode
+    policy = replace(pool.policy, batch_wait=(steps, share))
+    waits = replace(drawn, fleet=Fleet(decode=_pool(pool.base, policy, drawn.workload, "both")))
+    rate = 0.5 * drawn.capacity
+    found, steady = waits.at(rate, 3000, 0), waits.fleet.at(rate)
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        mean = sum(getattr(r, name) for r in found) / len(found)
+        assert getattr(steady, name) == pytest.approx(mean, rel=0.06), name
+    assert steady.ttft_seconds > 1.5 * alone.ttft_seconds
 
 
 # Configurations of `benchmarks/steady.py` whose simulation is short, with the share of their capacity.

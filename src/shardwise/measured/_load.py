@@ -80,8 +80,10 @@ def _length(record: Record, name: str, closed: bool, context: int) -> Length:
     said = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
     if "distribution" in said:
         record.taken("lengths")
-        most = max(int(context * mean / max(both, 1.0)), round(mean))
-        return Length(kind="lognormal", mean=mean, cv=table["lengths_cv"], high=most)
+        most = context * mean / max(both, 1.0)
+        if name == "output_tokens":
+            most = min(most, table["output_most"] * mean)
+        return Length(kind="lognormal", mean=mean, cv=table[name.replace("tokens", "cv")], high=round(max(most, mean)))
     shares = _shares(said)
     if (shares or closed) and said != "fixed":
         low, high = shares or (1 - table["closed_spread"], 1 + table["closed_spread"])

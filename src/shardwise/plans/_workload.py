@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, islice, repeat, takewhile
 from random import Random
+from statistics import NormalDist
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
@@ -20,14 +21,30 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 MOST_REQUESTS = 1_000_000
+# Requests whose lengths together have the very distribution that is asked for.
+_TOGETHER = 4096
+_NORMAL = NormalDist()
+
+
+def _evenly(random: Random, count: int) -> Iterator[float]:
+    """Yield numbers between 0 and 1 without end: of so many, one in each of as many equal parts, in random order.
+
+    >>> sorted(int(4 * share) for share in islice(_evenly(Random(0), 4), 4))
+    [0, 1, 2, 3]
+    """
+    order = list(range(count))
+    while True:
+        random.shuffle(order)
+        for part in order:
+            yield (part + max(random.random(), 1e-12)) / count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
     """A distribution of token counts.
 
-    >>> Length(mean=2000).draw(Random(0)), Length(kind="uniform", mean=1500, low=1000, high=2000).mean
-    (2000, 1500)
+    >>> Length(mean=2000).at(0.5), Length(kind="uniform", mean=1500, low=1000, high=2000).at(0.25)
+    (2000, 1250)
     """
 
     kind: LengthKind = "fixed"
@@ -40,20 +57,24 @@ class Length:
     values: tuple[int, ...] = ()
     """What is drawn from, of "empirical"."""
 
-    def draw(self, random: Random) -> int:
-        """Return the tokens of one request."""
+    def at(self, share: float) -> int:
+        """Return the tokens that so much of all requests has at most, for a share between 0 and 1."""
         if self.kind == "fixed":
             return round(self.mean)
         if self.kind == "empirical":
-            return random.choice(self.values)
+            return self.values[int(share * len(self.values))]
         if self.kind == "uniform":
-            return random.randint(self.low, self.high)
+            return self.low + int(share * (self.high - self.low + 1))
         if self.kind == "exponential":
-            drawn = random.expovariate(1 / self.mean)
+            drawn = -self.mean * math.log1p(-share)
         else:
             width = math.log(1 + self.cv**2)
-            drawn = random.lognormvariate(math.log(self.mean) - width / 2, math.sqrt(width))
+            drawn = self.mean * math.exp(math.sqrt(width) * _NORMAL.inv_cdf(share) - width / 2)
         return min(max(round(drawn), self.low), self.largest)
+
+    def each(self, random: Random, count: int) -> Iterator[int]:
+        """Yield the tokens of one request after another, without end; so many together are of the very distribution."""
+        return repeat(round(self.mean)) if self.kind == "fixed" else map(self.at, _evenly(random, count))
 
     @property
     def largest(self) -> int:
@@ -95,20 +116,29 @@ class Arrivals:
     """Seconds of each arrival of a trace, rising from 0."""
 
     def seconds(self, count: int, random: Random) -> Iterator[float]:
-        """Yield the seconds at which `count` requests of an open loop arrive; all at 0 of a burst."""
+        """Yield the seconds at which `count` requests of an open loop arrive; all at 0 of a burst.
+
+        They come at the rate: clients scale random gaps to the time of all (github.com/vllm-project/vllm
+        vllm/benchmarks/serve.py get_request).
+
+        >>> round(max(Arrivals(kind="poisson", rate=2.0).seconds(500, Random(0))), 9)
+        250.0
+        """
         if self.kind == "trace":
             yield from self.times[:count]
-            return
-        at = 0.0
-        for index in range(count):
-            if self.kind == "constant":
-                at = index / self.rate
-            elif self.kind == "poisson":
-                at += random.expovariate(self.rate)
-            elif self.kind == "gamma":
-                shape = 1 / self.cv**2
-                at += random.gammavariate(shape, 1 / (shape * self.rate))
-            yield at
+        elif self.kind in ("poisson", "gamma"):
+            gaps = list(islice(self._gaps(random), count))
+            scale = count / self.rate / sum(gaps)
+            yield from accumulate(gap * scale for gap in gaps)
+        else:
+            for index in range(count):
+                yield index / self.rate if self.kind == "constant" else 0.0
+
+    def _gaps(self, random: Random) -> Iterator[float]:
+        """Yield random gaps without end, of a mean of 1."""
+        shape = 1 / self.cv**2
+        while True:
+            yield random.gammavariate(shape, 1 / shape) if self.kind == "gamma" else random.expovariate(1.0)
 
     def through(self, stages: Sequence[tuple[float, float]], random: Random) -> Arrivals:
         """Return arrivals whose rate changes: so many requests a second for so many seconds, one stage after another.
@@ -118,12 +148,13 @@ class Arrivals:
         >>> Arrivals(kind="constant").through([(2, 1.0), (1, 2.0)], Random(0)).times
         (0.0, 0.5, 1.0, 2.0)
         """
-        unit, times, start, passed = replace(self, rate=1.0), list[float](), 0.0, 0.0
-        found = unit.problems()
+        times, start, passed = list[float](), 0.0, 0.0
+        found = replace(self, rate=1.0).problems()
         if self.kind not in ("constant", "poisson", "gamma"):
             found.add("arrivals", self.kind, "has no rate that stages change", "use poisson, constant or gamma:CV")
         found.raise_if_any()
-        gaps = unit.seconds(sys.maxsize, random)
+        steady = self.kind == "constant"
+        gaps = accumulate(repeat(1.0), initial=0.0) if steady else accumulate(self._gaps(random))
         at = next(gaps)
         for rate, seconds in stages:
             while at < passed + rate * seconds - 1e-9:
@@ -226,22 +257,21 @@ class Workload:
         """
         random = Random(f"lengths {self.seed}")
         index, seen = 0, set[int]()
-        shares = [one.share for one in self.classes]
+        together = max(min(self.count, _TOGETHER), 1)
+        kinds = self.classes or (self,)
+        lengths = [(k.input_tokens.each(random, together), k.output_tokens.each(random, together)) for k in kinds]
+        of, which, prefix = 0, _evenly(random, together), self.prefix_tokens
+        bounds = list(accumulate(one.share for one in self.classes))
         apart = 1 + max((block for blocks in self.blocks for block, _ in blocks), default=0)
         while True:
-            of, prefix = 0, self.prefix_tokens
             if self.pairs:
                 tokens, made = self.pairs[index % len(self.pairs)]
-            elif self.classes:
-                of = random.choices(range(len(shares)), shares)[0]
-                kind = self.classes[of]
-                tokens, made, prefix = (
-                    kind.input_tokens.draw(random),
-                    kind.output_tokens.draw(random),
-                    kind.prefix_tokens,
-                )
             else:
-                tokens, made = self.input_tokens.draw(random), self.output_tokens.draw(random)
+                if self.classes:
+                    of = min(bisect_right(bounds, next(which) * bounds[-1]), len(bounds) - 1)
+                    prefix = self.classes[of].prefix_tokens
+                prompts, answers = lengths[of]
+                tokens, made = next(prompts), next(answers)
             if self.blocks:
                 again, at = divmod(index, len(self.blocks))
                 blocks = self.blocks[at]

@@ -24,6 +24,7 @@ from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import LengthMoments
+from shardwise.serving.load._tempo import FULL
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -145,6 +146,8 @@ class CyclePrices:
     """Batches that have prompts: [prompts, layout, 1]."""
     pieces: Any
     """Steps that a prompt is spread over: [layout, place]."""
+    variance: Any
+    """Of what a prompt adds, where there is one batch: [layout, place]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +162,8 @@ class CycleMix:
     """Share of cycles without."""
     keeps: Any
     """How much of its excess a cycle hands on to the next."""
+    two: Any
+    """The same of cycles of two kinds alone, with prompts and without."""
     cycle: Any
     square: Any
     """Mean square of the time between two cycles in which prompts may start, over that of cycles."""
@@ -178,6 +183,8 @@ class Cycles:
     """Mean square of a cycle."""
     after: Any
     """A cycle with one prompt more."""
+    more: Any
+    """What a cycle takes longer for each prompt more in the mean."""
     share: Any
     """Batches that run prompts alone in a cycle, over all."""
     first: Any
@@ -211,14 +218,17 @@ class Cycles:
         chance = np.exp(-some)
         short = chance / (1 - stays + chance)
         cycle, square = (self._over(table, short, (none, some)) for table in (self.mean, self.square))
+        # Two kinds of cycles alone forget how long one with prompts was: of what it is longer than their mean those
+        # that arrive in it make the next one longer by so much (autoregression: the variance by 1 / (1 - keeps^2)).
+        two = np.maximum(stays - chance, 0.0)
+        grown = rate * self.look(self.more, some)
+        keeps = np.where(self.batches > 1, two, np.maximum(np.minimum(grown, FULL), two))
+        square = cycle**2 + (square - cycle**2) * (1 - two**2) / (1 - keeps**2)
         # Who arrives sees more of long cycles.
         whole, quick = (square - short * self.decode**2), short * self.decode
         later = self.look(self.after, rate * whole / np.maximum(cycle - quick, 1e-12))
         own = (quick * self.look(self.after, none) + (cycle - quick) * later) / cycle
-        return CycleMix(
-            none=none, some=some, short=short, keeps=np.maximum(stays - chance, 0.0), cycle=cycle, square=square,
-            own=own,
-        )  # fmt: skip
+        return CycleMix(none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own)
 
     def held(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
@@ -229,7 +239,7 @@ class Cycles:
             cycle = ((wait - 1) * self.decode + self.look(self.mean, together)) / wait
         same = wait <= 1
         other = replace(
-            at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, cycle=cycle,
+            at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
             square=wait * cycle**2, own=self.look(self.after, together),
         )  # fmt: skip
         return CycleMix(
@@ -308,7 +318,7 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     behind = _sums(weights[:, 1:], behind)
     mean = mean - np.where(piped, (1 - last) * behind, 0.0)
     return Cycles(
-        batches=batches, decode=decode, mean=mean, pieces=prices.pieces,
-        square=_sums(weights, whole**2), after=_sums(after, own),
+        batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
+        square=_sums(weights, whole**2) + means * prices.variance, after=_sums(after, own),
         share=_sums(weights[:, 1:], share), first=whole[1] - (decode if policy.mixed else 0.0),
     )  # fmt: skip

@@ -43,8 +43,8 @@ class LoadPrices:
     """Steps that a prompt is spread over."""
     together: Any
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
-    cycles: Cycles | None = None
-    """What several batches take that go round together; None where each layout has one."""
+    cycles: Cycles
+    """What steps of all batches take that go round together, where a step has room for all who arrive."""
 
 
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
@@ -143,16 +143,13 @@ class _Steps:
         added = _Added(**{f.name: np.array([getattr(one, f.name) for one in every]) for f in fields(_Added)})
         mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
         together = room / new if self.policy.chunked else np.maximum(room // new, 1.0)
-        cycles = None
-        if batches.any:
-            full = fullest(counts, batches.many, moments, self.policy)
-            full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
-            decode = _between(full, self.known, self.decode)
-            first, ends = (
-                cycles_of(self._in_cycles(added, counts, decode, (batches, apart)), decode, batches, self.policy)
-                for apart in (0.0, 1 - moments.overlap)
-            )
-            cycles = replace(first, ends=ends)
+        full = fullest(counts, batches.many, moments, self.policy) if batches.any else counts
+        full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
+        longest = _between(full, self.known, self.decode)
+        first, *ends = (
+            cycles_of(self._in_cycles(added, counts, longest, (batches, apart)), longest, batches, self.policy)
+            for apart in ((0.0, 1 - moments.overlap) if batches.any else (0.0,))
+        )
         return LoadPrices(
             counts=counts,
             decode=decode,
@@ -161,7 +158,7 @@ class _Steps:
             spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
             pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
             together=together,
-            cycles=cycles,
+            cycles=replace(first, ends=ends[0] if ends else None),
         )
 
     def _added(self, index: int, new: float, counts: Any, room: Any) -> _Added:
@@ -210,7 +207,8 @@ class _Steps:
             at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
             low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
             share = np.clip(each - at[0] - 1, 0.0, 1.0)
-            all_own = np.maximum(low + share * (high - low), ahead * each / PROMPTS)
+            all_own = low + share * (high - low)
+            all_own = np.where(each > PROMPTS, np.maximum(all_own, ahead * each / PROMPTS), all_own)
             # The longest of some prompts by equal classes of lengths; sums of several spread with their root.
             most = sum(((shares[c + 1] ** some) - shares[c] ** some) * alone[c] for c in range(classes))
             longest.append(all_own + np.sqrt(each) * (most - means[0]))
@@ -220,6 +218,7 @@ class _Steps:
             else:
                 routed = self.prompts.expert((k * size + (many - some) * tokens) / many)
             experts.append(np.where(batches.piped, 0.0, routed))
+        unlike_prompts = np.where(many > 1, 0.0, own[:, 0].var(axis=0))
         return CyclePrices(
             longest=np.array(longest),
             mean=np.array(mean),
@@ -227,6 +226,7 @@ class _Steps:
             beside=beside,
             pieces=pieces[:, 0].mean(axis=0),
             taken=np.array(taken),
+            variance=unlike_prompts,
         )
 
 

@@ -23,7 +23,7 @@ from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
-from shardwise.serving.load._lockstep import Batches, Cycles, batches_of
+from shardwise.serving.load._lockstep import Batches, batches_of
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._tempo import (
@@ -117,9 +117,7 @@ class Replicas:
         ended = np.minimum(p.counts / steps, np.maximum(p.together, 1.0) if self.policy.mixed else np.inf)
         bunch = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
         found = np.maximum.accumulate(1 / (p.decode / ended + self._added(bunch)), axis=-1)
-        if p.cycles is None:
-            return found
-        return np.where(self.batches.many > 1, self._cycle_rates(p.cycles), found)
+        return np.where(self.batches.many > 1, self._cycle_rates(), found)
 
     @cached_property
     def capacity(self) -> Any:
@@ -160,18 +158,27 @@ class Replicas:
             first=first_token_seconds(b, moments, policy), empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
         )  # fmt: skip
-        if p.cycles is None:
-            return found
-        other, several = self._cycle_tempo(p.cycles, b.rate), self.batches.many > 1
-        names = (f.name for f in fields(Tempo))
-        return Tempo(**{name: np.where(several, getattr(other, name), getattr(found, name)) for name in names})
+        other, several = self._cycle_tempo(b.rate), self.batches.many > 1
+        # A cycle has room for all who arrive: how likely a step of one batch has not, the more so as lengths differ.
+        arriving = np.maximum(b.rate * other.step, 0.1) * moments.new_cv2**2
+        full = np.exp((1 - np.maximum(p.together, 1.0)) / arriving)
+        if not policy.mixed:
+            # Prompts that cost in proportion are an M/G/1 queue; those that wait for Python cost nothing more together.
+            cycles = p.cycles
+            grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
+            full = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
+        full = np.where(several, 0.0, full)
+        pairs = ((f.name, getattr(found, f.name), getattr(other, f.name)) for f in fields(Tempo))
+        both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
+        return Tempo(**both | {"empty": np.where(several, other.empty, found.empty)})
 
-    def _cycle_rates(self, cycles: Cycles) -> Any:
+    def _cycle_rates(self) -> Any:
         """Return requests a second of a batch among others, while so many sequences run and others wait.
 
         Equal answers end together as they began.
         """
-        ends, p, steps, pieces = cycles.ends or cycles, self.prices, self.moments.steps, cycles.pieces
+        p, steps, cycles = self.prices, self.moments.steps, self.prices.cycles
+        ends, pieces = cycles.ends or cycles, cycles.pieces
         prompts = ends.ended(p.counts, steps)
         if self.moments.overlap > _EQUAL:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
@@ -184,21 +191,47 @@ class Replicas:
         going = 1 - ends.look(ends.share, prompts)
         return p.counts * going / (steps + pieces * going) / ends.look(ends.mean, prompts)
 
-    def _cycle_tempo(self, cycles: Cycles, rate: Any) -> Tempo[Any]:
-        """Return the pace of batches that go round together."""
-        policy, rate = self.policy, rate * self.batches.many * cycles.pieces
+    def _cycle_tempo(self, rate: Any) -> Tempo[Any]:
+        """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
+        p, policy, cycles = self.prices, self.policy, self.prices.cycles
+        rate = rate * self.batches.many * cycles.pieces
         at = cycles.going(rate)
         if policy.balance_steps:
-            held = (self.prices.counts >= 1) & ~self.batches.piped
+            held = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             at = cycles.held(at, rate, np.where(held, policy.balance_steps, 1))
         step = at.cycle / (1 - cycles.over(cycles.share, at))
-        first = at.square / at.cycle / 2 + at.own + (self.prices.pieces - 1) * at.cycle
+        first = at.square / at.cycle / 2 + at.own + (p.pieces - 1) * at.cycle
+        first = first + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
-        return Tempo(
-            step=step, lingering=following / (1 - at.keeps), load=1 - cycles.decode / step,
-            first=first + at.cycle if policy.async_scheduling else first,
-            empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * self.prices.pieces,
+        found = Tempo(
+            step=step, lingering=following / (1 - at.two),
+            load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
+            first=first + at.cycle if policy.async_scheduling and self.moments.steps else first,
+            empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
+        return self._gathered(found, rate) if policy.batch_wait[0] else found
+
+    def _gathered(self, found: Tempo[Any], rate: Any) -> Tempo[Any]:
+        """Return the pace where prompts wait for decode steps until they fill a share of a step.
+
+        The first of them waits for all of these, others for a part, and all run in one step.
+        """
+        p, (steps, share), cycles = self.prices, self.policy.batch_wait, self.prices.cycles
+        wanted = np.ceil((share * self.policy.step_tokens - p.counts) / max(self.moments.new_tokens, 1.0))
+        # The least of the wait for so many more and of those steps, exact for one more.
+        more, longest_wait = np.maximum(wanted - 1, 0.0), steps * cycles.decode
+        wait = more / rate * -np.expm1(-rate * longest_wait / np.maximum(more, 1e-9))
+        alone = (self.batches.many == 1) & (p.counts >= 1)
+        bunch = 1 + rate * wait
+        longest = cycles.look(cycles.mean, bunch)
+        period = np.maximum(bunch / rate, longest)
+        step = period / (1 + (period - longest) / cycles.decode)
+        waited = wait * (1 + rate * wait / 2) / bunch
+        other = replace(
+            found, step=step, load=1 - cycles.decode / step,
+            first=found.first + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
+        )  # fmt: skip
+        return Tempo(**{f.name: np.where(alone, getattr(other, f.name), getattr(found, f.name)) for f in fields(Tempo)})
 
     def _likely(self, ratio: Any, width: Any, tail: Any) -> tuple[Any, Any]:
         """Return how likely each place is, and all that is beyond the last, up to a common factor.

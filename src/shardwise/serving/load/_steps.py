@@ -167,6 +167,8 @@ class StepTable:
         known = self._memo.get(key)
         if known is not None:
             return known
+        # The middle of those that share a key: what came first must not matter.
+        past = past - past % 64 + 32 if past >= 64 else 0
         a, b, rows = self._new, self._past, self._prefill
         i = min(max(bisect_right(a, new) - 1, 0), max(len(a) - 2, 0))
         j = min(max(bisect_right(b, past) - 1, 0), len(b) - 2)
