@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import math
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from json_keys import TABLE, spelt
@@ -16,7 +19,7 @@ from command_line import run
 from shardwise.answers import _measure
 from shardwise.cost import Efficiencies, rates_of
 from shardwise.hardware import device_to_toml, load_device
-from shardwise.measuring import Clock, Machine, Measurement, describe, device_of, timed
+from shardwise.measuring import Clock, Machine, Measurement, _clock, describe, device_of, timed
 
 MACHINE = Machine(
     key="cpu-lab", device="cpu", full_name="A processor", cores=8, threads=8, hertz=0.0, memory_bytes=2**34,
@@ -132,6 +135,106 @@ def test_without_pytorch_the_remedy_is_its_extra(tmp_path: Path, monkeypatch: py
     assert found.status == 2
     assert "shardwise[torch]" in found.err
     assert not (tmp_path / "mine").exists()
+
+
+class FakeGpu:
+    """PyTorch on a GPU whose products and copies take what a rate says; calls only move its own clock."""
+
+    float32, bfloat16, __version__ = 4, 2, "2.9"
+
+    def __init__(self, memory_bytes: float = 80e9, flops: float = 6e14, bandwidth: float = 3e12) -> None:
+        self.now, self.flops, self.bandwidth, self.most = 0.0, flops, bandwidth, 0
+        properties = SimpleNamespace(
+            name="NVIDIA H100 80GB HBM3", total_memory=memory_bytes, multi_processor_count=132, L2_cache_size=50 * 2**20
+        )
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True, synchronize=lambda: None, Event=lambda enable_timing: FakeEvent(self),
+            get_device_properties=lambda index: properties,
+        )  # fmt: skip
+
+    def get_num_threads(self) -> int:
+        """Threads of the host."""
+        return 8
+
+    def randn(self, count: int, device: str) -> FakeTensor:
+        """A tensor of so many values."""
+        return FakeTensor(self, (count,), 4)
+
+    def ones(self, count: int, device: str, pin_memory: bool) -> FakeTensor:
+        """A tensor on the GPU, of which the largest is remembered."""
+        assert device == "cuda" and not pin_memory
+        self.most = max(self.most, 4 * count)
+        return FakeTensor(self, (count,), 4)
+
+
+class FakeEvent:
+    """A mark on the clock of a GPU."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu, self.at = gpu, 0.0
+
+    def record(self) -> None:
+        """Take the time."""
+        self.at = self.gpu.now
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        """Milliseconds between two marks."""
+        return 1e3 * (end.at - self.at)
+
+
+class FakeTensor:
+    """Sizes and a width, and what its products and copies take."""
+
+    def __init__(self, gpu: FakeGpu, sides: tuple[int, ...], width: int) -> None:
+        self.gpu, self.sides, self.width = gpu, sides, width
+
+    def numel(self) -> int:
+        """How many values it has."""
+        return math.prod(self.sides)
+
+    def __getitem__(self, part: slice) -> FakeTensor:
+        return FakeTensor(self.gpu, (part.stop,), self.width)
+
+    def view(self, sides: tuple[int, ...]) -> FakeTensor:
+        """The same values with other sides."""
+        return FakeTensor(self.gpu, sides, self.width)
+
+    def to(self, dtype: int, copy: bool) -> FakeTensor:
+        """A copy in another type."""
+        return FakeTensor(self.gpu, self.sides, dtype)
+
+    def t(self) -> FakeTensor:
+        """The transpose."""
+        return FakeTensor(self.gpu, self.sides[::-1], self.width)
+
+    def __matmul__(self, other: FakeTensor) -> None:
+        (m, k), (_, n) = self.sides, other.sides
+        rate = self.gpu.flops if self.width == 2 else self.gpu.flops / 15
+        self.gpu.now += max(2.0 * m * n * k / rate, self.width * (m * k + n * k + m * n) / self.gpu.bandwidth)
+
+    def copy_(self, other: FakeTensor, non_blocking: bool) -> None:
+        """Read and write as many bytes."""
+        self.gpu.now += 2.0 * 4 * self.numel() / self.gpu.bandwidth
+
+
+@pytest.mark.parametrize("memory_bytes", [80e9, 8e9])
+def test_a_gpu_is_timed_by_its_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: float) -> None:
+    """Events of the GPU time its kernels, no copy takes more than half of its memory, and its name finds the rates."""
+    gpu = FakeGpu(memory_bytes)
+    monkeypatch.setitem(sys.modules, "torch", gpu)  # type: ignore[arg-type]
+    monkeypatch.setattr(_measure, "find_spec", lambda name: object())
+    monkeypatch.setattr(_clock, "_NOISE", {})
+    found = run("measure", "--out", str(tmp_path), "--name", "h100-sxm-80gb-lab", "--json").tree
+    facts = {name: fact["value"] for name, fact in found["facts"].items()}
+    assert facts["achieved_bytes_per_second"] == pytest.approx(gpu.bandwidth, rel=1e-3)
+    assert facts["achieved_flops.bf16"] == pytest.approx(gpu.flops, rel=0.1)
+    assert 4 * gpu.most <= memory_bytes / 2
+    words = ("train", "llama-3.2-1b", "--on", "1xh100-sxm-80gb-lab", "--catalogue", str(tmp_path), "--json")
+    known = run(*words[:3], "1xh100-sxm-80gb", "--json").tree["step_seconds"]
+    assert run(*words).tree["step_seconds"] == pytest.approx(known, rel=0.3)
 
 
 @pytest.mark.skipif(not TORCH, reason="PyTorch is not installed")

@@ -18,12 +18,12 @@ from shardwise.answers._page import Page
 from shardwise.errors import Problems
 from shardwise.hardware import Device, device_to_toml
 from shardwise.measuring import (
-    COPIES,
     SHAPES,
     Clock,
     Machine,
     Measurement,
     constants_name,
+    copies_of,
     describe,
     device_of,
     measurements_csv,
@@ -51,7 +51,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     rows = timed(
         Clock(device=machine.device, patience_seconds=_PATIENCE_SECONDS),
         SHAPES[machine.device],
-        COPIES[machine.device],
+        copies_of(machine),
     )
     made = device_of(machine, rows)
     for path, text in ((table, measurements_csv(rows)), (place, device_to_toml(made))):

@@ -19,12 +19,12 @@ from shardwise.measuring._clock import (
     values,
 )
 from shardwise.measuring._device import (
-    COPIES,
     SHAPES,
     Machine,
     Measurement,
     catalogue_key,
     constants_name,
+    copies_of,
     describe,
     device_of,
     measurements_csv,
@@ -32,7 +32,6 @@ from shardwise.measuring._device import (
 )
 
 __all__ = [
-    "COPIES",
     "SHAPES",
     "WIDTHS",
     "BackgroundLoad",
@@ -43,6 +42,7 @@ __all__ = [
     "Timing",
     "catalogue_key",
     "constants_name",
+    "copies_of",
     "copy_of",
     "describe",
     "device_of",

@@ -130,9 +130,9 @@ class Clock:
         """Return the warmed call of a case and how often one sample repeats it."""
         call = case.make()
         self.elapsed(call, 1)
-        once = self.elapsed(call, 2)
+        once = max(self.elapsed(call, 2), 1e-7)  # a clock may tell nothing of a call so short
         self.elapsed(call, max(1, min(_RING_MOST, round(2 * self.sample_seconds / once))))
-        return call, max(case.repeats, min(2000, round(self.sample_seconds / max(once, 1e-7))))
+        return call, max(case.repeats, min(2000, round(self.sample_seconds / once)))
 
     def warmed(self, call: Callable[[int], Any], least: int) -> int:
         """Run something long until memory and caches are as they stay; return how many samples to take of it."""
@@ -174,10 +174,19 @@ class Clock:
             gc.collect()
 
 
-def ring(one: Callable[[], Any], size_bytes: float) -> list[Any]:
+def ring(one: Callable[[], Any], size_bytes: float, device: str = "cpu") -> list[Any]:
     """Return so many copies of an operand that they leave the caches before they come round again."""
-    count = max(2, min(_RING_MOST, int(_RING_BYTES / max(size_bytes, 1)) + 1))
+    count = max(2, min(_RING_MOST, int(_ring_bytes(device) / max(size_bytes, 1)) + 1))
     return [one() for _ in range(count)]
+
+
+def _ring_bytes(device: str) -> float:
+    """Return bytes that a device's caches do not hold: twice the L2 of a GPU that tells it, and no fewer than here."""
+    if device != "cuda":
+        return _RING_BYTES
+    import torch
+
+    return max(_RING_BYTES, 2.0 * getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0))
 
 
 def values(*sides: int, dtype: Any = None, device: str = "cpu") -> Any:
@@ -223,8 +232,8 @@ def product_of(stage: str, mnk: tuple[int, int, int], device: str, dtype: str) -
             return values(rows, columns, dtype=torch_dtype(dtype), device=device)
 
         width = WIDTHS[dtype]
-        x, gradient = ring(lambda: one(m, k), width * m * k), ring(lambda: one(m, n), width * m * n)
-        weight = ring(lambda: one(n, k), width * n * k)
+        x, gradient = ring(lambda: one(m, k), width * m * k, device), ring(lambda: one(m, n), width * m * n, device)
+        weight = ring(lambda: one(n, k), width * n * k, device)
         results: list[Any] = [None] * max(2, len(gradient))
         if stage == "fwd":
 

@@ -55,6 +55,12 @@ class Measurement:
     """Share of the processors that other programs took meanwhile."""
 
 
+def copies_of(machine: Machine) -> tuple[int, ...]:
+    """Return the bytes of the copies that are timed: two of each operand are in memory, half of which they may take."""
+    every = COPIES[machine.device]
+    return tuple(size for size in every if 8 * size <= machine.memory_bytes) or every[:1]
+
+
 def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measurement]:
     """Return the timings of forward products (m, k) by (k, n) in every type, and of copies of so many bytes."""
     found: list[Measurement] = []
