@@ -313,6 +313,9 @@ def test_what_was_assumed_is_listed_as_by_train() -> None:
         assert word in done.out
     tree = run(*TRAIN, *SMALL, "--json").tree
     assert run(*_rest(tree["best"][0]["command"]), "--json").tree["assumptions"][0] in tree["best"][0]["assumptions"]
+    for words in (("train", "gpt2", "--global-batch", "8"), ("serve", "gpt2", "--rate", "1")):
+        said = run("plan", *words, "--on", "1xh100", "--top", "1", "--json").tree["best"][0]["assumptions"]
+        assert any("not given" in note for note in said)
 
 
 def test_an_interrupted_search_says_so() -> None:

@@ -76,7 +76,8 @@ def test_a_price_is_named_by_who_asks_it() -> None:
         ("8xh100-sxm-80gb", "nobody", "nebius:spot"),
         ("8xh100-sxm-80gb", "nebius:weekly", "on-demand"),
         ("8xtpu-v4", "nebius", "give dollars"),
-        ("8xm3max", None, "apple-m3-max-40core"),
+        ("8xm3max", None, "use apple-m3-max-40core, or"),
+        ("m4-max", None, "use apple-m1-7core, apple-m1-max-32core, apple-m2-ultra-76core, apple-m3-max-40core"),
         ("8xp5.48xlarg", None, "p5.48xlarge"),
     ],
 )

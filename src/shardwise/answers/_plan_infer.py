@@ -15,7 +15,7 @@ from shardwise.answers._files import command_words, save_best
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, wrapped
+from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, with_notes, wrapped
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._value_lists import on_devices, order_of
@@ -108,7 +108,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return command_words("infer", case_of(inputs, report))
 
     def tree() -> dict[str, Any]:
-        return serve_tree(found, [words(report) for report in found.best])
+        return with_notes(serve_tree(found, [words(report) for report in found.best]), inputs.notes)
 
     def page() -> Page:
         report = found.best[0] if found.best else found.nearest

@@ -47,6 +47,12 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
     return result_tree(found, best, short_tree, {"limits": limits_of(found), "risk": found.options.risk})
 
 
+def with_notes(tree: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+    """Return the answer of a search whose best plans say what was assumed of the question too."""
+    every = [{**one, "assumptions": list(dict.fromkeys((*notes, *one["assumptions"])))} for one in tree["best"]]
+    return {**tree, "best": every}
+
+
 def result_tree(
     found: TrainingResult | ServingResult,
     best: list[dict[str, Any]],

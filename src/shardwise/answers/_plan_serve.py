@@ -11,7 +11,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
-from shardwise.answers._plan_page import rejected
+from shardwise.answers._plan_page import rejected, with_notes
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
 from shardwise.answers._serve import classes_of, deployment_of, limits_of, workload_of
@@ -123,7 +123,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return front_figure(found)
 
-    done = Answer(0 if found.best else 1, lambda: load_tree(found, list(map(words, found.best))), page)
+    def tree() -> dict[str, Any]:
+        return with_notes(load_tree(found, list(map(words, found.best))), inputs.notes)
+
+    done = Answer(0 if found.best else 1, tree, page)
     return plotted(inputs, done, draw)
 
 

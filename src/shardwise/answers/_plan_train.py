@@ -14,7 +14,7 @@ from shardwise.answers._described import describe_placed
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import FULL, Page, assumptions, command_lines
-from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree
+from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree, with_notes
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._train_tree import train_tree
@@ -194,7 +194,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
 
     def tree() -> dict[str, Any]:
-        return plan_tree(found, [words(inputs, report) for report in found.best])
+        return with_notes(plan_tree(found, [words(inputs, report) for report in found.best]), inputs.notes)
 
     def page() -> Page:
         report = found.best[0] if found.best else found.nearest

@@ -81,13 +81,19 @@ def other_names() -> dict[str, tuple[str, str]]:
     }
 
 
+_APPLE = re.compile(r"(apple-?)?(m\d+(-?(pro|max|ultra)\S*)?|mac\S*)")
+
+
 @cache
 def _find(name: str) -> Lookup:
     if _PLAIN.fullmatch(name) and os.path.isfile(_FOLDER / f"{name}.toml"):
         return Lookup(device=_read(name), assumptions=())
     others = other_names()
     if name not in others:
-        known = nearest(name, {*device_names(), *others, *instance_names()})
+        # Apple's chips are called by fewer letters than tell them apart from other makers' devices.
+        mac = [one for one in device_names() if one.startswith("apple-")] if _APPLE.fullmatch(name) else []
+        mac = [one for one in mac if name.replace("-", "") in one.replace("-", "")] or mac
+        known = ", ".join(mac) or nearest(name, {*device_names(), *others, *instance_names()})
         fail("device", name, "is neither a device nor a cloud instance that is known", f"use {known}, or a TOML file")
     target, assumption = others[name]
     return Lookup(device=_read(target), assumptions=(assumption,) if assumption else ())
