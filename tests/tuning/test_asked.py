@@ -256,3 +256,21 @@ def test_an_answer_says_what_surprises(words: tuple[str, ...], said: list[str]) 
     found = asked("train", "llama-3.2-1b", *where, *words)["surprises"]
     assert [one for one in said if not any(one in line for line in found)] == []
     assert bool(found) == bool(said)
+
+
+def test_a_narrow_base_beside_fp32_embeddings_loses_at_length() -> None:
+    """prepare_model_for_kbit_training widens the embedding, and checkpoints of the residual stream with it.
+
+    Checked with hooks of torch 2.13 on a Llama whose embedding, norms and head are in fp32 under autocast.
+    """
+    where = ("--on", "a100-sxm-80gb", "--micro-batch", "1", "--adapter", "lora", "--stack", "agilerl", "--base")
+
+    def answer(base: str, length: int) -> dict[str, Any]:
+        return asked("train", "llama-3.1-8b", *where, base, "--seq-len", str(length))
+
+    def peak(base: str, length: int) -> float:
+        return float(answer(base, length)["memory"]["peak_bytes"])
+
+    assert peak("nf4", 4096) < peak("bf16", 4096)
+    assert peak("nf4", 65536) - peak("bf16", 65536) > 2 * 65536 * 4096 * 32 - 9e9
+    assert any("--base bf16 saves" in line for line in answer("nf4", 65536)["surprises"])

@@ -74,7 +74,19 @@ class Layout(Generic[X]):
 
     def residual(self, name: str, D: int, born: str) -> Tensor[X]:
         """A tensor of the residual stream."""
-        return Tensor(name=name, size_bytes=self.a * self.residual_tokens * self.residual_width(D), born=born)
+        return Tensor(
+            name=name, size_bytes=self.stream_width * self.residual_tokens * self.residual_width(D), born=born
+        )
+
+    @property
+    def stream_width(self) -> int:
+        """Bytes of an element of the residual stream: 4 where the embedding is in fp32 and products are not.
+
+        peft utils/other.py prepare_model_for_kbit_training: embedding and norms in fp32, to which autocast adds the
+        16-bit results of layers.
+        """
+        tuning = self.choices.tuning
+        return 4 if tuning is not None and tuning.wide_stream else self.a
 
     def activation(self, name: str, width: X, born: str) -> Tensor[X]:
         """A tensor inside a split layer, `width` elements a token."""

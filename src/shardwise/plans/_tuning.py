@@ -153,6 +153,11 @@ class Tuning:
     critic: bool = False
 
     @property
+    def wide_stream(self) -> bool:
+        """Whether what is not narrow is in fp32, and so the residual stream that it makes."""
+        return self.autocast and self.rest_bytes == 4
+
+    @property
     def freezes(self) -> bool:
         """Whether any weight of the model is frozen."""
         return "all" not in self.trains
