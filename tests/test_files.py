@@ -10,7 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 import shardwise
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.files import JSON_BYTES, WRITTEN_BYTES, below, own_table, parse_json, read_file, read_json, read_toml
+from shardwise.files import (
+    JSON_BYTES,
+    WRITTEN_BYTES,
+    below,
+    file_name,
+    own_table,
+    parse_json,
+    read_file,
+    read_json,
+    read_toml,
+)
 
 TRAIN = ["train", "gpt2", "--on", "8xh100"]
 # Every way in which the command line reads a file; FILE stands for it.
@@ -264,6 +274,28 @@ def test_paths_of_windows_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     for outside in (r"..\ds.json", r"D:\ds.json", r"C:\ds.json", r"\\host\share\ds.json", r"zero\..\..\ds.json"):
         with pytest.raises(InputError, match="not below it"):
             below(r"C:\runs\a.yaml", outside)
+
+
+def test_no_other_machine_is_called_to_refuse_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that a file names is refused by its letters: to look for it would tell its host who asks."""
+    monkeypatch.setattr("shardwise.files.os.path", ntpath)
+    monkeypatch.setattr(ntpath, "realpath", lambda path: pytest.fail(path) if "host" in path else ntpath.normpath(path))
+    for share in (r"\\host\share\ds.json", r"//host/share/ds.json", r"\\?\UNC\host\share\ds.json"):
+        with pytest.raises(InputError, match="not below it"):
+            below(r"C:\runs\a.yaml", share)
+
+
+@pytest.mark.parametrize(
+    "said", ["con", "NUL.8b", "com1", "a:b", "a\\..\\b", "..", "-rf", "a?*b", "", "x" * 900, "aux ."]
+)
+def test_what_is_written_for_a_model_has_a_name_that_every_system_takes(said: str) -> None:
+    """A model named as a device, a drive or a flag is written to a file in the folder that was asked for."""
+    for ending in (".sh", ".toml"):
+        name = file_name(said, ending)
+        path = PureWindowsPath("C:/out") / name
+        assert path.parent == PureWindowsPath("C:/out") and path.name == name and len(name) < 120
+        assert name.endswith(ending) and not set(name) & set('<>:"/\\|?*') and name[0] not in "-.~"
+        assert name.partition(".")[0].strip().lower() not in ("con", "nul", "com1", "aux")
 
 
 def test_tables_of_the_package_are_read_as_tomllib_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,10 @@ MOST_KEYS = 1000
 """Most keys of a file of settings: each one that is not known is compared with those that are."""
 _MOST_DIGITS, _MOST_BITS = 300, 1000  # whole numbers of more are beyond floats
 _MOST_PARTS = 64  # of a dotted key: tomllib keeps every prefix of one
+# What names of files may not hold on Windows, and what is a device there whatever its ending.
+_REFUSED = re.compile(r'[<>:"\\|?*\x00-\x1f]')
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)\d) *(?:\.|$)", re.IGNORECASE)
+_MOST_NAME = 100
 # An unclosed quote reaches to the end of its line, so that each character is looked at once.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?$)|\'[^\']*+(?:\'|$)')
 
@@ -210,15 +214,29 @@ def _is_deep(line: str) -> bool:
     return any(sum(map(bool, word.split("."))) > _MOST_PARTS for word in re.split(r"[\s,=\[\]{}]", bare))
 
 
+def file_name(said: str, ending: str) -> str:
+    r"""Return a file's name for a model that every system takes: in no other folder, on no drive, and no device.
+
+    >>> file_name("meta-llama/Llama-3.1-8B", ".sh"), file_name("c:\\new\\a", ".sh"), file_name("con.b", ".toml")
+    ('Llama-3.1-8B.sh', 'a.sh', 'model-con.b.toml')
+    """
+    last = said.replace("\\", "/").rpartition("/")[2]
+    name = _REFUSED.sub("-", last)[:_MOST_NAME].rstrip(" .") or "model"
+    return f"{'model-' if _DEVICE.match(name) or name[0] in '-.~' else ''}{name}{ending}"
+
+
 def below(source: str, named: str, follow: bool = False, field: str = "file") -> str:
     """Return the path of a file that another names, relative to it; raises `InputError` where it is not below it.
 
     `follow` allows any place: a file of someone else's cannot then be trusted not to look around.
     """
+    folder = os.path.abspath(os.path.dirname(source) or os.curdir)
     path = os.path.join(os.path.dirname(source), named)
-    top = os.path.realpath(os.path.dirname(source) or os.curdir)
     try:
-        inside = os.path.commonpath([top, os.path.realpath(path)]) == top
+        # Of Windows: to resolve links on another machine's share is to call that machine.
+        inside = os.path.splitdrive(os.path.abspath(path))[0] == os.path.splitdrive(folder)[0]
+        top = os.path.realpath(folder)
+        inside = inside and os.path.commonpath([top, os.path.realpath(path)]) == top
     except ValueError:  # another drive, or a null character
         inside = False
     if not (inside or follow):

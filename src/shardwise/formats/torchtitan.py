@@ -6,12 +6,13 @@ torchtitan.toml. The file has no number of devices, and names a model of torchti
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from shardwise.files import parse_toml
+from shardwise.files import file_name, parse_toml
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -317,10 +318,10 @@ def export(case: ExportCase) -> Exported:
     back = read_tree(tree, num_devices=ours.num_devices)
     found |= plan_changes(ours, back.plan)
     refuse("torchtitan", found | _lost(case, back), case)
-    name = f"{case.model.name.rpartition('/')[2]}.toml"
+    name = file_name(case.model.name, ".toml")
     nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
-    launch += f" --job.config_file {name}"
+    launch += f" --job.config_file {shlex.quote(name)}"
     start = f"start it with: {launch}"
     notes = (start, "data, learning rate and checkpoints are yours to add")
     head = f"# {case.model.name} on {ours.num_devices} devices, for torchtitan {checked['version']}.\n# {start}\n"

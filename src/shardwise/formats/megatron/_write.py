@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from shardwise.errors import InputError, Problem
+from shardwise.files import file_name
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -75,10 +76,9 @@ def export(case: ExportCase) -> Exported:
     _check_layers(case.model)
     plan, found = untold(worded(case).plan, TOLD | {"offload"})
     case = replace(case, plan=plan)
-    words = arguments(case)
+    name, words = file_name(case.model.name, ".sh"), arguments(case)
     refuse("Megatron-LM", found | _lost(case, words), case)
     checked = facts()["checked"]
-    name = f"{case.model.name.rpartition('/')[2] or 'model'}.sh"
     notes = ("data, tokenizer, learning rate and checkpoints are yours to add, passed on from the script's own",)
     version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
     files = {name: script(case, words)}
