@@ -114,6 +114,30 @@ def test_wrong_limits_are_refused() -> None:
     assert fields == ["max_run_seconds", "max_step_seconds", "max_usd", "max_usd", "min_free_bytes"]
 
 
+def test_rows_that_are_placed_apart_are_placed_as_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of many rows is placed some rows at a time, in less memory, and every row has the very places."""
+    grids = [work_of(MODEL, Cluster.parse("64xh100-sxm-80gb"), JOB, None, None).grid for _ in range(2)]
+    whole = grids[0].places
+    monkeypatch.setattr("shardwise.search._placements._AT_ONCE", 20)
+    apart = grids[1].places
+    assert len(grids[1].base["tp"]) > 60 and grids[0].base["places"].tolist() == grids[1].base["places"].tolist()
+    for name in ("start", "count", "fast", "order"):
+        assert getattr(whole, name).tolist() == getattr(apart, name).tolist()
+    for axis, tiers in whole.group_shapes.items():
+        assert [t.tolist() for t in tiers] == [t.tolist() for t in apart.group_shapes[axis]]
+
+
+def test_more_degrees_than_memory_holds_are_refused_before_the_search() -> None:
+    """Every smaller number of a million devices is refused within seconds, and the answer says what to name."""
+    cluster = Cluster.parse("1048576xh100-sxm-80gb")
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        pytest.raises(InputError, match=r"more than 2,000 ways.*fewer counts"),
+    ):
+        patched.setattr("shardwise.search._columns.MOST_DEGREES", 2000)
+        work_of(MODEL, cluster, JOB, SearchSpace(devices=upto(65536)), None)
+
+
 def test_work_of_options_without_limits_prunes() -> None:
     """Without limits nothing changes: most plans are never timed."""
     job = replace(JOB, failures_per_device_hour=0.0)

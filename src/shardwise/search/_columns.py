@@ -7,9 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.errors import InputError, Problem
+
 Columns = dict[str, Any]
 # Codes stay below it, so that one more column never wraps around.
 _MOST = 2**62
+MOST_DEGREES = 3_000_000
+"""Most sets of degrees of all grids of a search."""
+
+
+def check_degrees(size: int, num_devices: int) -> None:
+    """Raise `InputError` where grids have more sets of degrees, of up to so many devices, than memory should hold."""
+    if size > MOST_DEGREES:
+        rule = f"can be written as a product of degrees in more than {MOST_DEGREES:,} ways, more than a search holds"
+        remedy = "name fewer counts of devices, or fewer degrees, such as tp 1..8"
+        raise InputError([Problem("devices", num_devices, rule, remedy)])
 
 
 def distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass
-from shardwise.search._columns import Columns, distinct, exact_sum, products, spread
+from shardwise.search._columns import Columns, check_degrees, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShapes, Placements, places_of
@@ -93,7 +93,11 @@ class PlanGrid:
     @cached_property
     def base(self) -> Columns:
         """Degrees, sorted by how a layer is split, and how many places each set of them has."""
-        found = [self._degrees(n) for n in self.device_counts]
+        found, size = list[Columns](), 0
+        for n in self.device_counts:
+            found.append(self._degrees(n))
+            size += len(found[-1]["tp"])
+            check_degrees(size, self.device_counts[-1])
         columns = {c: np.concatenate([f[c] for f in found]) for c in found[0]}
         by_split = np.lexsort([columns[c] for c in ("dp", "pp", "devices", "cp", "tp2", "tp", "layout")])
         columns = {c: v[by_split] for c, v in columns.items()}

@@ -17,6 +17,8 @@ from shardwise.search._space import Order, SearchSpace
 
 COLUMNS = WholeNumbers(gcd=np.gcd, largest=np.maximum)
 GroupShapes = dict[str, tuple[Any, ...]]
+_AT_ONCE = 1 << 17
+"""Rows that are placed together: every way to fill a domain is tried with all of them."""
 _DEFAULT: Order = AXES
 
 
@@ -75,6 +77,10 @@ def _is_full(fast: tuple[int, ...], degrees: Any, domain: int) -> Any:
 
 def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> Placements:
     """Return the places of rows of degrees that put other ranks into the domains than the places before them."""
+    size = len(columns["devices"])
+    if size > _AT_ONCE:
+        parts = ({c: v[at : at + _AT_ONCE] for c, v in columns.items()} for at in range(0, size, _AT_ONCE))
+        return _joined([places_of(part, space, domains) for part in parts])
     degrees = np.stack([columns[axis] for axis in AXES])
     inner = len(AXES) * (len(domains) - 1)
     rows, fast, order, group_shapes = [], [], [], []
@@ -102,6 +108,21 @@ def places_of(columns: Columns, space: SearchSpace, domains: Sequence[int]) -> P
         fast=ways,
         order=orders,
         group_shapes=_all_group_shapes(columns, row, (ways, orders), space, domains),
+    )
+
+
+def _joined(parts: Sequence[Placements]) -> Placements:
+    """Return the places of rows that were placed apart, one after the other."""
+    count = np.concatenate([one.count for one in parts])
+    return Placements(
+        start=np.cumsum(count) - count,
+        count=count,
+        fast=np.concatenate([one.fast for one in parts]),
+        order=np.concatenate([one.order for one in parts]),
+        group_shapes={
+            axis: tuple(map(np.concatenate, zip(*(one.group_shapes[axis] for one in parts), strict=True)))
+            for axis in AXES
+        },
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import band_of, tie_factor
@@ -16,6 +17,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import dataclass
 from shardwise.search._batch import Key, PlanBatch, RankedPlan, grid_of, plan_of
+from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
 from shardwise.search._grid import PlanGrid
@@ -358,7 +360,9 @@ def work_of(
 
 
 def task_of(grids: Sequence[PlanGrid], options: SearchOptions) -> SearchTask:
-    """Return the task that searches some grids together."""
+    """Return the task that searches some grids together; raises `InputError` where they are too large."""
+    for size in accumulate(len(grid.base["tp"]) for grid in grids):
+        check_degrees(size, grids[0].device_counts[-1])
     first, *others = grids
     return SearchTask(first, options, tuple(SearchTask(grid, options) for grid in others))
 
