@@ -20,6 +20,7 @@ class OverlapSlowdown:
     rank_cores: float
     """Cores that a message over the network holds for each rank of its group in a node, up to `most_cores`."""
     most_cores: float
+    """Cores that it holds at most in a node of eight; in domains of more, all that a message within one holds."""
     spare_cores: float
     """Cores that may be held before products take twice as long, which start a block on all the others."""
     longer: float
@@ -29,14 +30,16 @@ class OverlapSlowdown:
         """Return the share of a hidden message's seconds that compute loses; `at` are the group's ranks by tier.
 
         NCCL runs a block on a core for each channel. A ring takes a channel for each adapter that its ranks of a node
-        have, twice (src/graph/search.cc, connect.cc ncclTopoPostset), or fills the links of a node.
+        have, twice (src/graph/search.cc, connect.cc ncclTopoPostset), or fills the links of a node. A domain of more
+        than eight devices has more adapters, and with them channels, up to those of its links.
 
         >>> cores = {"cores": 100.0, "node_cores": 24.0, "rank_cores": 2.0, "most_cores": 16.0, "spare_cores": 20.0}
         >>> found = OverlapSlowdown(**cores, longer=1.0)
         >>> found.lost_share((8, 8)), found.lost_share((8, 64)), found.lost_share((1, 8))
         (0.5, 0.16, 0.02)
         """
-        across = minimum(self.rank_cores * at[0], self.most_cores)
+        most = maximum(minimum(self.most_cores / 8 * at[0], self.node_cores), self.most_cores)
+        across = minimum(self.rank_cores * at[0], most)
         held = above(at[-1], at[0], across, 0 * across + self.node_cores)
         share = held / self.cores
         return above(held, self.spare_cores, maximum(share, 0.5), share) * self.longer
