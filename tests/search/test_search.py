@@ -15,6 +15,7 @@ from shardwise.cost import tie_factor
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans.laws import stack_problems
 from shardwise.search import (
     OBJECTIVES,
     IntRanges,
@@ -179,6 +180,28 @@ def test_each_law_refuses_what_brute_force_says(kind: str, layers: int) -> None:
     assert broken.pop("") == found.counts.legal
     assert refused == broken
     assert len(refused) >= 2
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_what_a_framework_does_not_launch_is_what_its_law_says_of_each_plan(kind: str) -> None:
+    """Under Megatron-Core, where stages rule shardings out, counts law by law, what fits and the best are exact."""
+    space = SearchSpace(micro_batch=upto(1), recompute=("none", "full"), etp=upto(1), cp=upto(2), cp_kind=("ring",))
+    work = work_of(_model(kind, 6), Cluster.parse("8xa100"), Training(seq_len=1024, global_batch=12), space, None)
+    grid, found, by_law, legal = work.grid, searched(work, _here()), Counter[str](), []
+    for plan in brute.plans(grid.case, grid.space):
+        name = brute.first_broken(grid.case, plan)
+        # What is launched is asked ahead of the laws of the schedule.
+        if name in ("", "pipeline", "schedule") and stack_problems(grid.case.stack, plan, **grid.job):
+            name = "stack"
+        by_law[name] += 1
+        legal += [] if name else [plan]
+    assert by_law.pop("") == found.counts.legal
+    assert {row.name: row.count for row in found.rejected if row.name != "memory"} == by_law
+    assert by_law["stack"] > 0
+    priced = PricedBlocks()
+    fitting = [report for plan in legal if brute.fits(report := brute.report(grid.case, plan, priced))]
+    assert len(fitting) == found.counts.fitting
+    assert found.best[0].step_seconds == pytest.approx(min(one.step_seconds for one in fitting), rel=1e-9)
 
 
 def _two_tiers(model: Model, tiers: tuple[int, ...]) -> PlanGrid:
