@@ -45,14 +45,14 @@ EXAMPLES = (
         "A serving plan",
         "",
         "shardwise infer llama-3.1-70b --on 4xh100 --tp 4 --batch 32 --input-tokens 2000 --output-tokens 500",
-        36,
+        28,
     ),
     Example(
         "Counts",
         "Parameters by component, FLOPs by every published convention, and a table of operators for each kind of\n"
         "layer; with `--on` the seconds of each operator as well.",
         "shardwise count llama-3.1-8b --tokens 15T",
-        38,
+        24,
     ),
     Example(
         "Why a number is what it is",
@@ -61,19 +61,7 @@ EXAMPLES = (
         "or by places counted from 1.",
         f"shardwise explain {PLAN} --what memory --depth 3",
     ),
-    Example(
-        "",
-        "And down to one product of matrices:",
-        f"shardwise explain {PLAN} --path 'pipeline/1/1/1/1/1/1'",
-    ),
-    Example(
-        "Two plans",
-        "",
-        "shardwise compare llama-3.1-70b --on 64xh100 --seq-len 8192 --global-batch 128"
-        ' --a "--tp 8 --pp 4" --b "--tp 4 --pp 8 --sharding distributed-optimizer"',
-    ),
     Example("What is known", "", "shardwise devices h200"),
-    Example("", "", "shardwise models qwen3-30b-a3b"),
 )
 
 
