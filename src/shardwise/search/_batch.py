@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS, Plan
+from shardwise.plans import AXES, DEGREES, Plan
 from shardwise.records import dataclass
 from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns
@@ -23,6 +23,13 @@ Degrees: TypeAlias = tuple[int, ...]
 KEYED = ("devices", *(name for name in DEGREES if name != "vpp"))
 # Numbers of a key ahead of its fields: the choice of cluster and job, and the grid.
 AHEAD = 2
+_COMPOSED = ("schedule", "sharding", "recompute")
+FIELDS = (
+    *("devices", "layout", *DEGREES, "micro_batch", "panels", "sequence_parallel", "cp_kind", *_COMPOSED),
+    *(f"fast {axis}" for axis in AXES),
+    "order",
+)
+"""The fields of a key behind those, in the order that breaks ties."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -57,12 +64,10 @@ def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str],
     """Return the fields of plans in the order that breaks ties; `composed` is schedule, vpp, sharding."""
     s = grid.space
     schedule, vpp, sharding = composed
-    first = ("devices", "layout", "tp", "tp2", "cp", "pp")
-    rest = ("dp", "ep", "etp", "micro_batch", "panels", "sequence_parallel", "cp_kind")
     words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
     where = (*grid.places.fast[place].T, grid.places.order[place])
-    of_grid = (grid.variant.choice, grid.variant.number)
-    return [*of_grid, *(values[n] for n in first), vpp, *(values[n] for n in rest), *words, *where]
+    own = {"vpp": vpp, **dict(zip(FIELDS[-len(AXES) - 4 :], (*words, *where), strict=True))}
+    return [grid.variant.choice, grid.variant.number, *(own[n] if n in own else values[n] for n in FIELDS)]
 
 
 def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
@@ -89,21 +94,11 @@ def grid_of(key: Key) -> int:
 
 def plan_of(key: Key, grid: PlanGrid) -> Plan:
     """Return the plan of a key."""
-    names = ("tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "panels")
-    _, layout, *sizes, sequence, kind, schedule, sharding, mode = key[AHEAD : AHEAD + 17]
-    *fast, order = key[AHEAD + 17 :]
-    s = grid.space
-    words: dict[str, Any] = {
-        **dict(zip(names, sizes, strict=True)),
-        "layout": LAYOUTS[layout],
-        "cp_kind": CONTEXT_KINDS[kind],
-        "schedule": s.schedule[schedule],
-        "sharding": s.sharding[sharding],
-        "recompute": s.recompute[mode],
-        "order": s.placed_orders[order],
-        "fast": tuple(fast) if fast[0] else (),
-    }
-    return staged(grid.case, replace(grid.case.plan, sequence_parallel=bool(sequence), **words))
+    told: dict[str, Any] = dict(zip(FIELDS[1:], key[AHEAD + 1 :], strict=True))
+    fast = tuple(told.pop(f"fast {axis}") for axis in AXES)
+    told |= {name: words[told[name]] for name, words in grid.space.words.items()}
+    told |= {"sequence_parallel": bool(told["sequence_parallel"]), "fast": fast if fast[0] else ()}
+    return staged(grid.case, replace(grid.case.plan, **told))
 
 
 def scattered(chosen: Any, rows: Any, size: int) -> Any:

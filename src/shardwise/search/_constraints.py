@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
-from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Plan, divisors, with_stage_layers
+from shardwise.plans import LAYOUTS, Plan, divisors, with_stage_layers
 from shardwise.plans.laws import (
     all_blocks,
     batch_problems,
@@ -23,11 +23,10 @@ from shardwise.plans.laws import (
 from shardwise.plans.schedules import Rounds, find_rules, runnable_count
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
+from shardwise.search._space import WORDS
 
 if TYPE_CHECKING:
     from shardwise.training import TrainingCase
-
-_WORDS: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class Constraints:
         key = (name, row, *fixed.values())
         if key not in self.said:
             law = self.laws[name]
-            values = {c: _WORDS[c][v] if c in _WORDS else v for c, v in zip(law.reads, row, strict=True)}
+            values = {c: WORDS[c][v] if c in WORDS else v for c, v in zip(law.reads, row, strict=True)}
             problems = law.problems(Plan(**{"sequence_parallel": False, **values, **fixed}))
             self.said[key] = problems
             if problems:

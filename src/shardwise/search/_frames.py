@@ -11,8 +11,8 @@ import numpy as np
 from shardwise.cost import tie_factor
 from shardwise.errors import InputError, Problem
 from shardwise.frames import Frame
-from shardwise.plans import CONTEXT_KINDS, DEGREES, LAYOUTS
-from shardwise.search._batch import AHEAD
+from shardwise.plans import DEGREES
+from shardwise.search._batch import AHEAD, FIELDS
 from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._grid import PlanGrid
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 5_000_000
 # The numbers of a key in their order (`plan_of` of _batch.py).
-_NUMBERS = (*DEGREES, "micro_batch", "panels")
 
 
 def training_frame(grids: Sequence[PlanGrid], options: SearchOptions) -> Frame:
@@ -80,23 +79,18 @@ def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str
             if count > most:
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
-    table = np.concatenate(keys) if keys else np.zeros((0, 23), np.int64)
+    table = np.concatenate(keys) if keys else np.zeros((0, len(FIELDS)), np.int64)
     found = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 3
     return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table[:, 0], found)}
 
 
 def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
     """Return the fields of plans from the numbers of their keys."""
-    words = {
-        "layout": (1, LAYOUTS),
-        "cp_kind": (13, CONTEXT_KINDS),
-        "schedule": (14, space.schedule),
-        "sharding": (15, space.sharding),
-        "recompute": (16, space.recompute),
-    }
-    found = {"devices": table[:, 0], **{name: table[:, 2 + i] for i, name in enumerate(_NUMBERS)}}
-    found["sequence_parallel"] = table[:, 12].astype(bool)
-    return found | {name: np.array(words_)[table[:, at]].tolist() for name, (at, words_) in words.items()}
+    own = dict(zip(FIELDS, table.T, strict=True))
+    found = {name: own[name] for name in ("devices", *DEGREES, "micro_batch", "panels")}
+    found["sequence_parallel"] = own["sequence_parallel"].astype(bool)
+    words = {name: known for name, known in space.words.items() if name != "order"}
+    return found | {name: np.array(known)[own[name]].tolist() for name, known in words.items()}
 
 
 def _answers(case: TrainingCase, risk: float, devices: Any, found: Sequence[Any]) -> dict[str, Any]:

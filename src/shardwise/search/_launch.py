@@ -10,9 +10,7 @@ import numpy as np
 
 from shardwise.errors import Problem, Problems
 from shardwise.plans import (
-    CONTEXT_KINDS,
     DEGREES,
-    LAYOUTS,
     RECOMPUTES,
     SCHEDULES,
     Capabilities,
@@ -26,14 +24,13 @@ from shardwise.plans import (
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
-from shardwise.search._space import IntRanges, Order, SearchSpace, upto
+from shardwise.search._space import WORDS, IntRanges, Order, SearchSpace, upto
 
 T = TypeVar("T")
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
 TRIED: dict[str, tuple[Any, ...]] = {
-    "layout": LAYOUTS,
+    **WORDS,
     "sequence_parallel": (False, True),
-    "cp_kind": CONTEXT_KINDS,
     "schedule": tuple(one for one in SCHEDULES if find_rules(one).searched),
     "sharding": distinct_shardings(),
     "recompute": RECOMPUTES,
@@ -123,8 +120,8 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
         at = fixed.get(name, columns.get(name))
         if at is None or isinstance(at, str):
             return at is None or any(alike(at, str(v)) for v in values) or at in values
-        if name == "cp_kind":
-            return np.isin(at, [CONTEXT_KINDS.index(v) for v in values])
+        if name in WORDS:
+            return np.isin(at, [WORDS[name].index(v) for v in values])
         hits: Any = False
         for value in values:
             if isinstance(value, str):
@@ -143,6 +140,6 @@ def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | N
     """Return what the law of a framework says of the first of some rows."""
     row = {name: int(columns[name][0]) for name in DEGREES if name in columns and name != "vpp"}
     sequence = bool(columns["sequence_parallel"][0])
-    kind = CONTEXT_KINDS[int(columns["cp_kind"][0])]
+    kind = WORDS["cp_kind"][int(columns["cp_kind"][0])]
     plan = Plan(sequence_parallel=sequence, cp_kind=kind, **{**row, **fixed})  # type: ignore[arg-type]
     return next(iter(law.problems(plan)), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import permutations
+from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, OPTIMIZERS, RECOMPUTES, SCHEDULES, SHARDINGS, SHIFTS, Schedule
@@ -16,9 +17,10 @@ from shardwise.records import dataclass
 
 Order = tuple[str, ...]
 ORDERS: tuple[Order, ...] = tuple(permutations(AXES))
+WORDS = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
+"""The words of columns that hold an index whatever the space: all that plans may say."""
 _KNOWN = {
-    "layout": LAYOUTS,
-    "cp_kind": CONTEXT_KINDS,
+    **WORDS,
     "schedule": SCHEDULES,
     "sharding": SHARDINGS,
     "recompute": RECOMPUTES,
@@ -117,6 +119,12 @@ class SearchSpace:
     def placed_orders(self) -> tuple[Order, ...]:
         """Orders of the axes outwards from the fastest domain: those given, or all, the plain one first."""
         return self.orders or (AXES, *(order for order in ORDERS if order != AXES))
+
+    @property
+    def words(self) -> dict[str, tuple[Any, ...]]:
+        """What the numbers of a plan's key stand for, by its fields that are words."""
+        own = {name: getattr(self, name) for name in ("schedule", "sharding", "recompute")}
+        return {**WORDS, **own, "order": self.placed_orders}
 
     def fast_of(self, axis: str) -> IntRanges:
         """Return how many ranks of an axis may share the fastest domain."""
