@@ -1,8 +1,9 @@
 """Choose the random questions whose answers are stored: `python scripts/choose.py --seconds 9`.
 
 Of a large draw of `scripts/questions.py`, of another seed than the judge's, those are taken which show most that the
-others do not, for their seconds: which statements run, which way conditions go, which side of a maximum counts, and
-where another operator or a term left out would be another value. Each counts three times, the second and third less.
+others do not, for their seconds: which statements run, which way conditions go, which side of a maximum counts, where
+another operator or a term left out would be another value, and what a command is told. Each counts three times, the
+second and third less.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from questions import Question, questions
 WEIGHTS = (1.0, 0.4, 0.2)
 """What it counts that a question shows something that none, one and two others show."""
 MOST_SECONDS, MOST_TEXT = 2.0, 6_000
+SAYS = 4
+"""What it counts as that a flag of a command has a value, or that a command is asked about a model or a place."""
 STARTED = 0.008
 """Seconds of a test beside its question."""
 # fmt: off
@@ -183,6 +186,18 @@ def shows(seed: str, times: int) -> Iterator[tuple[Question, float, np.ndarray]]
                 yield asked, seconds, np.flatnonzero(np.frombuffer(bytes(ran), np.uint8))
 
 
+def with_words(found: list[tuple[Question, float, np.ndarray]]) -> list[tuple[Question, float, np.ndarray]]:
+    """Return questions that also show what they say: pairs of words that follow each other, within a command."""
+    first = 1 + max(int(one.max(initial=0)) for _, _, one in found)
+    known: dict[tuple[str, ...], int] = {}
+    told = []
+    for asked, seconds, shown in found:
+        pairs = {(asked.words[0], *pair) for pair in zip(asked.words, (*asked.words[1:], ""), strict=True)}
+        numbers = [first + SAYS * known.setdefault(pair, len(known)) + one for pair in pairs for one in range(SAYS)]
+        told.append((asked, seconds, np.concatenate([shown, np.array(numbers, int)])))
+    return told
+
+
 def chosen(found: list[tuple[Question, float, np.ndarray]], seconds: float) -> list[int]:
     """Return the numbers of questions, those that show most for their seconds, until the seconds are spent."""
     often = np.zeros(1 + max(int(one.max(initial=0)) for _, _, one in found), int)
@@ -214,7 +229,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=9.0, help="what they may take in all, with the marks")
     parser.add_argument("--times", type=int, default=4, help="draw from so many times what the judge asks")
     asked = parser.parse_args()
-    found = list(shows("stored", asked.times))
+    found = with_words(list(shows("stored", asked.times)))
     numbers = chosen(found, asked.seconds)
     every = len({*np.concatenate([one for _, _, one in found])})
     shown = len({*np.concatenate([found[number][2] for number in numbers])})

@@ -89,7 +89,7 @@ TIMED = ("test_executor.py",)
 """Files whose tests are of time, which a machine at work breaks by itself."""
 MOST_PROBED = 3.0
 """Seconds of questions beside the stored ones that are asked about one change."""
-MOST_SECONDS = {"import": 60, "stored": 100, "probe": 100, "tests": 400}
+MOST_SECONDS = {"import": 60, "stored": 40, "probe": 40, "tests": 400}
 
 # fmt: off
 OPERATORS: dict[type, type] = {
