@@ -81,8 +81,16 @@ def test_a_card_is_well_formed_and_escapes_names(name: str) -> None:
     answer = ANSWERS[name]()
     page = Page(answer._repr_html_())
     assert not page.open and not page.tags["script"]
-    assert page.text.startswith(repr(answer)) and HOSTILE in page.text
+    assert HOSTILE in page.text.partition("\n")[0]
     assert page.tags["tr"] >= 1 and len(answer._repr_html_()) < 10_000
+
+
+def test_a_search_shows_its_plans_and_not_the_question_again() -> None:
+    """Each line says the plan in words, by which it differs from the others, and a verdict has a colour."""
+    best = ANSWERS["search of deployments"]()
+    page = Page(best._repr_html_())
+    assert f"batch {best.best[0].job.batch}" in page.text and page.text.count(HOSTILE) == 1
+    assert "color:#238636" in best._repr_html_()
 
 
 def test_a_card_has_bars_and_bands() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
-from shardwise.notebook import Card, CardLine
+from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
@@ -58,8 +58,15 @@ class LoadResult(Card):
         return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
 
     def _facts(self) -> Iterator[CardLine]:
-        """Yield the best deployments, each by the line of its report."""
-        yield from (CardLine(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        """Yield the best deployments, each in words with its devices and the verdict of its report."""
+        for place, report in enumerate(self.best[:10], 1):
+            verdict = plain_line(report).rpartition(": ")[2]
+            words = in_words(report.base.plan, "order", "fast")
+            yield CardLine(str(place), words, f"{report.devices} devices, {verdict}")
+
+    def _title(self) -> str:
+        """Return how many layouts there are, and the best one's line."""
+        return f"{self.layouts:,} layouts: {plain_line(self.best[0]) if self.best else 'none keeps the limits'}"
 
 
 def _of(candidate: Candidate, metric: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from shardwise.notebook import Card, CardLine
+from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.records import dataclass
 from shardwise.search._options import SearchOptions
 
@@ -91,9 +91,17 @@ class SearchResult(Card, ABC, Generic[Report]):
         """Return what was found in one line, as a notebook shows it."""
         return f"<{type(self).__name__} of {self.num_plans:,} plans: {self.best[0] if self.best else 'none feasible'}>"
 
+    def _title(self) -> str:
+        """Return how many plans there are, and the best one's line."""
+        return f"{self.num_plans:,} plans: {plain_line(self.best[0]) if self.best else 'none feasible'}"
+
     def _facts(self) -> Iterator[CardLine]:
-        """Yield the best plans, each by the line of its report."""
-        yield from (CardLine(str(place), repr(report)) for place, report in enumerate(self.best[:10], 1))
+        """Yield the best plans, each in words with the verdict of its report."""
+        best: Sequence[Any] = self.best[:10]
+        for place, report in enumerate(best, 1):
+            batch = getattr(report.job, "batch", 0)
+            said = in_words(report.plan, "order", "fast") + (f", batch {batch}" if batch else "")
+            yield CardLine(str(place), said, plain_line(report).rpartition(": ")[2])
 
     @abstractmethod
     def frame(self) -> Frame:
