@@ -219,6 +219,10 @@ def test_the_plot_of_a_load_shows_what_the_answer_says() -> None:
         "Requests over time, all replicas",
         "Where the seconds around each p99 go",
     ]
+    drawn = [list(line.get_ydata()) for axes in figure.axes for line in axes.get_lines()]
+    for metric in ("ttft", "tpot", "e2e"):
+        band = report.interval[metric]["p99_seconds"]
+        assert [band["low"], band["high"]] in drawn
     shares = figure.axes[3].get_lines()
     assert len(shares) == 5 and all(line.get_ydata()[-1] == 1.0 for line in shares)
     found = series_of(report)

@@ -230,10 +230,14 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
             values = [one.latencies[metric].get(name, math.nan) for one in curve]
             face: dict[str, Any] = {"color": colour, "linestyle": style, "marker": marker, "markersize": 3}
             upper.plot(rates, values, linewidth=1.2, label=f"{_NAMES[metric]} {name}", **face)
+    _published(upper, lower, report)
     for bound in report.options.limits:
         if not bound.of and bound.metric in _NAMES:
             colour = SERIES[list(_NAMES).index(bound.metric)][0]
-            upper.axhline(bound.seconds, color=colour, linewidth=0.7, linestyle=(0, (1, 2)))
+            upper.axhline(bound.seconds, color=colour, linewidth=1.0, linestyle=(0, (1, 2)))
+            said = f"{bound.quantile} {_NAMES[bound.metric]} at most {show_seconds(bound.seconds)}"
+            if not narrow():  # a column has no place beside the curves
+                upper.annotate(said, (0, bound.seconds), (3, 2), textcoords="offset points", fontsize=6, color=INK)
     upper.set_yscale("log")
     upper.yaxis.set_major_formatter(lambda value, _: show_seconds(value))
     upper.set_title("Latency against rate", pad=26)
@@ -250,6 +254,18 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
         axes.grid(True)
         limit(axes, report.capacity_per_second, "carries", far)
         axes.axvline(report.workload.arrivals.rate, color=INK, linewidth=0.8, linestyle=(0, (1, 1)))
+
+
+def _published(upper: Axes, lower: Axes, report: ServeReport) -> None:
+    """Draw where 8 of 10 published runs lie: each p99 at the load that was asked, and what is carried."""
+    rate = report.workload.arrivals.rate
+    for metric, (colour, _) in zip(_NAMES, SERIES, strict=False):
+        band = report.interval.get(metric, {}).get("p99_seconds")
+        if band and rate and band["high"]:
+            upper.plot([rate] * 2, [band["low"], band["high"]], color=colour, marker="_", linewidth=2.4)
+    carried = report.interval["capacity"]["requests_per_second"]
+    shown = carried["low"], min(carried["high"], 1.08 * report.capacity_per_second)
+    lower.axvspan(*shown, color=RED, alpha=0.12, linewidth=0, label="8 of 10 published runs")
 
 
 def _distributions(axes: Axes, report: ServeReport, measured: Mapping[str, Sequence[float]]) -> None:
