@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,3 +230,40 @@ def test_what_a_case_does_not_set_is_not_written() -> None:
     done = run("export", "axolotl", "llama-3.1-8b", "--on", "8xh100-sxm-80gb", *tuned, "--json")
     assert all("tiled_mlp" not in text for text in done.tree["files"].values())
     assert read_launch("trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2", "run.sh", {}).values.get("dp", 0) == 0
+
+
+# Fields of tensorrt_llm/llmapi/llm_args.py and lora_helper.py at 1.2, whose StrictBaseModel forbids any other: its
+# wheel does not run without a GPU, so the source was read. What proposes tokens has fields of its own by its type.
+_FIELDS = {
+    "": "tensor_parallel_size pipeline_parallel_size gpus_per_node moe_tensor_parallel_size moe_expert_parallel_size "
+    "enable_attention_dp pp_partition lora_config kv_cache_config enable_chunked_prefill max_batch_size max_num_tokens "
+    "max_seq_len cuda_graph_config speculative_config",
+    "kv_cache_config": "enable_block_reuse max_tokens free_gpu_memory_fraction dtype tokens_per_block",
+    "cuda_graph_config": "batch_sizes max_batch_size enable_padding",
+    "lora_config": "max_lora_rank max_loras lora_target_modules",
+}
+_DRAFTS = dict.fromkeys(("Draft_Target", "Eagle", "Eagle3"), "max_draft_len speculative_model")
+_DRAFTS |= {"MTP": "num_nextn_predict_layers", "NGram": "max_draft_len max_matching_ngram_size"}
+_TRTLLM = {
+    "adapters": "llama-3.1-8b --on 1xh100 --adapters 4 --adapter-rank 16",
+    "fp8 cache in pieces": "llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --kv-cache fp8 --max-batched-tokens 512",
+    "experts": "deepseek-v3 --on 8xh200 --dp 8 --ep 8",
+    "own layers": "deepseek-v3 --on 8xh200 --tp 8 --ep 8 --speculative-method mtp --num-speculative-tokens 2 "
+    "--acceptance-rate 0.8",
+    "a draft": "llama-3.1-70b --on 4xh100 --tp 4 --speculative-method draft_model --draft-model llama-3.2-1b "
+    "--num-speculative-tokens 3 --acceptance-rate 0.7",
+    "n-grams": "llama-3.1-8b --on 1xh100 --speculative-method ngram --num-speculative-tokens 4 --acceptance-rate 0.5",
+}
+
+
+@pytest.mark.parametrize("name", _TRTLLM)
+def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path) -> None:
+    """Its classes forbid any other key, and each kind of speculation has its own."""
+    words = [*_TRTLLM[name].split(), "--batch", "8", "--input-tokens", "1000", "--output-tokens", "100"]
+    assert run("export", "trtllm", *words, "--write", str(tmp_path)).status in (0, 1)
+    tree = yaml.safe_load((tmp_path / "trtllm.yaml").read_text())
+    kind = tree.get("speculative_config", {}).get("decoding_type", "")
+    fields = {**_FIELDS, "speculative_config": f"decoding_type {_DRAFTS[kind]}" if kind else ""}
+    assert set(tree) <= set(fields[""].split())
+    for key, inner in tree.items():
+        assert set(inner) <= set(fields[key].split()) if isinstance(inner, dict) else key not in fields
