@@ -202,6 +202,15 @@ def test_prompts_that_are_gathered_are_the_simulation(steps: int, share: float) 
     assert steady.ttft_seconds > 1.5 * alone.ttft_seconds
 
 
+def test_prompts_that_are_held_until_every_group_has_one_are_the_simulation() -> None:
+    """Held prompts share the launches of a step: four groups of TensorRT-LLM carry a third more, as the form has it."""
+    drawn = draw("groups", 17)
+    form = drawn.fleet.decode.form
+    assert drawn.capacity == pytest.approx(drawn.served(), rel=0.06)
+    at_once = replace(form, policy=replace(form.policy, balance_steps=0))
+    assert (form.capacity > 1.3 * at_once.capacity).all()
+
+
 # Configurations of `benchmarks/steady.py` whose simulation is short, with the share of their capacity.
 TOGETHER = (("groups", 1), ("groups", 11), ("groups", 12), ("stages", 5), ("stages", 12))
 

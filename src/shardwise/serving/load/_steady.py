@@ -189,7 +189,13 @@ class Replicas:
             going = 1 - share * less
             return p.counts * going / (steps + pieces * going) / (ends.decode + (cycle - ends.decode) * less)
         going = 1 - ends.look(ends.share, prompts)
-        return p.counts * going / (steps + pieces * going) / ends.look(ends.mean, prompts)
+        # Prompts are held until a place is free in every group, at most so many steps, and run in fewer steps: the mean
+        # of the longest of as many geometric times.
+        wait, many = np.ones_like(prompts), self.batches.many
+        for held in range(1, self.policy.balance_steps):
+            wait = wait + np.where(self.batches.piped, 0.0, 1 - (-np.expm1(-prompts * held / many)) ** many)
+        cycle = ends.decode + (ends.look(ends.mean, prompts * wait) - ends.decode) / wait
+        return p.counts * going / (steps + pieces * going) / cycle
 
     def _cycle_tempo(self, rate: Any) -> Tempo[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
