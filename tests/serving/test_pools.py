@@ -63,6 +63,16 @@ def test_the_prefill_pool_is_a_server_of_prompts(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_answers_of_one_token_pass_a_decode_pool(engine: str) -> None:
+    """Where the only token came along with the cache, nothing runs on the worker that takes it."""
+    found = pools(engine, workload(20.0, 50, output_tokens=Length(mean=1)), 1)
+    assert len(found.requests) == 50
+    for r in found.requests:
+        assert r.first == r.end
+        assert r.first >= r.ready
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("closed", [False, True])
 def test_pools_conserve_work_and_time(engine: str, closed: bool) -> None:
     """Every prompt is computed once and every token made; parts of a request add up to its seconds (Little's law)."""

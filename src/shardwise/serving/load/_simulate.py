@@ -334,6 +334,9 @@ class Scheduler:
     def _decode_step(self) -> Step:
         """Return decode steps until a sequence ends, the cache is full, or somebody who may be admitted arrives."""
         ends, table, count = self.ends, self.table, self.decoding
+        if not count:
+            # All who were admitted came with their only token.
+            return Step((), 0, 0.0, 0)
         while not ends[0][2].running or ends[0][2].last_step != ends[0][0]:
             heappop(ends)
         steps = ends[0][0] - self.step
