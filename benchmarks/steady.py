@@ -4,7 +4,7 @@
 
 Every configuration draws model, devices, layout, engine, lengths and limits. Its capacity is what a queue without end
 is served at; means are those of Poisson arrivals at shares of that, over several runs. Simulations are kept in
-`benchmarks/data/steady.json`: delete it where prices of steps have moved. Seeds from 100 on derived nothing.
+`benchmarks/data/steady.json`: delete it where prices of steps have moved. Seeds from 200 on derived nothing.
 """
 
 from __future__ import annotations
