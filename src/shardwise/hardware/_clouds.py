@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.files import read_toml
+from shardwise.files import own_table
 from shardwise.hardware._quantity import fail, nearest
 from shardwise.records import dataclass
 
@@ -66,7 +65,7 @@ def _squeezed(name: str) -> str:
 
 @cache
 def _table() -> dict[str, Any]:
-    return dict(read_toml(Path(__file__).parent / "clouds.toml"))
+    return own_table(__file__, "clouds.toml")
 
 
 def _offer(row: Mapping[str, Any]) -> Offer:

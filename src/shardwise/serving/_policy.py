@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.files import read_toml
+from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import dataclass
 from shardwise.serving._engine import static_row
@@ -86,7 +85,7 @@ class Policy:
 
 @cache
 def _table() -> dict[str, Any]:
-    return dict(read_toml(Path(__file__).parent / "policies.toml"))
+    return own_table(__file__, "policies.toml")
 
 
 def limits_of(engine: str, device: Device, offline: bool = False) -> SchedulerLimits:
