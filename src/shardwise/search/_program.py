@@ -190,7 +190,11 @@ class Program:
 
     def _allot(self, lines: list[Any], kept: set[int]) -> None:
         """Give each operation memory that no value still needed lies in."""
-        last = {a: i for i, line in enumerate(lines) for a in line[1]}
+        # What each operation is the last to read, of what the operations make.
+        made_here, ends = {line[2] for line in lines} - kept, dict[int, list[int]]()
+        for a, i in {a: i for i, line in enumerate(lines) for a in line[1]}.items():
+            if a in made_here:
+                ends.setdefault(i, []).append(a)
         free: dict[int, list[int]] = {}
         made: dict[int, int] = {}
         slots: dict[int, tuple[int, int]] = {}
@@ -198,7 +202,7 @@ class Program:
         for i, (op, args, into, level) in enumerate(lines):
             pool = free.setdefault(level, [])
             # An operation may write over an argument of its own that nothing reads later, but for a choice.
-            done = [a for a in {*args} if last[a] == i and a in slots and a not in kept]
+            done = ends.get(i, ())
             early = [a for a in done if slots[a][0] == level] if op in _IN_PLACE else []
             for a in early:
                 pool.append(slots[a][1])
