@@ -138,13 +138,18 @@ def test_workers_that_are_killed_are_started_anew(undisturbed: tuple[Path, dict[
 def test_an_answer_that_is_not_whole_is_worked_out_again(
     undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    """A file that was cut off, as a full disk leaves it, counts as no answer."""
+    """A file that was cut off, as a full disk leaves it, or changed, or is a pipe or a device, counts as no answer."""
     study, tables = undisturbed
     out = tmp_path / "out"
     assert main(_words(study, out, "--workers", "1")) == 0
-    first, second, *_ = _parts(out)
+    first, second, third, fourth, *_ = _parts(out)
     first.write_bytes(first.read_bytes()[:40])
     second.unlink()
+    third.write_text('[{"x": NaN}]', encoding="ascii")
+    fourth.write_text(fourth.read_text().replace('"rank": 1', '"rank": 2'), encoding="ascii")
+    for path, kind in zip(_parts(out)[3:5], (os.mkfifo, lambda at: os.symlink("/dev/zero", at)), strict=True):
+        path.unlink()
+        kind(path)
     for path in out.glob("*.parquet"):
         path.unlink()
     assert main(_words(study, out, "--workers", "1")) == 0

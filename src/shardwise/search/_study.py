@@ -69,6 +69,11 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip(".") or "_"
 
 
+def _kept(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what a file keeps of an answer: its rows and their digest, by which one that was changed is told."""
+    return {"sha256": hashlib.sha256(json.dumps(rows).encode()).hexdigest(), "rows": rows}
+
+
 @dataclass(frozen=True, slots=True)
 class StudyFolder:
     """The folder of a study: `parts/MODEL/NAME.json` for each answer, `MODEL.parquet` for each table."""
@@ -80,19 +85,18 @@ class StudyFolder:
         return self.path / "parts" / slug(question.model) / f"{question.name}.json"
 
     def answered(self, question: StudyQuestion) -> list[Row] | None:
-        """Return the rows of an answer, None where there is none or it is not whole."""
-        try:
-            found = json.loads(self.part(question).read_bytes())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, list) else None
+        """Return the rows of an answer, None where there is none, it is not whole or was changed."""
+        with suppress(InputError, ValueError, TypeError, KeyError, RecursionError):
+            kept = json.loads(read_file(self.part(question), CSV_BYTES))
+            rows: list[Row] = kept["rows"]
+            return rows if kept == _kept(rows) else None
+        return None
 
     def keep(self, question: StudyQuestion, rows: Sequence[Row]) -> list[Row]:
         """Write an answer, and return its rows as a later run reads them."""
-        content = json.dumps(rows).encode()
+        found: list[Row] = json.loads(json.dumps(rows))
         # Not forced to the disk: an answer that a power failure cuts off is not whole, and is worked out again.
-        written(self.part(question), content, durable=False)
-        found: list[Row] = json.loads(content)
+        written(self.part(question), json.dumps(_kept(found)).encode(), durable=False)
         return found
 
     def stale(self, questions: Sequence[StudyQuestion]) -> list[Path]:
