@@ -201,6 +201,12 @@ def test_rules_that_no_replica_can_follow_are_refused(words: tuple[str, ...], fi
     assert done.status == 2 and field in {problem["field"] for problem in done.tree["error"]["problems"]}
 
 
+def test_a_deployment_that_does_not_fit_says_what_would() -> None:
+    """The nearest change stands below the verdict, as it does for a batch."""
+    done = run("serve", "llama-3.1-70b", "--on", "8xh100", "--rate", "1")
+    assert done.status == 1 and "nearest change that fits: --tp 8" in " ".join(done.out.split())
+
+
 def test_the_plot_of_a_load_shows_what_the_answer_says() -> None:
     """Latencies rise with the rate, distributions end at all requests, and the timeline has who runs and waits."""
     report = report_of("one pool")

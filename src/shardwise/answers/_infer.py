@@ -240,7 +240,7 @@ def _verdict(page: Page, report: InferReport, risk: float) -> None:
     out = out if job.output_tokens else f"{job.input_tokens:,} tokens each, in one pass"
     page.note(f"{job.batch:,} {'request' if job.batch == 1 else 'requests'} at once{where}, {out}")
     if not report.fits:
-        page.note(_nearest(report), "bold")
+        page.note(nearest_change(report), "bold")
 
 
 def _described(report: InferReport) -> str:
@@ -264,7 +264,8 @@ def _reach(page: Page, report: InferReport, risk: float) -> None:
     page.note(f"chance to fit {show_chance(chance)}{wanted}{held}", "bold yellow" if wanted else "dim")
 
 
-def _nearest(report: InferReport) -> str:
+def nearest_change(report: InferReport) -> str:
+    """Return the nearest change of one flag that fits, in words, or how far the nearest is from it."""
     changes = infer_changes(report)
     if not changes:
         return "no change of one flag takes less; use more devices, or a smaller job"

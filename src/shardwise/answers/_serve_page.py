@@ -72,6 +72,10 @@ def _verdict(report: ServeReport, page: Page) -> None:
         base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
         page.label("NO FIT", where, "bold red", "bold")
         page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
+        if base is report.base:
+            from shardwise.answers._infer import nearest_change
+
+            page.note(nearest_change(base).replace("plan infer", "plan serve"))
     elif not report.stable:
         page.label("UNSTABLE", where, "bold red", "bold")
         most = rate_text(report.capacity_per_second)
