@@ -152,13 +152,20 @@ def paired(runs: Sequence[Residual]) -> list[tuple[str, float]]:
     jobs: dict[tuple[str, Any], list[Residual]] = defaultdict(list)
     for one in runs:
         if one.case is not None:
-            jobs[one.source, replace(one.case, plan=Plan())].append(one)
+            jobs[one.source, _question(one.case)].append(one)
     return [
         (source, abs(one.log - other.log))
         for (source, _), same in jobs.items()
         for one, other in combinations(same, 2)
         if _degrees(one) != _degrees(other)
     ]
+
+
+def _question(case: Any) -> Any:
+    """Return what plans of one job share: deployments are made of replicas, which any number of devices may hold."""
+    if hasattr(case, "engine"):
+        return case.model, case.cluster.device.name, case.job, case.engine.name, case.format, case.dtype
+    return replace(case, plan=Plan())
 
 
 _DEGREES = ("tp", "tp2", "cp", "pp", "dp", "ep", "etp")

@@ -61,7 +61,7 @@ def decode(record: Record, device: Device) -> float:
     window, width = record.number("sliding_window"), cache_width(record)
     tokens = record.number("prefix_tokens") + record.number("query_tokens")
     tokens = max(1.0, min(tokens, window) if window else tokens)
-    if constants().families[family_of(device)].attention.block_keys:
+    if constants().families[family_of(device)].attention.cached_compute:
         dtype = record.text("kv_dtype") or "bf16"
         b, peaks = (
             rates_of(device, dtype, 0.0, _NONE).blocks,
@@ -87,7 +87,7 @@ def prefill(record: Record, device: Device) -> float:
     names = ("batch", "query_tokens", "num_heads", "num_kv_heads", "head_dim")
     B, S, N, K, H = (record.positive(name) for name in names)
     past, window = record.number("prefix_tokens"), record.number("sliding_window")
-    if constants().families[family_of(device)].attention.block_keys:
+    if constants().families[family_of(device)].attention.cached_compute:
         pairs = seen_pairs(S + past, window) - seen_pairs(past, window)
         return blocked(device, record.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
     dtype, cache = record.text("attention_dtype") or "bf16", record.text("kv_dtype") or "bf16"
