@@ -219,7 +219,7 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
 
     The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
-    measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.keys)
+    measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.cached_compute)
     if op.role in costs.engine.attention.includes and measured:
         return True
     fused = costs.fused_experts and costs.engine.operators.experts == "fused"
