@@ -88,6 +88,10 @@ CASES = {
     "a search under load": "plan serve llama-3.1-8b --on 8xa100-sxm-80gb --rate 9/s --p99-ttft 800ms --tp 1,2 --top 2",
     "the cheapest deployment": "plan serve gpt-oss-20b --on 2xh100-sxm-80gb --rate 3/s --input-tokens 1500"
     " --output-tokens 200 --mean-tpot 30ms --objective cost --engine sglang --top 2",
+    "a search of two batches": "plan train gpt-oss-20b --on 8xh100-sxm-80gb --max-step 10min --global-batch 32,64"
+    " --sharding zero1,fsdp --tp 1,2 --pp 1 --top 2",
+    "ppo with adapters": "train gpt-oss-20b --on 16xa100-sxm-80gb --method ppo --adapter oft --seq-len 2048"
+    " --micro-batch 2",
     "a roofline": "roofline nemotron-h-8b --on 8xh100-sxm-80gb --pp 4 --engine sglang",
     "gemma-3n without a cache": "infer gemma-3n-e2b --on 32xb200-sxm-180gb --output-tokens 200 --no-use-kv-cache",
     "experts over etp, their replicas": "comm qwen3-30b-a3b --on 64xh100-sxm-80gb --etp 2 --sharding zero2",

@@ -45,6 +45,8 @@ def parse_bytes(text: str, field: str = "bytes") -> float:
 
     >>> parse_bytes("80GiB"), parse_bytes("80GB")
     (85899345920.0, 80000000000.0)
+    >>> [math.log2(parse_bytes(f"1{unit}")) for unit in ("KiB", "MiB", "GiB", "TiB", "PiB")]
+    [10.0, 20.0, 30.0, 40.0, 50.0]
     """
     value, unit = _split(text, field, 'write bytes with a unit, such as "80GiB" or "80GB"')
     word = unit.lower().removesuffix("b")
