@@ -167,8 +167,8 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
     rates = _rates(costs, op)
     if costs.integer_share < 1:
         # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
-        tiled = costs.integer_share * rates.matmul_flops
-        rates = replace(rates, matmul_flops=above(op.rows, 8, tiled, rates.matmul_flops))
+        integers = costs.integer_share * rates.matmul_flops
+        rates = replace(rates, matmul_flops=above(op.rows, 8, integers, rates.matmul_flops))
     large = kernel_seconds(rates, op, "forward")
     charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
     small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
