@@ -161,8 +161,9 @@ NO_LIMITS = {
     "ProductRates": "sharpness tiling ramp_traffic secondary",
     "Rates": "sharpness tiling ramp_traffic secondary pair_dims grouped_each grouped_gradients contention"
     " weight_gradient cast_traffic recast_traffic family assumptions blocks streams experts_in_turn",
-    "EngineCostModel": "network spans overlap exposed_axes replicas host module_launch narrow_dtype"
-    " fused_experts cores activation_width cache_width engine decoding starts widened attention processor",
+    "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch narrow_dtype"
+    " fused_experts cores activation_width cache_width engine decoding starts widened"
+    " integer_share attention processor",
     "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
     " thin_bytes_per_second cached_rate sources",

@@ -372,6 +372,7 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield "arrival_seconds,input_tokens,output_tokens\n", "holds no request"
     yield "arrival_seconds,input_tokens,output_tokens\n1,2,3\n0,2,3\n", "row 2"
     yield "arrival_seconds,input_tokens,output_tokens\nnan,2,3\n", "no request has"
+    yield "arrival_seconds,input_tokens,output_tokens\n1.1e308,2,3\n", "no request has"
     yield "arrival_seconds,input_tokens,output_tokens\nx,2,3\n", "no number"
     yield '{"timestamp": 1}\n', "no number"
     yield '{"timestamp": 1', "no JSON"

@@ -36,6 +36,8 @@ _CSV = {
 # github.com/kvcache-ai/Mooncake FAST25-release/README.md: each hash is of 512 tokens.
 _HASH_TOKENS = 512
 _MOST_BLOCKS = 10_000_000
+# Clocks count from 1970 in nanoseconds at the finest.
+_MOST_SECONDS = 1e19
 _JSON = ("timestamp", "input_length", "output_length", 1e-3)
 
 
@@ -223,7 +225,7 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))
         except (KeyError, TypeError, ValueError, OverflowError):
             raise _fail(path, number, f"has no number in {when}, {asked} or {made}") from None
-        if not math.isfinite(at) or not 0 <= tokens <= 10**8 or not 0 <= out <= 10**8:
+        if not abs(at) <= _MOST_SECONDS or not 0 <= tokens <= 10**8 or not 0 <= out <= 10**8:
             raise _fail(path, number, "has a number that no request has")
         if times and at < times[-1]:
             raise _fail(path, number, "comes before the row above it: a trace must be sorted by time")
