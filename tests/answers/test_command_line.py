@@ -376,6 +376,7 @@ def test_help_lists_every_flag(name: str) -> None:
     done = run(name, "--bogus", "-h")
     assert done.status == 0
     assert all(f.option in done.out or f.group == "positional" for f in _commands.command(name).flags.values())
+    assert "}|" not in done.out
 
 
 def test_overview_and_version() -> None:

@@ -336,7 +336,10 @@ def _usage(flag: Flag) -> tuple[str, str]:
     if flag.group == "positional":
         return flag.key.upper(), flag.help
     if flag.kind.word.startswith("{"):
-        return f"{flag.option} WORD", f"{flag.help}: {flag.kind.word[1:-1].replace(',', ', ')}"
+        # Behind the choices may stand that a list of them is taken, which the help says in words.
+        choices, _, lists = flag.kind.word[1:].partition("}")
+        value = "A,B,..." if lists else "WORD"
+        return f"{flag.option} {value}", f"{flag.help}: {choices.replace(',', ', ')}"
     short = f"{flag.short}, " if flag.short else ""
     return f"{short}{flag.option} {flag.kind.word}".rstrip(), flag.help
 
