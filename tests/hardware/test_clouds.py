@@ -77,7 +77,7 @@ def test_a_price_is_named_by_who_asks_it() -> None:
         ("8xh100-sxm-80gb", "nebius:weekly", "on-demand"),
         ("8xtpu-v4", "nebius", "give dollars"),
         ("8xm3max", None, "use apple-m3-max-40core, or"),
-        ("m4-max", None, "use apple-m1-7core, apple-m1-max-32core, apple-m2-ultra-76core, apple-m3-max-40core"),
+        ("m2-pro", None, "use apple-m1-7core, apple-m1-max-32core, apple-m1-ultra-64core, apple-m2-max-38core"),
         ("8xp5.48xlarg", None, "p5.48xlarge"),
     ],
 )
