@@ -7,12 +7,15 @@ github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference (README, llama.cpp output
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
 from serving.serving_cases import ask
+from shardwise import Cluster, Efficiencies, ServingOptions, infer, load_model
 from shardwise.plans import Plan, Serving
+from shardwise.serving import find_engine
 
 # model, device, tp, engine, weights, batch, input, output, seconds of the batch
 ROWS = (
@@ -121,3 +124,22 @@ def test_the_file_of_gpt_oss_is_as_large_as_published() -> None:
     job = Serving(batch=1, input_tokens=64, output_tokens=1, weights="mxfp4")
     held = ask("gpt-oss-20b", job, Plan(), "gb10", engine="llama.cpp").weights_bytes_per_gpu
     assert abs(held / (11.27 * 2**30) - 1) <= 0.005
+
+
+@pytest.mark.parametrize(
+    ("device", "weights"), [("rtx-4090", "bf16"), ("apple-m2-ultra-76core", "q4_k_m"), ("rtx-4090", "q4_k_m")]
+)
+def test_tiles_of_integers_are_those_of_narrow_weights_on_matrix_units(device: str, weights: str) -> None:
+    """Experts lose to tiles where products run on integers, and nowhere else, nor where all is ideal."""
+    today = find_engine("llama.cpp")
+    whole = replace(today, quantisation=replace(today.quantisation, tile_rows=0, experts_share=1.0))
+    job = Serving(batch=1, input_tokens=2048, output_tokens=1, weights=weights)
+    for ideal in (True, False):
+        options = [ServingOptions(engine=e, efficiencies=Efficiencies(ideal=ideal)) for e in (today, whole)]
+        ours, theirs = (
+            infer(load_model("qwen3-30b-a3b"), Cluster.parse(device), Plan(), job, one).ttft_seconds for one in options
+        )
+        if (device, weights, ideal) == ("rtx-4090", "q4_k_m", False):
+            assert ours > 1.1 * theirs
+        else:
+            assert ours == theirs

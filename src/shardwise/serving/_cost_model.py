@@ -144,6 +144,8 @@ def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one product over the experts that got a token (accuracy/notes/calibration.md)."""
     if costs.engine.operators.experts == "products":
+        if costs.integer_share == 1:
+            return _product(costs, replace(op, kind="matmul"))
         # Half of an expert's last tile is empty in the mean; few rows run in a kernel without tiles.
         own = costs.engine.quantisation
         tiled = (op.rows + own.tile_rows / 2) / own.experts_share
@@ -222,8 +224,7 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
     measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.cached_compute)
     if op.role in costs.engine.attention.includes and measured:
         return True
-    fused = costs.fused_experts and costs.engine.operators.experts == "fused"
-    return op.kind == "none" or op.kernels == 0 or (fused and _in_experts(op))
+    return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))
 
 
 def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -273,7 +274,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         experts_peak=leaf(
             "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
         ),
-        fused_experts=not wanted.ideal,
+        fused_experts=not wanted.ideal and case.engine.operators.experts == "fused",
         cores=float(device.cores),
         activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
