@@ -554,6 +554,16 @@ def test_a_device_named_alone_is_one_where_the_launcher_says_how_many(tmp_path: 
     assert any("1 device, it leaves their number to the launcher" in note for note in told["assumptions"])
 
 
+def test_a_file_with_all_sizes_of_a_batch_leaves_no_number_of_devices_open(tmp_path: Path) -> None:
+    """DeepSpeed's three sizes mean eight devices, so that one is not assumed; without the whole batch it is."""
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
+    asked = ("train", "llama-3.2-1b", "--on", "h100", "--seq-len", "512", "--from", str(tmp_path / "ds.json"))
+    for whole, status in (({"train_batch_size": 256}, 2), ({}, 0)):
+        (tmp_path / "ds.json").write_text(json.dumps(sizes | whole), encoding="utf-8")
+        done = run(*asked)
+        assert done.status == status and ("names no number of devices" in done.err) == bool(whole)
+
+
 def test_attention_s_last_product_is_not_taken_for_the_head(tmp_path: Path) -> None:
     """Torchtune's output_proj has an adapter on attention's output in every layer, and none on the head."""
     path = tmp_path / "a.yaml"

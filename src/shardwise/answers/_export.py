@@ -41,7 +41,7 @@ def _complete(inputs: Inputs, target: str) -> None:
         values["sharding"] = "fsdp"
         inputs.notes.append("sharding fsdp: what the file is asked for")
     stack = _stack_of(target, values.get("sharding", "fsdp" if target in _SHARDED else "none"))
-    if inputs.imported is None or not inputs.imported.stack.name.startswith(stack):
+    if inputs.imported is None or inputs.imported.stack.runs.exporter != target:
         values.setdefault("stack", stack)
 
 
