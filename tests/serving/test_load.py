@@ -219,6 +219,40 @@ def test_a_shared_prefix_shortens_first_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_cache_holds_a_shared_prefix_once(name: str) -> None:
+    """Forty requests of one long system prompt run at once where there is room for it and what each adds."""
+    asked = workload(count=40, arrivals=Arrivals(kind="burst"), prefix_tokens=8000, finite=True)
+    asked = replace(asked, input_tokens=Length(mean=8200), output_tokens=Length(mean=400))
+    base, room = answer(name, asked), 8000 + 40 * (200 + 400 + 16) + 1000.0
+    trace = Replica(base.table, base.policy, room).run(requests_of(asked, asked.count))[0]
+    assert trace.most_running == 40
+    assert trace.preemptions == 0
+    assert 40 * 8000 > room > trace.most_cache_tokens > 8000
+    assert len(trace.finished) == 40
+
+
+def test_each_attention_group_has_a_prefix_cache_of_its_own() -> None:
+    """A benchmark's shared prefix is computed once a group; of conversations groups find less, the more there are."""
+    model, options = load_model("deepseek-v2-lite"), LoadOptions(serving=ServingOptions(engine="sglang"))
+
+    def hits(groups: int, asked: Workload) -> tuple[list[int], list[int]]:
+        plan = Plan(dp=groups, ep=groups)
+        found = serve(model, Cluster.parse(f"{groups}xh200-sxm-141gb"), plan, asked, None, options)
+        return [one.hit_tokens for one in found.traces], [len(one.finished) for one in found.traces]
+
+    rare = Arrivals(kind="trace", times=tuple(3.0 * i for i in range(24)))
+    asked = workload(prefix_tokens=512, arrivals=rare, count=24, finite=True)
+    for groups in (1, 2, 4):
+        found, ended = hits(groups, asked)
+        assert found == [512 * max(count - 1, 0) for count in ended]
+    # Seven conversations in turn, so that none stays with a group.
+    blocks = tuple(tuple((100 * (i % 7) + j, 512) for j in range(2 * (1 + i // 7))) for i in range(28))
+    every = [sum(hits(groups, asked_at(tuple(2.0 * i for i in range(28)), blocks))[0]) for groups in (1, 2, 4)]
+    assert every == sorted(every, reverse=True)
+    assert every[0] > every[-1]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_replica_that_is_sent_requests_one_by_one_does_the_same(name: str) -> None:
     """One replica behind a router that looks at loads has the very seconds of one that knows every arrival."""
     asked = workload(0.7 * answer(name, workload(1e-3, 20)).steady.capacity, output_tokens=SPREAD)
@@ -648,8 +682,25 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
     done = run(*COMMAND, *words)
     assert done.status == status, done.err
     assert done.out.startswith(said)
+    assert ("a request alone takes" in done.out) == (said == "UNSTABLE")
     tree = run(*COMMAND, *words, "--json").tree
     assert tree["meets"] == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("qwen2.5-14b", "one request of 130,300 tokens is longer than the cache, which holds 6"),
+        ("llama-3.1-70b", "weights and working memory leave no room for a cache"),
+    ],
+)
+def test_a_long_prompt_is_told_what_it_is_too_long_for(model: str, said: str) -> None:
+    """A request that the cache does not hold is no load that grows."""
+    tokens = ("--input-tokens", "130000", "--output-tokens", "300", "--requests", "100")
+    done = run("serve", model, "--on", "1xl40s", "--rate", "1/s", *tokens, "--mean-ttft", "1s")
+    assert done.status == 1
+    assert done.out.startswith("NO FIT")
+    assert said in " ".join(done.out.split())
 
 
 def test_a_run_that_ends_before_its_replicas_are_up_says_so() -> None:

@@ -21,10 +21,11 @@ _STYLES = ("blue", "green", "cyan", "yellow", "magenta")
 def rate_text(value: float) -> str:
     """Return a rate in words.
 
-    >>> rate_text(2.5)
-    '2.50 requests/s'
+    >>> rate_text(2.5), rate_text(0.01234)
+    ('2.50 requests/s', '0.012 requests/s')
     """
-    return f"{value:,.2f} requests/s"
+    digits = 2 if value >= 0.1 or value <= 0 else 1 - math.floor(math.log10(value))
+    return f"{value:,.{digits}f} requests/s"
 
 
 def _spread(report: ServeReport, metric: str, quantile: str, seconds: float) -> str:
@@ -71,7 +72,12 @@ def _verdict(report: ServeReport, page: Page) -> None:
     if not report.fits:
         base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
         page.label("NO FIT", where, "bold red", "bold")
-        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for one request of the longest length")
+        tokens, room = base.job.total_tokens, base.kv_cache_tokens
+        if room:
+            page.note(f"one request of {tokens:,} tokens is longer than the cache, which holds {room:,}")
+        else:
+            page.note("weights and working memory leave no room for a cache")
+        page.note(f"{show_bytes(base.short_by_bytes)} short of memory for that request")
         if base is report.base:
             from shardwise.answers._infer import nearest_change
 
@@ -79,7 +85,11 @@ def _verdict(report: ServeReport, page: Page) -> None:
     elif not report.stable:
         page.label("UNSTABLE", where, "bold red", "bold")
         most = rate_text(report.capacity_per_second)
-        page.note(f"the queue grows by {rate_text(report.growth_per_second)}; stable up to {most}")
+        grows = report.growth_per_second
+        slowly = grows < 0.01 * report.workload.arrivals.rate
+        page.note(f"the queue grows {'slowly' if slowly else f'by {rate_text(grows)}'}; stable up to {most}")
+        first, whole = (show_seconds(getattr(report.empty, f"{name}_seconds")) for name in ("ttft", "e2e"))
+        page.note(f"a request alone takes {whole} on a replica, its first token {first}")
         rule = report.options.autoscale
         if rule and report.workload.arrivals.rate <= report.capacity_per_second:
             start = show_seconds(rule.start_seconds)
@@ -136,7 +146,9 @@ def _load(report: ServeReport, page: Page) -> None:
     if tree["preemptions"]:
         page.note(f"{tree['preemptions']:,} preemptions, {tree['recomputed_tokens']:,} tokens recomputed")
     if tree["prefix_hit_share"]:
-        page.note(f"{tree['prefix_hit_share']:.0%} of prompt tokens come from the prefix cache")
+        own = "attention groups" if report.groups > 1 else "replicas"
+        each = f", of which each of the {report.base.plan.dp} {own} has its own" if report.base.plan.dp > 1 else ""
+        page.note(f"{tree['prefix_hit_share']:.0%} of prompt tokens come from the prefix cache{each}")
     if report.options.limits:
         page.note(f"{report.goodput_share:.1%} of requests keep every limit")
 

@@ -248,7 +248,7 @@ class Workload:
         """Yield input, output, cached tokens, blocks and class of one request after another, without end.
 
         Of requests with blocks the cached tokens are those of a cache that never forgets. A trace that starts
-        again has other blocks: nobody asks twice.
+        again has other blocks: nobody asks twice. A prefix that all share is a block with a negative name.
 
         >>> asked = Workload(input_tokens=Length(mean=700), output_tokens=Length(mean=9), arrivals=Arrivals(rate=1),
         ...     pairs=((700, 9), (1100, 9)), blocks=(((5, 512), (6, 188)), ((5, 512), (7, 588))))
@@ -282,8 +282,15 @@ class Workload:
                 seen.update(block for block, _ in blocks)
             else:
                 whole = random.random() < self.cached_share
-                yield tokens, made, tokens if whole else min(prefix, tokens), (), of
+                shared = () if whole or not prefix or self.pairs else ((-1 - of, min(prefix, tokens)),)
+                yield tokens, made, tokens if whole else min(prefix, tokens), shared, of
             index += 1
+
+    @property
+    def prefixes(self) -> tuple[tuple[int, int], ...]:
+        """Name and tokens of what all requests, or all of a class, begin with."""
+        each = (self.prefix_tokens,) if not self.classes else (one.prefix_tokens for one in self.classes)
+        return () if self.pairs else tuple((-1 - of, tokens) for of, tokens in enumerate(each) if tokens)
 
     @property
     def longest(self) -> tuple[int, int]:

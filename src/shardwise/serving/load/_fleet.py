@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from shardwise.cost import Network, collective_seconds, network_of, with_peers
 from shardwise.hardware import Cluster
-from shardwise.plans import QUANTILES, Limit, Workload
+from shardwise.plans import Workload
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import caches_of, stage_cache
@@ -24,7 +24,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._lockstep import groups_of, lanes_of
-from shardwise.serving.load._replica import Replica
+from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
 from shardwise.serving.load._steady import Replicas, Steady, chained, in_turns
@@ -71,13 +71,17 @@ class Pool:
         requests = [request_of(0.0, drawn) for drawn in islice(workload.draws(), count)]
         for request in requests:
             request.remote = self.stage == "decode"
-        traces = self.replica().run(requests)
+        traces = self.start(workload)[0].run(requests)
         ends = sorted(request.end for trace in traces for request in trace.finished)
         return ended_rate(ends[len(ends) // 4 : 3 * len(ends) // 4 + 1]) * self.many / self.groups
 
-    def start(self, follow: Follow | None = None) -> list[Replica]:
-        """Return the replicas, idle."""
-        return [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
+    def start(self, workload: Workload, follow: Follow | None = None) -> list[Replica]:
+        """Return the replicas, idle; of a server that runs on, each group's cache has what all requests share."""
+        found = [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
+        if not workload.finite and self.policy.prefix_cache:
+            for group in (group for engine in found for group in engine.groups):
+                group.prefixes.warm(workload.prefixes)
+        return found
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
@@ -129,7 +133,8 @@ class Routing:
                 index = self.random.randrange(len(self.engines))
             return self._within(self.engines[index], turn, at)
         self._advance(self.engines, at)
-        among = self._matching(request) if self.router == "prefix" and request.blocks else self.every
+        told = bool(request.blocks) and request.blocks[0][0] >= 0
+        among = self._matching(request) if self.router == "prefix" and told else self.every
         return min(among, key=lambda one: one.outstanding)
 
     def _advance(self, engines: list[Replica], at: float) -> None:
@@ -221,11 +226,14 @@ class Pools:
     """A prefill and a decode pool under one clock: `run` takes them to the end of their requests."""
 
     def __init__(
-        self, pools: tuple[Pool, Pool], link: Transfer, routing: tuple[Router, int], follow: Follow | None
+        self,
+        pools: tuple[list[Replica], list[Replica]],
+        link: Transfer,
+        routing: tuple[Router, int],
+        follow: Follow | None,
     ) -> None:
-        (prefill, decode), (router, seed) = pools, routing
-        self.link, self.follow = link, follow
-        self.prefill, self.decode = prefill.start(), decode.start()
+        self.link, self.follow, (router, seed) = link, follow, routing
+        self.prefill, self.decode = pools
         # A decode worker is sent the whole cache of a prompt: what it has of it does not matter.
         after: Router = "least-loaded" if router == "prefix" else router
         # An answer that ends asks a prefill worker, which may be in the very step that hands a cache over.
@@ -279,31 +287,6 @@ class Pools:
             last.advance(max(until, math.nextafter(last.next_seconds, math.inf)))
         every = [[trace for engine in pool for trace in engine.finish()] for pool in (self.prefill, self.decode)]
         return every[0], every[1]
-
-
-class LimitMissed(Exception):
-    """A limit is missed whatever comes later."""
-
-
-class LimitWatch:
-    """Looks at requests as they end: raises `LimitMissed` once more of them are over a limit than it lets."""
-
-    def __init__(self, limits: Iterable[Limit], count: int) -> None:
-        self.limits = [limit for limit in limits if limit.quantile != "mean" and limit.metric != "itl" and not limit.of]
-        self.left = [(1 - QUANTILES[limit.quantile]) * count + 1 for limit in self.limits]
-
-    @property
-    def missed(self) -> bool:
-        """Whether a limit is missed whatever comes later."""
-        return any(left < 0 for left in self.left)
-
-    def __call__(self, ended: Request) -> None:
-        """Count one."""
-        for index, limit in enumerate(self.limits):
-            if (getattr(ended, f"{limit.metric}_seconds") or 0.0) > limit.seconds:
-                self.left[index] -= 1
-                if self.left[index] < 0:
-                    raise LimitMissed
 
 
 def requests_of(workload: Workload, count: int) -> Iterator[Request]:
@@ -373,11 +356,12 @@ class Fleet:
         if closed:
             first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0)
             requests = iter(first)
-        return Pools((self.prefill, self.decode), self.link, (router, workload.seed), follow).run(requests)
+        pools = self.prefill.start(workload), self.decode.start(workload)
+        return Pools(pools, self.link, (router, workload.seed), follow).run(requests)
 
     def _together(self, workload: Workload, router: Router, watch: LimitWatch | None) -> list[Trace]:
         """Return what the groups of one pool did; users of a closed loop stay with their group."""
-        engines, arrivals = self.decode.start(watch), workload.arrivals
+        engines, arrivals = self.decode.start(workload, watch), workload.arrivals
         if arrivals.kind == "closed":
             every = [group for engine in engines for group in engine.groups]
             for index, group in enumerate(every):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from shardwise.plans import QUANTILES, Limit
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import Request, Trace
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
@@ -180,3 +181,28 @@ class Replica:
             self.unbalanced = 0
             return False
         return any(group.starts for group in self.groups)
+
+
+class LimitMissed(Exception):
+    """A limit is missed whatever comes later."""
+
+
+class LimitWatch:
+    """Looks at requests as they end: raises `LimitMissed` once more of them are over a limit than it lets."""
+
+    def __init__(self, limits: Iterable[Limit], count: int) -> None:
+        self.limits = [limit for limit in limits if limit.quantile != "mean" and limit.metric != "itl" and not limit.of]
+        self.left = [(1 - QUANTILES[limit.quantile]) * count + 1 for limit in self.limits]
+
+    @property
+    def missed(self) -> bool:
+        """Whether a limit is missed whatever comes later."""
+        return any(left < 0 for left in self.left)
+
+    def __call__(self, ended: Request) -> None:
+        """Count one."""
+        for index, limit in enumerate(self.limits):
+            if (getattr(ended, f"{limit.metric}_seconds") or 0.0) > limit.seconds:
+                self.left[index] -= 1
+                if self.left[index] < 0:
+                    raise LimitMissed

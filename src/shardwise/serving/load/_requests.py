@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import field
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypeAlias
 
 from shardwise.ledger.number import quantile
@@ -133,8 +133,8 @@ class PrefixCache:
     vllm/v1/core/kv_cache_manager.py free; a prompt is there for others once it has been computed.
 
     >>> cache, first = PrefixCache(), Request(0.0, 1300, 10, blocks=((1, 512), (2, 512), (3, 276)))
-    >>> cache.take(first, 3)
-    >>> cache.give(first)
+    >>> cache.take(first, 3), cache.give(first)
+    (0, 0)
     >>> cache.keep(1000)
     >>> cache.hits(first.blocks), cache.hits(((2, 512), (1, 512)))
     ((1, 1000), (0, 488))
@@ -158,22 +158,39 @@ class PrefixCache:
                 return index, tokens
         return len(blocks), tokens
 
-    def take(self, request: Request, count: int) -> None:
-        """Hold the first blocks of a request as long as it runs."""
-        for name, _ in request.blocks[request.pinned : count]:
-            self.tokens -= self.idle.pop(name, 0)
-            self.users[name] = self.users.get(name, 0) + 1
-        request.pinned = max(count, request.pinned)
+    def warm(self, blocks: Blocks) -> None:
+        """Hold blocks that were computed before the first request."""
+        self.idle.update(blocks)
+        self.tokens = sum(self.idle.values())
 
-    def give(self, request: Request) -> None:
-        """Let the blocks of a request go that has ended or was sent away."""
+    def shared(self, blocks: Blocks) -> int:
+        """Return the tokens of a request's first blocks that others hold as it comes."""
+        return sum(size for _, size in takewhile(lambda one: one[0] in self.users, blocks))
+
+    def take(self, request: Request, count: int) -> int:
+        """Hold the first blocks of a request as long as it runs; return the tokens that others hold already."""
+        shared = 0
+        for name, size in request.blocks[request.pinned : count]:
+            users = self.users.get(name, 0)
+            shared += size if users else 0
+            self.tokens -= self.idle.pop(name, 0)
+            self.users[name] = users + 1
+        request.pinned = max(count, request.pinned)
+        return shared
+
+    def give(self, request: Request) -> int:
+        """Let the blocks of a request go that has ended or was sent away; return the tokens that others still hold."""
+        shared = 0
         for name, size in reversed(request.blocks[: request.pinned]):
             self.users[name] -= 1
-            if not self.users[name]:
+            if self.users[name]:
+                shared += size
+            else:
                 del self.users[name]
                 self.idle[name] = size
                 self.tokens += size
         request.pinned = 0
+        return shared
 
     def keep(self, room: float) -> None:
         """Forget what is more than so many tokens."""
@@ -242,7 +259,9 @@ class LengthMoments:
     context: float
     """Mean context of the sequences that decode, who are more often those with long outputs."""
     held_tokens: float
-    """Mean tokens of cache that a running request holds or has reserved."""
+    """Mean tokens of cache that a running request holds or has reserved, but for what others hold too."""
+    shared_tokens: float
+    """Tokens of the prefixes that requests share: a cache holds them once."""
     held_cv2: float
     output_cv2: float
     overlap: float
@@ -281,19 +300,22 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
 @lru_cache(4)
 def _moments(workload: Workload, cache: tuple[int, bool, float], stage: str, step_makes: float) -> LengthMoments:
     block, prefix_cache, reserved_share = cache
+    prefixes = {name: size // block * block for name, size in workload.prefixes} if prefix_cache else {}
+    drawn = list(islice(workload.draws(), min(workload.count, _DRAWN)))
     every = [
         (
             tokens,
             1 if stage == "prefill" else made,
             min(cached, tokens - 1) // block * block if prefix_cache else 0,
         )
-        for tokens, made, cached, *_ in islice(workload.draws(), min(workload.count, _DRAWN))
+        for tokens, made, cached, *_ in drawn
     ]
     count = len(every)
     made = sorted(out for _, out, _ in every)
     output = sum(made) / count
     lasting = float(sum(made))
     context = sum(out * (tokens + out / 2) for tokens, out, _ in every) / lasting
+    shared = sum(row[1] * prefixes.get(-1 - row[4], 0) for row in drawn if row[3]) / sum(row[1] for row in drawn)
     second = sum(out * (tokens**2 + tokens * out + out**2 / 3) for tokens, out, _ in every) / lasting
     after = [1 / (out - 1) for out in made if out > 1]
     output_cv2 = sum((out - output) ** 2 for out in made) / count / output**2
@@ -307,7 +329,8 @@ def _moments(workload: Workload, cache: tuple[int, bool, float], stage: str, ste
         made=step_makes,
         inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
         context=context,
-        held_tokens=context + block / 2 + reserved_share * output * (1 + output_cv2) / 2,
+        held_tokens=context - shared + block / 2 + reserved_share * output * (1 + output_cv2) / 2,
+        shared_tokens=float(sum(prefixes.values())),
         held_cv2=max(second / context**2 - 1, 0.0),
         output_cv2=output_cv2,
         overlap=sum(out * (2 * (count - i) - 1) for i, out in enumerate(made)) / count**2 / output,

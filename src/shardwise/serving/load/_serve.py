@@ -13,8 +13,8 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
-from shardwise.serving.load._fleet import Fleet, LimitWatch, Pool, Transfer, attention_groups, requests_of
-from shardwise.serving.load._replica import uncollected
+from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
+from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import LoadOptions, PrefillReport, ServeReport
 from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage

@@ -171,7 +171,7 @@ class Scheduler:
             self.used -= held + self.half
             request.target = request.kept = round(held)
         self.reserved -= self.policy.reserved_share * (request.output_tokens - request.made)
-        self.prefixes.give(request)
+        self.used += self.prefixes.give(request)
         request.preemptions += 1
         request.past, request.stamp = 0, self.allocated
         self.trace.preemptions += 1
@@ -184,15 +184,14 @@ class Scheduler:
             return request.target - self.policy.recomputed_tokens
         if not self.policy.prefix_cache:
             return 0
-        block = self.policy.block_tokens
-        if not request.preemptions:
-            cached = request.cached_tokens
-            if request.blocks:
-                self.prefixes.keep(self.capacity - self.used)
-                cached = min(self.prefixes.hits(request.blocks)[1], request.target - 1)
-            return cached // block * block
-        left = int(request.kept - (self.allocated - request.stamp))
-        return max(0, min(request.target - 1, left)) // block * block
+        cached = request.cached_tokens
+        if request.preemptions:
+            cached = max(0, int(request.kept - (self.allocated - request.stamp)))
+        if request.blocks:
+            self.prefixes.keep(self.capacity - self.used)
+            blocks = self.prefixes.hits(request.blocks)[1]
+            cached = max(cached, blocks) if request.preemptions else blocks
+        return min(cached, request.target - 1) // self.policy.block_tokens * self.policy.block_tokens
 
     def _schedule(self) -> list[tuple[Request, int]]:
         """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""
@@ -242,9 +241,9 @@ class Scheduler:
         else:
             self.trace.recomputed_tokens += need
         request.past = hit
-        if request.blocks and not request.preemptions:
-            self.prefixes.take(request, self.prefixes.hits(request.blocks)[0])
         self.used += hit + self.half
+        if request.blocks and self.policy.prefix_cache:
+            self.used -= self.prefixes.take(request, self.prefixes.hits(request.blocks)[0])
         self.allocated += hit
         self.reserved += self.policy.reserved_share * (request.output_tokens - request.made)
         return tokens
@@ -264,6 +263,7 @@ class Scheduler:
         future = policy.reserved_share * (request.output_tokens - request.made)
         whole = policy.reserved_share or policy.whole_prompts or request.remote
         held = (request.target if whole else tokens + hit) + self.half
+        held -= min(self.prefixes.shared(request.blocks), hit) if hit and request.blocks else 0
         taken = self.used + planned + self.decoding + self.reserved
         if (self.decoding or self.prompts) and taken + held + future > self.capacity:
             return CACHE
@@ -303,9 +303,9 @@ class Scheduler:
 
     def _first_token(self, request: Request) -> None:
         """Hand out the token that the end of a prompt gives, and let the request decode from there."""
-        if request.blocks:
+        if request.blocks and self.policy.prefix_cache:
             self.prefixes.keep(self.capacity - self.used)
-            self.prefixes.take(request, request.prompt_blocks)
+            self.used -= self.prefixes.take(request, request.prompt_blocks)
         if self.stage == "prefill":
             self.used -= request.past + self.half
             request.prefilled = self.now
@@ -381,10 +381,10 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         request.end = self.now
-        if request.blocks:
+        if request.blocks and self.policy.prefix_cache:
             if self.stage != "prefill":
-                self.prefixes.take(request, len(request.blocks))
-            self.prefixes.give(request)
+                self.used -= self.prefixes.take(request, len(request.blocks))
+            self.used += self.prefixes.give(request)
         self.trace.finished.append(request)
         if self.follow is not None:
             after = self.follow(request)

@@ -78,7 +78,7 @@ def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lane
 
     Batches that are in flight at once share both.
     """
-    held = np.floor(np.asarray(cache_tokens, float) / lanes / moments.held_tokens)
+    held = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
     return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), held), 1.0)
 
 
@@ -306,7 +306,8 @@ class Replicas:
         ratio, width, tail = shape
         most = self.prices.counts[:, -1]
         # A cache is full by what requests hold, whose spread adds to that of their number.
-        held = np.asarray(self.cache_tokens, float) / self.moments.held_tokens < self.policy.max_sequences
+        room = np.asarray(self.cache_tokens, float) - self.moments.shared_tokens
+        held = room / self.moments.held_tokens < self.policy.max_sequences
         likely, beyond = self._likely(ratio, width + (held * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
