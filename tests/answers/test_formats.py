@@ -282,3 +282,90 @@ def test_layers_without_a_letter_are_named() -> None:
     done = run("export", "megatron", "mamba-2.8b", "--on", "8xh100", "--json")
     (problem,) = done.tree["error"]["problems"]
     assert problem["field"] == "model" and "Mamba1" in problem["rule"]
+
+
+_LLAMA = "meta-llama/Llama-3.2-1B"
+_TUNED = f"base_model: {_LLAMA}\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 512\n"
+_COMPONENT = "model: {_component_: torchtune.models.llama3_2.llama3_2_1b}\ntokenizer: {max_seq_len: 512}\n"
+# A training's file, and what it sets of buffers and kernels beside plan and job.
+SET: dict[str, tuple[str, dict[str, object]]] = {
+    "axolotl.yaml": (_TUNED + "liger_fused_linear_cross_entropy: true\n", {"loss": "fused-linear"}),
+    "tune.yaml": (_COMPONENT + "optimizer_in_bwd: true\n", {"updates_in_backward": True}),
+    "titan.toml": (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
+        '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n',
+        {"keeps_products": True},
+    ),
+    "verl.sh": (
+        f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={_LLAMA} trainer.n_gpus_per_node=8 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 algorithm.adv_estimator=grpo\n",
+        {"rollout": "asleep"},
+    ),
+}
+SERVED = {
+    "vllm.sh": f"vllm serve {_LLAMA}-Instruct -tp 2 --max-model-len 4096 --gpu-memory-utilization 0.8\n",
+    "llama.sh": "llama-server -hf bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0 -c 8192 -np 2\n",
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_what_a_file_says_of_buffers_and_kernels_is_in_its_answer(name: str, tmp_path: Path) -> None:
+    """What a file sets of its framework reaches the answer and the file that is exported from it; a flag wins."""
+    text, said = SET[name]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    asked = ("train", "--from", str(tmp_path / name), "--on", "8xh100-sxm-80gb", "--json")
+    found = run(*asked).tree["settings"]
+    assert {key: found[key] for key in said} == said
+    if "loss" in said:
+        assert run(*asked, "--loss", "eager").tree["settings"]["loss"] == "eager"
+
+
+@pytest.mark.parametrize("name", (*SET, *SERVED))
+def test_a_file_answers_what_can_be_asked_of_it(name: str, tmp_path: Path) -> None:
+    """Counts take either; what is asked of a training takes no server, nor the other way round, and says so."""
+    (tmp_path / name).write_text(SET[name][0] if name in SET else SERVED[name], encoding="utf-8")
+    there = ("--from", str(tmp_path / name), "--json")
+    assert run("count", *there).tree["params"]["total"] > 1e9
+    refused = ("infer", "export vllm", "plan serve") if name in SET else ("train", "export megatron", "plan train")
+    for command in refused:
+        done = (
+            run(*command.split(), *there, "--on", "8xh100-sxm-80gb", "--rate", "1/s")
+            if command == "plan serve"
+            else (run(*command.split(), *there, "--on", "8xh100-sxm-80gb"))
+        )
+        assert done.fields == ["from"], command
+        assert ("of a training" if name in SET else "starts a server") in done.out
+
+
+def test_a_launch_is_written_again_for_the_same_and_for_another_engine(tmp_path: Path) -> None:
+    """Model, degrees and the longest request are the file's; the share of the memory only where the engine is."""
+    (tmp_path / "vllm.sh").write_text(SERVED["vllm.sh"], encoding="utf-8")
+    there = ("--from", str(tmp_path / "vllm.sh"), "--on", "h100-sxm-80gb", "--json")
+    for system, start, share in (
+        ("vllm", f"vllm serve {_LLAMA}-Instruct", "--gpu-memory-utilization 0.8"),
+        ("sglang", f"--model-path {_LLAMA}-Instruct", "--context-length 4096"),
+        ("llamacpp", "llama-server --model Llama-3.2-1B-Instruct-BF16.gguf", "--split-mode row"),
+    ):
+        text = run("export", system, *there).tree["files"][f"{system}.sh"]
+        assert start in text and share in text
+        (tmp_path / "again.sh").write_text(text, encoding="utf-8")
+        back = run("import", str(tmp_path / "again.sh"), "--json").tree
+        assert (back["serving"]["tp"], back["serving"]["max_context"], back["num_devices"]) == (2, 4096, 2)
+        assert (
+            "memory_fraction" not in back["serving"] or system != "sglang" or back["serving"]["memory_fraction"] != 0.8
+        )
+
+
+def test_the_hubs_name_that_was_asked_for_is_written() -> None:
+    """Tuned variants share the sizes of their base, and an export starts the one that was named."""
+    where = ("--on", "1xh100-sxm-80gb", "--seq-len", "512", "--json")
+    files = run("export", "axolotl", f"{_LLAMA}-Instruct", *where).tree["files"]
+    assert f"base_model: {_LLAMA}-Instruct" in files["axolotl.yaml"]
+    assert f"base_model: {_LLAMA}\n" in run("export", "axolotl", "llama-3.2-1b", *where).tree["files"]["axolotl.yaml"]
+
+
+def test_a_batch_that_follows_from_accumulation_is_that_of_the_devices(tmp_path: Path) -> None:
+    """A search of plans needs a batch: where the file states its parts alone, its replicas are all devices."""
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
+    words = ("plan", "train", "llama-3.2-1b", "--from", str(tmp_path / "ds.json"), "--seq-len", "512", "--top", "1")
+    assert run(*words, "--on", "4xh100", "--json").tree["best"][0]["job"]["global_batch"] == 32

@@ -208,7 +208,7 @@ def make_efficiencies(inputs: Inputs) -> Efficiencies:
 
 
 def make_settings(inputs: Inputs) -> Settings:
-    """Return what the flags set of a framework; a flag for one tensor wins over that for all."""
+    """Return what a file and the flags set of a framework: a flag wins over the file, one tensor's over that of all."""
     from shardwise.plans import Settings
     from shardwise.plans.fields import SETTINGS
 
@@ -216,7 +216,7 @@ def make_settings(inputs: Inputs) -> Settings:
     for row in SETTINGS:
         if row.key in inputs.values:
             given |= dict.fromkeys(row.names, inputs.values[row.key])
-    return Settings(**given)
+    return replace(inputs.imported.stack.settings if inputs.imported else Settings(), **given)
 
 
 def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None) -> Stack | None:

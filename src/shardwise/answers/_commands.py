@@ -175,7 +175,8 @@ def _export(kind: str = "") -> Command:
             "wrap", _converters.choice("slurm", "kubernetes"), "write this scheduler's file around the launch", "output"
         )
     }
-    own = {**serve_flags(), **_flags.infer_flags()} if kind in SERVERS else _flags.train_flags()
+    served = {**_flags.FROM_SERVER, **serve_flags(), **_flags.infer_flags()}
+    own = served if kind in SERVERS else _flags.train_flags()
     flags = {**target, **_MODEL, **own, **wrap, **write, **OUTPUT}
     exits = "exit status: 0 written, 2 bad input, or what the target cannot be told"
     return Command("export", SUMMARIES["export"], ("target", "model"), flags, exits, ("target", "model", "on"))

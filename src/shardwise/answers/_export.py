@@ -22,11 +22,12 @@ from shardwise.units import show_bytes
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
     from shardwise.formats import Exported
+    from shardwise.formats._served import Asked
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
 # What a server is called as an engine; vLLM is the one of the devices where none is named.
-_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm"}
+_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp"}
 # Systems whose servers are told that they compute prompts, or decode.
 _POOLED = ("vllm", "sglang", "dynamo")
 # What says when requests arrive.
@@ -73,6 +74,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
         plan=report.plan,
         job=report.job,
         stack=report.case.stack,
+        named=_named(inputs),
     )
     module = import_module(f"shardwise.formats.{target}")
     found: Exported = module.export(stated)
@@ -84,6 +86,14 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, said) for name, text in found.files.items()}
     return replace(found, files=files), report
+
+
+def _named(inputs: Inputs) -> str:
+    """Return the hub's name of the model as it was asked for, or as the file names it; empty where neither has one."""
+    from shardwise.models._model import namesake
+
+    said = inputs.get("model", inputs.imported.named if inputs.imported else "")
+    return said if said.count("/") == 1 and namesake(said) and not os.path.exists(said) else ""
 
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
@@ -100,6 +110,8 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         rule = "are of a load, and nothing says when requests arrive"
         inputs.problems.add("prefill_workers", workers, rule, "add --rate, --users or --trace")
     inputs.problems.raise_if_any()
+    from shardwise.formats._served import Asked
+
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
     load = None
     if inputs.values.keys() & _LOADS:
@@ -108,8 +120,9 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
 
         load = ask_load(inputs)
     report = load.base if load else ask_batch(inputs)
+    asked = Asked(prefixes=prefixes, context=inputs.get("max_context", 0), model=_named(inputs))
     try:
-        found = _exported(target, report, prefixes, load.prefill.base if load and load.prefill else None)
+        found = _exported(target, report, asked, load.prefill.base if load and load.prefill else None)
     except InputError as error:
         inputs.merge(error)
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
@@ -119,14 +132,14 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
 
 
-def _exported(target: str, report: InferReport, prefixes: bool, prefill: InferReport | None) -> Exported:
+def _exported(target: str, report: InferReport, asked: Asked, prefill: InferReport | None) -> Exported:
     """Return what starts a server, or both of its pools."""
     export: Callable[..., Exported] = import_module(f"shardwise.formats.{target}").export
     if prefill is None:
-        return export(report, prefixes)
+        return export(report, asked)
     if target == "dynamo":
-        return export(report, prefixes, prefill)
-    first, last = export(prefill, prefixes, "prefill"), export(report, prefixes, "decode")
+        return export(report, asked, prefill)
+    first, last = export(prefill, asked, "prefill"), export(report, asked, "decode")
     notes = (*last.notes, f"{first.copies} servers of the prefill pool and {last.copies} that decode, behind a router")
     return replace(last, files={**first.files, **last.files}, notes=tuple(dict.fromkeys(notes)), launch="")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
+from shardwise.formats import SERVERS
 from shardwise.formats._imported import Imported
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 6
+# Engines of the targets of an export that are not vLLM's.
+_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp"}
 
 
 def take(inputs: Inputs) -> None:
@@ -27,7 +30,7 @@ def take(inputs: Inputs) -> None:
         return
     if inputs.command == "validate":
         return  # what a file says stands where rows are blank
-    if inputs.command in SERVED or inputs.get("what", "") in SERVED:
+    if _of_server(inputs):
         _take_server(inputs)
         return
     try:
@@ -44,14 +47,30 @@ def take(inputs: Inputs) -> None:
         inputs.values["on"] = "1x" + inputs.get("on", "")
         inputs.notes.append(f"{case.source}: 1 device, it leaves their number to the launcher")
         inputs.imported = case = read(inputs)
-    if case.accumulation:
+    if case.accumulation and inputs.command != "plan":
         inputs.values.setdefault("accumulation", case.accumulation)
+    elif case.accumulation and "global_batch" not in inputs.values:
+        plan = case.plan
+        replicas = (devices_of(inputs) or case.num_devices) // (plan.tp * plan.tp2 * plan.cp * plan.pp)
+        inputs.values["global_batch"] = batch = case.accumulation * max(plan.micro_batch, 1) * max(replicas, 1)
+        inputs.notes.append(f"{case.source}: global_batch {batch}, of the devices that are asked for")
     _complete(inputs, case)
     _tell(inputs, case)
 
 
-SERVED = ("infer", "serve")
-"""The commands, and the kinds of a search, whose `--from` is the launch of a server."""
+_SERVED = ("infer", "serve")
+
+
+def _of_server(inputs: Inputs) -> bool:
+    """Return whether `--from` is the launch of a server: what is asked is of one, or counts whatever a file starts."""
+    if inputs.command == "count" and "from" in inputs.values:
+        from shardwise.formats import starts_server
+
+        try:
+            return starts_server(inputs.values["from"])
+        except InputError:
+            return False
+    return bool({inputs.command, inputs.get("what", "")} & {*_SERVED}) or inputs.get("target", "") in SERVERS
 
 
 def _take_server(inputs: Inputs) -> None:
@@ -64,7 +83,14 @@ def _take_server(inputs: Inputs) -> None:
         inputs.problems.items += error.problems
         inputs.bad.add("from")
         return
-    given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, inputs.get("what", "")).flags
+    kind, target = inputs.get("what", ""), inputs.get("target", "")
+    given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, kind or target).flags
+    if target and not server.values["engine"].startswith(_ENGINES.get(target, "vllm")):
+        # Each engine spells its share of the memory in its own way.
+        own = {key: value for key, value in server.values.items() if key in ("engine", "memory_fraction")}
+        said = ", ".join(f"{key} {value}" for key, value in own.items())
+        inputs.notes.append(f"{server.source}: {said}: of {server.system}, {target} keeps its own")
+        server = replace(server, values={key: value for key, value in server.values.items() if key not in own})
     # Numbers are searched; a format is the checkpoint's, the one choice of a search.
     space = {key: value for key, value in server.values.items() if key in flags and flags[key].group == "space"}
     searched = [key for key, value in space.items() if not isinstance(value, str)]

@@ -17,7 +17,7 @@ SYSTEMS = (
     "torchtitan", "megatron",
 )  # fmt: skip
 """Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
-SERVERS = ("vllm", "sglang", "trtllm", "dynamo")
+SERVERS = ("vllm", "sglang", "trtllm", "llamacpp", "dynamo")
 """Engines that an export writes the launch line of."""
 _HOMES = {
     **dict.fromkeys(("ExportCase", "Exported"), "_exported"),

@@ -19,13 +19,17 @@ from shardwise.records import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportCase:
-    """What is exported: a complete plan and job of a model on a cluster, in a framework."""
+    """What is exported: a complete plan and job of a model on a cluster, in a framework.
+
+    `named` is the hub's name of the model as it was asked; empty: the catalogue's.
+    """
 
     model: Model
     cluster: Cluster
     plan: Plan
     job: Training
     stack: Stack
+    named: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,6 +32,9 @@ def import_file(
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
     name, around = fspath(path), replace(around or ImportContext(), variables=dict(variables or {}))
+    if starts_server(name):
+        remedy = "ask count, infer, serve, plan infer or plan serve, or export to an engine"
+        raise InputError([Problem("from", name, "starts a server, and this is asked of a training", remedy)])
     with bounded("from", name):
         text = read_text(name)
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
@@ -81,4 +84,18 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
         folder, said = os.path.dirname(name) or ".", dict(variables or {})
         if dynamo.recognises(name, text):
             return dynamo.read(text, name, said, folder)
+        if not starts_server(name):
+            _refuse_training(name, said)
         return read_launch(text, name, said, LaunchFiles(folder))
+
+
+def _refuse_training(name: str, variables: Mapping[str, str]) -> None:
+    """Raise `InputError` where a file is of a training, whose model a server may have."""
+    try:
+        case = import_file(name, variables)
+    except InputError:
+        return
+    if case.understood:
+        named = f": {case.model.name}" if case.model and case.model.name else ""
+        rule = f"is of a training ({case.system}), and starts no server"
+        raise InputError([Problem("from", name, rule, f"name the model in its place{named}, or ask train")])

@@ -39,7 +39,7 @@ class Imported:
 
     `understood` set something, `assumed` is what the file leaves open, `ignored` names what was read and changes
     nothing here with the reason, `silent` what changes neither bytes nor seconds, `unknown` what the system itself
-    does not have. `overlap` is whether communication runs beside compute at all.
+    does not have. `named` is the model as the file names it.
     """
 
     system: str
@@ -52,6 +52,7 @@ class Imported:
     devices_per_node: int = 0
     accumulation: int = 0
     source: str = ""
+    named: str = ""
     understood: tuple[ReadArgument, ...] = ()
     assumed: tuple[str, ...] = ()
     ignored: tuple[ReadArgument, ...] = ()
@@ -147,6 +148,7 @@ class Keys:
         self.values = dict(flat_keys(tree))
         self.problems = Problems()
         self.assumed: list[str] = []
+        self.model = ""
         self.named: list[tuple[str, Imported]] = []
 
     def beside(self, name: str, case: Imported) -> Imported:
@@ -232,6 +234,7 @@ class Keys:
             system=self.table["checked"]["system"],
             version=self.table["checked"]["version"],
             source=source,
+            named=self.model,
             understood=(*self.understood(), *self._of_named("understood")),
             assumed=(*self.assumed, *(f"{name}: {text}" for name, case in self.named for text in case.assumed)),
             ignored=(*self.ignored(), *self._of_named("ignored")),

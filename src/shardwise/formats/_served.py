@@ -20,16 +20,31 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a launch is told beside the answer: whether prefixes are cached, the longest request, the hub's name.
+
+    `context` 0 is the longest request of the answer, `model` empty what the catalogue has.
+    """
+
+    prefixes: bool = False
+    context: int = 0
+    model: str = ""
+
+
+PLAIN = Asked()
+"""An answer alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
     """What an answer assumed of a server, in the terms of a launch: `plan.dp` replicas run beside each other.
 
-    With `spread` experts lie on the devices of all replicas, which then are one engine. `prefixes` is whether requests
-    find what they share in the cache, `apart` whether other replicas are launched one by one. `role` is "prefill" or
-    "decode" of a pool that does one of both.
+    With `spread` experts lie on the devices of all replicas, which then are one engine. `apart` is whether other
+    replicas are launched one by one. `role` is "prefill" or "decode" of a pool that does one of both.
     """
 
     report: InferReport
-    prefixes: bool = False
+    asked: Asked = PLAIN
     apart: bool = False
     role: str = ""
 
@@ -42,6 +57,16 @@ class Deployment:
     def job(self) -> Serving:
         """The job as it was asked."""
         return self.report.job
+
+    @property
+    def model(self) -> str:
+        """The name under which the engine loads the model."""
+        return self.asked.model or hub_name(self.report.case.model.name)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request that the engine takes."""
+        return max(self.asked.context, self.job.total_tokens)
 
     @property
     def spread(self) -> bool:
@@ -125,7 +150,7 @@ def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequenc
     stored = case.model.quantization
     if case.format.name not in ([checkpoint_format(stored).name] if stored else ["bf16", "fp32", *narrows]):
         rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"
-        named = "" if stored else "".join(f"use {way} or " for way in narrows)
+        named = "" if stored else "".join(f"use {way} or " for way in narrows[:3])
         found.add("weights", job.weights, rule, f"{named}leave it out, or name a checkpoint that is stored so")
     most = case.model.max_context
     if most and job.total_tokens > most:

@@ -16,7 +16,7 @@ from shardwise.formats._exported import ExportCase, Exported, Found, canonical, 
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find, namesake
-from shardwise.plans import OBJECTIVES, USUAL_TARGETS, Plan, Sharding, Training, in_groups, rank_of
+from shardwise.plans import OBJECTIVES, USUAL_TARGETS, Plan, Recompute, Sharding, Training, in_groups, rank_of
 from shardwise.records import dataclass
 from shardwise.shell import left_open
 from shardwise.units import counted
@@ -51,7 +51,7 @@ class AdapterKeys:
 
 def model_named(keys: Keys, path: str) -> Model | None:
     """Return the model of a hub id, or the one that a copy or a folder is named after; None where none is known."""
-    name = str(keys.raw(path) or "")
+    name = keys.model = str(keys.raw(path) or "")
     if why := left_open(name):
         keys.assumed.append(f"no model: {name} {why[0]}; {why[1]}, or name a model")
         return None
@@ -63,10 +63,10 @@ def model_named(keys: Keys, path: str) -> Model | None:
     return None if known is None else load_model(known)
 
 
-def hub_id(model: Model) -> str:
-    """Return the id under which a hub has a model, its own name where it has none."""
-    ids: list[str] = catalogue().get(model.name, {}).get("hub", [])
-    return ids[0] if ids else model.name
+def hub_id(case: ExportCase) -> str:
+    """Return the id under which a hub has the model of a case, its own name where it has none."""
+    ids: list[str] = catalogue().get(case.model.name, {}).get("hub", [])
+    return case.named or (ids[0] if ids else case.model.name)
 
 
 def optimizer_of(keys: Keys, path: str, usual: str = "adamw_torch_fused") -> str:
@@ -211,6 +211,25 @@ def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding
         sharding=grouped,
         shard=max(shards, 1) if grouped != sharding else 1,
     )
+
+
+def checkpointed(keys: Keys, mode: str, option: str, layers: int) -> tuple[Recompute, int]:
+    """Return what torchtitan's checkpointing recomputes of a stage, and of how many layers (0: all of them).
+
+    Every n-th layer, or by operator, where `Settings.keeps_products` says what is kept. Source: torchtitan v0.2.2
+    torchtitan/distributed/activation_checkpoint.py; torchtune 0.6.1 training/checkpointing has the same words.
+    """
+    said = str(keys.raw(option) or "2")
+    if mode != "selective" or said == "op":
+        return ("none" if mode == "none" else "full"), 0
+    if not said.isascii() or not said.isdigit() or not 0 < int(said) < 1000:
+        keys.fail(option, "must be op, or a number of layers", "write op, or for example 2")
+        return "full", 0
+    if not layers:
+        keys.assumed.append(f"recompute full: every {said} layers are recomputed, and no model says how many")
+        return "full", 0
+    every = layers // int(said)
+    return ("full", every % layers) if every else ("none", 0)
 
 
 def batches(keys: Keys, plan: Plan, micro: str, steps: str, usual: int) -> tuple[Plan, int, int]:

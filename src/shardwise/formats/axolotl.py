@@ -174,7 +174,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     steps = max(job.global_batch // max(micro * p.dp, 1), 1)
     precision = job.precision or case.stack.precision
     tree: dict[str, Any] = {
-        "base_model": _trainer.hub_id(case.model),
+        "base_model": _trainer.hub_id(case),
         "sequence_len": job.seq_len,
         "sample_packing": True,
         "micro_batch_size": micro,

@@ -17,7 +17,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
-from shardwise.formats._served import Deployment, hub_name
+from shardwise.formats._served import PLAIN, Asked, Deployment
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService)")
@@ -84,14 +84,14 @@ def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> L
     )  # fmt: skip
 
 
-def export(report: InferReport, prefixes: bool = False, prefill: InferReport | None = None) -> Exported:
+def export(report: InferReport, asked: Asked = PLAIN, prefill: InferReport | None = None) -> Exported:
     """Return a graph of workers, each a vLLM server as an answer assumed it, behind Dynamo's frontend.
 
     With a `prefill` pool its workers compute prompts, and the others decode.
     """
-    services = {"Worker": _worker(Deployment(report=report, prefixes=prefixes, apart=True))}
+    services = {"Worker": _worker(Deployment(report=report, asked=asked, apart=True))}
     if prefill is not None:
-        pools = {role: Deployment(report=pool, prefixes=prefixes, apart=True, role=role)
+        pools = {role: Deployment(report=pool, asked=asked, apart=True, role=role)
                  for role, pool in (("prefill", prefill), ("decode", report))}  # fmt: skip
         services = {f"{role.title()}Worker": _worker(one) for role, one in pools.items()}
     name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
@@ -107,9 +107,9 @@ def export(report: InferReport, prefixes: bool = False, prefill: InferReport | N
 
 def _worker(one: Deployment) -> dict[str, Any]:
     """Return the service of like workers."""
-    words, report = vllm.words_of(one), one.report
+    words = vllm.words_of(one)
     words |= {f"--is-{one.role}-worker": True} if one.role else {}
-    model, each = hub_name(report.case.model.name), one.plan.tp * one.plan.pp * one.together
+    model, each = one.model, one.plan.tp * one.plan.pp * one.together
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
     line = shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
     worker: dict[str, Any] = {

@@ -7,12 +7,17 @@ split by layers is a pipeline, one by rows tensor parallelism.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from shardwise.errors import Problems
+from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
+from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
 from shardwise.models import load_model
 from shardwise.models._model import namesake
+from shardwise.serving import InferReport
 from shardwise.serving._formats import format_names
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
@@ -34,6 +39,56 @@ def _quantised(name: str) -> str:
     """
     words = re.split(r"[-.:/]", name.lower())
     return next((word for word in reversed(words) if word in format_names()), "")
+
+
+def words_of(one: Deployment) -> Words:
+    """Return the flags of a deployment; raises `InputError` naming every field that llama.cpp cannot be told."""
+    found = check(one, "llama.cpp", ("llama.cpp", "llama.cpp-2024"), _written_formats())
+    p, job, cache = one.plan, one.job, one.job.kv_cache
+    for name in ("adapter_rank", "speculative_method"):
+        if value := getattr(job, name):
+            found.add(name, value, "is a file of its own to llama.cpp", "leave it out, and add --lora or --model-draft")
+    if p.ep > 1 or (p.tp > 1 and p.pp > 1):
+        name = "ep" if p.ep > 1 else "tp"
+        rule = "llama.cpp splits a model by layers or by rows, one of both"
+        found.add(name, getattr(p, name), rule, f"use {name} 1")
+    kinds = {ours or "fp16": theirs for theirs, ours in _CACHES.items()}
+    if cache and cache not in kinds:
+        found.add("kv_cache", cache, "is no type of a cache of llama.cpp", "use one of " + ", ".join(kinds))
+    slots, devices = one.sequences, p.tp * p.pp
+    words: Words = {"--ctx-size": slots * one.context, "--parallel": slots}
+    words["--n-gpu-layers"] = job.gpu_layers if job.gpu_layers >= 0 else "all"
+    if devices > 1:
+        shares = p.stage_layers or (1,) * devices
+        words |= {"--split-mode": "row" if p.tp > 1 else "layer", "--tensor-split": ",".join(map(str, shares))}
+    if job.cpu_experts:
+        words["--n-cpu-moe"] = job.cpu_experts
+    if cache:
+        words |= {"--cache-type-k": kinds.get(cache, ""), "--cache-type-v": kinds.get(cache, "")}
+    if one.report.case.step_tokens:
+        words["--ubatch-size"] = one.step_tokens
+    if not one.asked.prefixes:
+        words["--no-cache-prompt"] = True
+    refuse(found)
+    return words
+
+
+def _written_formats() -> tuple[str, ...]:
+    """Return the formats that files of GGUF are written in."""
+    return tuple(name for name in format_names() if re.fullmatch(r"i?q\d\w*", name))
+
+
+def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exported:
+    """Return the script that starts a server as an answer assumed it."""
+    one = Deployment(report=report, asked=asked, apart=True)
+    kind = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}.get(report.case.format.name, report.case.format.name.upper())
+    file = f"{one.model.rpartition('/')[2]}-{kind}.gguf"
+    if one.nodes > 1:
+        found = Problems()
+        found.add("on", report.case.cluster.name, "llama.cpp's server runs on one node", "use the devices of one node")
+        refuse(found)
+    notes = [f"{file} is yours to make or to fetch"]
+    return written(one, "llamacpp", f"llama-server --model {shlex.quote(file)}", words_of(one), notes)
 
 
 def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:

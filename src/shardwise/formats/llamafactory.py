@@ -176,7 +176,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
     tree: dict[str, Any] = {
-        "model_name_or_path": _trainer.hub_id(case.model),
+        "model_name_or_path": _trainer.hub_id(case),
         "stage": "sft",
         "do_train": True,
         **_adapter_words(job),

@@ -16,10 +16,11 @@ from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import (
+    PLAIN,
+    Asked,
     Deployment,
     Words,
     check,
-    hub_name,
     proposer,
     refuse,
     stage_variable,
@@ -61,14 +62,14 @@ def _limits(one: Deployment) -> Words:
     """Return lengths, steps, memory, the prefix cache and adapters."""
     groups = one.plan.dp if one.spread else 1
     words: Words = {
-        "--context-length": one.job.total_tokens,
+        "--context-length": one.context,
         "--max-running-requests": one.sequences * groups,
         "--chunked-prefill-size": one.step_tokens * groups,
         "--mem-fraction-static": one.share,
     }
     if one.step_tokens > _USUAL_PREFILL:
         words["--max-prefill-tokens"] = one.step_tokens
-    if not one.prefixes:
+    if not one.asked.prefixes:
         words["--disable-radix-cache"] = True
     if rank := one.job.adapter_rank:
         words |= {"--enable-lora": True, "--max-loras-per-batch": one.job.adapters, "--max-lora-rank": rank}
@@ -102,13 +103,13 @@ def _proposed(one: Deployment, found: Problems) -> Words:
 _PROPOSERS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "ngram": "NGRAM"}
 
 
-def export(report: InferReport, prefixes: bool = False, role: str = "") -> Exported:
+def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exported:
     """Return the script that starts a server as an answer assumed it, or one of a pool that has a role."""
-    one = Deployment(report=report, prefixes=prefixes, apart=bool(role), role=role)
+    one = Deployment(report=report, asked=asked, apart=bool(role), role=role)
     words = words_of(one)
     notes = [] if report.case.step_tokens else ["--chunked-prefill-size is the whole batch of prompts in one step"]
     variable = stage_variable(one, "SGLANG_PP_LAYER_PARTITION")
-    start = f"{variable}python -m sglang.launch_server --model-path {shlex.quote(hub_name(report.case.model.name))}"
+    start = f"{variable}python -m sglang.launch_server --model-path {shlex.quote(one.model)}"
     return written(one, "sglang", start, words, notes)
 
 

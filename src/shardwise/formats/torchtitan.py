@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise.files import file_name, parse_toml
+from shardwise.formats import _trainer
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -25,7 +26,6 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
-from shardwise.models._model import catalogue
 from shardwise.plans import (
     ContextKind,
     Plan,
@@ -45,7 +45,7 @@ _P = "parallelism."
 _TOLD = frozenset(
     (
         *("tp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "schedule"),
-        *("sharding", "shard", "recompute", "stage_layers", "offload"),
+        *("sharding", "shard", "recompute", "recompute_layers", "stage_layers", "offload"),
     )
 )
 _SCHEDULES: dict[str, Schedule] = {row.torch: row.name for row in RULES.values() if row.torch}
@@ -93,8 +93,10 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         optimizer=_optimizer(keys),
     )
     stack = find_stack(_stack(keys))
-    if keys.word(f"{_FLOAT8}.recipe_name") == "rowwise":
-        stack = replace(stack, settings=replace(stack.settings, fp8_recipe="rowwise"))
+    recipe = "rowwise" if keys.word(f"{_FLOAT8}.recipe_name") == "rowwise" else stack.settings.fp8_recipe
+    kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
+    kept = kept and keys.word("activation_checkpoint.mode") != "full"
+    stack = replace(stack, settings=replace(stack.settings, fp8_recipe=recipe, keeps_products=kept))
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=num_devices)
 
 
@@ -103,8 +105,7 @@ def _model(keys: Keys) -> Model | None:
     name, flavor = keys.raw("model.name"), str(keys.raw("model.flavor") or "")
     known = {tuple(pair): own for own, pair in table(_TABLE)["models"].items()}.get((name, flavor))
     if name == _BACKEND:
-        hub = keys.raw("hf_transformers.model")
-        known = next((own for own, entry in catalogue().items() if hub in entry.get("hub", ())), None)
+        return _trainer.model_named(keys, "hf_transformers.model")
     if known is None and name is not None:
         keys.assumed.append(f"no model: {name} {flavor} is not in the catalogue")
     return None if known is None else load_model(known)
@@ -130,6 +131,7 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
     schedule = _schedule(keys, pp)
     vpp = _each(keys, "module_fqns_per_model_part", len(pieces), pp) or _virtual(keys, model, pp, schedule)
     micro = keys.whole(_P + "pipeline_parallel_microbatch_size") or 1 if pp > 1 else _local(keys)
+    recompute, layers = _recompute(keys, model.num_layers // pp if model else 0)
     return Plan(
         tp=tp,
         cp=cp,
@@ -144,7 +146,8 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         schedule=schedule,
         sharding=_sharding(keys, copies, shards * cp),
         shard=shards if copies > 1 and shards * cp > 1 else 1,
-        recompute=_recompute(keys),
+        recompute=recompute,
+        recompute_layers=layers,
         # CPUOffloadPolicy of FSDP moves parameters and gradients, and so the optimizer that updates them.
         offload=("optimizer", "gradients", "parameters") if keys.flag("training.enable_cpu_offload") else (),
         stage_layers=() if _usual(pieces) else pieces,
@@ -196,14 +199,12 @@ def _sharding(keys: Keys, copies: int, shards: int) -> Sharding:
     return "hsdp" if copies > 1 else "fsdp"
 
 
-def _recompute(keys: Keys) -> Recompute:
+def _recompute(keys: Keys, layers: int) -> tuple[Recompute, int]:
+    """Return what a stage of so many layers recomputes, and how many of them (0: all)."""
     mode = keys.word("activation_checkpoint.mode") or "selective"
-    if mode == "selective":
-        option = keys.raw("activation_checkpoint.selective_ac_option") or "2"
-        keys.assumed.append(f"recompute full: selective checkpointing ({option}) keeps more, and frees less time")
-    elif mode not in ("none", "full"):
+    if mode not in ("none", "full", "selective"):
         keys.fail("activation_checkpoint.mode", "is not a recompute of plans", "use none, selective or full")
-    return "none" if mode == "none" else "full"
+    return _trainer.checkpointed(keys, mode, "activation_checkpoint.selective_ac_option", layers)
 
 
 def _precision(keys: Keys) -> str:
@@ -266,14 +267,26 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
     recipe = case.stack.settings.fp8_recipe
     scaled = {"quantize": {"linear": {"float8": {"recipe_name": recipe}}}} if recipe and precision == "fp8-amp" else {}
     return {
-        **_named_model(case.model, precision),
+        **_named_model(case, precision),
         **scaled,
         "training": training,
         "optimizer": {"name": "AdamW"},
         "parallelism": parallel | {"enable_async_tensor_parallel": case.stack.name == "fsdp2-async-tp"},
-        "activation_checkpoint": {"mode": "full" if p.recompute == "full" else "none"},
+        "activation_checkpoint": _checkpointing(case),
         "compile": dict(_STACKS.get(case.stack.name, {"enable": True, "components": ["model"]})),
     }
+
+
+def _checkpointing(case: ExportCase) -> dict[str, str]:
+    """Return what is recomputed: nothing, all, by operator, or every so many layers of a stage."""
+    p = case.plan
+    if p.recompute == "none":
+        return {"mode": "none"}
+    if case.stack.settings.keeps_products:
+        return {"mode": "selective", "selective_ac_option": "op"}
+    if p.recompute_layers:
+        return {"mode": "selective", "selective_ac_option": str(case.model.num_layers // p.pp // p.recompute_layers)}
+    return {"mode": "full"}
 
 
 def _named(words: Mapping[str, str], value: str) -> str:
@@ -281,13 +294,14 @@ def _named(words: Mapping[str, str], value: str) -> str:
     return next((theirs for theirs, ours in words.items() if ours == value), next(iter(words)))
 
 
-def _named_model(model: Model, precision: str) -> dict[str, dict[str, Any]]:
+def _named_model(case: ExportCase, precision: str) -> dict[str, dict[str, Any]]:
     """Return the tables that name a model: torchtitan's own, or a hub id of transformers."""
+    model = case.model
     converters = {"converters": [_FLOAT8]} if precision == "fp8-amp" else {}
     own = table(_TABLE)["models"].get(model.name)
     if own is not None:
         return {"model": {"name": own[0], "flavor": own[1], **converters}}
-    hub = catalogue().get(model.name, {}).get("hub", [model.name])[0]
+    hub = _trainer.hub_id(case)
     job = {"custom_config_module": "torchtitan.experiments.transformers_modeling_backend.job_config"}
     named = {"model": {"name": _BACKEND, "flavor": "full", **converters}}
     return {"job": job, **named, "hf_transformers": {"model": hub}}
@@ -344,6 +358,7 @@ def _lost(case: ExportCase, back: Imported) -> Found:
         "seq_len": (job.seq_len, theirs.seq_len),
         "global_batch": (job.global_batch, theirs.global_batch),
         "stack": (case.stack.name, back.stack.name),
+        "keeps_products": (case.stack.settings.keeps_products, back.stack.settings.keeps_products),
         "fp8_recipe": (
             case.stack.settings.fp8_recipe or "tensorwise",
             back.stack.settings.fp8_recipe or "tensorwise",

@@ -24,7 +24,7 @@ _ADAPTER = _trainer.AdapterKeys(
     rank="model.lora_rank", alpha="model.lora_alpha", dropout="model.lora_dropout", targets="model.lora_attn_modules",
     saved="", usual_rank=8, usual_targets=("q_proj", "v_proj"),
 )  # fmt: skip
-_TOLD = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "offload")
+_TOLD = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "recompute_layers", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
 _OPTIMIZERS = {
     "torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "bitsandbytes.optim.PagedAdamW8bit": "paged-adam8bit",
@@ -56,7 +56,9 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
     devices = around.num_devices
     kept = keys.flag("fsdp_reshard_after_forward") is False
     plan = _trainer.spread(keys, devices, _sizes(keys), "shard-grad-op" if kept else "fsdp")
-    plan = replace(plan, recompute=_recompute(keys), offload=_offload(keys))
+    builder, model = _model(keys)
+    recompute, layers = _recompute(keys, model)
+    plan = replace(plan, recompute=recompute, recompute_layers=layers, offload=_offload(keys))
     plan, batch, steps = _trainer.batches(keys, plan, "batch_size", "gradient_accumulation_steps", 2)
     seq_len = keys.whole("tokenizer.max_seq_len") or 0
     if not seq_len:
@@ -64,7 +66,6 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
     elif not keys.flag("dataset.packed"):
         _trainer.say_unpacked(keys, seq_len)
     taken = keys.whole("max_steps_per_epoch") or 0
-    builder, model = _model(keys)
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
@@ -106,13 +107,11 @@ def _objective(keys: Keys) -> dict[str, Any]:
     return _trainer.objective(keys, "dpo" if "rlhf" in loss or "DPO" in loss else "")
 
 
-def _recompute(keys: Keys) -> Recompute:
+def _recompute(keys: Keys, model: Model | None) -> tuple[Recompute, int]:
+    """Return what is recomputed, and of how many layers (0: all)."""
     if keys.raw("ac_mode") is not None:
-        mode = keys.word("ac_mode")
-        if mode == "selective":
-            keys.assumed.append("recompute full: selective checkpointing keeps more, and frees less time")
-        return "none" if mode == "none" else "full"
-    return "full" if keys.flag("enable_activation_checkpointing") else "none"
+        return _trainer.checkpointed(keys, keys.word("ac_mode"), "ac_option", model.num_layers if model else 0)
+    return ("full" if keys.flag("enable_activation_checkpointing") else "none"), 0
 
 
 def _offload(keys: Keys) -> tuple[str, ...]:
@@ -154,6 +153,8 @@ def _stack(keys: Keys) -> Stack:
         stack = replace(stack, settings=replace(stack.settings, loss=loss))
     if keys.flag("optimizer_in_bwd"):
         stack = replace(stack, settings=replace(stack.settings, updates_in_backward=True))
+    if keys.word("ac_mode") == "selective" and keys.word("ac_option") == "op":
+        stack = replace(stack, settings=replace(stack.settings, keeps_products=True))
     return stack
 
 
@@ -172,7 +173,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "optimizer": {"_component_": words.get(job.optimizer, job.optimizer), "lr": 2e-5},
         "dtype": "fp32" if (job.precision or case.stack.precision) == "fp32" else "bf16",
-        "enable_activation_checkpointing": p.recompute == "full",
+        **_checkpointing(case),
         "enable_activation_offloading": "activations" in p.offload,
         "fsdp_cpu_offload": "parameters" in p.offload,
         "fsdp_reshard_after_forward": not p.sharding_rules.keeps_gathered,
@@ -183,6 +184,13 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "data_parallel_replicate_dim": p.dp // shard_of(p),
     }
     return tree
+
+
+def _checkpointing(case: ExportCase) -> dict[str, Any]:
+    p, by_operator = case.plan, case.stack.settings.keeps_products
+    if p.recompute != "full" or not (by_operator or p.recompute_layers):
+        return {"enable_activation_checkpointing": p.recompute == "full"}
+    return {"ac_mode": "selective", "ac_option": "op" if by_operator else case.model.num_layers // p.recompute_layers}
 
 
 def _adapter_words(job: Training) -> dict[str, Any]:

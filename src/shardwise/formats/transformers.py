@@ -251,7 +251,7 @@ def _settings(case: ExportCase) -> dict[str, Any]:
     p, job = case.plan, case.job
     precision = job.precision or case.stack.precision
     words: dict[str, Any] = {
-        "model_name_or_path": _trainer.hub_id(case.model),
+        "model_name_or_path": _trainer.hub_id(case),
         "dtype": _PRECISIONS.get(precision, ("no", "float32"))[1],
         "block_size": job.seq_len,
         "per_device_train_batch_size": p.micro_batch,

@@ -38,7 +38,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
     tree: dict[str, Any] = {
-        "model_name_or_path": _trainer.hub_id(case.model),
+        "model_name_or_path": _trainer.hub_id(case),
         **_PRECISIONS.get(job.precision or case.stack.precision, {"bf16": True}),
         "max_length": job.seq_len,
         "packing": True,

@@ -19,7 +19,7 @@ from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
-from shardwise.formats._served import Deployment, check, hub_name, proposer, refuse, written
+from shardwise.formats._served import PLAIN, Asked, Deployment, check, proposer, refuse, written
 from shardwise.serving import InferReport
 from shardwise.shell import left_open
 
@@ -51,7 +51,7 @@ def _parallel(one: Deployment, found: Problems) -> dict[str, Any]:
 
 def _cache(one: Deployment, found: Problems) -> dict[str, Any]:
     """Return the share of the memory, the type of the cache, and whether its blocks are found again."""
-    tree: dict[str, Any] = {"free_gpu_memory_fraction": one.share, "enable_block_reuse": one.prefixes}
+    tree: dict[str, Any] = {"free_gpu_memory_fraction": one.share, "enable_block_reuse": one.asked.prefixes}
     if cache := one.job.kv_cache:
         if cache not in _CACHES:
             rule = "is no type of a cache of TensorRT-LLM"
@@ -66,7 +66,7 @@ def tree_of(one: Deployment) -> dict[str, Any]:
     tree = _parallel(one, found) | {
         "max_batch_size": one.sequences,
         "max_num_tokens": one.step_tokens,
-        "max_seq_len": one.job.total_tokens,
+        "max_seq_len": one.context,
         "kv_cache_config": _cache(one, found),
         "cuda_graph_config": {"max_batch_size": one.sequences, "enable_padding": True},
     }
@@ -85,12 +85,12 @@ def tree_of(one: Deployment) -> dict[str, Any]:
     return tree
 
 
-def export(report: InferReport, prefixes: bool = False) -> Exported:
+def export(report: InferReport, asked: Asked = PLAIN) -> Exported:
     """Return the script that starts a server as an answer assumed it, and its YAML."""
-    one = Deployment(report=report, prefixes=prefixes, apart=True)
+    one = Deployment(report=report, asked=asked, apart=True)
     tree = tree_of(one)
     notes = [] if report.case.step_tokens else ["max_num_tokens is the whole batch of prompts in one step"]
-    start = f"trtllm-serve {shlex.quote(hub_name(report.case.model.name))}"
+    start = f"trtllm-serve {shlex.quote(one.model)}"
     if one.nodes > 1:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
     found = written(one, "trtllm", start, {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}, notes)

@@ -250,7 +250,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     sharded |= {"model_dtype": "bfloat16" if precision == "bf16-pure" else "fp32"}
     sharded |= {"dtype": "float32" if precision == "fp32" else "bfloat16"}
     model: dict[str, Any] = {
-        "path": _trainer.hub_id(case.model),
+        "path": _trainer.hub_id(case),
         "enable_gradient_checkpointing": p.recompute == "full",
         "enable_activation_offload": "activations" in p.offload,
         "use_fused_kernels": case.stack.settings.loss == "fused-linear",

@@ -16,10 +16,11 @@ from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import (
+    PLAIN,
+    Asked,
     Deployment,
     Words,
     check,
-    hub_name,
     proposer,
     refuse,
     stage_variable,
@@ -64,11 +65,11 @@ def _parallel(one: Deployment, found: Problems) -> Words:
 def _limits(one: Deployment, found: Problems) -> Words:
     """Return lengths, steps, memory, the prefix cache and adapters."""
     words: Words = {
-        "--max-model-len": one.job.total_tokens,
+        "--max-model-len": one.context,
         "--max-num-seqs": one.sequences,
         "--max-num-batched-tokens": one.step_tokens,
         "--gpu-memory-utilization": one.share,
-        "--enable-prefix-caching" if one.prefixes else "--no-enable-prefix-caching": True,
+        "--enable-prefix-caching" if one.asked.prefixes else "--no-enable-prefix-caching": True,
     }
     if rank := one.job.adapter_rank:
         if rank not in _RANKS:
@@ -90,16 +91,16 @@ def words_of(one: Deployment) -> Words:
     return words
 
 
-def export(report: InferReport, prefixes: bool = False, role: str = "") -> Exported:
+def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exported:
     """Return the script that starts a server as an answer assumed it, or one of a pool that has a role."""
     case = report.case
-    one = Deployment(report=report, prefixes=prefixes, apart=case.model.has_experts or bool(role), role=role)
+    one = Deployment(report=report, asked=asked, apart=case.model.has_experts or bool(role), role=role)
     words = words_of(one)
     if role:
         said = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
         words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
-    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(hub_name(case.model.name))}"
+    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(one.model)}"
     if "--data-parallel-size-local" not in words:
         return written(one, "vllm", start, words, notes)
     more = f"--headless --data-parallel-start-rank $((NODE_RANK * {words['--data-parallel-size-local']}))"

@@ -219,6 +219,15 @@ def _settings(r: Reader) -> Settings:
     )
 
 
+def settings_words(s: Settings) -> dict[str, Any]:
+    """Return the arguments that `_settings` reads, but those of 8-bit types."""
+    return {
+        "--no-gradient-accumulation-fusion": s.separate_weight_gradients,
+        "--no-create-attention-mask-in-dataloader": not s.attention_mask,
+        **({"--num-distributed-optimizer-instances": s.optimizer_instances} if s.optimizer_instances > 1 else {}),
+    }
+
+
 def _fp8_recipe(r: Reader) -> str:
     """Return how products of 8 bits are scaled; a recipe of its user's own is read as Megatron-LM's default."""
     word = r.word("fp8_recipe", *SCALINGS, "custom")

@@ -26,6 +26,7 @@ from shardwise.formats._exported import (
     worded,
 )
 from shardwise.formats._launch import Launch
+from shardwise.formats.megatron._job import settings_words
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
 from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
@@ -87,7 +88,7 @@ def export(case: ExportCase) -> Exported:
 
 def arguments(case: ExportCase) -> list[str]:
     """Return the arguments of a case."""
-    return list(spelled({**_model(case.model, case.job), **plan_words(case)}))
+    return list(spelled(_model(case.model, case.job) | plan_words(case) | settings_words(case.stack.settings)))
 
 
 def plan_words(case: ExportCase) -> Words:
@@ -98,11 +99,9 @@ def plan_words(case: ExportCase) -> Words:
 def spelled(words: Words) -> Iterator[str]:
     """Yield arguments with their values as words; switches that are off are left out."""
     for option, value in words.items():
-        if value is None or value is False:
-            continue
-        yield option
-        if value is not True:
-            yield from value if isinstance(value, tuple) else (str(value),)
+        if value is not None and value is not False:
+            yield option
+            yield from () if value is True else value if isinstance(value, tuple) else (str(value),)
 
 
 def _first(model: Model, kind: type[T]) -> T | None:
