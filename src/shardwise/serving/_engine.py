@@ -37,6 +37,8 @@ class EngineMemory:
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
     """Layers that keep different things share pages of one size."""
+    profiles_reserved: bool = False
+    """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
