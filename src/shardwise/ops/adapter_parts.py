@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, Literal, TypeAlias
 
-from shardwise.ledger.number import X, divide
+from shardwise.ledger.number import X, divide, is_plain
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
 from shardwise.plans import Tuning
@@ -231,3 +231,95 @@ def matches(t: Tuning, op: Op[X], short: str) -> bool:
     fused = {"gate", "up"}
     joint = {"qkv": {"q", "k", "v"}, "gate_up": fused, "up": set() if op.modules else fused}
     return not words.isdisjoint({short, op.name, *joint.get(short, ())})
+
+
+Held: TypeAlias = Literal["trains", "frozen", "shared", "made"]
+"""A matrix of a path: a parameter, a buffer of each layer, one of the whole model, or what the path made of others."""
+
+
+class AdapterPath(Generic[X]):
+    """The operators that an adapter adds beside one linear layer, in their order, and the tensor it has reached."""
+
+    def __init__(self, y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> None:
+        self.y, self.t, self.op, self.module = y, t, op, module
+        self.ops: list[Op[X]] = []
+        self.at = kept_input(op)
+        self.r = 0 * op.rows + t.rank
+        self.m, self.n, self.T, self.w = op.inner, module.columns, op.rows, t.width
+
+    def enter(self) -> None:
+        """Cast and drop the layer's input."""
+        came = entry(self.y, replace(self.t, autocast=False), self.op, self.module)
+        self.ops += came.ops
+        self.at = came.tensor
+
+    def kept(self, part: str, size: X | float, read_for: Gradient = "either") -> Tensor[X]:
+        """Return a tensor of the path that backward reads."""
+        name = f"{self.module.name}.{part}"
+        return Tensor(name=name, size_bytes=size + 0 * self.T, born=self.op.region, read_for=read_for)
+
+    def learned(self, part: str, elements: X | float) -> Weight[X]:
+        """Return parameters that train, counted to this layer."""
+        size = elements + 0 * self.T
+        return Weight(name=f"{self.module.name}.{part}", elements=size, whole=size, kind="vector", adapter=True)
+
+    def make(
+        self, part: str, elements: X | float, learned: X | float, saves: tuple[Tensor[X], ...] = (), **more: Any
+    ) -> None:
+        """Make a matrix of parameters, whatever the tokens; `flops` are those of the products in it."""
+        flops, moved = more.pop("flops", 0) + 0 * self.T, self.w * (elements + learned) + 0 * self.T
+        own = memory_op(
+            self.y, f"{self.module.name}.{part}", self.op.region, (2 * moved, 3 * moved), role="steps",
+            weights=(self.learned(f"{part} parameters", learned),), saves=saves, modules=(self.module.short,),
+            output_bytes=moved, takes=(), **more,
+        )  # fmt: skip
+        whole = dict(kind="matmul", flops=flops, weight_flops=2 * flops, rows=self.n, columns=self.m, inner=self.r,
+                     dtype=self.op.dtype, vector_units=self.w > self.y.a)  # fmt: skip
+        self.ops.append(replace(own, **whole) if "flops" in more or flops is not own.flops else own)
+
+    def widen(self) -> None:
+        """Run in fp32, whatever the type of the parameters."""
+        self.t, self.w = replace(self.t, width=4), 4
+
+    def product(self, part: str, n: X | float, held: Held = "trains", width: int = 0, size: X | float = 0) -> None:
+        """Multiply by a matrix of n features out; one that was made is kept for the gradient of what it multiplies.
+
+        `size` are its elements where they are not those of the product.
+        """
+        w, k = width or self.w, self._features
+        shape = (n + 0 * self.T, k)
+        names = (f"{self.module.name}.{part}", self.module.short)
+        one = thin(self.y, replace(self.t, width=w, autocast=False), self.op, names, shape, self.at,
+                   trainable=held != "frozen")  # fmt: skip
+        if held in ("shared", "made"):
+            zero = 0 * self.T
+            view = replace(one.weights[0], elements=zero, whole=zero, trainable=held == "made", stored_bytes=0)
+            one = replace(one, weights=(view,))
+        if held == "made":
+            elements = n * k if is_plain(size, 0) else size
+            one = replace(one, saves=(*one.saves, self.kept(f"{part} made", w * elements, "input")))
+        self.ops.append(one)
+        self.reach(part, n, w)
+
+    @property
+    def _features(self) -> X:
+        return getattr(self, "_reached", self.m)
+
+    def reach(self, part: str, n: X | float, width: int = 0) -> None:
+        """Stand at a tensor of n features."""
+        self._reached = n + 0 * self.T
+        self.at = self.kept(part, (width or self.w) * self.T * n)
+
+    def pointwise(self, part: str, learned: X | float = 0, saves: tuple[Tensor[X], ...] = (), kernels: int = 1) -> None:
+        """Go through kernels that read and write what the path has reached."""
+        size, name = self.w * self.T * self._features, f"{self.module.name}.{part}"
+        weights = (self.learned(part, learned),) if not isinstance(learned, int) or learned else ()
+        self.ops.append(step(self.y, name, self.op, (2 * kernels * size, 4 * kernels * size), kernels=kernels,
+                             reads=(self.at,), weights=weights, saves=saves, modules=(self.module.short,),
+                             output_bytes=size))  # fmt: skip
+        self.reach(part, self._features)
+
+    def end(self) -> list[Op[X]]:
+        """Return the operators, with the sum of the path's result and the layer's behind them."""
+        plain = replace(self.t, autocast=False)
+        return [*self.ops, added(self.y, plain, self.op, self.module, self.at.name)]

@@ -20,20 +20,24 @@ from shardwise.models import (
     Mamba2,
     Mixer,
     Mlstm,
+    Model,
     MoE,
     Projection,
     RecurrentGate,
     Rwkv,
     ShortConv,
 )
+from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
 from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
 from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
+from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.latent import latent_attention
-from shardwise.ops.layout import Layout, LinearShape, matmul
+from shardwise.ops.layout import Layout, LinearShape, lay_out, matmul
 from shardwise.ops.narrow import quantised, quantised_inputs
+from shardwise.ops.peft_adapters import SHARED, shared
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned
@@ -178,3 +182,23 @@ def _apart(op: Op[X], prefix: str) -> Op[X]:
 
 
 __all__ = ["block_ops", "feed_forward", "mixer", "projection"]
+
+
+def shared_adapter(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
+    """Return the operator that holds what the adapters of all layers share; none where they share nothing."""
+    t = y.choices.tuning
+    if t is None or t.adapter not in SHARED:
+        return ()
+    whole: ParallelSizes[float] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
+    plain: Layout[float] = lay_out(
+        whole, TokenBatch(B=1, S=1, context=0, coverage="full"), LayoutOptions(stack=y.stack)
+    )
+    targets = {
+        (module.short, op.inner, module.columns)
+        for block in model.kinds
+        for op in block_ops(plain, block, model.hidden)
+        if op.kind == "matmul" and not op.region.endswith("core")
+        for module in modules_of(t, op)
+        if matches(t, op, module.short)
+    }
+    return (shared(y, t, [(int(m), int(n)) for _, m, n in targets]),)

@@ -12,7 +12,7 @@ from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, above, ceil, divide, log2, maximum, minimum, raised
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
-from shardwise.ops.block import projection
+from shardwise.ops.block import projection, shared_adapter
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.tuning import tuned
@@ -74,7 +74,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     38597376
     """
     if not m.embedding:
-        return tuned(y, _around(y, m))
+        return (*tuned(y, _around(y, m)), *shared_adapter(y, m))
     width = m.embedding_width or m.hidden
     stream = y.a * y.tokens * width
     ahead, back = _table_messages(y, stream, width)
@@ -89,7 +89,7 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if m.embedding_norm:
         source = y.residual("embedding.output", m.hidden, "embedding")
         ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
-    return tuned(y, (*ops, *_around(y, m)))
+    return (*tuned(y, (*ops, *_around(y, m))), *shared_adapter(y, m))
 
 
 def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:

@@ -6,19 +6,18 @@ src/peft/tuners/NAME/config.py. What a path keeps is held to the byte in tests/t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from shardwise.ledger.number import X, ceil, divide, is_plain, minimum
-from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import AdaptedLinear, added, entry, kept_input, step, thin
+from shardwise.ledger.number import X, above, ceil, divide, evaluate, maximum, minimum, register
+from shardwise.ledger.op import Op, Tensor, Weight
+from shardwise.ops.adapter_parts import AdaptedLinear, AdapterPath, step
 from shardwise.ops.elementwise import only_weights
-from shardwise.ops.layout import Layout, memory_op
+from shardwise.ops.layout import Layout
 from shardwise.plans import Tuning
-
-Held: TypeAlias = Literal["trains", "frozen", "shared", "made"]
-"""A matrix of a path: a parameter, a buffer of each layer, one of the whole model, or what the path made of others."""
 
 FREQUENCIES = 1000  # fourierft/config.py n_frequency
 BANK = (256, 256, 2)  # vblora/config.py num_vectors, vector_length, topk
@@ -27,94 +26,11 @@ TINY = (2, 64)  # tinylora/config.py r, u
 SUBSPACES = 5  # adamss/config.py num_subspaces
 BUTTERFLY = 4  # boft/config.py boft_block_size
 CIRCULANT = 256  # c3a/config.py block_size
+LILY_B = 2  # lily/config.py num_B
+SPARSE = 0.01  # frod/config.py sparse_rate
 
-
-class AdapterPath(Generic[X]):
-    """The operators that an adapter adds beside one linear layer, in their order, and the tensor it has reached."""
-
-    def __init__(self, y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> None:
-        self.y, self.t, self.op, self.module = y, t, op, module
-        self.ops: list[Op[X]] = []
-        self.at = kept_input(op)
-        self.r = 0 * op.rows + t.rank
-        self.m, self.n, self.T, self.w = op.inner, module.columns, op.rows, t.width
-
-    def enter(self) -> None:
-        """Cast and drop the layer's input."""
-        came = entry(self.y, replace(self.t, autocast=False), self.op, self.module)
-        self.ops += came.ops
-        self.at = came.tensor
-
-    def kept(self, part: str, size: X | float, read_for: Gradient = "either") -> Tensor[X]:
-        """Return a tensor of the path that backward reads."""
-        name = f"{self.module.name}.{part}"
-        return Tensor(name=name, size_bytes=size + 0 * self.T, born=self.op.region, read_for=read_for)
-
-    def learned(self, part: str, elements: X | float) -> Weight[X]:
-        """Return parameters that train, counted to this layer."""
-        size = elements + 0 * self.T
-        return Weight(name=f"{self.module.name}.{part}", elements=size, whole=size, kind="vector", adapter=True)
-
-    def make(
-        self, part: str, elements: X | float, learned: X | float, saves: tuple[Tensor[X], ...] = (), **more: Any
-    ) -> None:
-        """Make a matrix of parameters, whatever the tokens; `flops` are those of the products in it."""
-        flops, moved = more.pop("flops", 0) + 0 * self.T, self.w * (elements + learned) + 0 * self.T
-        own = memory_op(
-            self.y, f"{self.module.name}.{part}", self.op.region, (2 * moved, 3 * moved), role="steps",
-            weights=(self.learned(f"{part} parameters", learned),), saves=saves, modules=(self.module.short,),
-            output_bytes=moved, takes=(), **more,
-        )  # fmt: skip
-        whole = dict(kind="matmul", flops=flops, weight_flops=2 * flops, rows=self.n, columns=self.m, inner=self.r,
-                     dtype=self.op.dtype, vector_units=self.w > self.y.a)  # fmt: skip
-        self.ops.append(replace(own, **whole) if "flops" in more or flops is not own.flops else own)
-
-    def widen(self) -> None:
-        """Run in fp32, whatever the type of the parameters."""
-        self.t, self.w = replace(self.t, width=4), 4
-
-    def product(self, part: str, n: X | float, held: Held = "trains", width: int = 0, size: X | float = 0) -> None:
-        """Multiply by a matrix of n features out; one that was made is kept for the gradient of what it multiplies.
-
-        `size` are its elements where they are not those of the product.
-        """
-        w, k = width or self.w, self._features
-        shape = (n + 0 * self.T, k)
-        names = (f"{self.module.name}.{part}", self.module.short)
-        one = thin(self.y, replace(self.t, width=w, autocast=False), self.op, names, shape, self.at,
-                   trainable=held != "frozen")  # fmt: skip
-        if held in ("shared", "made"):
-            zero = 0 * self.T
-            view = replace(one.weights[0], elements=zero, whole=zero, trainable=held == "made", stored_bytes=0)
-            one = replace(one, weights=(view,))
-        if held == "made":
-            elements = n * k if is_plain(size, 0) else size
-            one = replace(one, saves=(*one.saves, self.kept(f"{part} made", w * elements, "input")))
-        self.ops.append(one)
-        self.reach(part, n, w)
-
-    @property
-    def _features(self) -> X:
-        return getattr(self, "_reached", self.m)
-
-    def reach(self, part: str, n: X | float, width: int = 0) -> None:
-        """Stand at a tensor of n features."""
-        self._reached = n + 0 * self.T
-        self.at = self.kept(part, (width or self.w) * self.T * n)
-
-    def pointwise(self, part: str, learned: X | float = 0, saves: tuple[Tensor[X], ...] = (), kernels: int = 1) -> None:
-        """Go through kernels that read and write what the path has reached."""
-        size, name = self.w * self.T * self._features, f"{self.module.name}.{part}"
-        weights = (self.learned(part, learned),) if not isinstance(learned, int) or learned else ()
-        self.ops.append(step(self.y, name, self.op, (2 * kernels * size, 4 * kernels * size), kernels=kernels,
-                             reads=(self.at,), weights=weights, saves=saves, modules=(self.module.short,),
-                             output_bytes=size))  # fmt: skip
-        self.reach(part, self._features)
-
-    def end(self) -> list[Op[X]]:
-        """Return the operators, with the sum of the path's result and the layer's behind them."""
-        plain = replace(self.t, autocast=False)
-        return [*self.ops, added(self.y, plain, self.op, self.module, self.at.name)]
+Sides: TypeAlias = tuple[int, int]
+"""Features in and out of a linear layer."""
 
 
 def adalora(p: AdapterPath[X]) -> None:
@@ -161,6 +77,74 @@ def loha(p: AdapterPath[X]) -> None:
     p.enter()
     p.make("delta", p.m * p.n, 2 * p.r * (p.m + p.n), (p.kept("scale", 4, "weight"),), flops=4 * p.r * p.m * p.n)
     p.product("delta x", p.n, "made")
+
+
+def _smaller_factor(number: float) -> float:
+    """Return the smaller of the two factors of a whole number that are nearest to each other.
+
+    github.com/huggingface/peft src/peft/tuners/lokr/layer.py factorization, without a factor.
+
+    >>> [_smaller_factor(n) for n in (256, 704, 127, 12)]
+    [16, 22, 1, 3]
+    """
+    return next(d for d in range(math.isqrt(int(number)) or 1, 0, -1) if int(number) % d == 0)
+
+
+register("smaller_factor", _smaller_factor, lambda n: sys.modules["numpy"].vectorize(_smaller_factor)(n))
+
+
+def lokr(p: AdapterPath[X]) -> None:
+    """A Kronecker product of a small matrix and a product of rank r (arXiv:2108.06098 app. B; peft tuners/lokr).
+
+    Sides are cut at their middle factors; where the rank is at least half the larger of the second matrix's sides,
+    that matrix is no product.
+    """
+    less_m, less_n = (evaluate("smaller_factor", side) for side in (p.m, p.n))
+    side_m, side_n = divide(p.m, less_m), divide(p.n, less_n)
+    half, low, whole = divide(maximum(side_m, side_n), 2), p.r * (side_m + side_n), side_m * side_n
+    second = above(half, p.r, low, whole)
+    p.enter()
+    made = p.kept("second matrix", above(half, p.r, p.w * whole, 0 * whole), "weight")
+    p.make("delta", p.m * p.n, less_m * less_n + second, (made,), flops=p.m * p.n + 2 * p.r * whole, kernels=4)
+    p.product("delta x", p.n, "made")
+
+
+def lily(p: AdapterPath[X]) -> None:
+    """LoRA whose B is a mean, by a router, of matrices that all layers share (arXiv:2407.09946 section 3)."""
+    p.enter()
+    p.product("lily_A", p.r)
+    low = p.at
+    p.product("router", LILY_B)
+    p.pointwise("shares", saves=(p.kept("shares", p.w * p.T * LILY_B),), kernels=2)
+    mean = p.kept("mean shares", p.w * LILY_B, "weight")
+    p.make("B", p.r * p.n, 0, (mean,), flops=2 * LILY_B * p.r * p.n, kernels=2)
+    p.at, p._reached = low, p.r
+    p.product("B x", p.n, "made")
+
+
+def _entries(features: X) -> X:
+    """Return the entries of FRoD's sparse square matrix of so many features."""
+    return -1 * ceil(-SPARSE * features * features)
+
+
+def frod(p: AdapterPath[X]) -> None:
+    """The weight as U (S + L) V, of which the sparse S and the diagonal L train (peft tuners/frod).
+
+    What multiplies by U is the product that the layer no longer runs. In 16 bits S is made dense.
+    """
+    a, entries = p.y.a, _entries(p.m)
+    p.product("V", p.m, "shared", a)
+    turned = p.at
+    copies = 2 if p.w != a else 1
+    p.make("S", p.m * p.m, entries, (p.kept("entries", (16 + copies * a) * entries, "weight"),), kernels=4)
+    p.product("S x", p.m, "made", a)
+    diagonal = (p.kept("diagonal", a * p.m, turned.name),) if p.w != a else ()
+    p.pointwise("L", p.m, (replace(turned, read_for="weight"), *diagonal), kernels=2)
+    size = 0 * p.T + p.m * p.n
+    frozen = Weight(name=f"{p.module.name}.U", elements=size, whole=size, adapter=True, trainable=False,
+                    stored_bytes=a * size)  # fmt: skip
+    p.ops.append(step(p.y, f"{p.module.name}.U", p.op, (0 * size, 0 * size), kernels=0, weights=(frozen,),
+                      takes=(p.at.name,), makes=p.module.makes, modules=(p.module.short,)))  # fmt: skip
 
 
 def hira(p: AdapterPath[X]) -> None:
@@ -317,6 +301,9 @@ PATHS: dict[str, Callable[[AdapterPath[Any]], None]] = {
     "vblora": vblora,
     "unilora": unilora,
     "loha": loha,
+    "lokr": lokr,
+    "lily": lily,
+    "frod": frod,
     "hira": hira,
     "fourierft": fourierft,
     "glora": glora,
@@ -335,14 +322,24 @@ PATHS: dict[str, Callable[[AdapterPath[Any]], None]] = {
 }
 
 
-SHARED = {"vblora": BANK[0] * BANK[1], "unilora": THETA}
-"""Parameters that all layers share."""
+SHARED: dict[str, Callable[[int, Iterable[Sides]], int]] = {
+    "vblora": lambda rank, sides: BANK[0] * BANK[1],
+    "unilora": lambda rank, sides: THETA,
+    "lily": lambda rank, sides: sum(LILY_B * rank * out for _, out in sides),
+    "frod": lambda rank, sides: sum(features * features + 8 * int(_entries(float(features))) for features, _ in sides),
+}
+"""Parameters that all layers share, by the rank and by the sides of the linear layers of a name.
+
+Those of FRoD are frozen: in 16 bits V, and in 64 bits the two indices of each entry.
+"""
 
 
-def shared(y: Layout[X], t: Tuning) -> Op[X]:
+def shared(y: Layout[X], t: Tuning, sides: Iterable[Sides]) -> Op[X]:
     """Return the parameters that all layers share: read by their own products, in no place of the flow."""
-    elements = 0 * y.tokens + SHARED[t.adapter]
-    weight = Weight(name="shared", elements=elements, whole=elements, kind="vector", adapter=True)
+    elements = 0 * y.tokens + SHARED[t.adapter](t.rank, sides)
+    trains = t.adapter != "frod"
+    weight = Weight(name="shared", elements=elements, whole=elements, kind="vector", adapter=True, trainable=trains,
+                    stored_bytes=0 if trains else 2 * elements)  # fmt: skip
     return replace(only_weights(y, "shared adapter", "embedding", (weight,)), makes=(), modules=("shared",))
 
 
@@ -373,5 +370,5 @@ def beside(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -
     for module in chosen:
         path = AdapterPath(y, t, op, module)
         PATHS[t.adapter](path)
-        found += path.ops if t.adapter in ("beft", "road") else path.end()
+        found += path.ops if t.adapter in ("beft", "road", "frod") else path.end()
     return tuple(found)

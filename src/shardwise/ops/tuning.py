@@ -13,7 +13,7 @@ from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
-from shardwise.ops.peft_adapters import SHARED, shared, token_rows
+from shardwise.ops.peft_adapters import token_rows
 from shardwise.plans import BaseFormat, Tuning
 
 
@@ -34,8 +34,6 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         found += adapted(y, t, base)
         if op.role == "embedding" and t.virtual_tokens:
             found.append(virtual_tokens(y, t, op))
-        if op.role == "embedding" and t.adapter in SHARED:
-            found.append(shared(y, t))
     return tuple(_with_other_adapters(t, op) for op in found) if t.reference or t.critic else tuple(found)
 
 
