@@ -32,6 +32,7 @@ def row(**cells: str) -> Record:
     [
         ("lora_targets=q,k,v,o; decimal GB", ("q", "k", "v", "o")),
         ("targets=down_proj,up_proj", ("down_proj", "up_proj")),
+        ("experiment=lily; r=140 targets=down_proj,up_proj; decimal GB", ("down_proj", "up_proj")),
         ("LoRA on all linear modules", ("attention", "mlp")),
         ("lora_targets=None", ("q", "v")),
         ("", ("q", "v")),

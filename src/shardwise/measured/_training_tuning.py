@@ -164,10 +164,9 @@ def targets_of(record: Record) -> tuple[str, ...]:
 
 
 def _listed(record: Record, key: str) -> tuple[str, ...]:
-    """Return the words of a list in the notes."""
-    pairs = (part.partition("=") for part in record.text("notes").split(";"))
-    said = next((value for name, _, value in pairs if name.strip() == key), "").strip()
-    return tuple(filter(None, (word.strip() for word in said.split(",")))) if said != "None" else ()
+    """Return the words of a list in the notes, which may follow another setting: "r=140 targets=up_proj,down_proj"."""
+    said = re.search(rf"(?:^|[\s;]){key}=([^;]*)", record.text("notes"))
+    return tuple(filter(None, (word.strip() for word in said[1].split(",")))) if said and said[1] != "None" else ()
 
 
 def _saved(record: Record) -> tuple[str, ...]:
