@@ -149,6 +149,10 @@ def test_export_writes_what_import_reads(tmp_path: Path) -> None:
         (("deepspeed", "gpt2", "--pp", "2"), ["pp"]),
         (("fsdp", "gpt2", "--sharding", "fsdp", "--recompute", "selective"), ["recompute"]),
         (("tensorrt", "gpt2"), ["target"]),
+        (("torchtitan", "llama-3.1-8b", "--method", "dpo"), ["method"]),
+        (("deepspeed", "gpt2", "--method", "reward"), ["method"]),
+        (("llamafactory", "llama-3.2-1b", "--method", "grpo"), ["method"]),
+        (("axolotl", "llama-3.2-1b", "--method", "dpo", "--adapter", "lora", "--reference", "copy"), ["reference"]),
     ],
 )
 def test_what_a_target_cannot_be_told_is_named(words: tuple[str, ...], named: list[str]) -> None:

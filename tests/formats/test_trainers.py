@@ -378,6 +378,11 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
             base=draw(st.sampled_from(bases)),
             adapter_dropout=draw(st.sampled_from((0.0, 0.05))),
         )  # fmt: skip
+    if name != "torchtune":
+        job = replace(job, method=draw(st.sampled_from(("sft", "sft", "dpo", "reward"))))
+    if job.method == "dpo":
+        own = ("", "none", "copy") if name == "llama-factory" and job.adapter == "lora" else ("", "none")
+        job = replace(job, reference=draw(st.sampled_from(own)))
     return plan, job
 
 

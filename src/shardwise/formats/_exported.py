@@ -83,7 +83,7 @@ def refuse(
         problems = [*_unlaunched(case), *(() if adapters else _tuned(case, system))]
     named = {problem.field for problem in problems}
     problems += [
-        Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs))
+        Problem(path, _short(ours), f"cannot be said to {system}", _remedy(path, ours, theirs))
         for path, (ours, theirs) in found.items()
         if path not in named
     ]
@@ -109,10 +109,15 @@ def _tuned(case: ExportCase, system: str) -> Iterator[Problem]:
         if value := getattr(case.job, name):
             shown = ",".join(value) if isinstance(value, tuple) else value
             yield Problem(name, shown, f"cannot be said to {system}", "leave it out: the training script says it")
+    if case.job.method != "sft":
+        yield Problem("method", case.job.method, _NO_METHOD.format(system=system), _RUNS_METHOD[case.job.method])
     if case.job.capacity_factor and system != "Megatron-LM":
         yield Problem("capacity_factor", case.job.capacity_factor, f"cannot be said to {system}", "leave it out")
 
 
+_NO_METHOD = "is what a training script of its user's optimises: {system}'s files do not say it"
+_RUNS_METHOD = dict.fromkeys(("dpo", "reward"), "export trl, axolotl or llamafactory, which run it")
+_RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
 Found = dict[str, tuple[Any, Any]]
 
 
@@ -164,7 +169,9 @@ def _short(value: object) -> object:
     return getattr(value, "name", "") or type(value).__name__
 
 
-def _remedy(value: object) -> str:
+def _remedy(path: str, ours: object, value: object) -> str:
+    if path == "method" and ours in _RUNS_METHOD:
+        return _RUNS_METHOD[str(ours)]
     return "leave it out" if is_dataclass(value) or value is None or value == () else f"use {_short(value)}"
 
 
@@ -200,6 +207,15 @@ def canonical_plan(p: Plan) -> Plan:
         cp_kind=p.cp_kind if p.cp > 1 else "ring",
         order=next((order for order in ORDERS if wide(order) == wide(p.order)), p.order),
     )
+
+
+def alone(plan: Plan) -> Plan:
+    """Return a canonical plan without a sharding over one rank, which trainers do not apply.
+
+    Source: torchtitan distributed/parallel_dims.py fsdp_enabled; accelerate leaves a world of one as it is.
+    """
+    plan = canonical_plan(plan)
+    return plan if plan.dp * plan.cp > 1 else replace(plan, sharding="none", shard=1)
 
 
 def canonical(m: Model) -> Model:

@@ -12,11 +12,21 @@ from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
-from shardwise.formats._exported import ExportCase, Exported, Found, canonical, plan_changes, refuse, untold
+from shardwise.formats._exported import ExportCase, Exported, Found, alone, canonical, plan_changes, refuse, untold
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find, namesake
-from shardwise.plans import OBJECTIVES, USUAL_TARGETS, Plan, Recompute, Sharding, Training, in_groups, rank_of
+from shardwise.plans import (
+    OBJECTIVES,
+    USUAL_TARGETS,
+    Plan,
+    Recompute,
+    Sharding,
+    Training,
+    in_groups,
+    rank_of,
+    reference_of,
+)
 from shardwise.records import dataclass
 from shardwise.shell import left_open
 from shardwise.units import counted
@@ -266,7 +276,7 @@ def written(
     read: Callable[..., Imported],
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
-    ours, found = untold(case.plan, frozenset(told))
+    ours, found = untold(alone(case.plan), frozenset(told))
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     back = read(text, around=ImportContext(num_devices=ours.num_devices))
     found |= plan_changes(ours, back.plan)
@@ -293,6 +303,8 @@ def lost_job(job: Training, theirs: Training) -> Found:
         "oft_block_size",
     )  # fmt: skip
     pairs: Found = {name: (getattr(job, name), getattr(theirs, name)) for name in names}
+    if job.method == theirs.method:
+        pairs["reference"] = (reference_of(job), reference_of(theirs))
     if job.adapter and job.adapter == theirs.adapter:
         usual = (rank_of(job), job.targets or USUAL_TARGETS)
         pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}

@@ -176,7 +176,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "base_model": _trainer.hub_id(case),
         "sequence_len": job.seq_len,
-        "sample_packing": True,
+        **_objective_words(job),
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "optimizer": _trainer.optimizer_word(job.optimizer),
@@ -189,6 +189,16 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     return tree | _sharded(p) | _adapter_words(job) | _loss_words(case.stack)
+
+
+def _objective_words(job: Training) -> dict[str, Any]:
+    """Return what is optimised: packed rows of text, or pairs that are padded to the length of a sequence."""
+    if job.method not in ("dpo", "reward"):
+        return {"sample_packing": True}
+    pairs = {"sample_packing": False, "pad_to_sequence_len": True}
+    if job.method == "reward":
+        return {**pairs, "reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1}
+    return {**pairs, "rl": "orpo" if job.reference == "none" else "dpo"}
 
 
 def _sharded(p: Plan) -> dict[str, Any]:

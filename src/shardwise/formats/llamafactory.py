@@ -13,7 +13,7 @@ from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.formats.megatron._beside import plan_beside
-from shardwise.plans import OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
+from shardwise.plans import OBJECTIVES, OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 
 _TABLE = "llamafactory.toml"
 _OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))
@@ -23,6 +23,7 @@ _LORA = _trainer.AdapterKeys(
 )  # fmt: skip
 _OFT = replace(_LORA, rank="oft_rank", dropout="", targets="oft_target", usual_rank=0)
 _TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
+_STAGES = {"sft": "sft", "dpo": "dpo", "reward": "rm"}
 # hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
 
@@ -77,15 +78,26 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
 
 
 def _usual(keys: Keys) -> dict[str, Any]:
-    """Return what its adapters of Megatron-Core set where nobody says: one layer a group of full recomputation."""
-    whole = keys.word("recompute_granularity") == "full" and keys.raw("recompute_method") is None
+    """Return what its adapters of Megatron-Core set where nobody says: one layer a group of full recomputation.
+
+    Source: github.com/alibaba/ROLL 2d35671 mcore_adapter/src/mcore_adapter/models/model_config.py __post_init__.
+    """
+    open_ = keys.raw("recompute_method") is None and keys.raw("recompute_num_layers") is None
+    whole = keys.word("recompute_granularity") == "full" and open_
     return {"recompute_method": "uniform", "recompute_num_layers": 1} if whole else {}
 
 
 def _objective(keys: Keys) -> dict[str, Any]:
-    """Return what a stage optimises; two losses of preferences read no reference (hparams/finetuning_args.py)."""
+    """Return what a stage optimises; two losses of preferences read no reference (hparams/finetuning_args.py).
+
+    Beside LoRA the base is the reference, unless another model is named; else a copy is loaded
+    (train/trainer_utils.py create_ref_model).
+    """
     stage, loss = keys.word("stage"), keys.word("pref_loss")
-    return _trainer.objective(keys, loss if stage == "dpo" and loss in ("orpo", "simpo") else stage)
+    found = _trainer.objective(keys, loss if stage == "dpo" and loss in ("orpo", "simpo") else stage)
+    copied = keys.raw("ref_model") is not None or keys.word("finetuning_type") == "oft"
+    compares = found and found["reference"] != "none" and OBJECTIVES[found["method"]].reference
+    return found | ({"reference": "copy"} if copied and compares else {})
 
 
 def _plan(keys: Keys, devices: int) -> Plan:
@@ -95,6 +107,7 @@ def _plan(keys: Keys, devices: int) -> Plan:
 
 
 def _recompute(keys: Keys) -> Recompute:
+    """Return what is recomputed: all layers unless told (908cd68 model/model_utils/checkpointing.py)."""
     return "none" if keys.flag("disable_gradient_checkpointing") else "full"
 
 
@@ -177,16 +190,20 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     precision = job.precision or case.stack.precision
     tree: dict[str, Any] = {
         "model_name_or_path": _trainer.hub_id(case),
-        "stage": "sft",
+        "stage": _STAGES.get(job.method, "sft"),
         "do_train": True,
         **_adapter_words(job),
         "cutoff_len": job.seq_len,
-        "packing": True,
+        **({"packing": True} if job.method == "sft" else {}),
         "per_device_train_batch_size": p.micro_batch,
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "optim": _trainer.optimizer_word(job.optimizer),
         "disable_gradient_checkpointing": p.recompute != "full",
     }
+    if job.method == "dpo":
+        tree["pref_loss"] = "orpo" if job.reference == "none" else "sigmoid"
+    if job.adapter == "lora" and job.reference == "copy":
+        tree["ref_model"] = _trainer.hub_id(case)
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     switch = next((theirs for theirs, ours in _SWITCHES.items() if ours == job.optimizer), "")

@@ -18,7 +18,7 @@ from shardwise.formats._exported import (
     ExportCase,
     Exported,
     Found,
-    canonical_plan,
+    alone,
     changed,
     plan_changes,
     refuse,
@@ -318,16 +318,11 @@ def _parts(sizes: tuple[int, ...]) -> list[list[str]]:
     return parts
 
 
-def _alone(plan: Plan) -> Plan:
-    """Return a plan without a sharding over one rank, which torchtitan does not apply (ParallelDims.fsdp_enabled)."""
-    return plan if plan.dp * plan.cp > 1 else replace(plan, sharding="none", shard=1)
-
-
 def export(case: ExportCase) -> Exported:
     """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
     import tomli_w
 
-    ours, found = untold(_alone(canonical_plan(case.plan)), _TOLD)
+    ours, found = untold(alone(case.plan), _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
     found |= plan_changes(ours, back.plan)

@@ -28,6 +28,11 @@ _PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"),
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len")
 _OF_TRL = ("sft", "dpo", "grpo", "rloo", "reward", "kto")
+# trl 1.16.0 trainer/dpo_config.py, loss_type: losses of pairs that other programs do not have.
+_PREFERENCES = frozenset((
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
+    "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
+))  # fmt: skip
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
@@ -199,7 +204,13 @@ def _answered(keys: Keys) -> int:
 def _program(keys: Keys) -> str:
     """Return the program of TRL's that a YAML is for, by the settings that only one has."""
     answers = ("num_generations", "max_completion_length", "reward_funcs", "use_vllm")
-    return "grpo" if any(keys.raw(name) is not None for name in answers) else "sft"
+    if any(keys.raw(name) is not None for name in answers):
+        return "grpo"
+    if "center_rewards_coefficient" in keys.values:
+        return "reward"
+    pairs = ("precompute_ref_log_probs", "reference_free", "rpo_alpha", "use_logits_to_keep", "f_divergence_type")
+    losses = {*_trainer.words_of(keys, "loss_type")} & _PREFERENCES
+    return "dpo" if losses or any(keys.raw(name) is not None for name in pairs) else "sft"
 
 
 def _objective(keys: Keys, program: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""TRL's own YAML of supervised fine-tuning, which `trl sft --config` takes: all of Trainer's settings and peft's.
+"""TRL's own YAML, which `trl sft`, `trl dpo` and `trl reward` take with --config: all of Trainer's settings and peft's.
 
-Source: trl 1.16.0 scripts/sft.py, trainer/{base,sft,model}_config.py; what a setting means is `transformers`'.
+Source: trl 1.16.0 scripts/{sft,dpo,reward}.py, trainer/{base,sft,dpo,reward,model}_config.py; what a setting means is
+`transformers`'. Beside adapters the base is the reference, else a copy of the model, which TRL makes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from shardwise.plans import Training, rank_of
 _TABLE = "transformers.toml"
 _TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
 _SHARDED = {"fsdp": "full_shard auto_wrap", "shard-grad-op": "shard_grad_op auto_wrap"}
+# Settings that only the program of an objective has, by which a file of it is known.
+_OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {"packing": True}, "dpo": {"loss_type": ["sigmoid"]}, "reward": {"center_rewards_coefficient": None},
+}  # fmt: skip
 _PRECISIONS: dict[str, dict[str, Any]] = {"bf16-pure": {"dtype": "bfloat16"}, "fp32": {"bf16": False}}
 
 
@@ -41,13 +46,15 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "model_name_or_path": _trainer.hub_id(case),
         **_PRECISIONS.get(job.precision or case.stack.precision, {"bf16": True}),
         "max_length": job.seq_len,
-        "packing": True,
+        **_OBJECTIVES.get(job.method, {}),
         "per_device_train_batch_size": p.micro_batch,
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "optim": _trainer.optimizer_word(job.optimizer),
         "gradient_checkpointing": p.recompute == "full",
         **_adapter(job),
     }
+    if job.method == "dpo":
+        tree["precompute_ref_log_probs"] = job.reference == "none"
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.sharding in _SHARDED:
@@ -77,5 +84,5 @@ def export(case: ExportCase) -> Exported:
     """Return TRL's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     text = _trainer.written(case, _TOLD, tree_of, read)
     nodes, each = _trainer.processes(case)
-    start = f"torchrun --nnodes {nodes} --nproc_per_node {each} -m trl.scripts.sft --config trl.yaml"
+    start = f"torchrun --nnodes {nodes} --nproc_per_node {each} -m trl.scripts.{case.job.method} --config trl.yaml"
     return _trainer.checked_file(case, _TABLE, "trl.yaml", text, start)
