@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.answers._canvas import styled
-from shardwise.answers._plots_serving import curve_of, load_figure, series_of
+from shardwise.answers._plots_load import curve_of, knee_of, load_figure, series_of
 from shardwise.formats.traces import read_latencies, read_trace
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -27,6 +27,7 @@ from shardwise.serving import ServingOptions
 from shardwise.serving.load import SIGNALS, Autoscale, LoadOptions, ServeReport, serve
 from shardwise.serving.load._autoscale import Signal
 from shardwise.serving.load._why import LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
+from shardwise.units import show_seconds
 
 PLACES: dict[str, tuple[str, str, Plan, str]] = {
     "one pool": ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), "vllm"),
@@ -207,6 +208,9 @@ def test_a_deployment_that_does_not_fit_says_what_would() -> None:
     assert done.status == 1 and "nearest change that fits: --tp 8" in " ".join(done.out.split())
 
 
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+
 def test_the_plot_of_a_load_shows_what_the_answer_says() -> None:
     """Latencies rise with the rate, distributions end at all requests, and the timeline has who runs and waits."""
     report = report_of("one pool")
@@ -223,8 +227,15 @@ def test_the_plot_of_a_load_shows_what_the_answer_says() -> None:
         "Goodput against rate",
         "Share of requests within a time",
         "Requests over time, all replicas",
-        "Where the seconds around each p99 go",
+        *(f"p99 {name} {show_seconds(report.latencies[key]['p99'])}, cause by cause" for key, name in NAMES.items()),
     ]
+    for key, axes in zip(NAMES, figure.axes[-3:], strict=True):
+        # Each cause begins where the one before it ends, and the last bar is their sum.
+        *parts, whole = axes.patches
+        assert [bar.get_x() for bar in parts] == pytest.approx([0, *(b.get_x() + b.get_width() for b in parts[:-1])])
+        assert sum(bar.get_width() for bar in parts) == pytest.approx(whole.get_width())
+        assert len(parts) == len(report.why(cast(Any, key)))
+    assert knee_of(curve) in rates and tails[rates.index(knee_of(curve))] < tails[-1]
     drawn = [list(line.get_ydata()) for axes in figure.axes for line in axes.get_lines()]
     for metric in ("ttft", "tpot", "e2e"):
         band = report.interval[metric]["p99_seconds"]

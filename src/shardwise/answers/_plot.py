@@ -53,7 +53,7 @@ def figure_of(answer: Drawn) -> Figure:
     from shardwise.serving.load import ServeReport
 
     if isinstance(answer, ServeReport):
-        from shardwise.answers._plots_serving import load_figure
+        from shardwise.answers._plots_load import load_figure
 
         return load_figure(answer)
     if isinstance(answer, LoadResult):

@@ -323,7 +323,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies)
 
     def draw() -> Figure:
-        from shardwise.answers._plots_serving import load_figure
+        from shardwise.answers._plots_load import load_figure
 
         return load_figure(report, measured)
 
