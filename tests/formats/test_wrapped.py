@@ -110,10 +110,31 @@ def test_what_nothing_starts_is_not_wrapped() -> None:
     assert done.status == 2 and "has no name for devices of Apple" in done.err
 
 
-def test_a_server_is_submitted_to_slurm() -> None:
-    """A launch line over two nodes becomes a job of two tasks."""
-    done = run(
-        "export", "vllm", "llama-3.1-405b", *SERVE, "16xh100", "--tp", "8", "--pp", "2", "--wrap", "slurm", "--json"
-    )
-    text = done.tree["files"]["job.sbatch"]
-    assert "#SBATCH --nodes=2" in text and "bash vllm.sh" in text
+_SRUN = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nfor node in 0 1; do SLURM_NODEID=$node "$@"; done\n'
+_SAYS = '#!/bin/bash\necho "$NODE_RANK $PET_NODE_RANK $MASTER_ADDR $PET_MASTER_ADDR $MASTER_PORT ${@: -3}"\n'
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "last"),
+    [
+        (("vllm", "llama-3.1-405b", *SERVE, "16xh100", "--tp", "8", "--pp", "2"), "vllm", "--headless"),
+        (("trl", *TRAIN, "16xh100", "--method", "dpo"), "torchrun", "trl.yaml"),
+        (("megatron", *TRAIN, "16xh100"), "torchrun", "--no-create-attention-mask-in-dataloader"),
+    ],
+)
+def test_a_job_of_slurm_starts_each_node_under_its_rank(
+    words: tuple[str, ...], program: str, last: str, tmp_path: Path
+) -> None:
+    """A task on each node knows its rank and the first node, words behind sbatch reach it, one node alone answers."""
+    done = run("export", *words, "--wrap", "slurm", "--write", str(tmp_path), "--json")
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in done.tree["files"]["job.sbatch"]
+    for name, text in (("srun", _SRUN), ("scontrol", "#!/bin/sh\nprintf 'a1\\nb2\\n'\n"), (program, _SAYS)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    where = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "job.sbatch", "--seed", "1"]
+    said = subprocess.run(command, capture_output=True, text=True, env=where, cwd=tmp_path, check=True)
+    first, second = said.stdout.splitlines()
+    assert first.split()[:5] == ["0", "0", "a1", "a1", "29500"]
+    assert second == f"1 1 a1 a1 29500 {last} --seed 1"
+    assert (last in first) == (program == "torchrun")

@@ -23,11 +23,11 @@ _SLURM = """#!/bin/bash
 #SBATCH --job-name={job}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={each}
+#SBATCH --gpus-per-node={each}{whole}
 # The account, the partition and the time limit are yours to add, here or as arguments of sbatch.
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT={port}
 export PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT
-srun bash -c {inner}
+srun --kill-on-bad-exit=1 --cpu-bind=none bash -c {inner} -- "$@"
 """
 # The names under which the device plugins of vendors offer what a pod asks for.
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Google": "google.com/tpu", "Intel": "habana.ai/gaudi",
@@ -38,15 +38,20 @@ def wrapped(way: str, found: Exported, name: str, device: Device) -> Exported:
     """Return an export with a scheduler's file around its launch; raises `InputError` where nothing starts it."""
     if not found.launch:
         rule = f"needs a command that starts it on several nodes, which {found.system}'s files do not have"
-        remedy = "export megatron, nemo, torchtitan, axolotl, llamafactory, torchtune, nanotron, vllm or sglang"
+        remedy = "export megatron, nemo, torchtitan, trl, axolotl, llamafactory, torchtune, nanotron, vllm or sglang"
         raise InputError([Problem("wrap", way, rule, remedy)])
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower())[:50].strip("-")
+    plain = plain if plain[:1].isalpha() else f"run-{plain}".strip("-")  # a Service's name begins with a letter
     return _slurm(found, plain) if way == "slurm" else _kubernetes(found, plain, device)
 
 
 def _slurm(found: Exported, name: str) -> Exported:
-    inner = f"export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; {found.launch}"
-    text = _SLURM.format(job=name, nodes=found.nodes, each=found.node_devices, port=_PORT, inner=shlex.quote(inner))
+    # One task a node starts its processes itself: it needs all cores, which srun would bind it to one of.
+    inner = f'export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; {found.launch} "$@"'
+    whole = "\n#SBATCH --exclusive" if found.node_devices > 1 else ""
+    text = _SLURM.format(
+        job=name, whole=whole, nodes=found.nodes, each=found.node_devices, port=_PORT, inner=shlex.quote(inner)
+    )
     more = ("one such job for each server",) if found.copies > 1 else ()
     notes = (*found.notes, "submit it: sbatch job.sbatch", *more)
     return replace(found, files={**found.files, "job.sbatch": text}, notes=notes)

@@ -101,9 +101,11 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
         words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
     start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(one.model)}"
-    if "--data-parallel-size-local" not in words:
+    if one.nodes == 1:
         return written(one, "vllm", start, words, notes)
-    more = f"--headless --data-parallel-start-rank $((NODE_RANK * {words['--data-parallel-size-local']}))"
+    # docs/serving/parallelism_scaling.md and data_parallel_deployment.md: one node answers, the others have no server.
+    local = words.get("--data-parallel-size-local")
+    more = "--headless" + (f" --data-parallel-start-rank $((NODE_RANK * {local}))" if local else "")
     made = written(one, "vllm", start, words, [*notes, f"on every node but the first add {more}"])
     return replace(made, launch=f'{made.launch} $([ "$NODE_RANK" = 0 ] || echo {more})')
 
