@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware._catalogue import Lookup
@@ -13,8 +13,7 @@ from shardwise.hardware._device import HOST_LINK, LOCAL, NETWORK, Device, Fact, 
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
 
-if TYPE_CHECKING:
-    from shardwise.hardware._parse import Cluster
+Made = TypeVar("Made")
 
 _GIVEN = ("given by the user", "undated")
 
@@ -65,8 +64,8 @@ class _Draft:
 
 
 def built(
-    make: type[Cluster], name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()
-) -> Cluster:
+    make: Callable[..., Made], name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()
+) -> Made:
     """Return the cluster of a device and options in SI units; tiers left out are the usual ones."""
     draft = _Draft(found, given)
     draft.assume_fact("usable_memory_bytes")
