@@ -79,6 +79,10 @@ DEFAULTS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"sharding": "zero3", "dp": 8}, "deepspeed"),
     ({"sharding": "zero3", "dp": 8, "pp": 2}, "fsdp2"),
     ({"sharding": "fsdp", "dp": 8, "tp": 2}, "fsdp2"),
+    ({"sharding": "zero1", "pp": 16, "dp": 128, "ep": 64, "schedule": "dualpipe"}, "hai-llm"),
+    ({"sharding": "fsdp", "pp": 4, "dp": 2, "schedule": "dualpipe-v"}, "fsdp2"),
+    ({"pp": 4, "schedule": "zb-h1"}, "zero-bubble"),
+    ({"pp": 1, "schedule": "dualpipe"}, "megatron"),
 )
 
 

@@ -295,5 +295,7 @@ def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     plan = make_plan(inputs)
     name, alone = default_stack(plan, adapter), default_stack(Plan(sharding=plan.sharding), adapter)
     if name != alone:
-        inputs.notes.append(f"stack {name}: not given, and {alone} does not split a model as this plan does")
+        usual = replace(plan, schedule=Plan().schedule)
+        lacks = f"run {plan.schedule}" if default_stack(usual, adapter) != name else "split a model as this plan does"
+        inputs.notes.append(f"stack {name}: not given, and {alone} does not {lacks}")
     return name

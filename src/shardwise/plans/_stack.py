@@ -256,7 +256,8 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 def default_stack(plan: Plan, adapter: str = "") -> str:
     """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
 
-    DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer.
+    DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer. A pipeline schedule
+    that the framework of the sharding does not run is of the framework that brought the schedule.
 
     Replicas with an adapter run on transformers, where peft is.
 
@@ -266,6 +267,8 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     'transformers'
     >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
     ('megatron', 'fsdp2')
+    >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
+    'hai-llm'
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
@@ -275,7 +278,8 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
     own = [name for name in brought if plan.sharding in table[name]["brought"]]
     names = [*first, *own, *brought]
-    able = [name for name in names if not any(refusals(find_stack(name).runs, plan))]
+    timed = [name for name, row in table.items() if plan.pp > 1 and plan.schedule in row.get("brought_schedules", ())]
+    able = [name for name in (*names, *timed) if not any(refusals(find_stack(name).runs, plan))]
     return (able or names or list(table))[0]
 
 
