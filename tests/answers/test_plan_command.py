@@ -305,6 +305,20 @@ def test_no_two_plans_read_alike() -> None:
         assert sum(map(float, row)) == pytest.approx(100, abs=0.25)
 
 
+def test_every_plan_of_an_explored_page_says_what_of_it_has_no_launch() -> None:
+    """Rows of the Pareto front and of ties are marked where their framework cannot launch them, as the best are."""
+    words = shlex.split(
+        "plan train llama-3.2-1b --on 8xa100-sxm-80gb --seq-len 1024 --global-batch 16 --layout 1d,summa"
+    )
+    words += ["--tp", "1..2", "--micro-batch", "1", "--explore", "--width", "300"]
+    front = run(*words, "--json").tree["front"]
+    shown = front[:: -(-len(front) // 8)]
+    best, rest = run(*words).out.split("\nFRONT")
+    rows = [line for line in rest.split("\nNEXT")[0].splitlines() if "no launch" in line]
+    assert 0 < len(rows) == sum(not row["launchable"] for row in shown) < len(shown)
+    assert re.search(r"ties with .* no launch \(\+", best)
+
+
 def test_what_was_assumed_is_listed_as_by_train() -> None:
     """A search lists device, price, stack and precision, and with tokens the dollars and days of each plan."""
     words = ["--on", "8xa100", "--tokens", "1T", "--objective", "cost", "--width", "160"]

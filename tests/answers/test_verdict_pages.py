@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from command_line import run
 
+# A rate is lowest where its price is highest.
+CROSSED = (("typical", "typical"), ("high", "low"))
 
-def test_latencies_come_with_their_intervals() -> None:
-    """The page prints the intervals of both latencies, as `train` does of the step; one pass has none to print."""
-    page = run("infer", "llama-3.1-8b", "--on", "h100", "--width", "120").out
-    assert "8 of 10 take TTFT " in page and ", TPOT " in page
-    assert "published runs" not in run("infer", "bert-base", "--on", "h100").out
+
+def test_every_headline_comes_with_its_band() -> None:
+    """Low, typical and high stand beside latencies, rate and price, of one pass too, and in the JSON."""
+    words = "infer", "llama-3.1-8b", "--on", "h100", "--width", "120"
+    page, band = run(*words).out, run(*words, "--json").tree["interval"]
+    for start in ("TTFT", "TPOT", "request"):
+        assert f" {start} typical " in page
+    assert re.search(r" typical [\d,]+ tokens/s, 8 of 10 published runs [\d,]+ tokens/s to ", page)
+    assert re.search(r"\n +typical \$[\d.]+, 8 of 10 published runs \$[\d.]+ to \$", page)
+    rate, price = band["output_tokens_per_second"], band["usd_per_million_output_tokens"]
+    assert all(rate[a] * price[b] == pytest.approx(rate["low"] * price["high"]) for a, b in CROSSED)
+    assert run("infer", "bert-base", "--on", "h100").out.count("8 of 10 published runs") == 2
 
 
 def test_rates_say_what_they_count() -> None:

@@ -10,7 +10,7 @@ from shardwise.answers import _case
 from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
-from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree
+from shardwise.answers._evidence import evidence_lines, evidence_tree, fits_at, interval_tree, show_band
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import (
@@ -281,6 +281,7 @@ def nearest_change(report: InferReport) -> str:
 def _pass(page: Page, report: InferReport) -> None:
     """Append latency and rates of a pass after which nothing is generated."""
     page.label("LATENCY", f"a pass over the batch takes {show_seconds(report.ttft_seconds)}")
+    page.note(show_band(report, "ttft_seconds", show_seconds), "dim")
     rate = report.samples_per_second
     each = f"{rate / 1e3:,.1f}k" if rate >= 1e4 else f"{rate:,.4g}"
     tokens = report.prefill_tokens_per_second
@@ -290,6 +291,7 @@ def _pass(page: Page, report: InferReport) -> None:
     price = report.usd_per_million_input_tokens
     if price is not None:
         page.label("COST", f"${price:,.4g} per million input tokens")
+        page.note(show_band(report, "usd_per_million_input_tokens", "${:,.4g}".format), "dim")
 
 
 def _speed(page: Page, report: InferReport) -> None:
@@ -301,11 +303,13 @@ def _speed(page: Page, report: InferReport) -> None:
     if report.job.batch > 1:
         first, gap = show_seconds(report.request_ttft_seconds), show_seconds(report.request_tpot_seconds)
         page.note(f"of one request while the batch stays full: first token after {first}, then one every {gap}")
-    _measured(page, report)
+    for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"), ("request", "request_seconds")):
+        page.note(f"{word} {show_band(report, name, show_seconds)}", "dim")
     rate, each = report.output_tokens_per_second, 1 / report.tpot_seconds
     per_device = rate / report.plan.num_devices
     page.label("RATE", f"{rate:,.0f} output tokens/s in all, {per_device:,.0f} per device, prompts included")
     page.note(f"{each:,.1f} tokens/s for each request once it decodes")
+    page.note(show_band(report, "output_tokens_per_second", "{:,.0f} tokens/s".format), "dim")
     room = f"{show_count(report.kv_cache_tokens)} tokens of cache a replica"
     full = f"{room}: a batch of {report.max_concurrency:,} such requests"
     none = "none for cache: weights and working memory fill the budget"
@@ -315,16 +319,7 @@ def _speed(page: Page, report: InferReport) -> None:
     price = report.usd_per_million_output_tokens
     if price is not None:
         page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")
-
-
-def _measured(page: Page, report: InferReport) -> None:
-    """Append the bands of both latencies, from published batches."""
-    bands = [
-        f"{word} {show_seconds(low)} to {show_seconds(high)}"
-        for word, name in (("TTFT", "ttft_seconds"), ("TPOT", "tpot_seconds"))
-        for low, high in (report.interval[name],)
-    ]
-    page.note(f"judged by published runs, 8 of 10 take {', '.join(bands)}", "dim")
+        page.note(show_band(report, "usd_per_million_output_tokens", "${:,.2f}".format), "dim")
 
 
 def _memory(page: Page, report: InferReport) -> None:

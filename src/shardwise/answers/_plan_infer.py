@@ -199,6 +199,11 @@ def _verdict(page: Page, found: ServingResult) -> None:
         for name, word in (("ttft_seconds", "TTFT"), ("tpot_seconds", "TPOT"), ("request_seconds", "request")):
             if getattr(best, name):
                 page.note(f"{word} {show_seconds(getattr(best, name))}: {show_band(best, name, show_seconds)}", "dim")
+        if best.job.output_tokens:
+            page.note(f"rate {show_band(best, 'output_tokens_per_second', '{:,.0f} tokens/s'.format)}", "dim")
+        price, name = _price(best), f"usd_per_million_{'output' if best.job.output_tokens else 'input'}_tokens"
+        if price is not None:
+            page.note(f"${price:,.2f} a million tokens: {show_band(best, name, '${:,.2f}'.format)}", "dim")
         held = f"{show_bytes(best.memory.needed)} of {show_bytes(best.memory.limit)}"
         chance = show_chance(best.chance_to_fit)
         page.note(f"{held}, chance to fit {chance} (--risk {found.options.risk:.0%})", "dim")

@@ -11,8 +11,8 @@ from shardwise.answers._described import describe_placed, placed_words, placemen
 from shardwise.answers._evidence import show_band
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
 from shardwise.cost import spreads, tie_factor
-from shardwise.errors import Problem
 from shardwise.plans import DEGREES, Plan
+from shardwise.plans.laws import stack_problems
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
 from shardwise.units import show_bytes, show_seconds
 
@@ -160,6 +160,8 @@ def searched_on(found: TrainingResult, each: str = "{} x {}") -> str:
 
 
 def _verdict(page: Page, found: TrainingResult) -> None:
+    from shardwise.answers._train_page import cost_lines
+
     case, counts, limits = found.grid.case, found.counts, limits_of(found)
     title = f"{case.model.name} on {searched_on(found)}"
     if found.best:
@@ -175,6 +177,8 @@ def _verdict(page: Page, found: TrainingResult) -> None:
         page.label(word, f"{title}: {none}", "bold red", "bold")
     share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
     does = "feasible" if limits else f"fit with a chance of {found.options.risk:.0%}"
+    if found.best:
+        cost_lines(page, found.best[0])
     page.note(
         f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
         f"in {show_seconds(found.seconds)}{share}"
@@ -199,7 +203,7 @@ def _difference(found: TrainingResult, report: Any) -> str:
     said = [mine for one, mine in zip(first, own, strict=True) if one != mine]
     names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
     said += [f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names]
-    return ", ".join(said) or "the same plan"
+    return ", ".join([*said, *_no_launch(report.case, other)]) or "the same plan"
 
 
 def _word(value: object) -> str:
@@ -216,20 +220,8 @@ def _best(page: Page, found: TrainingResult) -> None:
 
     priced, firsts = found.grid.case.job.run_tokens > 0, [group.first for group in found.groups]
     money = ("days", "$") if priced else ()
-    rows = [
-        (
-            "#",
-            "step",
-            "tokens/s/dev",
-            *money,
-            "memory",
-            "compute",
-            "exposed",
-            "bubble",
-            "other",
-            "in a domain",
-        )
-    ]
+    shares = "compute", "exposed", "bubble", "other"
+    rows = [("#", "step", "tokens/s/dev", *money, "memory", *shares, "in a domain")]
     for i, report in enumerate(firsts, 1):
         step, whole = step_tree(report), report.step_seconds
         rows.append(
@@ -252,9 +244,9 @@ def _best(page: Page, found: TrainingResult) -> None:
         report = group.first
         page.label(f"{i:>3}", _described(found, report), "bold")
         page.note(_around(found, report), "dim")
-        ties_line(page, group.ties, lambda tie: choice_words(found, tie.plan, tie.case))
+        ties_line(page, group.ties, lambda tie: [*choice_words(found, tie.plan, tie.case), *_marked(tie)])
         if report.unlaunched:
-            page.note("no launch: " + "; ".join(dict.fromkeys(map(_unlaunched, report.unlaunched))), "yellow")
+            page.note(", ".join(_no_launch(report.case, report.plan)), "yellow")
     explain_ties(page, found.options.headline)
 
 
@@ -301,8 +293,15 @@ def explain_ties(page: Page, headline: str) -> None:
         )
 
 
-def _unlaunched(problem: Problem) -> str:
-    return f"{problem.field.replace('_', ' ')} {problem.value}"
+def _marked(tie: TiedPlan[TrainingCase]) -> list[str]:
+    return ["no launch"] if _no_launch(tie.case, tie.plan) else []
+
+
+def _no_launch(case: TrainingCase, plan: Plan) -> list[str]:
+    """Return in words what of a plan its framework cannot launch; empty where it can."""
+    refused = (f"{p.field.replace('_', ' ')} {p.value}" for p in stack_problems(case.stack, plan, **case.job_words))
+    said = "; ".join(dict.fromkeys(refused))
+    return [f"no launch: {said}"] if said else []
 
 
 def _around(found: TrainingResult, report: TrainReport) -> str:
@@ -327,7 +326,8 @@ def _front(page: Page, found: TrainingResult) -> None:
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for report in front[::every]:
         row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
-        rows += wrapped(row, _described(found, report), page.width - 36)
+        text = ", ".join([_described(found, report), *_no_launch(report.case, report.plan)])
+        rows += wrapped(row, text, page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)
 
 

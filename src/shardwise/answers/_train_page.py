@@ -235,7 +235,7 @@ def _speed(page: Page, report: TrainReport) -> None:
     hfu = f", HFU {report.hfu:.1%} with recompute" if report.hfu != report.mfu else ""
     page.note(f"{work} of model work per device, MFU {report.mfu:.1%} of {report.case.recipe.precision.compute}{hfu}")
     _measured(page, report)
-    _cost(page, report)
+    cost_lines(page, report)
 
 
 def _measured(page: Page, report: TrainReport) -> None:
@@ -247,7 +247,8 @@ def _measured(page: Page, report: TrainReport) -> None:
     page.note(f"{said}; --tuning {'record' if typical else 'typical'} changes that", "dim")
 
 
-def _cost(page: Page, report: TrainReport) -> None:
+def cost_lines(page: Page, report: TrainReport) -> None:
+    """Append days and dollars of the whole run, each with its band."""
     if not report.job.run_tokens:
         return
     time = f"{days(report.training_seconds)}, {report.device_hours:,.0f} device hours"

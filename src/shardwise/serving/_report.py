@@ -293,6 +293,11 @@ class InferReport(Card):
             found["kv_cache_tokens"] = low, typical, high
         rate, band = self.output_tokens_per_second, band_of("request_seconds", known)
         found["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
+        costs = ("usd_per_million_output_tokens", "request_seconds"), ("usd_per_million_input_tokens", "ttft_seconds")
+        for name, over in costs:
+            if price := getattr(self, name):
+                low, typical, high = (bound / getattr(self, over) for bound in found[over])
+                found[name] = price * low, price * typical, price * high
         return found
 
     @property
