@@ -76,7 +76,7 @@ def test_a_price_is_named_by_who_asks_it() -> None:
         ("8xh100-sxm-80gb", "nobody", "nebius:spot"),
         ("8xh100-sxm-80gb", "nebius:weekly", "on-demand"),
         ("8xtpu-v4", "nebius", "give dollars"),
-        ("8xm3max", None, "use apple-m3-max-40core, or"),
+        ("p5", None, "use p5.4xlarge, p5.48xlarge or"),
         ("m2-pro", None, "use apple-m1-7core, apple-m1-max-32core, apple-m1-ultra-64core, apple-m2-max-38core"),
         ("8xp5.48xlarg", None, "p5.48xlarge"),
     ],
@@ -86,3 +86,25 @@ def test_what_cannot_be_rented_is_said(text: str, price: str | None, said: str) 
     with pytest.raises(InputError) as error:
         Cluster.parse(text, {"price": price} if price else {})
     assert said in str(error.value)
+
+
+# What people type -> the device, how many, and how many of them a node has.
+TYPED = {
+    "p5en": ("h200-sxm-141gb", 8, 8), "p4de": ("a100-sxm-80gb", 8, 8), "2xp4d": ("a100-sxm-40gb", 16, 8),
+    "a4": ("b200-sxm-180gb", 8, 8), "a3 mega": ("h100-sxm-80gb", 8, 8), "g2-standard-96": ("l4", 8, 8),
+    "a2-highgpu-1g": ("a100-sxm-40gb", 1, 1), "g6e.12xlarge": ("l40s", 4, 4),
+    "ND96isr_H100_v5": ("h100-sxm-80gb", 8, 8), "NC80adis_H100_v5": ("h100-nvl-94gb", 2, 2),
+    "p5.48xlarge (Capacity Block)": ("h100-sxm-80gb", 8, 8), "dgx h100": ("h100-sxm-80gb", 8, 8),
+    "4x DGX B200": ("b200-sxm-180gb", 32, 8), "v6e": ("tpu-v6e", 1, 1), "TPU v5e-256": ("tpu-v5e", 256, 8),
+    "4090": ("rtx-4090", 1, 1), "2x7900xtx": ("rx-7900-xtx", 2, 2), "GeForce RTX 4090": ("rtx-4090", 1, 1),
+    "m3max": ("apple-m3-max-40core", 1, 1), "h100nvl": ("h100-nvl-94gb", 1, 1), "H100:8": ("h100-sxm-80gb", 8, 8),
+    "8*h100": ("h100-sxm-80gb", 8, 8), "h100x8": ("h100-sxm-80gb", 8, 8), "A100-80G": ("a100-sxm-80gb", 1, 1),
+    "AMD Instinct MI300X": ("mi300x", 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_names_that_people_type_are_understood(text: str) -> None:
+    """Families with one instance, makers' machines, cards by their numbers, and counts before or behind a name."""
+    found = Cluster.parse(text)
+    assert (found.device.name, found.num_devices, found.devices_per_node) == TYPED[text]

@@ -84,11 +84,38 @@ def other_names() -> dict[str, tuple[str, str]]:
 _APPLE = re.compile(r"(apple-?)?(m\d+(-?(pro|max|ultra)\S*)?|mac\S*)")
 
 
+# What stands before a name and tells no two devices apart; the memory's unit; the series of cards named by numbers.
+_MAKERS = re.compile(r"^(nvidia-|geforce-|amd-|instinct-|radeon-|intel-|google-|cloud-|tesla-)+")
+_SERIES = ("rtx-", "rx-", "tpu-", "tpu-v")
+
+
+def spelled(name: str) -> str:
+    """Return the name of a device or another name of it that a word means, empty where it means none.
+
+    Makers, signs between letters and digits, a missing b of GB and the series of a numbered card do not matter.
+
+    >>> spelled("m3max"), spelled("GeForce RTX 4090"), spelled("4090"), spelled("a100-80g"), spelled("frob")
+    ('m3-max', 'rtx-4090', 'rtx-4090', 'a100-80gb', '')
+    """
+    name = re.sub(r"[\s_]+", "-", name.strip().lower())
+    known = _spellings()
+    plain = re.sub(r"(\d)g$", r"\1gb", _MAKERS.sub("", name))
+    tried = (name, plain, *(series + plain for series in _SERIES if len(plain) > 2))
+    return next((found for one in tried if (found := known.get(one.replace("-", "")))), "")
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    names = (*other_names(), *(path.stem for path in _FOLDER.glob("*.toml")))
+    return {name.replace("-", ""): name for name in names}
+
+
 @cache
 def _find(name: str) -> Lookup:
+    others = other_names()
+    name = name if name in others else spelled(name) or name
     if _PLAIN.fullmatch(name) and os.path.isfile(_FOLDER / f"{name}.toml"):
         return Lookup(device=_read(name), assumptions=())
-    others = other_names()
     if name not in others:
         # Apple's chips are called by fewer letters than tell them apart from other makers' devices.
         mac = [one for one in device_names() if one.startswith("apple-")] if _APPLE.fullmatch(name) else []

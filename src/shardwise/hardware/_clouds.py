@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cache
 from typing import Any, Literal
@@ -60,7 +60,8 @@ class Rented:
 
 
 def _squeezed(name: str) -> str:
-    return re.sub(r"[\s_]+", "-", name.strip().lower())
+    """Return a name in lower case with one sign between its words, without what stands in parentheses behind it."""
+    return re.sub(r"[\s_]+", "-", re.sub(r"\s*\([^()]*\)$", "", name.strip()).lower())
 
 
 @cache
@@ -91,7 +92,14 @@ def offers() -> tuple[Offer, ...]:
     >>> {offer.provider for offer in offers()} >= {"aws", "azure", "gcp", "oci", "nebius"}
     True
     """
-    return tuple(_offer(row) for row in _table()["offer"])
+    return (*(_offer(row) for row in _table()["offer"]), *_unpriced())
+
+
+def _unpriced() -> Iterator[Offer]:
+    """Yield instances whose price no source here states, by the families of clouds.toml."""
+    for row in _table()["family"]:
+        for instance, devices in row["instances"].items():
+            yield _offer({**row, "instance": instance, "devices": devices})
 
 
 @cache
@@ -114,6 +122,20 @@ def find_rented(name: str) -> Rented | None:
     wanted = _table()["same"].get(wanted, wanted)
     found = [offer for offer in offers() if offer.instance and _squeezed(offer.instance) == wanted]
     return _instance(found) if found else _slice(wanted)
+
+
+def of_family(name: str) -> Rented | None:
+    """Return the one instance that a family of a provider has, by the family's name; None where there are more.
+
+    >>> of_family("p5en").options["devices_per_node"], of_family("p5"), of_family("ND96isr_H100_v5").devices
+    (8.0, None, 8)
+    """
+    wanted = _squeezed(name)
+    begun = {
+        one for one in instance_names() if one == f"standard-{wanted}" or one.startswith((f"{wanted}.", f"{wanted}-"))
+    }
+    begun -= _table()["same"].keys()
+    return find_rented(begun.pop()) if len(begun) == 1 else None
 
 
 def _slice(name: str) -> Rented | None:

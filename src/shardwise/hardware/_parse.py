@@ -14,8 +14,8 @@ from types import MappingProxyType
 from shardwise.errors import InputError, Problems, plain
 from shardwise.files import below, read_toml
 from shardwise.hardware._build import built
-from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, in_file, load_device
-from shardwise.hardware._clouds import Rented, find_price, find_rented
+from shardwise.hardware._catalogue import Lookup, device_from_table, find_device, in_file, load_device, spelled
+from shardwise.hardware._clouds import Rented, find_price, find_rented, of_family
 from shardwise.hardware._device import Device, Tier
 from shardwise.hardware._quantity import (
     BYTES,
@@ -67,7 +67,7 @@ def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, obje
     """Return the cluster of a text and its overrides; see `Cluster.parse`."""
     first, second, name = _counted(text)
     problems = Problems()
-    rented, words = find_rented(name), overrides.get("price")
+    rented, words = find_rented(name) or (None if spelled(name) else of_family(name)), overrides.get("price")
     named_price = isinstance(words, str) and bool(_WORDS.fullmatch(words.strip()))
     given = _read_overrides({k: v for k, v in overrides.items() if not (named_price and k == "price")}, problems)
     if rented is not None and second:
@@ -98,10 +98,17 @@ def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, obje
 def _counted(text: object) -> tuple[str | None, str | None, str]:
     """Return the numbers before a name, and the name, which may be that of an instance that begins with a digit.
 
-    >>> _counted("32x8xh100"), _counted("2x1H100.80S.32V")
-    (('32', '8', 'h100'), ('2', None, '1H100.80S.32V'))
+    >>> _counted("32x8xh100"), _counted("2x1H100.80S.32V"), _counted("2x4090"), _counted("H100:8")
+    (('32', '8', 'h100'), ('2', None, '1H100.80S.32V'), ('2', None, '4090'), ('8', None, 'H100'))
     """
     whole = text.strip() if isinstance(text, str) else ""
+    behind = re.fullmatch(r"(.*[A-Za-z].*?)\s*[:xX*]\s*(\d{1,9})", whole)
+    if behind and not find_rented(whole) and (spelled(behind[1]) or find_rented(behind[1])):
+        return behind[2], None, behind[1]
+    whole = re.sub(r"^(\d+)\s*\*", r"\1x", whole)
+    card = re.fullmatch(r"(?:(\d{1,9})\s*[xX]\s*)?(\d{4}[- ]?[A-Za-z]{0,5})", whole)
+    if card and spelled(card[2]):
+        return card[1], None, card[2]
     before, _, name = whole.partition("x") if re.match(r"\d{1,9}x\d", whole) else ("", "", "")
     if whole[:1].isdigit() and find_rented(whole):
         return None, None, whole
