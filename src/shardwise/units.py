@@ -106,6 +106,8 @@ def show_bytes(value: float) -> str:
 
     >>> show_bytes(85899345920), show_bytes(-1536)
     ('80.00 GiB', '-1.50 KiB')
+    >>> [show_bytes(2.0**power) for power in (40, 30, 20, 10, 0)]
+    ['1.00 TiB', '1.00 GiB', '1.00 MiB', '1.00 KiB', '1 B']
     """
     size = abs(value)
     for unit, scale in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):

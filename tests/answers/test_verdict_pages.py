@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 import pytest
 
@@ -61,12 +62,24 @@ def test_where_no_change_fits_the_next_step_is_named(words: tuple[str, ...], say
     assert says in done.out
 
 
-def test_the_nearest_change_does_what_it_says() -> None:
-    """The flags of the nearest change, added to the command that is printed, give the memory that they promise."""
+@pytest.mark.parametrize(
+    ("stack", "named"),
+    [
+        ({}, {"--sharding", "--stack"}),
+        ({"--stack": "fsdp2", "--sharding": "none"}, {"--sharding"}),
+        ({"--stack": "transformers", "--sharding": "none"}, {"--sharding", "--stack"}),
+    ],
+)
+def test_the_nearest_change_does_what_it_says(stack: dict[str, str], named: set[str]) -> None:
+    """Its flags give the memory promised; they name the framework where their sharding brings another one."""
     words = ("train", "llama-3.1-8b", "--on", "8xh100", "--micro-batch", "1", "--global-batch", "8", "--width", "160")
-    line = next(line for line in run(*words).out.splitlines() if "nearest change that fits" in line)
+    line = next(
+        line for line in run(*words, *chain(*stack.items())).out.splitlines() if "nearest change that fits" in line
+    )
     flags, promised = line.split("fits: ")[1].split(" (")
-    again = run(*words, *flags.split())
+    changed = dict(zip(flags.split()[::2], flags.split()[1::2], strict=True))
+    assert changed.keys() == named
+    again = run(*words, *chain(*(stack | changed).items()))
     assert again.status == 0
     assert f"{promised.split(')')[0]} of " in again.out
 

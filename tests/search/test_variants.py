@@ -65,8 +65,8 @@ def _named(case: Any, plan: Plan) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", list(CASES))
 def test_all_that_is_asked_is_searched_as_brute_force_does(kind: str) -> None:
-    """Plans, the legal and the feasible ones, and the best of all objectives are those of brute force."""
-    work = _work(kind, prune=False)
+    """Plans, the legal and the feasible ones, in parts, and the best of all objectives are those of brute force."""
+    work = _work(kind, prune=False, rows=3)
     every = list(brute.together(work))
     assert len({_named(*one) for one in every}) == len(every) == work.num_plans
     legal = [(case, plan) for case, plan in every if _legal(case, plan)]

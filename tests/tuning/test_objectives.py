@@ -75,6 +75,22 @@ def test_a_critic_trains_beside_the_policy() -> None:
     assert wide.memory.weights < 1.1 * narrow.memory.weights
 
 
+@pytest.mark.parametrize("adapter", ["lora", "dora", "oft"])
+def test_adapters_beside_that_of_the_policy_are_whole(adapter: str) -> None:
+    """A reference adds what its adapter weighs and nothing that trains; a critic adds all that the policy's takes."""
+    job = {"adapter": adapter, "rank": 16}
+    held = {kind: trained(method="dpo", reference=kind, **job) for kind in ("base", "adapter")}
+    own = held["base"].tuning
+    assert own is not None
+    assert held["adapter"].memory.weights - held["base"].memory.weights == 4 * own.trainable_parameters
+    assert held["adapter"].memory.gradients == held["base"].memory.gradients
+    assert held["adapter"].memory.optimizer == held["base"].memory.optimizer
+    alone, critic = (trained(method=method, reference="base", **job) for method in ("grpo", "ppo"))
+    assert critic.memory.weights - alone.memory.weights == 4 * own.trainable_parameters
+    assert critic.memory.gradients == 2 * alone.memory.gradients
+    assert critic.memory.optimizer == 2 * alone.memory.optimizer
+
+
 def test_rewards_have_no_logits() -> None:
     """A head of one value a token keeps less than one of the vocabulary."""
     assert trained(method="reward").memory.logits < 0.1 * trained(method="dpo").memory.logits

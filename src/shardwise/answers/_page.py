@@ -43,8 +43,12 @@ class Page:
 
     >>> page = Page(40)
     >>> page.label("FITS", "62.1 of 80.0 GiB")
+    >>> page.items(["one of two words more than a line", "two"])
     >>> print(page.plain())
     FITS      62.1 of 80.0 GiB
+              - one of two words more than
+                a line
+              - two
     """
 
     def __init__(self, width: int) -> None:
