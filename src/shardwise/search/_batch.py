@@ -101,13 +101,6 @@ def plan_of(key: Key, grid: PlanGrid) -> Plan:
     return staged(grid.case, replace(grid.case.plan, **told))
 
 
-def scattered(chosen: Any, rows: Any, size: int) -> Any:
-    """Return which of so many rows are chosen, given which of some of them are."""
-    found = np.zeros(size, bool)
-    found[rows] = chosen
-    return found
-
-
 def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
     """Yield rows in pieces of at most so many places, or of one row."""
     ends = np.cumsum(places)

@@ -77,6 +77,13 @@ def spread(start: Any, count: Any) -> tuple[Any, Any]:
     return np.arange(len(shift)) + shift, count
 
 
+def scattered(chosen: Any, rows: Any, size: int) -> Any:
+    """Return which of so many rows are chosen, given which of some of them are."""
+    found = np.zeros(size, bool)
+    found[rows] = chosen
+    return found
+
+
 def exact_sum(counts: Any) -> int:
     """Return the sum of a column of whole numbers, however large it is.
 

@@ -184,8 +184,8 @@ class Constraints:
         return self.said[key]
 
     def reject(self, name: str, weights: Any) -> None:
-        """Count plans under a law."""
-        fell = exact_sum(weights)
+        """Count plans under a law: a number of them, or those that each of some rows stands for."""
+        fell = weights if isinstance(weights, int) else exact_sum(weights)
         if fell:
             self.rejected[name] = self.rejected.get(name, 0) + fell
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,13 @@ from shardwise.search._batch import (
     RankedPlan,
     key_of,
     pieces,
-    scattered,
 )
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
-from shardwise.search._columns import Columns, distinct, distinct_rows, exact_sum, spread
+from shardwise.search._columns import Columns, distinct_rows, exact_sum, scattered, spread
 from shardwise.search._composition import Composition, Compositions, compositions_of
 from shardwise.search._constraints import Constraints
-from shardwise.search._grid import STACK, PlanGrid
-from shardwise.search._launch import example
+from shardwise.search._grid import PlanGrid
+from shardwise.search._launch import composed_rows
 from shardwise.search._placements import GroupShapes
 from shardwise.search._program import PLACE, Program, ProgramShape
 from shardwise.search._result import PlanCounts
@@ -39,6 +39,8 @@ from shardwise.search._result import PlanCounts
 CELLS = 32_768
 # Plans of a job that are timed at each visit to it.
 _VISITS = (128, 2**62)
+# Jobs share the rows of another one of which they run at least so many: columns are gathered once for all.
+_SHARED = 0.7
 
 
 @dataclass(slots=True)
@@ -85,7 +87,8 @@ class Evaluator:
         degrees = {(grid.variant.choice, *one): place for place, one in enumerate(rows)}
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
-        jobs = [(_Job(self, composed, known, legal), allowed) for composed, allowed, legal in self._composed(columns)]
+        judged = composed_rows(grid, self.constraints, self.counts, columns)
+        jobs = [(_Job(self, composed, known, legal), allowed) for composed, allowed, legal in judged]
         most = CELLS // self.num_modes
         if not self.prune:
             table = keys.timed(np.arange(len(columns["tp"])))
@@ -115,61 +118,20 @@ class Evaluator:
                 if one.least < np.inf:
                     yield from one.job.pruned(one, size, table)
 
-    def _composed(self, columns: Columns) -> Iterator[tuple[tuple[Schedule, int, int], Any, dict[str, Any]]]:
-        """Yield the schedule, stages and chunks of the rows, the rows that can run so, and those of each sharding."""
-        size = len(columns["pp"])
-        for pp in distinct(columns["pp"]).tolist():
-            mine = np.flatnonzero(columns["pp"] == pp)
-            rows, runs = {c: v[mine] for c, v in columns.items()}, dict[str, Any]()
-            for schedule, vpp in self.grid.compositions(pp):
-                legal = self._shardings(rows, {"schedule": schedule, "vpp": vpp})
-                allowed = mine[self._lawful(rows, (schedule, vpp), legal, runs)]
-                yield (schedule, pp, vpp), allowed, {s: scattered(one, mine, size) for s, one in legal.items()}
-
-    def _lawful(
-        self, columns: Columns, composed: tuple[str, int], shardings: dict[str, Any], runs: dict[str, Any]
-    ) -> Any:
-        """Return the indices of rows that the schedule can run, and count the plans of the others.
-
-        `runs` keeps which rows a schedule runs on, whatever its chunks.
-        """
-        schedule, vpp = composed
-        ways = sum(one.view(np.int8) for one in shardings.values())
-        each = ways * (self.num_modes * columns["places"])
-        if not self.constraints.check("pipeline", {"pp": columns["pp"][:1]}, schedule=schedule, vpp=vpp)[0]:
-            self.constraints.reject("pipeline", each)
-            return np.empty(0, np.int64)
-        if schedule not in runs:
-            pp = int(columns["pp"][0])
-            runs[schedule] = self.constraints.check("schedule", columns, schedule=schedule, vpp=vpp, pp=pp)
-        legal = runs[schedule]
-        self.constraints.keep("schedule", {}, each, legal)
-        self.counts.legal += exact_sum(each[legal])
-        return np.flatnonzero(legal & (each > 0))
-
-    def _shardings(self, columns: Columns, fixed: dict[str, Any]) -> dict[str, Any]:
-        """Return which rows have each sharding and are launched with it, and count the plans of those that are not."""
-        found, copied = dict[str, Any](), self.grid.copied(columns)
-        for sharding in self.grid.space.sharding:
-            chosen = copied | (sharding == self.grid.space.sharding[0])
-            runs = self.grid.launched(columns, sharding=sharding, **fixed)
-            found[sharding] = chosen & runs
-            refused = chosen & ~runs
-            if refused.any() and STACK not in self.constraints.examples:
-                first = {c: v[refused] for c, v in columns.items()}
-                problem = example(self.grid.laws[STACK], first, {"sharding": sharding, **fixed})
-                if problem is not None:
-                    self.constraints.examples[STACK] = problem
-            self.constraints.keep(STACK, {}, columns["places"] * self.num_modes, ~refused)
-        return found
-
 
 def _alike(jobs: Sequence[tuple[_Job, Any]]) -> Iterator[tuple[list[_Job], Any]]:
-    """Yield jobs of the same rows, and those rows."""
-    found: dict[bytes, list[_Job]] = {}
-    for job, allowed in jobs:
-        found.setdefault(allowed.tobytes(), []).append(job)
-    yield from ((same, np.frombuffer(allowed, np.int64)) for allowed, same in found.items())
+    """Yield jobs of about the same rows, and those rows: what some of them cannot run is not legal there."""
+    found: list[tuple[list[_Job], Any, Any]] = []
+    for job, allowed in sorted(jobs, key=lambda one: -len(one[1])):
+        if not len(allowed):
+            continue
+        for same, rows, mask in found:
+            if len(allowed) >= _SHARED * len(rows) and mask[allowed].all():
+                same.append(job)
+                break
+        else:
+            found.append(([job], allowed, scattered(True, allowed, len(job.columns["pp"]))))
+    yield from ((same, rows) for same, rows, _ in found)
 
 
 @dataclass(slots=True)
@@ -179,12 +141,21 @@ class _Bounded:
     job: _Job
     fitting: FeasiblePlans
     bounds: dict[str, Any]
-    least: float
+    least: float = np.inf
+
+    def keep(self, some: Any) -> None:
+        """Keep some of the rows."""
+        known = self.fitting
+        if len(some) < len(known.rows):
+            held, fits, self.bounds = (
+                {s: v.take(some, axis=1) for s, v in one.items()} for one in (known.held, known.fits, self.bounds)
+            )
+            self.fitting = FeasiblePlans(known.rows[some], held, fits)
 
 
 def _least_of(bounds: Mapping[str, Any], fits: Mapping[str, Any]) -> Any:
     """Return the least bound of each mode and row over the shardings that are left, infinity where none is."""
-    return np.min([np.where(fits[s], bounds[s], np.inf) for s in fits], axis=0)
+    return reduce(np.minimum, [np.where(fits[s], bounds[s], np.inf) for s in fits])
 
 
 @dataclass(slots=True)
@@ -293,11 +264,13 @@ class _Job:
         for s in composition.shardings:
             held[s] = np.broadcast_to(found[f"held {s}"], (modes, limit))
             fits[s] = self._judged(s, chosen, held[s])[1]
-        mine = np.flatnonzero(np.any([f.any(axis=0) for f in fits.values()], axis=0))
+        mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
         if len(mine):
             rows = chosen[mine]
             yield FeasiblePlans(
-                rows, {s: h[:, mine] for s, h in held.items()}, {s: f[:, mine] for s, f in fits.items()}
+                rows,
+                {s: h.take(mine, axis=1) for s, h in held.items()},
+                {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
 
     def bounded(self, fitting: FeasiblePlans, table: BlockTable) -> _Bounded:
@@ -308,22 +281,37 @@ class _Job:
         found = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
         # Results of a program stay until the next run alone.
         bounds = {s: np.array(np.broadcast_to(found[f"least {s}"], fitting.fits[s].shape)) for s in fitting.fits}
-        return _Bounded(self, fitting, bounds, float(_least_of(bounds, fitting.fits).min()))
+        return self._wanted(_Bounded(self, fitting, bounds))
+
+    def _wanted(self, bounded: _Bounded) -> _Bounded:
+        """Drop what is behind what was found by now: rows by their least seconds and bytes, then single plans."""
+        may, lows = self.evaluator.may, _least_of(bounded.bounds, bounded.fitting.fits)
+        if may is not None:
+            seconds = lows.min(axis=0)
+            some = np.flatnonzero(seconds < np.inf)
+            bounded.keep(some)
+            held = reduce(np.minimum, bounded.fitting.held.values()).min(axis=0)
+            bounded.keep(np.flatnonzero(may(self._bounds(bounded, seconds[some], held, True))))
+            known = bounded.fitting
+            for s, fits in known.fits.items():
+                if fits.any():
+                    fits &= may(self._bounds(bounded, bounded.bounds[s], known.held[s], fits))
+            bounded.keep(np.flatnonzero(reduce(np.logical_or, known.fits.values()).any(axis=0)))
+            lows = _least_of(bounded.bounds, bounded.fitting.fits)
+        bounded.least = float(lows.min(initial=np.inf))
+        return bounded
+
+    def _bounds(self, bounded: _Bounded, seconds: Any, held: Any, fits: Any) -> PlanBatch:
+        """Return rows, or plans of them, with seconds that no step is shorter than; nobody asks for their keys."""
+        kind = self._kind(bounded.fitting.rows)
+        return PlanBatch(step_seconds=seconds, device_bytes=held, fits=fits, key=None, **kind)
 
     def pruned(self, bounded: _Bounded, size: int, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield about so many of the plans that may be wanted: those whose bound is not behind, the least first."""
-        composition, known = self.composition, bounded.fitting
-        chosen, held, fits = known.rows, known.held, known.fits
-        if self.evaluator.may is not None:
-            cells = PlanSelection.of_rows(chosen)
-            kind = self._kind(chosen)
-            for s in composition.shardings:
-                if fits[s].any():
-                    bound = bounded.bounds[s]
-                    batch = PlanBatch(
-                        step_seconds=bound, device_bytes=held[s], fits=fits[s], **kind, key=self._keys(cells, s)
-                    )
-                    fits[s] &= self.evaluator.may(batch)
+        known = self._wanted(bounded).fitting
+        composition, chosen, held, fits = self.composition, known.rows, known.held, known.fits
+        if not len(chosen):
+            return
         bounds = _least_of(bounded.bounds, fits)
         last = np.partition(bounds.ravel(), size - 1)[size - 1] if bounds.size > size else np.inf
         now = {s: fits[s] & (bounds <= last) for s in fits}
@@ -375,9 +363,9 @@ class _Job:
         legal = self.legal[sharding][chosen]
         fits = (held <= evaluator.limit_bytes) & legal
         places = columns["places"][chosen]
-        fitting = exact_sum(np.count_nonzero(fits, axis=0) * places)
+        fitting = exact_sum(sum(mode.view(np.int8) for mode in fits) * places)
         evaluator.counts.fitting += fitting
-        evaluator.counts.too_large += exact_sum(places[legal]) * evaluator.num_modes - fitting
+        evaluator.counts.too_large += exact_sum(places * legal) * evaluator.num_modes - fitting
         self._miss(sharding, chosen, held, legal & ~fits)
         return legal, fits
 

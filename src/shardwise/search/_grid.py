@@ -18,7 +18,7 @@ from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, check_degrees, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
-from shardwise.search._launch import launched, stack_law
+from shardwise.search._launch import STACK, launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShapes, Placements, places_of
 from shardwise.search._space import SearchSpace
 from shardwise.training import TrainingCase
@@ -27,7 +27,6 @@ from shardwise.training._stages import stage_layers
 from shardwise.training.schedules import find_schedule
 
 SUMMA = LAYOUTS.index("summa")
-STACK = "stack"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -161,29 +161,41 @@ class ParetoFront:
 
     def add(self, batch: PlanBatch) -> None:
         """Take the plans of a batch that belong to the front."""
-        counts = distinct(batch.devices).tolist()
+        counts = _counts(batch.devices)
         for n in counts:
             self._add(batch, n, batch.fits if len(counts) == 1 else batch.fits & (batch.devices == n))
 
     def may(self, batch: PlanBatch) -> Any:
         """Return which plans may belong to the front, given seconds that their steps are never shorter than."""
-        least_seconds, held, devices = batch.step_seconds, batch.device_bytes, batch.devices
+        held, devices = batch.device_bytes, batch.devices
+        counts = _counts(devices)
+        if len(counts) == 1:
+            return self._ahead(batch, counts[0], np.ones(np.shape(held), bool))
         found = np.zeros(np.shape(held), bool)
-        for n in distinct(devices).tolist():
-            mine = sorted(self.entries.get(n, []), key=lambda e: e.device_bytes)
-            # The shortest step of the plans that take no more bytes.
-            shortest = np.r_[np.inf, np.minimum.accumulate([e.step_seconds for e in mine])]
-            beaten_by = shortest[np.searchsorted([e.device_bytes for e in mine], held, side="right")]
-            found |= (least_seconds <= beaten_by) & (devices == n)
+        for n in counts:
+            found |= self._ahead(batch, n, np.broadcast_to(devices == n, np.shape(held)))
+        return found
+
+    def _ahead(self, batch: PlanBatch, devices: int, chosen: Any) -> Any:
+        """Return which of the chosen plans no entry of so many devices beats."""
+        mine, seconds, held = self.entries.get(devices, []), batch.step_seconds, batch.device_bytes
+        chosen = _beyond(mine, seconds, held, chosen)
+        index = np.flatnonzero(chosen)
+        if not mine or not len(index):
+            return chosen
+        mine = sorted(mine, key=lambda e: e.device_bytes)
+        # The shortest step of the plans that take no more bytes.
+        shortest = np.r_[np.inf, np.minimum.accumulate([e.step_seconds for e in mine])]
+        own_seconds, own_held = (np.broadcast_to(v, chosen.shape).ravel()[index] for v in (seconds, held))
+        beaten_by = shortest[np.searchsorted([e.device_bytes for e in mine], own_held, side="right")]
+        found = np.zeros(chosen.shape, bool)
+        found.ravel()[index[own_seconds <= beaten_by]] = True
         return found
 
     def _add(self, batch: PlanBatch, devices: int, chosen: Any) -> None:
         mine = self.entries.setdefault(devices, [])
         seconds, held = batch.step_seconds, batch.device_bytes
-        # A few points of the front settle nearly all plans.
-        for point in mine[:: max(1, len(mine) // 6)]:
-            chosen = chosen & ((seconds <= point.step_seconds) | (held < point.device_bytes))
-        index = np.flatnonzero(chosen)
+        index = np.flatnonzero(_beyond(mine, seconds, held, chosen))
         if not len(index):
             return
         own_seconds, own_held = seconds.ravel()[index], held.ravel()[index]
@@ -216,6 +228,20 @@ class ParetoFront:
                 )
                 found += [] if beaten else [entry]
         return found
+
+
+def _counts(devices: Any) -> list[int]:
+    """Return the counts of devices of a batch; nearly all have one."""
+    first = np.ravel(devices)[:1]
+    found: list[int] = (first if (devices == first).all() else distinct(devices)).tolist()
+    return found
+
+
+def _beyond(front: Sequence[RankedPlan], seconds: Any, held: Any, chosen: Any) -> Any:
+    """Return the chosen plans that a few points of a front do not beat: these settle nearly all."""
+    for point in front[:: max(1, len(front) // 6)]:
+        chosen = chosen & ((seconds <= point.step_seconds) | (held < point.device_bytes))
+    return chosen
 
 
 def _undominated(entries: list[RankedPlan]) -> list[RankedPlan]:
