@@ -58,7 +58,8 @@ class Problem:
 
     def __str__(self) -> str:
         shown = cut(repr(cut(self.value)) if isinstance(self.value, str) else _text(self.value, repr), MOST_SHOWN + 40)
-        return f"{cut(self.field)} = {shown}: {cut(self.rule, _MOST_SAID)}; {cut(self.remedy, _MOST_SAID)}"
+        what = cut(self.field) if self.value is None else f"{cut(self.field)} = {shown}"
+        return f"{what}: {cut(self.rule, _MOST_SAID)}; {cut(self.remedy, _MOST_SAID)}"
 
     def as_dict(self) -> dict[str, object]:
         """Return the problem as the record that `--json` prints; numbers that JSON lacks are text."""

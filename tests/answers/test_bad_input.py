@@ -257,10 +257,10 @@ def test_every_wrong_field_is_named_as_text(name: str, folder: Path) -> None:
     done = run(*words_of(line, folder))
     assert done.status == 2
     assert done.out == "" or not line
-    lines = done.err.splitlines() if line else ["error: command = None"]
+    lines = done.err.splitlines() if line else ["error: command: is missing"]
     assert all(text.startswith("error: ") and "Traceback" not in text for text in lines)
     for field in fields.split():
-        assert any(text.startswith(f"error: {field} = ") for text in lines), (field, lines)
+        assert any(text.startswith((f"error: {field} = ", f"error: {field}: ")) for text in lines), (field, lines)
 
 
 def test_only_what_is_wrong_is_named() -> None:

@@ -44,6 +44,12 @@ def test_devices_stand_in_one_table() -> None:
         ((*TRAIN, "--solve", "seq_len"), "--seq-len", 128),
         ((*INFER, "--solve", "batch", "--max-tpot", "15ms"), "--batch", 1),
         ((*INFER, "--solve", "input_tokens", "--risk", "90%"), "--input-tokens", 1),
+        ((*INFER, "--solve", "memory", "--batch", "64"), "--memory", -1e7),
+        ((*INFER, "--solve", "memory_bandwidth", "--max-tpot", "5ms"), "--memory-bandwidth", -1e9),
+        ((*INFER, "--solve", "price", "--max-cost", "2"), "--price", 1e-3),
+        ((*TRAIN, "--solve", "tokens", "--max-cost", "1000"), "--tokens", 1e6),
+        ((*TRAIN, "--tp", "2", "--solve", "fast_bandwidth", "--max-step", "3s"), "--fast-bandwidth", -1e8),
+        (("serve", *INFER[1:], "--solve", "rate", "--p99-ttft", "1s"), "--rate", 0.1),
     ],
 )
 def test_the_solved_value_is_the_last_that_keeps_the_verdict(words: tuple[str, ...], field: str, step: int) -> None:
@@ -55,6 +61,13 @@ def test_the_solved_value_is_the_last_that_keeps_the_verdict(words: tuple[str, .
         del base[words.index(field)]
     assert run(*base, field, str(best)).status == 0
     assert run(*base, field, str(best + step)).status in (1, 2)
+
+
+def test_the_command_of_a_solved_value_keeps_the_verdict() -> None:
+    """What AGAIN says has the value with its unit, and ends with 0."""
+    page = run(*INFER, "--solve", "memory", "--batch", "64").out
+    words = page[page.index("  shardwise infer") :].replace("\\\n", " ").split()[1:]
+    assert words[-1].endswith("GB") and run(*words).status == 0
 
 
 def test_the_fewest_devices_are_found() -> None:
@@ -120,6 +133,20 @@ def test_what_moves_an_answer_is_ordered() -> None:
     assert {row["what"] for row in found} >= {"matrix FLOP/s", "recompute", "tp"}
 
 
+def test_searches_stand_in_one_table(tmp_path: Path) -> None:
+    """Each row of `plan --vary`, or of `plan infer` on several devices, is the best plan of that search."""
+    rows = tmp_path / "rows.csv"
+    words = ("plan", "infer", "llama-3.1-8b", "--input-tokens", "512")
+    found = run(*words, "--on", "h100,b200", "--rows", str(rows), "--json").tree["rows"]
+    alone = run(*words, "--on", "b200", "--json").tree["best"][0]
+    assert [row["on"] for row in found] == ["h100", "b200"] and rows.read_text().count("\n") == 3
+    assert found[1]["tpot_seconds"] == alone["tpot_seconds"] and "batch" in found[1]["plan"]
+    varied = run(
+        "plan", "train", "gpt2", "--on", "2xh100", "--global-batch", "8", "--vary", "seq_len=512,1024", "--json"
+    )
+    assert [row["fits"] for row in varied.tree["rows"]] == [True, True]
+
+
 def test_values_that_are_numbers_are_numbers_in_a_file(tmp_path: Path) -> None:
     """What was varied is a column of numbers in Parquet, and of words where one of them is no number."""
     polars = pytest.importorskip("polars")
@@ -138,16 +165,25 @@ def test_rows_and_plots_are_written(tmp_path: Path) -> None:
     assert run(*INFER, "--vary", "batch=1..8", "--rows", "x.xlsx", "--json").fields == ["rows"]
 
 
+def test_what_a_solved_field_needs_is_said() -> None:
+    """A split with a host that is not named is no split that fails: the host is asked for."""
+    words = ("infer", "llama-3.1-70b", "--on", "rtx-4090", "--engine", "llama.cpp", "--weights", "q4_k_m", "--json")
+    assert run(*words, "--solve", "gpu_layers").fields == ["host"]
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
     [
         (("--vary", "colour=1,2"), "vary"),
         (("--vary", "batch=8..1"), "vary"),
         (("--vary", "batch"), "vary"),
+        (("--vary", "batch=1,x"), "batch"),
+        (("--vary", "on=h100,nothing"), "device"),
         (("--solve", "engine"), "solve"),
         (("--solve", "batch", "--vary", "tp=1,2"), "solve"),
         (("--solve", "price"), "solve"),
-        (("--solve", "fast_bandwidth", "--tp", "2"), "solve"),
+        (("--solve", "fast_bandwidth"), "solve"),
+        (("--solve", "fast_bandwidth", "--tp", "2"), "tp"),
     ],
 )
 def test_questions_that_cannot_be_asked_are_refused(words: tuple[str, ...], field: str) -> None:

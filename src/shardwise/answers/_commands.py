@@ -125,7 +125,7 @@ def _plan(kind: str = "") -> Command:
     help_of_what = "train, infer or serve; each has flags of its own: shardwise plan serve --help"
     what = Flag("what", _converters.choice("train", "infer", "serve"), help_of_what, "positional")
     own = {"infer": serve_search_flags, "serve": load_search_flags}.get(kind, plan_search_flags)()
-    many = {"solve": _flags.MANY["solve"]}
+    many = {key: _flags.MANY[key] for key in ("vary", "solve", "rows")}
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
         flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **many, **_flags.PLOT, **OUTPUT}

@@ -7,16 +7,17 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.answers import _commands
-from shardwise.answers._converters import fail, nearest
+from shardwise.answers._converters import fail
 from shardwise.answers._energy import energy
-from shardwise.answers._files import write_text
+from shardwise.answers._files import command_words, write_text
 from shardwise.answers._flags import MANY
 from shardwise.answers._from import take
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._page import Page
-from shardwise.answers._search_flags import broken_limits, limit_cells
+from shardwise.answers._search_flags import broken_limits, limit_values, show_limit
 from shardwise.answers._value_lists import sized
 from shardwise.errors import InputError, Problem
+from shardwise.plans.fields import meant
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
 
@@ -38,7 +39,7 @@ def _yes(value: bool) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def _share(value: float) -> str:
@@ -99,6 +100,13 @@ def kind_of(inputs: Inputs) -> str:
     return str(inputs.get("what")) if inputs.command == "plan" else inputs.command
 
 
+def again(inputs: Inputs, found: Mapping[str, object]) -> list[str]:
+    """Return the words that ask a question again, with values that were found."""
+    kept = {key: value for key, value in inputs.values.items() if key != "what"}
+    name = f"plan {kind_of(inputs)}" if inputs.command == "plan" else inputs.command
+    return command_words(name, {**kept, **found})
+
+
 def headlines(inputs: Inputs) -> tuple[Headline, ...]:
     """Return the columns of the answers to a question."""
     return HEADLINES[kind_of(inputs)]
@@ -113,6 +121,8 @@ class VaryPoint:
     problems: tuple[Problem, ...] = ()
     kwh: float | None = None
     """Energy of a million tokens, None where the watts of the devices are not known."""
+    plan: str = ""
+    """The best plan in words, where a search is asked."""
 
     def keeps(self, inputs: Inputs) -> bool:
         """Return whether it keeps the verdict, at the risk that was asked, and every limit, as the best plan does."""
@@ -128,7 +138,8 @@ class VaryPoint:
         found = {head.key: None if self.report is None else head.of(self.report) for head in headlines(inputs)}
         problem = "; ".join(map(str, self.problems)) or None
         energy = {} if kind_of(inputs) == "serve" else {"kwh_per_million_tokens": self.kwh}
-        return {**self.values, **found, **energy, "problem": problem}
+        plan = {"plan": self.plan or None} if inputs.command == "plan" else {}
+        return {**self.values, **found, **energy, **plan, "problem": problem}
 
 
 class Questions:
@@ -136,16 +147,20 @@ class Questions:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs, self.command = inputs, _commands.command(inputs.command, inputs.get("what", ""))
-        self._ask = import_module(f"shardwise.answers._{inputs.command}").ask
+        self._home = import_module(f"shardwise.answers._{inputs.command}")
         self._raw = {key: value for key, value in inputs.raw.items() if key not in MANY}
 
     def check(self, key: str, flag: str) -> None:
         """Raise `InputError` where a word is no field of the question."""
         flags = self.command.flags
-        if key != _DEVICES and (key not in flags or flags[key].group in ("output", "many", "search")):
-            fields = tuple(k for k, f in flags.items() if f.group not in ("output", "many", "search"))
-            rule = f"is not a field of {self.command.name}"
-            raise fail(flag, key, rule, f"did you mean {nearest(key, (*fields, _DEVICES))}?")
+        fields = (*(k for k, f in flags.items() if f.group not in ("output", "many", "search")), _DEVICES)
+        if key not in fields:
+            from difflib import get_close_matches
+
+            other = [_DEVICES if word == "on" else word for word in meant(key, fields)]
+            near = other or get_close_matches(key, fields, 1)
+            remedy = f"did you mean {' or '.join(near)}?" if near else f"{self.command.name} --help lists them"
+            raise fail(flag, key, f"is not a field of {self.command.name}", remedy)
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return what a command line with these values says."""
@@ -162,8 +177,9 @@ class Questions:
             read_values(self.raw(values), self.command, own)
             take(own)
             own.problems.raise_if_any()
-            report = self._ask(own)
-            return VaryPoint(values, report, kwh=None if kind_of(own) == "serve" else _kwh(own, report))
+            report = self._home.ask(own)
+            plan = self._home.described(own, report) if own.command == "plan" else ""
+            return VaryPoint(values, report, kwh=None if kind_of(own) == "serve" else _kwh(own, report), plan=plan)
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
 
@@ -240,22 +256,53 @@ class Effect:
         return max(abs(self.least - 1), abs(self.most - 1))
 
 
-def _word(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+_UNITS = {"memory": "B", "peak_flops": "FLOP/s", "tokens": ""}
+
+
+def shown_value(field: str, value: object) -> str:
+    """Return a value of a field as a table has it and as a flag takes it, but for blanks and commas.
+
+    >>> shown_value("slow_bandwidth", 6.584e8), shown_value("batch", 1024), shown_value("price", 2.407)
+    ('658.4 MB/s', '1,024', '2.407')
+    >>> shown_value("memory", 155800000000), shown_value("tokens", 1.2e12), shown_value("tp", "1..8")
+    ('155.8 GB', '1.2 T', '1..8')
+    """
+    if isinstance(value, str) or not isinstance(value, (int, float)):
+        return str(value)
+    unit = "B/s" if field.endswith("bandwidth") else _UNITS.get(field)
+    scales = (("P", 1e15), ("T", 1e12), ("G" if unit else "B", 1e9), ("M", 1e6))
+    prefix, scale = next(((p, s) for p, s in scales if unit is not None and value >= s), ("", 1.0))
+    if not prefix and not unit:
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+    return f"{value / scale:.5g} {prefix}{unit}"
+
+
+def _further_limits(inputs: Inputs, reports: Sequence[Any], heads: Sequence[Headline]) -> list[str]:
+    """Return the limits whose values stand in no column of the headlines."""
+    shown = [[head.of(report) for report in reports] for head in heads]
+    judged = [limit_values(inputs.values, report) for report in reports]
+    return [key for key in (judged[0] if judged else ()) if [values[key] for values in judged] not in shown]
 
 
 def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields: Sequence[str]) -> None:
     """Append the answers as a table, with what limits judge; a question that is refused says why below."""
     known = [p for p in points if p.report is not None]
     heads = [h for h in headlines(inputs) if any(h.of(p.report) is not None for p in known)]
-    limits = {} if kind_of(inputs) == "serve" or not known else limit_cells(inputs.values, known[0].report)
+    limits = [] if kind_of(inputs) == "serve" else _further_limits(inputs, [p.report for p in known], heads)
     # Energy is of what is compared across devices, and of who asks for it.
     powered = ("on" in fields or inputs.get("energy")) and any(p.kwh is not None for p in known)
     energy = ["kWh/M"] if powered else []
-    rows = [[*(name.replace("_", " ") for name in fields), *(h.head for h in heads), *energy, *limits]]
+    rows = [
+        [
+            *(name.replace("_", " ") for name in fields),
+            *(h.head for h in heads),
+            *energy,
+            *("--" + key.replace("_", "-") for key in limits),
+        ]
+    ]
     refused: dict[str, int] = {}
     for point in points:
-        cells = [_word(point.values[name]) for name in fields]
+        cells = [shown_value(name, point.values[name]) for name in fields]
         if point.report is None:
             text = "; ".join(p.rule if p.field == "plan" else f"{p.field}: {p.rule}" for p in point.problems)
             cells += [f"[{refused.setdefault(text, len(refused) + 1)}]"]
@@ -263,7 +310,8 @@ def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields
             found = ((h, h.of(point.report)) for h in heads)
             cells += ["-" if value is None else h.show(value) for h, value in found]
             cells += ["-" if point.kwh is None else f"{point.kwh:.3g}"] if powered else []
-            cells += limit_cells(inputs.values, point.report).values() if limits else ()
+            judged = limit_values(inputs.values, point.report) if limits else {}
+            cells += [show_limit(key, judged[key]) for key in limits]
         rows.append(cells)
     page.table(rows, right=range(len(fields), len(rows[0])), header=True, indent=2)
     if refused:

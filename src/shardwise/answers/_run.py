@@ -66,11 +66,12 @@ def answer(words: Sequence[str]) -> Answer:
 def _asks_many(inputs: Inputs) -> bool:
     """Return whether one question is asked of many values: of a field, of devices, or of constants."""
     given = inputs.values.keys() | inputs.bad
+    kind = inputs.get("what") if inputs.command == "plan" else inputs.command
+    several = "," in str(inputs.values.get("on", ""))
     if inputs.command == "plan":
-        return "solve" in given
-    return inputs.command in _commands.MANY and bool(
-        given & _flags.MANY.keys() or "," in str(inputs.values.get("on", ""))
-    )
+        # A search of training plans ranks those of several devices together.
+        return bool(given & {"vary", "solve"}) or (several and kind != "train")
+    return kind in _commands.MANY and bool(given & _flags.MANY.keys() or several)
 
 
 def asks_for_json(words: Sequence[str]) -> bool:

@@ -325,10 +325,9 @@ def broken_limits(values: Mapping[str, Any], report: Any) -> dict[str, float | N
     return dict(sorted(found.items()))
 
 
-def limit_cells(values: Mapping[str, Any], report: Any) -> dict[str, str]:
-    """Return by flag what the limits that were asked of one plan judge, as it is shown."""
-    found = ((key, _HELD[key][0](report)) for key in _HELD if key in values)
-    return {"--" + key.replace("_", "-"): "-" if v is None else _shown(key, v) for key, v in found}
+def limit_values(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:
+    """Return what the limits that were asked of one plan judge."""
+    return {key: of(report) for key, (of, _) in _HELD.items() if key in values}
 
 
 def limited(values: Mapping[str, Any], answer: Answer, report: Any) -> Answer:
@@ -340,17 +339,19 @@ def limited(values: Mapping[str, Any], answer: Answer, report: Any) -> Answer:
     def page() -> Page:
         made = answer.page()
         for at, (key, value) in enumerate(broken.items()):
-            text = f"--{key.replace('_', '-')}: {'not known' if value is None else _shown(key, value)}"
+            text = f"--{key.replace('_', '-')}: {show_limit(key, value) if value is not None else 'not known'}"
             made.lines.insert(at, [("MISSES    ", "bold red"), (text, "bold red")])
         return made
 
     return Answer(1 if broken else answer.status, lambda: {**answer.tree(), "broken": broken}, page)
 
 
-def _shown(key: str, value: float) -> str:
-    if key == "min_free":
-        return f"{show_bytes(value)} free"
-    return f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)
+def show_limit(key: str, value: float | None) -> str:
+    """Return what a limit judges as it is shown."""
+    if value is None:
+        return "-"
+    other = f"{value:,.2f}" if key in ("max_cost", "min_rate") else show_seconds(value)
+    return f"{show_bytes(value)} free" if key == "min_free" else other
 
 
 # How many replicas is found.

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._case import load_the_model
 from shardwise.answers._converters import fail
-from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
-from shardwise.answers._questions import Questions, VaryPoint, kind_of, points_table, title_of, write_rows
+from shardwise.answers._questions import (
+    Questions,
+    VaryPoint,
+    again,
+    kind_of,
+    points_table,
+    shown_value,
+    title_of,
+    write_rows,
+)
 from shardwise.answers._search_flags import broken_limits
-from shardwise.units import show_bytes, show_count
+from shardwise.errors import InputError
+
+if TYPE_CHECKING:
+    from shardwise.hardware import Cluster
 
 # More of these never helps (laws of tests/laws: memory and seconds grow with them): the largest is found by bisection.
 MONOTONE = (
@@ -26,16 +37,22 @@ MONOTONE = (
     "output_tokens",
     "prefix_tokens",
     "users",
+    "max_sequences",
+    "rank",
+    "adapters",
 )
 # Degrees and devices help one limit and hurt another: every one that may be is tried, from the smallest.
 SCANNED = ("devices", "tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
-# Parts of a model that llama.cpp splits with the host: every number of layers is tried, the fastest split first.
-SPLITS = ("gpu_layers", "cpu_experts")
+# Layers that lie on the host (llama.cpp) or are recomputed: every number is tried, the fastest first.
+SPLITS = ("gpu_layers", "cpu_experts", "recompute_layers")
 # Real numbers: whether the smallest is wanted.
-REAL = {"rate": False, "price": False, "slow_bandwidth": True, "fast_bandwidth": True, "nic_bandwidth": True,
-        "memory": True, "memory_bandwidth": True, "peak_flops": True, "oversubscription": False}  # fmt: skip
+REAL = {"rate": False, "price": False, "tokens": False, "slow_bandwidth": True, "fast_bandwidth": True,
+        "nic_bandwidth": True, "memory": True, "memory_bandwidth": True, "peak_flops": True,
+        "oversubscription": False}  # fmt: skip
 MOST_WHOLE, MOST_DEVICES = 2**30, 2**16
-_LOW, _HIGH, _CLOSE = 1e-4, 1e18, 1e-3
+_LOW, _HIGH = 1e-4, 1e18
+# Significant digits of a real number that is solved for, and of one where each value takes a search.
+_DIGITS, _FEW_DIGITS = 4, 3
 _ROUND, _MANY_WAYS = 128, 1024
 _SEARCHED = 4096
 _SHOWN = 9
@@ -77,15 +94,15 @@ def solved(inputs: Inputs, width: int) -> Answer:
     tried: dict[float, VaryPoint] = {}
 
     def at(value: float) -> bool:
-        tried[value] = questions.at({field: int(value) if field not in REAL else value})
+        if value not in tried:
+            tried[value] = questions.at({field: int(value) if value == int(value) else value})
         return tried[value].keeps(inputs)
 
     best = _sought(field, at, questions)
     points = [tried[value] for value in sorted(tried)]
-    if best is None and all(point.report is None and point.problems[0].field != "plan" for point in points):
-        raise fail(
-            "solve", field, "has no value that can be asked: " + str(points[0].problems[0]), "correct that first"
-        )
+    others = [one for point in points for one in point.problems if one.field not in ("plan", field)]
+    if best is None and others and all(p.report is None or not p.report.fits for p in points):
+        raise InputError(dict.fromkeys(others))  # what other fields lack, not what this one may be
     if best is not None and _unbounded(field, best, tried):
         flags = questions.command.flags.items()
         limits = [
@@ -98,11 +115,7 @@ def solved(inputs: Inputs, width: int) -> Answer:
         )  # fmt: skip
     beyond = _beyond(inputs, field, best, tried)
     rows = write_rows(inputs, points)
-    plan = ""
-    if best is not None and inputs.command == "plan":
-        from shardwise.answers._plan import described
-
-        plan = described(inputs, tried[best].report)
+    plan = "" if best is None else tried[best].plan
 
     def tree() -> dict[str, Any]:
         found = {"field": field, "value": best, "wanted": "least" if _wants_least(field) else "most"}
@@ -122,22 +135,20 @@ def solved(inputs: Inputs, width: int) -> Answer:
         made.note(title_of([tried[best]] if best is not None else points), "dim")
         if plan:
             made.note(f"by {plan}")
-        if beyond:
-            made.note(beyond)
+        for note in (beyond, *_warnings(inputs, field, best, tried)):
+            made.note(note)
         made.blank()
         points_table(made, _near(points, best, field), inputs, (field,))
         if best is not None:
             made.blank()
-            kept = {key: value for key, value in inputs.values.items() if key not in ("solve", "what")}
-            name = f"plan {kind_of(inputs)}" if inputs.command == "plan" else inputs.command
-            command_lines(made, "AGAIN", command_words(name, {**kept, **_typed(questions, field, best)}))
+            command_lines(made, "AGAIN", again(inputs, {"solve": None, **_typed(questions, field, best)}))
         return made
 
     return Answer(0 if best is not None else 1, tree, page)
 
 
 def _wants_least(field: str) -> bool:
-    return field in (*SCANNED, "cpu_experts") or REAL.get(field, False)
+    return field in (*SCANNED, "cpu_experts", "recompute_layers") or REAL.get(field, False)
 
 
 def _sentence(field: str, best: float | None) -> str:
@@ -148,35 +159,20 @@ def _sentence(field: str, best: float | None) -> str:
 
 
 def _shown(field: str, value: float) -> str:
-    if field.endswith("bandwidth"):
-        return show_count(value, "B/s")
-    if field == "peak_flops":
-        return show_count(value, "FLOP/s")
-    if field == "memory":
-        return show_bytes(value)
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.5g}"
+    return shown_value(field, int(value) if value == int(value) else value)
 
 
 def _typed(questions: Questions, field: str, best: float) -> dict[str, object]:
     """Return the value that was found as flags say it."""
     if field == "devices":
         return {"on": questions.raw({field: int(best)})["on"]}
-    return {field: _rounded(best, REAL[field]) if field in REAL else int(best)}
-
-
-def _rounded(value: float, least: bool) -> float:
-    """Return a number to five digits, on the side that keeps the verdict.
-
-    >>> _rounded(3.47744096, False), _rounded(3.47744096, True)
-    (3.4774, 3.4775)
-    """
-    scale = 10.0 ** (4 - math.floor(math.log10(value)))
-    return (math.ceil if least else math.floor)(value * scale) / scale
+    return {field: _shown(field, best).replace(" ", "").replace(",", "")}
 
 
 def _sought(field: str, at: Callable[[float], bool], questions: Questions) -> float | None:
     if field in REAL:
-        return _real(at, REAL[field])
+        digits = _FEW_DIGITS if questions.inputs.command == "plan" else _DIGITS
+        return _real(at, REAL[field], _first(field, questions), digits)
     if field == "devices" and questions.inputs.command == "plan":
         return _fewest(at, *_room(questions))
     if field in (*SCANNED, *SPLITS):
@@ -214,21 +210,84 @@ def _largest(at: Callable[[float], bool], step: int) -> float | None:
     return low or None
 
 
-def _real(at: Callable[[float], bool], least: bool) -> float | None:
-    """Return the end of the real numbers that keep the verdict, to a thousandth.
+def _first(field: str, questions: Questions) -> float:
+    """Return where the end of a real number is sought first: what the devices have, or are found to carry."""
+    if field == "rate":
+        report = questions.at({field: 1}).report
+        if report is None:
+            return 1.0
+        held = getattr(report, "base", report)
+        spare = _room(questions)[1] / held.case.cluster.num_devices if questions.inputs.command == "plan" else 1.0
+        return float(report.capacity_per_second * max(spare, 1.0)) or 1.0
+    report = questions.at({}).report
+    if report is None:
+        return 1.0
+    held = getattr(report, "base", report)
+    if field == "tokens":
+        return float(held.job.run_tokens or 1e9)
+    return _held(held.case.cluster, field) or 1.0
 
-    >>> round(_real(lambda value: value <= 50, False), 0), round(_real(lambda value: value >= 50, True), 0)
-    (50.0, 50.0)
+
+def _held(cluster: Cluster, field: str) -> float:
+    """Return what a cluster has of a real field, 0 where it has none or is not known to."""
+    device = cluster.device
+    try:
+        known = {
+            "price": cluster.usd_per_device_hour,
+            "memory": device.memory_bytes,
+            "memory_bandwidth": device.memory_bytes_per_second,
+            "peak_flops": max(device.matrix_flops.values(), default=0.0),
+            "slow_bandwidth": cluster.tiers[-1].bytes_per_second if cluster.tiers else 0.0,
+        }
+    except InputError:  # a device may not state it
+        return 0.0
+    return float(known.get(field) or 0.0)
+
+
+def _digits(index: int, digits: int) -> float:
+    """Return the number of so many significant digits at a place of all such, 1 at 0.
+
+    >>> [_digits(i, 3) for i in (-900, -1, 0, 1, 900)]
+    [0.1, 0.999, 1.0, 1.01, 10.0]
     """
-    good, bad = (_HIGH, _LOW) if least else (_LOW, _HIGH)
-    if not at(good):
-        return None
-    if at(bad):
-        return bad
-    while max(good, bad) / min(good, bad) > 1 + _CLOSE:
-        middle = math.sqrt(good * bad)
-        good, bad = (middle, bad) if at(middle) else (good, middle)
-    return good
+    each = 9 * 10 ** (digits - 1)
+    return float(f"{10 ** (digits - 1) + index % each}e{index // each - digits + 1}")
+
+
+def _place(value: float, digits: int) -> int:
+    """Return the place of the number of so many digits that is the last up to a value.
+
+    >>> _place(1.014, 3), _digits(_place(3.352e12, 4), 4)
+    (1, 3352000000000.0)
+    """
+    exponent: int = math.floor(math.log10(value) + 1e-12)
+    lead: int = 10 ** (digits - 1)
+    return 9 * lead * exponent + min(max(math.floor(value / 10.0**exponent * lead + 1e-6) - lead, 0), 9 * lead - 1)
+
+
+def _real(at: Callable[[float], bool], least: bool, first: float, digits: int) -> float | None:
+    """Return the last of the numbers of so many digits that keeps the verdict, sought around a first one.
+
+    >>> _real(lambda value: value <= 53.219, False, 1.0, 4), _real(lambda value: value >= 53.219, True, 1e9, 4)
+    (53.21, 53.22)
+    >>> _real(lambda value: False, False, 1.0, 3)
+    """
+    low, high = _place(_LOW, digits), _place(_HIGH, digits)
+    near = min(max(_place(first, digits), low), high)
+    kept, stride = at(_digits(near, digits)), 9 * 10 ** (digits - 1) // 32
+    way = -1 if least is kept else 1
+    while True:
+        far = min(max(near + way * stride, low), high)
+        if far == near:
+            return _digits(near, digits) if kept else None
+        if at(_digits(far, digits)) is not kept:
+            break
+        near, stride = far, 2 * stride
+    good, bad = (near, far) if kept else (far, near)
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if at(_digits(middle, digits)) else (good, middle)
+    return _digits(good, digits)
 
 
 def _room(questions: Questions) -> tuple[int, int]:
@@ -261,7 +320,7 @@ def _candidates(field: str, questions: Questions) -> Iterator[int]:
     if field in SPLITS:
         model = load_the_model(questions.inputs)
         layers = model.num_layers if model is not None else 0
-        yield from range(layers + 1, -1, -1) if field == "gpu_layers" else range(layers + 1)
+        yield from range(layers + 1, -1, -1) if field == "gpu_layers" else range(field != "cpu_experts", layers + 1)
         return
     text = str(questions.raw({}).get("on", ""))
     cluster = Cluster.parse(text) if text[:1].isdigit() else None
@@ -285,6 +344,24 @@ def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, V
         return "every value that was tried keeps them"
     value = min(further, key=lambda v: sign * v)
     return f"{field} {_shown(field, value)} does not: {_reason(inputs, tried[value])}"
+
+
+_LIKELY = 0.8
+
+
+def _warnings(inputs: Inputs, field: str, best: float | None, tried: dict[float, VaryPoint]) -> list[str]:
+    """Return what whoever takes the value should know: how sure it fits, what it goes beyond, where none is, why."""
+    if best is None:
+        if field != "devices" or inputs.command not in ("infer", "serve"):
+            return []
+        said = f"a replica keeps its degrees; `shardwise plan {inputs.command}"
+        return [f"{said} --solve devices` tries the others" if inputs.command == "infer" else f"{said}` tries others"]
+    report = getattr(tried[best].report, "base", tried[best].report)
+    found = [text for text in report.assumptions if "exceed" in text]
+    chance = getattr(report, "chance_to_fit", 1.0)
+    if chance < _LIKELY and "risk" not in inputs.values and inputs.command != "plan":
+        found.append(f"its chance to fit is {chance:.0%}; --risk 90% asks for one that is likelier to")
+    return found
 
 
 def _unbounded(field: str, best: float, tried: dict[float, VaryPoint]) -> bool:

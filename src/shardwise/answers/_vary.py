@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import fail
-from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._questions import Questions, points_table, title_of, write_rows
+from shardwise.answers._questions import Questions, VaryPoint, again, kind_of, points_table, title_of, write_rows
 from shardwise.answers._value_lists import MOST_ROWS, SHAPE, sized, values_of
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problems
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,10 +68,38 @@ def answer(inputs: Inputs, width: int) -> Answer:
     return _table(inputs, width)
 
 
+def _readable(questions: Questions, grid: Mapping[str, Sequence[str]]) -> None:
+    """Raise `InputError` with every value that its field cannot be; values that the laws refuse are rows of their own.
+
+    A range of a field that a search tries itself is a value of it.
+    """
+    from shardwise.hardware import Cluster
+
+    problems = Problems()
+    for key, values in grid.items():
+        for value in values:
+            with problems.collect():
+                if key == "on" and not value.endswith(".toml"):
+                    Cluster.parse(value)
+                elif key in questions.command.flags:
+                    questions.command.flags[key].kind.read(value, key)
+    problems.raise_if_any()
+
+
+def _plans(page: Page, points: Sequence[VaryPoint]) -> None:
+    """Append the best plan of each value, where searches are asked."""
+    plans = [point for point in points if point.plan]
+    if plans:
+        page.blank()
+    for point in plans:
+        page.note(f"{', '.join(f'{name} {value}' for name, value in point.values.items())}: {point.plan}")
+
+
 def _table(inputs: Inputs, width: int) -> Answer:
     questions, grid = Questions(inputs), grid_of(inputs)
     for key in grid:
         questions.check(key, "vary")
+    _readable(questions, grid)
     points = [questions.at(dict(zip(grid, values, strict=True))) for values in product(*grid.values())]
     if all(point.report is None for point in points):
         raise InputError(dict.fromkeys(problem for point in points for problem in point.problems))
@@ -86,13 +114,14 @@ def _table(inputs: Inputs, width: int) -> Answer:
         page.note(title_of(points), "dim")
         page.blank()
         points_table(page, points, inputs, tuple(grid))
+        _plans(page, points)
         page.blank()
-        command_lines(page, "AGAIN", command_words(inputs.command, inputs.values))
+        command_lines(page, "AGAIN", again(inputs, {}))
         return page
 
     def draw() -> Figure:
         from shardwise.answers._plots_search import vary_figure
 
-        return vary_figure(points, tuple(grid), inputs.command)
+        return vary_figure(points, tuple(grid), kind_of(inputs))
 
     return plotted(inputs, Answer(0 if any(point.keeps(inputs) for point in points) else 1, tree, page), draw)

@@ -319,7 +319,7 @@ ALIASES = {
     "batch": "batch_size mbs gbs concurrency num_prompts max_batch_size",
     "accumulation": "grad_accum ga gradient_accumulation gradient_accumulation_steps",
     "seq_len": (
-        "max_model_len max_model_length num_ctx ctx_size seq seq_length sequence_length context_length ctx "
+        "context max_model_len max_model_length num_ctx ctx_size seq seq_length sequence_length context_length ctx "
         "max_seq_len max_seq_length block_size cutoff_len sequence_len"
     ),
     "sharding": "zero zero_stage fsdp zero1 zero2 zero3 use_distributed_optimizer",
@@ -330,7 +330,7 @@ ALIASES = {
     "weights": "fp8 fp16 bf16 int4 int8 quantization quantize load_in_4bit load_in_8bit",
     "kv_cache": "kv_cache_dtype kv_dtype cache_type_k cache_type_v",
     "input_tokens": (
-        "max_model_len random_input_len isl prompt prompt_len prompt_length input_len input_length "
+        "context ctx max_model_len random_input_len isl prompt prompt_len prompt_length input_len input_length "
         "max_input_len seq_len"
     ),
     "output_tokens": "random_output_len n_predict osl output_len output_length max_tokens max_new_tokens",
