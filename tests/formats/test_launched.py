@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -382,3 +383,38 @@ def test_a_line_without_a_model_asks_for_one(tmp_path: Path) -> None:
     file.write_text("llama-server -m x-Q8_0.gguf -c 4096 -np 2\n")
     assert "model" in run("infer", "--from", str(file), "--on", "1xl40s").err
     assert run("infer", "llama-3.1-8b", "--from", str(file), "--on", "1xl40s", "--json").tree["weights"] == "q8_0"
+
+
+# docker compose as people write it -> what it serves.
+COMPOSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("services:\n  vllm:\n    image: vllm/vllm-openai:latest\n    ports: ['8000:8000']\n    ipc: host\n"
+     "    command: >\n      --model ${MODEL:-meta-llama/Llama-3.3-70B-Instruct} --host 0.0.0.0\n"
+     "      --tensor-parallel-size ${TP:-2} --max-model-len ${LEN:-8000} --gpu-memory-utilization 0.95\n",
+     {"engine": "vllm", "tp": 4, "max_context": 8000, "memory_fraction": 0.95, "num_devices": 4}),
+    ("services:\n  sglang:\n    image: lmsysorg/sglang:latest\n    environment: {HF_TOKEN: x, TP: 2}\n"
+     "    entrypoint: python3 -m sglang.launch_server\n    deploy: {replicas: 2}\n"
+     "    command:\n      --model-path meta-llama/Llama-3.1-8B-Instruct\n      --tp ${TP}\n",
+     {"engine": "sglang", "tp": 4, "dp": 2, "num_devices": 8}),
+    ("services:\n  llama:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n  # the web page beside it\n"
+     "    command: -m /models/Qwen2.5-7B-Instruct-Q4_K_M.gguf -c 16384 -ngl 99 -np 2\n  web: {image: open-webui}\n",
+     {"engine": "llama.cpp", "model": "qwen2.5-7b", "weights": "q4_k_m", "max_context": 8192}),
+    ("services:\n  v:\n    image: vllm/vllm-openai:v0.3.2\n    environment:\n    - LEN=4096\n"
+     "    entrypoint: [python3, -m,\n      vllm.entrypoints.openai.api_server, --model,\n"
+     "      mistralai/Mistral-7B-v0.1, --max-model-len, '${LEN}']\n",
+     {"engine": "vllm", "tp": 1, "max_context": 4096, "model": "mistralai/Mistral-7B-v0.1"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "facts"), COMPOSED)
+def test_services_of_docker_compose_are_servers(text: str, facts: dict[str, Any], tmp_path: Path) -> None:
+    """An image or its entry point takes the command; what nobody sets has the value beside it, what is set wins."""
+    (tmp_path / "compose.yml").write_text(text, encoding="utf-8")
+    found = import_server(tmp_path / "compose.yml", {"TP": "4"})
+    assert {key: {**found.values, "num_devices": found.num_devices}[key] for key in facts} == facts
+
+
+def test_yaml_that_starts_no_server_is_refused(tmp_path: Path) -> None:
+    """A file of settings that only names an engine is no launch of it, with nothing understood."""
+    (tmp_path / "a.yaml").write_text("image: vllm/vllm-openai\nvalues: {tp: 8}\n", encoding="utf-8")
+    with pytest.raises(InputError, match="starts no server"):
+        import_server(tmp_path / "a.yaml")

@@ -286,6 +286,24 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {},
         {"method": "grpo", "reference": "none", "seq_len": 1536, "recompute": "full", "precision": "amp-bf16"},
     ),
+    # LLaMA-Factory's command as people write it: a full training of a folder, and LoRA over two nodes
+    "llamafactory-cli": (
+        "MODEL_PATH=/data/hf-models/Qwen3-8B\n\nllamafactory-cli train \\\n  --model_name_or_path ${MODEL_PATH} \\\n"
+        "  --stage sft --do_train --finetuning_type full --template qwen3 --cutoff_len 4096 --overwrite_cache \\\n"
+        "  --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --plot_loss --bf16\n",
+        {},
+        {"system": "LLaMA-Factory", "model": "qwen3-8b", "adapter": "", "seq_len": 4096, "recompute": "full",
+         "precision": "amp-bf16", "num_devices": 0},
+    ),
+    "llamafactory-nodes": (
+        "FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train \\\n"
+        "  --deepspeed examples/deepspeed/ds_z3_config.json --flash_attn fa2 \\\n"
+        "  --model_name_or_path meta-llama/Meta-Llama-3-8B-Instruct --stage sft --finetuning_type lora \\\n"
+        "  --lora_target all --lora_rank 64 --cutoff_len 1024 --per_device_train_batch_size 4 --bf16 True\n",
+        {},
+        {"system": "LLaMA-Factory", "num_devices": 16, "sharding": "zero3", "adapter": "lora", "rank": 64,
+         "targets": ("all-linear",), "global_batch": 64, "seq_len": 1024},
+    ),
 }  # fmt: skip
 
 
@@ -589,12 +607,16 @@ def test_a_slurm_script_starts_one_task_a_node(target: str, more: str, tmp_path:
     done = run(*asked, *more.split(), "--wrap", "slurm", "--json")
     text = json.loads(done.out)["files"]["job.sbatch"]
     assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=1"} <= set(text.splitlines())
-    (tmp_path / "job.sbatch").write_text(text, encoding="utf-8")
+    for name, one in json.loads(done.out)["files"].items():
+        (tmp_path / name).write_text(one, encoding="utf-8")
+    back = import_file(tmp_path / "job.sbatch")
+    assert (back.num_devices, back.job.global_batch, back.job.seq_len) == (16, 16, 512)
     for name in ("llama-3.1-8b.sh", "torchrun", "accelerate", "llamafactory-cli", "tune"):
         program = '#!/bin/sh\necho "$NODE_RANK $MASTER_ADDR $PET_NODE_RANK $PET_MASTER_ADDR"\n'
         (tmp_path / name).write_text(program, encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    script = 'scontrol() { echo first; }; srun() { SLURM_NODEID=1 "$@"; }; . ./job.sbatch'
+    srun = 'srun() { while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=1 "$@"; }'
+    script = f"scontrol() {{ echo first; }}; {srun}; . ./job.sbatch"
     where = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=where, cwd=tmp_path, check=True)
     assert said.stdout == "1 first 1 first\n"
@@ -642,3 +664,52 @@ def test_torchtitan_s_recipe_of_float8_comes_back() -> None:
         found = torchtitan.read_tree({**tree, **more}, num_devices=8)
         assert found.job.precision == "fp8-amp"
         assert found.stack.settings.fp8_recipe == ("rowwise" if word == "rowwise" else "")
+
+
+_BESIDE = {
+    "acc.yaml": "distributed_type: FSDP\nnum_processes: 16\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n",
+    "ax.yaml": FILES["axolotl-full"][0],
+    "tune.yaml": FILES["torchtune-lora"][0],
+    "sft.yaml": "model_name_or_path: Qwen/Qwen3-4B\nuse_peft: true\nlora_r: 8\nmax_length: 2048\n",
+    "nano.yaml": FILES["nanotron"][0],
+    "titan.toml": '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 4096\nlocal_batch_size = 1\n',
+}
+# Launches that name a file of settings, as people write them, and what they mean with the words beside it.
+POINTED: dict[str, dict[str, Any]] = {
+    "accelerate launch --config_file acc.yaml -m axolotl.cli.train ax.yaml --micro-batch-size 4": {
+        "system": "axolotl", "num_devices": 16, "sharding": "fsdp", "micro_batch": 4, "global_batch": 512},
+    "axolotl train ax.yaml --launcher torchrun --sequence_len=2048 -- --nproc_per_node=4": {
+        "num_devices": 4, "seq_len": 2048, "global_batch": 32},
+    "tune run --nproc_per_node 4 lora_finetune_distributed --config tune.yaml batch_size=4 model.lora_rank=16": {
+        "system": "torchtune", "num_devices": 4, "micro_batch": 4, "rank": 16, "sharding": "fsdp"},
+    "CUDA_VISIBLE_DEVICES=0 trl sft --config sft.yaml --lora_r 64": {
+        "model": "qwen3-4b", "rank": 64, "stack": "trl", "num_devices": 0},
+    "accelerate launch --config_file acc.yaml scripts/run_sft.py sft.yaml --max_length=8192": {
+        "num_devices": 16, "sharding": "fsdp", "seq_len": 8192, "adapter": "lora"},
+    "torchrun --nproc_per_node=8 --nnodes 4 -m torchtitan.train --job.config_file titan.toml \\\n"
+    "  --training.local_batch_size 2 --parallelism.tensor_parallel_degree=2": {
+        "system": "torchtitan", "num_devices": 32, "tp": 2, "dp": 16, "micro_batch": 2, "seq_len": 4096},
+    "srun bash -c 'cd /work; torchrun --nproc_per_node 8 run_train.py --config-file nano.yaml'": {
+        "system": "nanotron", "num_devices": 8, "tp": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", POINTED)
+def test_a_launch_that_names_a_file_of_settings_is_that_file(text: str, tmp_path: Path) -> None:
+    """The file is read on the devices of the launch, and what the command says wins over it."""
+    for name, one in (*_BESIDE.items(), ("run.sh", text + "\n")):
+        (tmp_path / name).write_text(one, encoding="utf-8")
+    case, facts = import_file(tmp_path / "run.sh"), POINTED[text]
+    said: dict[str, Any] = {"system": case.system, "stack": case.stack.name, "num_devices": case.num_devices}
+    said |= {"model": case.model.name if case.model else ""}
+    said |= {key: getattr(record, key) for record in (case.plan, case.job) for key in facts if hasattr(record, key)}
+    assert {key: said[key] for key in facts} == facts
+    assert [one.argument for one in case.unknown] in ([], ["launcher"])
+
+
+def test_a_file_that_a_launch_names_and_nobody_has_is_said(tmp_path: Path) -> None:
+    """A launch cannot be read without its settings, and files elsewhere are read where that is asked for alone."""
+    for name in ("lost.yaml", "../../etc/x.yaml"):
+        (tmp_path / "run.sh").write_text(f"axolotl train {name}\n", encoding="utf-8")
+        with pytest.raises(InputError):
+            import_file(tmp_path / "run.sh")

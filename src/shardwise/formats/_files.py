@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from os import PathLike, fspath
+from typing import cast
 
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
@@ -19,6 +20,7 @@ from shardwise.formats import SYSTEMS
 from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
+from shardwise.formats._pointed import pointed
 
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""
@@ -31,14 +33,18 @@ def import_file(
 
     `variables` are those that the caller of a script would have set. Raises `InputError` with everything wrong.
     """
-    name, around = fspath(path), replace(around or ImportContext(), variables=dict(variables or {}))
+    name, around = _called(fspath(path)), replace(around or ImportContext(), variables=dict(variables or {}))
     if starts_server(name):
         remedy = "ask count, infer, serve, plan infer or plan serve, or export to an engine"
         raise InputError([Problem("from", name, "starts a server, and this is asked of a training", remedy)])
     with bounded("from", name):
         text = read_text(name)
+        case = pointed(text, name, around)
+        if case is not None:
+            return case
         modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
-        case: Imported = next(module for module in modules if module.recognises(name, text)).read(text, name, around)
+        read = next(module for module in modules if module.recognises(name, text)).read
+        case = cast("Imported", read(text, name, around))
     if case.unknown and not (case.understood or case.ignored or case.silent):
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "has no setting of a system that is read"
@@ -46,6 +52,20 @@ def import_file(
             raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
         raise InputError([Problem("from", name, rule, REMEDY)])
     return case
+
+
+_CALLED = re.compile(r"\b(?:bash|sh) +([\w./-]+\.(?:sh|slurm))\b")
+_STARTS_ITSELF = re.compile(r"\.py\b|\bpython|torchrun|\bserve\b|-server\b|\btrain\b")
+
+
+def _called(path: str) -> str:
+    """Return the script that a job script starts and does nothing beside, where it lies with it; else the path."""
+    if path.endswith((*MOST_BYTES, ".toml")):
+        return path
+    code = re.sub(r"(?m)(^|\s)#.*$", "", read_text(path))
+    named = {os.path.join(os.path.dirname(path), one) for one in _CALLED.findall(code)}
+    there = [one for one in named if os.path.isfile(one) and os.path.realpath(one) != os.path.realpath(path)]
+    return there[0] if len(there) == 1 and not _STARTS_ITSELF.search(_CALLED.sub("", code)) else path
 
 
 def read_text(path: str) -> str:
@@ -61,11 +81,13 @@ def starts_server(path: str | PathLike[str]) -> bool:
     from shardwise.formats import dynamo
     from shardwise.formats._launched import engine_in
 
-    name = fspath(path)
+    name = _called(fspath(path))
     with bounded("from", name):
         text = read_text(name)
         if dynamo.recognises(name, text):
             return True
+        if name.endswith(tuple(MOST_BYTES)):
+            return False
         own = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS if system not in ("fsdp", "megatron"))
         return bool(engine_in(text)) and not any(module.recognises(name, text) for module in own)
 
@@ -78,7 +100,7 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
     from shardwise.formats import dynamo
     from shardwise.formats._launched import LaunchFiles, read_launch
 
-    name = fspath(path)
+    name = _called(fspath(path))
     with bounded("from", name):
         text = read_text(name)
         folder, said = os.path.dirname(name) or ".", dict(variables or {})
@@ -86,6 +108,9 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
             return dynamo.read(text, name, said, folder)
         if not starts_server(name):
             _refuse_training(name, said)
+        if name.endswith(tuple(MOST_BYTES)):
+            remedy = "give a line of an engine, or YAML of Kubernetes or docker compose that starts one"
+            raise InputError([Problem("from", name, "starts no server that is known", remedy)])
         return read_launch(text, name, said, LaunchFiles(folder))
 
 

@@ -24,6 +24,7 @@ _TAKES = (
 LAUNCHER = frozenset(f"--{name.replace('_', mark)}" for name in _TAKES for mark in ("_", "-"))
 """Options of torchrun and DeepSpeed's launcher that take a value."""
 _SAYS = ("echo", "printf")
+_FILE_FLAGS = ("--config", "--config-file", "--job.config_file", "train")
 _ENDS = (";", "&&", "||", "|", "&")
 # Variables that say the same where no option does.
 _EACH_VARIABLES = ("GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "NPROC_PER_NODE", "SLURM_GPUS_PER_NODE")
@@ -101,6 +102,55 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     if len({tuple(words) for words in found}) > 1:
         shell.note(f"the first of {len(found)} programs that the script starts")
     return _started(found[0], shell, known, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A trainer that a script starts with a file of settings: the file, the words behind it, and how it is launched."""
+
+    file: str
+    words: tuple[str, ...]
+    launch: Launch
+    notes: tuple[str, ...]
+
+
+def named_file(text: str, starts: str, source: str, variables: Mapping[str, str]) -> Named | None:
+    """Return the file of settings with which a script starts a trainer, by what its command matches; None without.
+
+    >>> one = named_file("torchrun --nproc_per_node 8 -m axolotl.cli.train a.yml --lr 1", "axolotl.cli", "run.sh", {})
+    >>> one.file, one.words, one.launch.num_devices
+    ('a.yml', ('--lr', '1'), 8)
+    """
+    shell = commands_of(text, variables, Budget(source))
+    found = _named_within(shell, starts, source)
+    if found is not None:
+        _check_variables(text, shell, source, variables)
+    return found
+
+
+def _named_within(shell: Shell, starts: str, source: str) -> Named | None:
+    """Return the trainer that a shell's commands start with a file, or one within what they hand to another shell."""
+    for words in map(flat, shell.commands):
+        pairs = (" ".join(words[max(i - 1, 0) : i + 1]) for i in range(len(words)))
+        begins = next((i for i, pair in enumerate(pairs) if re.search(starts, pair)), len(words))
+        files = [i for i, word in enumerate(words) if i > begins and word.endswith((".yaml", ".yml", ".toml"))]
+        if files and words[0] not in _SAYS:
+            return _named(words, (begins, files[0]), shell, source)
+    scripts = [after for words in shell.commands for word, after in pairwise(words) if word in ("-c", "-lc")]
+    inner = (_named_within(commands_of(one, shell.variables, shell.budget), starts, source) for one in scripts)
+    return next((one for one in inner if one is not None), None)
+
+
+def _named(words: Sequence[str], at: tuple[int, int], shell: Shell, source: str) -> Named:
+    """Return what a command says around a file: words of the launcher stand before it, or behind two dashes."""
+    begins, file = at
+    end = next((i for i, word in enumerate(words) if i > file and word in _ENDS), len(words))
+    behind = list(words[file + 1 : end])
+    dashes = behind.index("--") if "--" in behind else len(behind)
+    own, between = _split([word for word in words[begins + 1 : file] if word not in _FILE_FLAGS])
+    rest = [word for word in (*between, *behind[:dashes]) if word not in _FILE_FLAGS]
+    launch = _launch([*words[:begins], *own, *behind[dashes:]], shell, source, words[begins])
+    return Named(words[file], tuple(rest), launch, tuple(shell.notes))
 
 
 def _check_variables(text: str, shell: Shell, source: str, variables: Mapping[str, str]) -> None:

@@ -6,11 +6,12 @@ Sources: transformers 5.23.0 training_args.py OptimizerNames, peft 0.21.2 tuners
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.files import JSON_BYTES, below, read_text
+from shardwise.errors import InputError, Problem
+from shardwise.files import JSON_BYTES, below, parse_json, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import ExportCase, Exported, Found, alone, canonical, plan_changes, refuse, untold
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
@@ -104,6 +105,45 @@ def optimizer_word(ours: str) -> str:
     ('adamw_torch_fused', 'shampoo')
     """
     return next((theirs for theirs, own in OPTIMIZERS.items() if own == ours), ours)
+
+
+def spelled_words(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a command line as a YAML would hold them: what follows a name, or that it stands alone."""
+    found: dict[str, Any] = {}
+    name, problems = "", []
+    for word in arguments:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = _value(value, name) if equals else True
+        elif not name:
+            problems.append(Problem("arguments", word, "follows no argument", "write --argument value"))
+        else:
+            held = found[name]
+            one = _value(word, name)
+            found[name] = one if held is True else [*held, one] if isinstance(held, list) else [held, one]
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _value(word: str, name: str = "") -> Any:
+    """Return a word as the value that it spells.
+
+    >>> [_value(word) for word in ("8", "1e-4", "True", "full_shard auto_wrap", "none")]
+    [8, 0.0001, True, 'full_shard auto_wrap', None]
+    """
+    lower = word.lower()
+    if name.endswith("_checkpointing_kwargs"):
+        return parse_json(word, name, name)
+    if lower in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(lower)
+    for kind in (int, float):
+        try:
+            return kind(word) if word.isascii() and len(word) < 40 else word
+        except ValueError:
+            continue
+    return word
 
 
 def words_of(keys: Keys, path: str) -> tuple[str, ...]:

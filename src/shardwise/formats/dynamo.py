@@ -1,4 +1,4 @@
-"""Kubernetes YAML that starts engines: NVIDIA Dynamo's graphs, llm-d's LeaderWorkerSets, plain Deployments.
+"""YAML of containers that start engines: NVIDIA Dynamo's graphs, llm-d's groups, plain Deployments, docker compose.
 
 Sources: github.com/ai-dynamo/dynamo 0044eb9035 examples/backends/*/deploy (DynamoGraphDeployment, nvidia.com/v1alpha1);
 github.com/kubernetes-sigs/lws 53bce0dc16 docs/examples/vllm; github.com/llm-d/llm-d 03da3b0079 guides. Each container
@@ -20,7 +20,11 @@ from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_i
 from shardwise.formats._served import PLAIN, Asked, Deployment
 from shardwise.serving import InferReport
 
-_KINDS = re.compile(r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService)")
+_KINDS = re.compile(
+    r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService|Pod|Job)|^services:"
+)
+# A variable of docker compose, with what stands in its place where nobody sets it (compose-spec 12-interpolation.md).
+_VARIABLE = re.compile(r"\$\{(\w+)(:?-([^{}]*))?\}|\$(\w+)")
 
 
 def recognises(name: str, text: str) -> bool:
@@ -38,7 +42,7 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
     """Return the server, or the two pools, that a file's containers start."""
     trees = [_yaml.parse(part, source) for part in re.split(r"(?m)^---\s*$", text) if part.strip()]
     beside = LaunchFiles(folder, named={name: text for tree in trees for name, text in _files(tree)})
-    services = [one for tree in trees for one in services_of(tree)]
+    services = [one for tree in trees for one in services_of(_composed(tree, variables))]
     found = [(one, read_launch(one.text, source, {**one.variables, **variables}, beside)) for one in services]
     if not found:
         rule = "starts no engine that is known"
@@ -51,6 +55,38 @@ def read(text: str, source: str, variables: Mapping[str, str], folder: str = "."
         return _pools(pools["prefill"], pools.get("decode") or pools["both"])
     service, one = next(iter(pools.values()))
     return _replicated(service, one)
+
+
+def _composed(tree: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return docker compose's services as containers: an image's entry point takes what is called its command."""
+    named = tree.get("services")
+    if "kind" in tree or not isinstance(named, Mapping):
+        return tree
+    return {"containers": [_container(one, variables) for one in named.values() if isinstance(one, Mapping)]}
+
+
+def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    said = one.get("environment", {})
+    pairs = said.items() if isinstance(said, Mapping) else (str(word).partition("=")[::2] for word in said or ())
+    own = {str(name): str(value) for name, value in pairs if value not in (None, "")}
+
+    def filled(word: str) -> str:
+        for _ in range(3):  # a variable of the container's may name one of the file's
+            word = _VARIABLE.sub(
+                lambda m: variables.get(m[1] or m[4], own.get(m[1] or m[4], m[0] if m[2] is None else m[3])), word
+            )
+        return word
+
+    def words(key: str) -> list[str]:
+        value = one.get(key) or []
+        text = value if isinstance(value, list) else shlex.split(filled(str(value)))
+        return [filled(str(word)) for word in text]
+
+    deploy = one.get("deploy", {})
+    copies = deploy.get("replicas") if isinstance(deploy, Mapping) else None
+    started = {"command": words("entrypoint")} if one.get("entrypoint") else {}
+    found = {"image": str(one.get("image", "")), **started, "args": words("command"), "replicas": copies}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _files(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

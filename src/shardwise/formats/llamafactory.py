@@ -1,4 +1,4 @@
-"""LLaMA-Factory's configuration, a flat YAML: full training, LoRA, QLoRA and OFT, under FSDP, DeepSpeed or neither.
+"""LLaMA-Factory's configuration, a flat YAML or the words of its command: full training, LoRA, QLoRA, OFT, freezing.
 
 Source: llamafactory 0.9.5 hparams/{finetuning_args,model_args,training_args,data_args,parser}.py, whose parser was run
 for defaults; what it does not say itself is transformers' TrainingArguments.
@@ -6,12 +6,14 @@ for defaults; what it does not say itself is transformers' TrainingArguments.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
-from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
+from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
+from shardwise.formats._launch import started
 from shardwise.formats.megatron._beside import plan_beside
 from shardwise.plans import OBJECTIVES, OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 
@@ -28,10 +30,16 @@ _STAGES = {"sft": "sft", "dpo": "dpo", "reward": "rm"}
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
 
 
+# What no other trainer takes: its ways to train, or its own command with arguments.
+_COMMAND = re.compile(r"--finetuning_type\b|llamafactory-cli train\s+(\\\n\s*)*--")
+
+
 def recognises(name: str, text: str) -> bool:
-    """Return whether a file is LLaMA-Factory's: YAML with a model's name and one of its own keys."""
+    """Return whether a file is LLaMA-Factory's: YAML with a model's name and one of its own keys, or its command."""
+    if not name.endswith((".yaml", ".yml")):
+        return not name.endswith((".json", ".toml")) and bool(_COMMAND.search(text))
     keys = top_level(text)
-    return name.endswith((".yaml", ".yml")) and "model_name_or_path" in keys and bool(keys & _OWN)
+    return "model_name_or_path" in keys and bool(keys & _OWN)
 
 
 def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = PLAIN) -> Imported:
@@ -42,8 +50,21 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
     >>> case.job.adapter, case.job.rank, case.job.seq_len, case.plan.micro_batch, case.plan.recompute
     ('lora', 8, 2048, 8, 'full')
     """
-    around.settings_alone(source)
-    keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    if source.endswith((".yaml", ".yml")):
+        around.settings_alone(source)
+        return _case(Keys(_yaml.parse(text, source), _TABLE, source), source, around)
+    found = started(text, {f"--{key}" for key in table(_TABLE)["read"]}.__contains__, source, around.variables)
+    keys = Keys(_trainer.spelled_words(found.arguments), _TABLE, source)
+    _yaml.refuse_open(keys)
+    # launcher.py: NNODES is 1 unless said.
+    launched = around.num_devices or found.launch.num_devices or found.launch.devices_per_node
+    case = _case(keys, source, replace(around, num_devices=launched))
+    each = 0 if around.num_devices else found.launch.devices_per_node
+    return replace(case, devices_per_node=each, assumed=(*found.notes, *case.assumed))
+
+
+def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
+    """Return the case of settings."""
     model = _trainer.model_named(keys, "model_name_or_path")
     launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
     stack = find_stack("llama-factory") if launched is None else launched.stack

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.errors import InputError, Problem
-from shardwise.files import YAML_BYTES, below, parse_json, read_text
+from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
 from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
@@ -58,47 +57,8 @@ def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> 
         keys = Keys(_yaml.parse(text, source), _TABLE, source)
         return _case(keys, Launch(program=_program(keys)), source, around)
     found = started(text, _TELLING.__contains__, source, around.variables)
-    case = _case(Keys(_words(found.arguments), _TABLE, source), found.launch, source, around)
+    case = _case(Keys(_trainer.spelled_words(found.arguments), _TABLE, source), found.launch, source, around)
     return replace(case, assumed=(*found.notes, *case.assumed))
-
-
-def _words(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a command line as a YAML would hold them: what follows a name, or that it stands alone."""
-    found: dict[str, Any] = {}
-    name, problems = "", []
-    for word in arguments:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = _value(value, name) if equals else True
-        elif not name:
-            problems.append(Problem("arguments", word, "follows no argument", "write --argument value"))
-        else:
-            held = found[name]
-            one = _value(word, name)
-            found[name] = one if held is True else [*held, one] if isinstance(held, list) else [held, one]
-    if problems:
-        raise InputError(problems)
-    return found
-
-
-def _value(word: str, name: str = "") -> Any:
-    """Return a word as the value that it spells.
-
-    >>> [_value(word) for word in ("8", "1e-4", "True", "full_shard auto_wrap", "none")]
-    [8, 0.0001, True, 'full_shard auto_wrap', None]
-    """
-    lower = word.lower()
-    if name.endswith("_checkpointing_kwargs"):
-        return parse_json(word, name, name)
-    if lower in ("true", "false", "none", "null"):
-        return {"true": True, "false": False}.get(lower)
-    for kind in (int, float):
-        try:
-            return kind(word) if word.isascii() and len(word) < 40 else word
-        except ValueError:
-            continue
-    return word
 
 
 def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported:
