@@ -85,7 +85,7 @@ def completed(record: Record, entries: Sequence[Entry] = DOCUMENTED) -> Record:
         blank["notes"] = told["notes"]
     more = {"notes": "; ".join(filter(None, (record.text("notes"), told["notes"])))} if "notes" in told else {}
     instead = _instead(record, entries)
-    found = record.told({**blank, **more, **instead[0]}).completed()
+    found = record.with_cells({**blank, **more, **instead[0]}).completed()
     if instead[0]:
         found.assume(f"{', '.join(map('='.join, instead[0].items()))}, whatever the row says: {instead[1]}")
     for name, value in blank.items():
@@ -173,7 +173,7 @@ class PublishedTraining(TrainingRows):
         """Return the predicted value of a row, of the quantity that its source shows it to be."""
         entries = entries_of(context)
         cells, _ = _instead(record, entries)
-        found = super().__call__(record.told(cells) if cells else record, context)
+        found = super().__call__(record.with_cells(cells) if cells else record, context)
         for one in documenting(record.text("citation"), record.row, entries):
             found = _with_answers(found, one["generates"], one["source"]) if "generates" in one else found
         return found

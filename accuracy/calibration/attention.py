@@ -13,7 +13,7 @@ from accuracy.calibration.sharing import Fit, Rows, fitted, losses, own, tied, u
 from accuracy.calibration.tables import Table, errors, folds, pick, read, size, summary, where
 from accuracy.calibration.tables import groups as by_label
 from accuracy.kernels.attention import latent_model
-from accuracy.kernels.products import chip_of
+from accuracy.kernels.products import datasheet_of
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.ticks import Ticks, ticks_of
 from shardwise.cost import PARTS, DecodeAttention, PrefillAttention, decode_parts, part_costs, prompt_parts
@@ -35,7 +35,7 @@ def decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     tokens = rows["prefix_tokens"] + rows["query_tokens"]
     tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
     return decode_parts(
-        chip_of(find_device(device).device, "bf16"),
+        datasheet_of(find_device(device).device, "bf16"),
         DecodeAttention(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H,
                item_bytes=2 * _width(rows) * H, edge_bytes=4 * B * N * H),
     )  # fmt: skip
@@ -48,7 +48,7 @@ def prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     work = PrefillAttention(sequences=B, queries=S, past=past, heads=N, kv_heads=K, pair_flops=4 * H,
                   token_bytes=2 * _width(rows) * H, edge_bytes=4 * B * S * N * H,
                   window=window if window.any() else 0.0)  # fmt: skip
-    return prompt_parts(chip_of(find_device(device).device, dtype), work, packs)
+    return prompt_parts(datasheet_of(find_device(device).device, dtype), work, packs)
 
 
 def latent_decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
@@ -56,7 +56,7 @@ def latent_decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     B, N, tokens = rows["batch"], rows["num_heads"], rows["prefix_tokens"] + rows["query_tokens"]
     wide = 2 * _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
     return decode_parts(
-        chip_of(find_device(device).device, "bf16"),
+        datasheet_of(find_device(device).device, "bf16"),
         DecodeAttention(sequences=B, items=B, group=N, tokens=tokens, pair_flops=2 * wide,
                item_bytes=_width(rows) * _CACHED, edge_bytes=2 * B * N * wide),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def latent_prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     dims = _MIXER.qk_head_dim + _MIXER.v_head_dim
     work = PrefillAttention(sequences=B, queries=S, past=past, heads=N, kv_heads=N, pair_flops=2 * dims,
                   token_bytes=2 * dims, edge_bytes=2 * N * B * S * dims)  # fmt: skip
-    return prompt_parts(chip_of(find_device(device).device, "bf16"), work, packs)
+    return prompt_parts(datasheet_of(find_device(device).device, "bf16"), work, packs)
 
 
 def _types(rows: Table) -> Any:

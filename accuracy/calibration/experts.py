@@ -18,7 +18,7 @@ import numpy as np
 
 from accuracy.calibration.minimise import STEP, Squares
 from accuracy.calibration.tables import FAMILIES, LEAST, summary
-from accuracy.kernels.products import Fused, chip_of, fused_of, fused_seconds
+from accuracy.kernels.products import Fused, datasheet_of, fused_of, fused_seconds
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.types import types_of
 from shardwise.cost import Datasheet, ExpertsFit, record
@@ -100,7 +100,7 @@ def _kernel(place: tuple[str, ...], parts: list[list[tuple[dict[str, str], int]]
     return Kernel(
         place=place,
         devices=np.array([device.name for device in devices]),
-        chip=_columns(Datasheet, [chip_of(device, peak) for device in devices]),
+        chip=_columns(Datasheet, [datasheet_of(device, peak) for device in devices]),
         ran=_columns(Fused, [fused_of(Record(row), device) for row, device in zip(rows, devices, strict=True)]),
         seconds=np.array([float(row["time_seconds"]) for row in rows]),
         folds=np.array([fold for part in parts for _, fold in part]),

@@ -20,10 +20,10 @@ from shardwise.cost import (
     NetworkLink,
     Verb,
     changes,
+    collective_rates_of,
     collective_seconds,
     constants,
     record,
-    wire_of,
 )
 from shardwise.hardware import Cluster
 
@@ -42,8 +42,8 @@ def network(device: str, verb: Verb, row: dict[str, Any]) -> Network[Any]:
     """Return eight devices of one node whose only constants are those of one verb."""
     cluster = Cluster.parse(f"8x{device}")
     tier = cluster.tiers[0]
-    wire = wire_of(tier, record(CollectiveFit, row, "fit"), _ANY, True, 0.0)
-    link = NetworkLink(name=tier.name, wires={"all_gather": wire, verb: wire}, in_network=tier.in_network)
+    wire = collective_rates_of(tier, record(CollectiveFit, row, "fit"), _ANY, True, 0.0)
+    link = NetworkLink(name=tier.name, collectives={"all_gather": wire, verb: wire}, in_network=tier.in_network)
     return Network(links=(link,))
 
 
@@ -133,11 +133,11 @@ def across(rows: Table, verb: Verb, row: dict[str, Any], fast: dict[str, Any]) -
         device, node, adapters, rate = SYSTEMS[system]
         text = f"{int(nodes)}x{node}x{device}"
         tiers = Cluster.parse(text, {"nic_bandwidth": rate, "nics_per_node": adapters}).tiers
-        inner = wire_of(tiers[0], record(CollectiveFit, fast, "fit"), _ANY, True, 0.0)
+        inner = collective_rates_of(tiers[0], record(CollectiveFit, fast, "fit"), _ANY, True, 0.0)
         own = changes(CollectiveFit, {**row, "efficiency": row["measured_efficiency"]}, "fit")
-        outer = wire_of(tiers[1], replace(constants().network[verb], **own), _ANY, False, 0.0)
+        outer = collective_rates_of(tiers[1], replace(constants().network[verb], **own), _ANY, False, 0.0)
         links = tuple(
-            NetworkLink(name=t.name, wires={"all_gather": w}, in_network=False)
+            NetworkLink(name=t.name, collectives={"all_gather": w}, in_network=False)
             for t, w in zip(tiers, (inner, outer), strict=True)
         )
         mask = (rows["system"] == system) & (rows["num_nodes"] == nodes) & (rows["gpus_per_node"] == used)

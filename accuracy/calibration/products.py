@@ -14,7 +14,7 @@ from accuracy.kernels.products import held_share, moved_bytes, quantise_seconds,
 from accuracy.kernels.tables import ENGINES, maxima_seconds, tables
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
-from shardwise.cost import Efficiencies, Gemm, family_of, product_rates, product_seconds, record
+from shardwise.cost import Efficiencies, Gemm, family_of, gemm_rates, gemm_seconds, record
 from shardwise.hardware import find_device
 
 # Types of the tables that are fitted.
@@ -67,10 +67,10 @@ def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str
     gemm = record(Gemm, row, "fit")
     gemm = replace(gemm, **gemm.engines.get(ENGINES[engine], {}))
     timed = replayed(gemm, found, ENGINES[engine], dtype, shape)
-    rates = product_rates(found, types_of("products")[dtype].peak, timed, _ANY, ENGINES[engine])
+    rates = gemm_rates(found, types_of("products")[dtype].peak, timed, _ANY, ENGINES[engine])
     if "held" not in rows:
         rows["held"] = cached(rows, key, dtype)
-    seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
+    seconds = gemm_seconds(rates, shape, moved_bytes(dtype, shape, rows["held"]))
     if gemm.quantise:
         in_turn = maxima_seconds(ENGINES[engine], dtype, family_of(found), 1.0) * m
         seconds = seconds + quantise_seconds(gemm.quantise[ENGINES[engine]], found, (m, k), in_turn)

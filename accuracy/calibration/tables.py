@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from accuracy.kernels.tables import ENGINES, taken_on
+from accuracy.kernels.tables import ENGINES, measured_on_table
 
 Table: TypeAlias = dict[str, Any]
 # Fewer rows than this do not fit a kernel.
@@ -45,7 +45,7 @@ def read(folder: Path, kind: str) -> Table:
     if "engine" not in table:
         return table
     cases = zip(table["engine"], table["device"], strict=True)
-    return where(table, np.array([not taken_on(kind.partition("_")[0], *case) for case in cases], bool))
+    return where(table, np.array([not measured_on_table(kind.partition("_")[0], *case) for case in cases], bool))
 
 
 def pick(table: Table, **wanted: str | float) -> Table:

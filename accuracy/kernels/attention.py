@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from accuracy.kernels.products import chip_of, engine_in, measured_family, type_in
+from accuracy.kernels.products import datasheet_of, engine_in, measured_family, type_in
 from accuracy.kernels.types import cache_width
 from shardwise.cost import (
     DecodeAttention,
@@ -79,7 +79,7 @@ def decode(record: Record, device: Device) -> float:
         item_bytes=2 * width * H,
         edge_bytes=4 * B * N * H,
     )
-    return float(costed_seconds(kernel, decode_parts(chip_of(device, "bf16"), work)))
+    return float(costed_seconds(kernel, decode_parts(datasheet_of(device, "bf16"), work)))
 
 
 def prefill(record: Record, device: Device) -> float:
@@ -103,7 +103,7 @@ def prefill(record: Record, device: Device) -> float:
         edge_bytes=4 * B * S * N * H,
         window=window,
     )
-    chip = chip_of(device, dtype if dtype in device.matrix_flops else "bf16")
+    chip = datasheet_of(device, dtype if dtype in device.matrix_flops else "bf16")
     return float(costed_seconds(kernel, prompt_parts(chip, work, kernel.packs)))
 
 
@@ -128,7 +128,7 @@ def latent(record: Record, device: Device) -> float:
     op, (_, a) = record.text("op"), latent_model()
     B, N = record.positive("batch"), record.positive("num_heads")
     S, past = record.positive("query_tokens"), record.number("prefix_tokens")
-    label, chip = record.text("kv_dtype") or "bf16", chip_of(device, "bf16")
+    label, chip = record.text("kv_dtype") or "bf16", datasheet_of(device, "bf16")
     if op == "generation_mla":
         wide, width = 2 * a.kv_lora_rank + a.qk_rope_head_dim, cache_width(record)
         cached_dims = a.kv_lora_rank + a.qk_rope_head_dim

@@ -158,7 +158,7 @@ def _own_decode(m: Module, tokens: float) -> float:
     )
     stated = m.row["own"][m.family]["costs"]
     costs = KernelCosts(costs=tuple(stated.get(name, 0.0) for name in DECODE_PARTS), packs="none", scale=1.0)
-    return costed_seconds(costs, decode_parts(products.chip_of(m.device, "bf16"), cached))
+    return costed_seconds(costs, decode_parts(products.datasheet_of(m.device, "bf16"), cached))
 
 
 def held_share(m: Module, moved: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accuracy.kernels.attention import blocked
-from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, product_seconds, rates_of
+from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, gemm_seconds, rates_of
 from shardwise.hardware import Device
 from shardwise.measured import Context, Prediction, Record, refuse
 
@@ -35,7 +35,7 @@ def _products(record: Record, device: Device, dtype: str) -> tuple[float, float]
         out = 4 if record.text("main_grad_dtype") == "fp32" or record.text("out_dtype") == "fp32" else 2
         width = max(ELEMENT_BYTES[dtype], 2.0)
         moved = batch * (width * (m * k + k * n) + (out + (out if record.text("accumulate") == "1" else 0)) * m * n)
-        return 2 * m * n * k * batch, float(product_seconds(rates, (m, n, k, batch), moved))
+        return 2 * m * n * k * batch, float(gemm_seconds(rates, (m, n, k, batch), moved))
     flops = 2 * m * n * k * groups
     slower = {"bwd_input": rates.grouped_gradients[0], "bwd_weight": rates.grouped_gradients[1]}.get(stage, 1.0)
     moved = groups * 2 * (m * k + k * n + m * n)

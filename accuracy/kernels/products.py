@@ -18,8 +18,8 @@ from accuracy.kernels.tables import (
     engine_word,
     host_seconds,
     maxima_seconds,
+    measured_on_table,
     tables,
-    taken_on,
     walked_bytes,
 )
 from accuracy.kernels.ticks import Ticks, ticks_of
@@ -35,11 +35,11 @@ from shardwise.cost import (
     experts_seconds,
     family_of,
     family_with,
+    gemm_rates,
+    gemm_seconds,
     last_cache_bytes,
     matmul_row,
     others_seconds,
-    product_rates,
-    product_seconds,
 )
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, maximum
@@ -57,7 +57,7 @@ def kernel_answer(seconds: Seconds, table: str) -> Callable[[Record, Context], P
     def predict(record: Record, context: Context) -> Prediction:
         record = Record({**record.row, "engine": engine_word(record.text("engine"))})
         named = record.text("device")
-        taken = taken_on(table, record.text("engine"), named)
+        taken = measured_on_table(table, record.text("engine"), named)
         if taken:
             record.assume(f"kernels of {named}: taken on {taken}, whose table this is")
         device, notes = context.device(taken or named)
@@ -82,7 +82,7 @@ def _type(record: Record) -> str:
     return record.text("dtype") or record.text("kv_dtype") or record.text("mla_dtype") or "-"
 
 
-def chip_of(device: Device, dtype: str) -> Datasheet[float]:
+def datasheet_of(device: Device, dtype: str) -> Datasheet[float]:
     """Return what constants of kernels are shares of."""
     if dtype == "bf16" and dtype not in device.matrix_flops:
         dtype = "fp16"
@@ -165,8 +165,8 @@ def timed(
         row = replayed(replace(row, **row.engines.get(engine, {})), device, engine, dtype, shape)
     elif row.steady_state_share != 1:
         record.assume("clocks of lasting runs: only the tables of engines were taken at the highest clock")
-    rates = product_rates(device, values.peak, row, _NONE, engine)
-    seconds = product_seconds(rates, shape, moved_bytes(dtype, shape, held))
+    rates = gemm_rates(device, values.peak, row, _NONE, engine)
+    seconds = gemm_seconds(rates, shape, moved_bytes(dtype, shape, held))
     if row.quantise and name != "bf16":
         q = row.quantise.get(engine) or next(iter(row.quantise.values()))
         seconds += quantise_seconds(q, device, (m, k), maxima_seconds(engine, dtype, family, m))
@@ -276,4 +276,4 @@ def experts(record: Record, device: Device) -> float:
         name = max(same, key=lambda n: same[n].rows)
         record.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
-    return float(fused_seconds(row, chip_of(device, types_of("experts")[dtype].peak), ran))
+    return float(fused_seconds(row, datasheet_of(device, types_of("experts")[dtype].peak), ran))

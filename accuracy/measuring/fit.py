@@ -23,8 +23,8 @@ from shardwise.cost import (
     Efficiencies,
     Gemm,
     blocked_flops,
-    product_rates,
-    product_seconds,
+    gemm_rates,
+    gemm_seconds,
     record,
 )
 from shardwise.hardware import Device, find_device
@@ -88,8 +88,8 @@ def products(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
 
     def seconds(p: dict[str, float], t: Table) -> Any:
         m, n, k = t["m"], t["n"], t["k"]
-        rates = product_rates(device, dtype, record(Gemm, {**_PLAIN, **p}, "fit"), _ANY)
-        return product_seconds(rates, (m, n, k, 1.0), width * (m * k + n * k + m * n))
+        rates = gemm_rates(device, dtype, record(Gemm, {**_PLAIN, **p}, "fit"), _ANY)
+        return gemm_seconds(rates, (m, n, k, 1.0), width * (m * k + n * k + m * n))
 
     def search(t: Table) -> dict[str, float]:
         return fit(lambda p: loss(seconds(p, t), t["time_seconds"]), _PRODUCT, _PRODUCT_MOST, 300)

@@ -10,7 +10,7 @@ import pytest
 
 from accuracy.published import Published
 from shardwise.measured import framework_of, frameworks
-from shardwise.measured._frameworks import adjusted, has_habit, variant_of
+from shardwise.measured._frameworks import adjusted, has_default, variant_of
 from shardwise.measured._record import Record
 from shardwise.measured._training_plan import precision_of
 from shardwise.plans import Stack, find_stack, stack_names
@@ -94,12 +94,12 @@ def test_notes_say_what_the_user_set() -> None:
 
 def test_habits_belong_to_old_frameworks() -> None:
     """Dropout is on by default before Megatron-Core, 16-bit gradients are those of four frameworks."""
-    assert [has_habit(TABLE, name, "dropout") for name in ("megatron-2021", "megatron-scores", "megatron")] == [
+    assert [has_default(TABLE, name, "dropout") for name in ("megatron-2021", "megatron-scores", "megatron")] == [
         True,
         True,
         False,
     ]
-    assert {name for name in stack_names() if has_habit(TABLE, name, "narrow_gradients")} == {
+    assert {name for name in stack_names() if has_default(TABLE, name, "narrow_gradients")} == {
         "megatron-2021",
         "megatron-deepspeed",
         "oneflow",

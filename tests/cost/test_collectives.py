@@ -149,7 +149,7 @@ def test_a_tree_never_makes_an_all_reduce_slower() -> None:
     """Of ring and tree the faster counts, and large messages between few nodes stay on the ring."""
     links = net(4096, imposed=Efficiencies())
     far = links.links[-1]
-    ring = replace(far, wires={verb: replace(wire, tree=None) for verb, wire in far.wires.items()})
+    ring = replace(far, collectives={verb: replace(wire, tree=None) for verb, wire in far.collectives.items()})
     rings = replace(links, links=(*links.links[:-1], ring))
     for size in (1e3, 1e5, 1e7, 1e9):
         for nodes in (2, 8, 64, 512):

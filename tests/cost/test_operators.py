@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from accuracy.kernels.products import AT_HIGHEST_CLOCK
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
-from shardwise.cost._operators import blend, matmul_seconds, product_seconds
-from shardwise.cost._power import lasting_share
-from shardwise.cost._rates import attention_dtype, product_rates
+from shardwise.cost._operators import blend, gemm_seconds, matmul_seconds
+from shardwise.cost._power import steady_state_rate
+from shardwise.cost._rates import attention_dtype, gemm_rates
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
@@ -265,7 +265,7 @@ def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> N
     """A device never measured keeps the family's lasting share of its peak, less where it has fewer watts for it."""
     found = find_device(device).device
     row = matmul_row(family_of(found), "bf16")[0]
-    assert lasting_share(row, found) == pytest.approx(share, abs=0.01)
+    assert steady_state_rate(row, found) == pytest.approx(share, abs=0.01)
 
 
 def test_the_head_stays_in_sixteen_bits_in_training() -> None:
@@ -305,11 +305,9 @@ def test_a_longer_product_never_takes_less_time(device: str, dtype: str) -> None
 def test_short_replays_run_at_a_higher_clock() -> None:
     """A table replays a product of microseconds before power lowers the clock; a model runs on and has no such time."""
     row = replace(constants().families["hopper"].matmul["bf16"], **AT_HIGHEST_CLOCK, ramp_seconds=0.0)
-    table, model = (product_rates(H100, "bf16", r, Efficiencies()) for r in (replace(row, launches=36), row))
+    table, model = (gemm_rates(H100, "bf16", r, Efficiencies()) for r in (replace(row, launches=36), row))
     shapes = {n: (float(n), float(n), float(n), 1.0) for n in (2048, 65536)}
-    gain = {
-        n: product_seconds(model, s, 6.0 * n * n) / product_seconds(table, s, 6.0 * n * n) for n, s in shapes.items()
-    }
+    gain = {n: gemm_seconds(model, s, 6.0 * n * n) / gemm_seconds(table, s, 6.0 * n * n) for n, s in shapes.items()}
     assert gain[2048] > 1.1
     assert gain[65536] == pytest.approx(1.0, abs=0.01)
 
@@ -320,9 +318,9 @@ def test_what_stays_in_the_cache_is_not_read_again() -> None:
     bare = replace(cached, secondary=replace(cached.secondary, cached_bytes=0.0))
     both = replace(cached, secondary=replace(cached.secondary, keeps_outputs=True))
     small, large = ((float(m), 512.0, 512.0, 1.0) for m in (8192, 2**20))
-    seconds = [product_seconds(r, small, 2.0 * (8192 * 1024 + 2**18)) for r in (both, cached, bare)]
+    seconds = [gemm_seconds(r, small, 2.0 * (8192 * 1024 + 2**18)) for r in (both, cached, bare)]
     assert seconds[0] < seconds[1] < 0.98 * seconds[2]
-    assert product_seconds(both, large, 2.0 * 2**30) == product_seconds(bare, large, 2.0 * 2**30)
+    assert gemm_seconds(both, large, 2.0 * 2**30) == gemm_seconds(bare, large, 2.0 * 2**30)
 
 
 @given(st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 16384), st.sampled_from(["m", "n", "k"]))
@@ -340,7 +338,7 @@ def test_a_wait_for_loads_is_hidden_by_other_tiles_and_cut_with_the_inner_dimens
     """A tile alone waits for each load of a long inner dimension, at most until cutting pays; full waves hide it."""
     still = replace(RATES, tiling=replace(RATES.tiling, chain_flops=0.0))
     gain = {
-        shape: product_seconds(RATES, (*shape, 1.0), 1.0) - product_seconds(still, (*shape, 1.0), 1.0)
+        shape: gemm_seconds(RATES, (*shape, 1.0), 1.0) - gemm_seconds(still, (*shape, 1.0), 1.0)
         for shape in ((16.0, 128.0, 1024.0), (16.0, 128.0, 65536.0), (8192.0, 8192.0, 1024.0))
     }
     alone, cut, waves = gain.values()
@@ -352,13 +350,13 @@ def test_a_wait_for_loads_is_hidden_by_other_tiles_and_cut_with_the_inner_dimens
 def test_one_row_is_a_vector_product_on_some_devices() -> None:
     """A single row waits less for its loads on A100, whose library has a kernel for vectors, than two rows do."""
     rates = rates_of(find_device("a100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
-    one, two = (product_seconds(rates, (m, 64.0, 512.0, 1.0), 2.0 * 64 * 512) for m in (1.0, 2.0))
+    one, two = (gemm_seconds(rates, (m, 64.0, 512.0, 1.0), 2.0 * 64 * 512) for m in (1.0, 2.0))
     assert one < 0.8 * two
 
 
 def test_an_engine_has_products_of_its_own() -> None:
     """Narrow products of an engine take its own constants, and those of the family where it has none."""
     row = constants().families["hopper"].matmul["fp8"]
-    own, shared = (product_rates(H100, "fp8", row, Efficiencies(), engine) for engine in ("vllm", ""))
+    own, shared = (gemm_rates(H100, "fp8", row, Efficiencies(), engine) for engine in ("vllm", ""))
     assert own.matmul_flops / shared.matmul_flops == pytest.approx(row.engines["vllm"]["compute"] / row.compute)
     assert own.matmul_start == shared.matmul_start

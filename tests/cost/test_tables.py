@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, last_cache_bytes, product_rates, rates_of
-from shardwise.cost._operators import product_seconds
+from shardwise.cost import Efficiencies, ExpertsFit, constants, family_of, gemm_rates, last_cache_bytes, rates_of
+from shardwise.cost._operators import gemm_seconds
 from shardwise.cost._tables import completed, stored
 from shardwise.hardware import find_device
 
@@ -91,11 +91,11 @@ def test_a_smaller_last_cache_holds_fewer_inputs(name: str) -> None:
     family = constants().families[family_of(own)]
     as_large = own.with_values({"last_cache_bytes": family.memory.cached_bytes}, "its family's", "2026")
     row = family.matmul["bf16"]
-    small, large = (product_rates(d, "bf16", row, Efficiencies()) for d in (own, as_large))
+    small, large = (gemm_rates(d, "bf16", row, Efficiencies()) for d in (own, as_large))
     between = 0.85 * last_cache_bytes(as_large)
     for moved, alike in ((0.85 * last_cache_bytes(own), True), (between, False), (2 * between, True)):
         shape = (moved / 4 / 2048, 1024.0, 2048.0, 1.0)
-        seconds = [product_seconds(rates, shape, moved) for rates in (small, large)]
+        seconds = [gemm_seconds(rates, shape, moved) for rates in (small, large)]
         assert (seconds[0] == seconds[1]) == alike and seconds[0] >= seconds[1]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwise.ledger.op import Op, Tensor, Weight, within
-from shardwise.ledger.saved import Checkpoint, keep, rerun, run_again, tensor_bytes
+from shardwise.ledger.saved import Checkpoint, keep, recomputed_ops, recomputed_shares, tensor_bytes
 
 Rows = tuple[tuple[str, Any, str], ...]
 
@@ -88,7 +88,7 @@ def test_recompute_drops_what_is_born_within(units: Any, kept: set[str], dropped
 )
 def test_recompute_may_stop_at_the_last_saved_tensor(ops: Any, unit: Checkpoint, again: list[str]) -> None:
     """A unit that stops early leaves out its last product, whose inputs are saved before it runs, and what follows."""
-    assert [op.name for op in rerun(ops, (unit,))] == again
+    assert [op.name for op in recomputed_ops(ops, (unit,))] == again
 
 
 def test_a_tensor_is_never_both_kept_and_dropped() -> None:
@@ -129,7 +129,7 @@ def test_a_policy_by_operator_keeps_every_second_product() -> None:
     unit = Checkpoint(("",), alternates=True)
     kept = {t.name: t.size_bytes for t in keep(ops, (unit,)).kept}
     assert kept == {"x": 8.0, "qkv.result": 50.0, "out.result": 0.0, "down.result": 30.0}
-    again = run_again(ops, (unit,))
+    again = recomputed_shares(ops, (unit,))
     assert [again[id(op)] for op in ops] == pytest.approx([1 / 6, 1, 0])
 
 

@@ -30,11 +30,11 @@ SMALL = Wanted(max_devices=256)
 def test_what_is_sent_arrives(case: TrainingCase) -> None:
     """All ranks send as many bytes as all receive, and as many as the axes say, on every tier together."""
     found = CommReport(report=report(case))
-    axes, wires = found.axes.values(), found.wires
+    axes, traffic_map = found.axes.values(), found.traffic_map
     sent = sum(a.cluster_sent_bytes for a in axes)
-    assert wires.sent.sum() == pytest.approx(sent, rel=1e-9)
-    assert wires.received.sum() == pytest.approx(sent, rel=1e-9)
-    assert wires.between_nodes.bytes.sum() == pytest.approx(sent, rel=1e-9)
+    assert traffic_map.sent.sum() == pytest.approx(sent, rel=1e-9)
+    assert traffic_map.received.sum() == pytest.approx(sent, rel=1e-9)
+    assert traffic_map.between_nodes.bytes.sum() == pytest.approx(sent, rel=1e-9)
     assert sum(sum(a.tiers.values()) for a in axes) == pytest.approx(sent, rel=1e-9)
 
 
@@ -44,7 +44,7 @@ def test_every_rank_of_a_group_sends_and_receives_the_same(case: TrainingCase) -
     """Collectives leave each rank with as much as it gave, whatever its group."""
     found = CommReport(report=report(case))
     if case.plan.pp == 1:
-        assert found.wires.sent == pytest.approx(found.wires.received, rel=1e-9)
+        assert found.traffic_map.sent == pytest.approx(found.traffic_map.received, rel=1e-9)
 
 
 @given(cases(SMALL))

@@ -85,7 +85,7 @@ def emit(text: str, status: int) -> int:
     return status if _write("stdout", text) else UNWRITTEN
 
 
-def tell(text: str) -> None:
+def print_error(text: str) -> None:
     """Write to standard error; where that cannot be, the exit status still says what was found."""
     _write("stderr", text)
 
@@ -99,7 +99,7 @@ def is_terminal(name: Literal["stdout", "stderr"]) -> bool:
         return False
 
 
-class Unread(BaseException):
+class OutputClosed(BaseException):
     """Standard output is a pipe whose reader has gone: nobody wants the answer that is being worked out."""
 
 
@@ -108,8 +108,8 @@ _MOMENT = 0.25
 
 
 @contextlib.contextmanager
-def while_read() -> Iterator[None]:
-    """Raise `Unread` in what runs within soon after the reader of standard output has gone, where a timer can tell."""
+def stop_when_closed() -> Iterator[None]:
+    """Raise `OutputClosed` in what runs within, soon after the reader of standard output has gone, if a timer can."""
     import signal
     import threading
 
@@ -120,9 +120,9 @@ def while_read() -> Iterator[None]:
         return
 
     def look(number: int = 0, frame: object = None) -> None:
-        if _is_unread():
+        if _is_closed():
             signal.setitimer(signal.ITIMER_REAL, 0)
-            raise Unread
+            raise OutputClosed
 
     signal.signal(signal.SIGALRM, look)
     # Calls that a signal interrupts go on, also those of libraries.
@@ -145,7 +145,7 @@ def _is_pipe() -> bool:
     return False
 
 
-def _is_unread() -> bool:
+def _is_closed() -> bool:
     """Return whether standard output is a pipe whose reader has gone."""
     import select
 

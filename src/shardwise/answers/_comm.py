@@ -153,7 +153,7 @@ def _waits(exposed: float, hidden: float) -> list[str]:
 
 
 def _busiest(page: Page, found: CommReport) -> None:
-    busiest = found.wires.busiest
+    busiest = found.traffic_map.busiest
     if busiest is None:
         return
     tiers = found.report.case.cluster.tiers

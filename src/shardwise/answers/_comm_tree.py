@@ -110,7 +110,7 @@ def flow_tree(flow: Flow) -> dict[str, Any]:
 
 
 def _links(found: CommReport) -> dict[str, Any]:
-    pairs, busiest = found.wires.between_nodes, found.wires.busiest
+    pairs, busiest = found.traffic_map.between_nodes, found.traffic_map.busiest
     rows = zip(pairs.source.tolist(), pairs.target.tolist(), pairs.bytes.tolist(), strict=True)
     return {
         "busiest": None if busiest is None else asdict(busiest),

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
-from shardwise.answers._answer import Answer, tell
+from shardwise.answers._answer import Answer, print_error
 from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
@@ -174,9 +174,9 @@ def _unfit(report: TrainReport | InferReport) -> list[str]:
 
 def _warn(report: TrainReport | InferReport, files: Iterable[str]) -> None:
     """Say beside the files that the plan does not fit, and what no comment of theirs can say."""
-    tell("".join(f"warning: {text}\n" for text in _unfit(report)))
+    print_error("".join(f"warning: {text}\n" for text in _unfit(report)))
     if all(name.endswith(".json") for name in files):
-        tell("".join(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions))
+        print_error("".join(f"assumed: {' '.join(note.split())}\n" for note in report.assumptions))
 
 
 def write(folder: str, files: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise._version import __version__
-from shardwise.answers._answer import UNWRITTEN, Unread, emit, tell, while_read
+from shardwise.answers._answer import UNWRITTEN, OutputClosed, emit, print_error, stop_when_closed
 from shardwise.answers._run import answer, asks_for_json
 from shardwise.errors import InputError, Problem, bounded
 
@@ -28,17 +28,17 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(words)
-    except Unread:
+    except OutputClosed:
         return UNWRITTEN
     except KeyboardInterrupt:
-        tell("interrupted\n")
+        print_error("interrupted\n")
         return INTERRUPTED
 
 
 def _run(words: list[str]) -> int:
     as_json = False
     try:
-        with while_read(), bounded("command", " ".join(words)):
+        with stop_when_closed(), bounded("command", " ".join(words)):
             as_json = asks_for_json(words)
             text, status = _text(words, as_json)
     except InputError as error:
@@ -77,5 +77,5 @@ def _refuse(problems: Sequence[Problem], as_json: bool, status: int) -> int:
         problems = [*problems[:MOST_PROBLEMS], more]
     if as_json:
         return emit(_json({"error": {"problems": [problem.as_dict() for problem in problems]}}), status)
-    tell("".join("error: " + " ".join(str(problem).split()) + "\n" for problem in problems))
+    print_error("".join("error: " + " ".join(str(problem).split()) + "\n" for problem in problems))
     return status

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
-from shardwise.answers._answer import Answer, is_terminal, tell
+from shardwise.answers._answer import Answer, is_terminal, print_error
 from shardwise.answers._described import describe_placed
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
@@ -146,7 +146,7 @@ def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
         best = partial.top.entries[0].step_seconds if partial.top.entries else None
         found = f", best so far {show_seconds(best)}" if best is not None else ""
         end = "\n" if share == 1 else ""
-        tell(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
+        print_error(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
 
     return say
 

@@ -70,7 +70,7 @@ def _binned(pairs: NodeTraffic, num_nodes: int) -> tuple[Any, int]:
 
 
 def _lines(found: CommReport) -> list[str]:
-    busiest = found.wires.busiest
+    busiest = found.traffic_map.busiest
     said = [f"{plan_words(found.plan)}; order {' '.join(a for a in found.plan.order if a != 'tp2')}"]
     if busiest is not None:
         share = busiest.seconds / found.report.step_seconds
@@ -121,7 +121,7 @@ def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
     from matplotlib.colors import LogNorm
 
     n = found.report.case.cluster.num_nodes
-    matrix, size = _binned(found.wires.between_nodes, n)
+    matrix, size = _binned(found.traffic_map.between_nodes, n)
     shown: Any = numpy.ma.masked_less_equal(matrix, 0.0)
     among = "from node to node" if size == 1 else f"from {size} nodes to {size} nodes, what stays in a node left out,"
     axes.set_title(f"bytes {among} in a step")

@@ -20,8 +20,8 @@ from shardwise.cost import (
     PARTS_IN_SECONDS,
     WIDE_DTYPES,
     ExpertsFit,
+    GemmRates,
     KernelCosts,
-    ProductRates,
     Rates,
     attention_dtype,
     held_share,
@@ -178,7 +178,7 @@ _PRODUCTS: dict[str, Bound] = {
     "ramp_seconds": "start",
 }
 LIMITS: dict[type, dict[str, Bound]] = {
-    ProductRates: _PRODUCTS,
+    GemmRates: _PRODUCTS,
     Rates: {
         **_PRODUCTS,
         **dict.fromkeys(("attention_forward_flops", "attention_backward_flops"), "compute"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise._version import __version__
 from shardwise.answers import _commands, _plan_infer, _plan_train
-from shardwise.answers._answer import Answer, is_terminal, tell
+from shardwise.answers._answer import Answer, is_terminal, print_error
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
@@ -200,7 +200,7 @@ def _progress(total: int) -> Callable[[int, int], None] | None:
     def say(done: int, missing: int) -> None:
         left = (time.perf_counter() - start) / done * (missing - done)
         end = "\n" if done == missing else ""
-        tell(f"\r{total - missing + done:,} of {total:,} questions, {show_seconds(left)} left   {end}")
+        print_error(f"\r{total - missing + done:,} of {total:,} questions, {show_seconds(left)} left   {end}")
 
     return say
 

@@ -35,7 +35,7 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wire(Generic[X]):
+class CollectiveRates(Generic[X]):
     """What one kind of collective gets of one tier of a cluster."""
 
     bytes_per_second: X
@@ -63,18 +63,18 @@ class NetworkLink(Generic[X]):
     """One tier as the collectives see it; what has no constants of its own takes those of an all-gather."""
 
     name: str
-    wires: Mapping[str, Wire[X]]
+    collectives: Mapping[str, CollectiveRates[X]]
     in_network: bool
     nominal_bytes_per_second: float = 0.0
 
-    def wire(self, verb: Verb) -> Wire[X]:
+    def wire(self, verb: Verb) -> CollectiveRates[X]:
         """Return what a collective gets of this tier."""
-        return self.wires.get(verb) or self.wires["all_gather"]
+        return self.collectives.get(verb) or self.collectives["all_gather"]
 
     @property
     def bytes_per_second(self) -> X:
         """Achieved bytes per second of a device in one direction."""
-        return self.wires["all_gather"].bytes_per_second
+        return self.collectives["all_gather"].bytes_per_second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,9 @@ class Network(Generic[X]):
     assumptions: tuple[str, ...] = ()
 
 
-def wire_of(tier: Tier, row: CollectiveFit, imposed: Efficiencies, fast: bool, extra_hop_seconds: float) -> Wire[Any]:
+def collective_rates_of(
+    tier: Tier, row: CollectiveFit, imposed: Efficiencies, fast: bool, extra_hop_seconds: float
+) -> CollectiveRates[Any]:
     """Return what a collective achieves on a tier, as named numbers.
 
     `extra_hop_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
@@ -95,7 +97,7 @@ def wire_of(tier: Tier, row: CollectiveFit, imposed: Efficiencies, fast: bool, e
     efficiency = fraction or (1.0 if imposed.ideal else row.efficiency)
     scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
     step = scale * (row.step_seconds + extra_hop_seconds)
-    return Wire(
+    return CollectiveRates(
         bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row.source),
         start_seconds=leaf(f"{tier.name} start", scale * row.start_seconds, row.source),
         step_seconds=leaf(f"{tier.name} step", step, row.source),
@@ -144,9 +146,9 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
     rows = family.fast if fast else {verb: measured_on(row, tier) for verb, row in across.items()}
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
     extra = max(tier.latency_seconds - nominal, 0.0)
-    wires = {verb: wire_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
+    wires = {verb: collective_rates_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
     rate = tier.bytes_per_second
-    return NetworkLink(name=tier.name, wires=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
+    return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
 
 
 def network_of(cluster: Cluster, imposed: Efficiencies) -> Network[Any]:
@@ -164,13 +166,18 @@ def with_peers(network: Network[X]) -> Network[X]:
     """
     most = constants().rules.peer_access.crowding
     links = tuple(
-        replace(one, wires={verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in one.wires.items()})
+        replace(
+            one,
+            collectives={
+                verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in one.collectives.items()
+            },
+        )
         for one in network.links
     )
     return replace(network, links=links)
 
 
-def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
+def _wire(wire: CollectiveRates[X], volume: X, hops: X, at: X) -> X:
     """Return seconds for a volume on one device's link, in a collective of so many steps over it.
 
     Over a network NCCL takes the faster of a protocol with short steps and one with full rate. Elsewhere mid sizes pay
@@ -185,7 +192,7 @@ def _wire(wire: Wire[X], volume: X, hops: X, at: X) -> X:
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 
 
-def _tree_seconds(wire: Wire[X], tree: Tree, volume: X, below: X, levels: X) -> X:
+def _tree_seconds(wire: CollectiveRates[X], tree: Tree, volume: X, below: X, levels: X) -> X:
     """Return seconds of an all-reduce of `volume` bytes, up and down `levels` levels of a double binary tree.
 
     NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime). The one with short steps is
@@ -246,7 +253,7 @@ def _tier_volume(net: Network[X], link: NetworkLink[X], verb: Verb, size: X, ran
         volume = _volume(verb, n, size) / below
     if verb == "all_reduce" and link.in_network and first:
         volume = minimum(volume, (1 + 1 / n) * size)
-    own = link.wires[verb].own_share if first and verb in link.wires else 0.0
+    own = link.collectives[verb].own_share if first and verb in link.collectives else 0.0
     return volume + own * (size / n) if own else volume
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, cast
 
-from shardwise.cost._rates import WIDE_DTYPES, ProductRates, Rates
+from shardwise.cost._rates import WIDE_DTYPES, GemmRates, Rates
 from shardwise.cost._tables import constants
 from shardwise.cost._tiles import Tiling, blocked_flops, kind_of
 from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
@@ -87,7 +87,7 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
     return cast(X, evaluate("smooth_max", compute, memory, sharpness))
 
 
-def product_seconds(r: ProductRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
+def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
     """Return seconds of a batch of (m, k) by (k, n) products that move so many bytes; the shape is (m, n, k, batch)."""
     (m, n, k, batch), s = shape, r.secondary
     charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
@@ -122,14 +122,14 @@ def inside_share(full: X) -> X:
     return minimum((nothing - minimum(full, nothing)) / (nothing - every), 1.0)
 
 
-def matmul_seconds(r: ProductRates[X], op: Op[X], moved: X, swap: str = "") -> X:
+def matmul_seconds(r: GemmRates[X], op: Op[X], moved: X, swap: str = "") -> X:
     """Return seconds of a matrix product; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
     m, n, k = op.rows, op.columns, op.inner
     if swap == "input":
         n, k = k, n
     elif swap == "weight":
         m, n, k = k, n, m
-    return product_seconds(r, (m, n, k, op.batch), moved)
+    return gemm_seconds(r, (m, n, k, op.batch), moved)
 
 
 def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
@@ -145,7 +145,7 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     return maximum(seconds, named(flops / r.vector_flops, "GEMM without matrix units"))
 
 
-def _apart_seconds(r: ProductRates[X], op: Op[X], moved: X, which: str) -> X:
+def _apart_seconds(r: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
     """Return the seconds of products of one input that run one by one, each with its part of the columns."""
     m, k, width = op.rows, op.inner, r.secondary.width
     seconds = []
@@ -153,7 +153,7 @@ def _apart_seconds(r: ProductRates[X], op: Op[X], moved: X, which: str) -> X:
         shape = {"forward": (m, n, k, 1), "input": (m, k, n, 1), "weight": (k, n, m, 1)}[which]
         share = n / op.columns
         # Each reads the input, or writes its gradient, whole.
-        seconds.append(product_seconds(r, shape, moved * share + width * (m * k) * (1 - share)))
+        seconds.append(gemm_seconds(r, shape, moved * share + width * (m * k) * (1 - share)))
     return total(seconds, 0 * moved)
 
 
@@ -169,7 +169,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     if op.kind == "none" or is_plain(op.kernels, 0):
         return 0 * flops
     if op.kind == "matmul":
-        return _product_pass(r, op, which, flops, moved)
+        return _gemm_pass(r, op, which, flops, moved)
     if op.kind == "grouped":
         return _grouped_pass(r, op, which, flops, moved)
     if op.kind == "attention":
@@ -203,7 +203,7 @@ def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
     return (moved - near) / streaming + near / r.cached_rate
 
 
-def _product_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
+def _gemm_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     """Return seconds of one pass of a matrix product, with what casts its input or finishes its weight gradient."""
     if op.region.endswith("core") and which == "input":
         # Both operands are activations: two products, each the size of the forward one.

@@ -30,7 +30,7 @@ def power_share(row: Gemm, device: Device) -> float:
     return float(min(1.0, share ** constants().rules.power.exponent))
 
 
-def lasting_share(row: Gemm, device: Device) -> float:
+def steady_state_rate(row: Gemm, device: Device) -> float:
     """Return what a device keeps of the lasting rate of its family: as stated for it, or as its power says."""
     stated = row.steady_state_by_device
     if device.name in stated or device.name in row.by_device:

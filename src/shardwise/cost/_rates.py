@@ -6,7 +6,7 @@ import math
 from dataclasses import fields, replace
 from typing import Any, Generic
 
-from shardwise.cost._power import derated_attention, derated_gemm, lasting_share, power_share
+from shardwise.cost._power import derated_attention, derated_gemm, power_share, steady_state_rate
 from shardwise.cost._records import AttentionFit, DeviceFamily, Gemm, GroupedGemm, MemoryKernels
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
 from shardwise.cost._tiles import ELEMENT_BYTES, Blocks, Streams, Tiling, tiling_of
@@ -109,7 +109,7 @@ class Secondary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProductRates(Generic[X]):
+class GemmRates(Generic[X]):
     """What a device achieves in matrix products of one data type."""
 
     matmul_flops: X
@@ -124,7 +124,7 @@ class ProductRates(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rates(ProductRates[X]):
+class Rates(GemmRates[X]):
     """Achieved rates of one device and data type; numbers explain themselves when they are traced."""
 
     attention_forward_flops: X
@@ -154,7 +154,7 @@ class Rates(ProductRates[X]):
     blocks: Blocks = Blocks()
     streams: Streams = Streams()
     experts_in_turn: bool = False
-    wide: ProductRates[X] | None = None
+    wide: GemmRates[X] | None = None
     """Rates of products that stay in 16 bits beside narrower ones."""
     vector_flops: X | float = 0.0
     """Rate without matrix units (0: not known)."""
@@ -191,7 +191,7 @@ def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None
     problems.raise_if_any()
 
 
-def product_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> ProductRates[Any]:
+def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> GemmRates[Any]:
     """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
 
     A device that was measured itself (`shardwise measure`) reaches what its file states. Of others
@@ -202,13 +202,13 @@ def product_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, 
     row = replace(row, **row.engines.get(engine, {}))
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = row.by_device.get(device.name, 1.0) * lasting_share(row, device)
+    scale = row.by_device.get(device.name, 1.0) * steady_state_rate(row, device)
     reached = device.achieved(f"flops.{dtype}")
     kept = float(reached.value) / peak if reached else lasting(row) * scale
     flops = imposed.matmul_flops_per_second or effective(imposed, kept, imposed.compute) * peak
     moved = achieved_bytes(device, imposed, row.memory)
     start = 0.0 if imposed.ideal else row.start_by_device.get(device.name, 1.0)
-    return ProductRates(
+    return GemmRates(
         matmul_flops=leaf("achievable matrix FLOP/s", flops, reached.source if reached else row.source),
         matmul_bytes=leaf("achievable HBM bytes/s", moved, row.source),
         matmul_start=leaf("kernel start", start * row.start_seconds, row.source),
@@ -314,7 +314,7 @@ def rates_of(
     notes = [note] if note else []
     if table.note:
         notes.append(f"{device.name}: {table.note}")
-    products = product_rates(device, dtype, row, imposed)
+    products = gemm_rates(device, dtype, row, imposed)
     start = 0.0 if imposed.ideal else 1.0
     memory, grouped, peak = table.memory, grouped_by(table.grouped, kernels[1]), device.peak_flops(dtype)
     attention, attention_peak = _attention(table, device, attention_dtype(device, dtype), kernels[0])
@@ -371,11 +371,11 @@ def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
     return leaf("FLOP/s without matrix units", device.vector_flops, "datasheet of the device")
 
 
-def _wide(device: Device, dtype: str, imposed: Efficiencies, node_busy: bool) -> ProductRates[Any] | None:
+def _wide(device: Device, dtype: str, imposed: Efficiencies, node_busy: bool) -> GemmRates[Any] | None:
     """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones."""
     wide = attention_dtype(device, dtype)
     if wide == dtype:
         return None
     own = replace(imposed, matmul_flops_per_second=min(imposed.matmul_flops_per_second, device.peak_flops(wide)))
     row = derated_gemm(matmul_row(family_of(device), wide)[0], device, node_busy)
-    return product_rates(device, wide, row, own)
+    return gemm_rates(device, wide, row, own)

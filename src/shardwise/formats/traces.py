@@ -171,7 +171,7 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
         yield row, columns
 
 
-class _Said:
+class _SharedPrompts:
     """What prompts of a trace share: hash blocks as they are read, or all that was said before in a conversation."""
 
     def __init__(self, path: str) -> None:
@@ -219,7 +219,7 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
     times: list[float] = []
     pairs: list[tuple[int, int]] = []
     blocks: list[tuple[tuple[int, int], ...]] = []
-    said, early = _Said(path), 0
+    said, early = _SharedPrompts(path), 0
     for number, (row, (when, asked, made, unit)) in enumerate(_rows(path, read_csv_text(path, "trace")), 1):
         try:
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))

@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept(Generic[X]):
+class SavedTensors(Generic[X]):
     """Tensors of one block: `kept` through the forward pass.
 
     `dropped` ones exist again while backward works on the block.
@@ -50,7 +50,7 @@ class Kept(Generic[X]):
     dropped: tuple[Tensor[X], ...]
 
 
-def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
+def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> SavedTensors[X]:
     """Return the distinct tensors that a block keeps, and those that recompute drops.
 
     An operator outside every unit keeps what it saves. One inside keeps what it saves or reads from outside its unit,
@@ -76,7 +76,7 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> Kept[X]:
             (dropped if again else kept)[tensor.name] = tensor
     for unit in units:
         kept |= {tensor.name: tensor for tensor in _results(_inside(ops, unit), unit)}
-    return Kept(kept=tuple(kept.values()), dropped=tuple(t for n, t in dropped.items() if n not in kept))
+    return SavedTensors(kept=tuple(kept.values()), dropped=tuple(t for n, t in dropped.items() if n not in kept))
 
 
 def _inside(ops: Iterable[Op[X]], unit: Checkpoint) -> list[Op[X]]:
@@ -120,10 +120,10 @@ def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
     return [*made, *(Tensor(name=f"{op.name}.sum", size_bytes=entry.size_bytes, born=op.region) for op in summed)]
 
 
-def run_again(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:
+def recomputed_shares(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:
     """Return which share of each operator backward runs again, by identity; others are left out."""
     ops = tuple(ops)
-    found: dict[int, X | float] = {id(op): 1.0 for op in rerun(ops, tuple(u for u in units if not u.tiles))}
+    found: dict[int, X | float] = {id(op): 1.0 for op in recomputed_ops(ops, tuple(u for u in units if not u.tiles))}
     for unit in units:
         if unit.tiles:
             found |= {id(op): found.get(id(op), 0.0) + 1.0 for op in _inside(ops, unit)}
@@ -135,7 +135,7 @@ def run_again(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, 
     return found
 
 
-def rerun(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple[Op[X], ...]:
+def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple[Op[X], ...]:
     """Return the operators that backward runs again, in their order.
 
     torch.utils.checkpoint without reentrance stops at the last tensor that is saved (set_checkpoint_early_stop, since

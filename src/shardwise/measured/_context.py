@@ -282,7 +282,7 @@ def cluster_of(record: Record, device: Device, notes: tuple[str, ...]) -> Cluste
         elif count > (node or 8):
             record.assume(f"inter_node: {word} names no rate: the usual network of the device's servers")
     elif count > (node or 8):
-        record.taken("inter_node")
+        record.rule_value("inter_node")
     name = f"{count}x{device.name}"
     found = Lookup(device=device, assumptions=notes)
     try:

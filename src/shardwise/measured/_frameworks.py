@@ -104,12 +104,12 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     return stack
 
 
-def has_habit(table: Table, stack: str, habit: str) -> bool:
+def has_default(table: Table, stack: str, habit: str) -> bool:
     """Return whether a stack does something by default where rows are silent.
 
     >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
-    >>> has_habit(known, "megatron-2021", "dropout"), has_habit(known, "megatron", "dropout")
+    >>> has_default(known, "megatron-2021", "dropout"), has_habit(known, "megatron", "dropout")
     (True, False)
     """
     return bool(re.fullmatch(table["habit"][habit]["stacks"], stack))
@@ -130,7 +130,7 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
     if not word:
         if not record.says("weight_dtype"):
             raise refuse("engine", None, "is not stated, and neither is the precision")
-        return record.taken("engine")
+        return record.rule_value("engine")
     found: str | None = table["words"].get(word)
     if found is None:
         raise refuse("engine", word, f"is not an engine that is modelled: {', '.join(table['words'])}")

@@ -156,7 +156,7 @@ def _plan(record: Record, model: Model) -> Plan:
     tp = record.count("tp")
     if not record.says("tp"):
         if count > 1:
-            record.taken("tp")
+            record.rule_value("tp")
         tp = max(count // (pp * dp), 1)
     # Groups of attention are replicas that share their experts: each serves its part of the requests.
     groups = record.count("attention_dp")
@@ -168,7 +168,7 @@ def _plan(record: Record, model: Model) -> Plan:
     if model.has_experts:
         ep = record.count("ep")
         if not record.says("ep"):
-            record.taken("ep")
+            record.rule_value("ep")
         plan = replace(plan, ep=ep, etp=max(tp * groups // ep, 1))
     return plan
 
@@ -196,7 +196,7 @@ def _job(record: Record, model: Model, engine: str, plan: Plan, device: Device) 
     if mode == "memory_log":
         length = record.whole("max_model_len") or 0
         if not length:
-            record.taken("max_model_len")
+            record.rule_value("max_model_len")
             length = model.max_context or 2048
         limits = limits_of(engine, device)
         chunk = record.whole("max_num_batched_tokens") or limits.tokens(length)
@@ -253,7 +253,7 @@ def _full(record: Record, report: InferReport, engine: str) -> InferReport:
 def _weights(record: Record) -> str:
     word = record.text("weight_dtype").lower()
     if not word:
-        record.taken("weight_dtype")
+        record.rule_value("weight_dtype")
         return ""
     found = words("weights").get(word)
     if found is None:
@@ -266,5 +266,5 @@ def _cache(record: Record, engine: str) -> str:
     word = record.text("kv_dtype").lower()
     if word:
         return "" if word in ("fp16", "bf16") else word
-    record.taken("kv_dtype")
+    record.rule_value("kv_dtype")
     return "fp8" if narrows_cache(engine, record.text("weight_dtype")) else ""

@@ -46,11 +46,11 @@ _KEPT = 0.97
 def under_load(record: Record) -> bool:
     """Return whether a row is of requests that arrive over time: at a rate, or in a closed loop of so many."""
     return record.text("serving_mode") in ("online", "disaggregated") and (
-        rated(record) or record.whole("concurrency") > 0
+        has_rate(record) or record.whole("concurrency") > 0
     )
 
 
-def rated(record: Record) -> bool:
+def has_rate(record: Record) -> bool:
     """Return whether a row states the rate of an open loop, infinite where all requests come at once."""
     return record.text("request_rate").lower() in _AT_ONCE or record.number("request_rate") > 0
 
@@ -79,7 +79,7 @@ def _length(record: Record, name: str, closed: bool, context: int) -> Length:
     table = read("engines.toml")["load"]
     said = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
     if "distribution" in said:
-        record.taken("lengths")
+        record.rule_value("lengths")
         most = context * mean / max(both, 1.0)
         if name == "output_tokens":
             most = min(most, table["output_most"] * mean)
@@ -144,10 +144,10 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
         arrivals = Arrivals(kind="burst")
     elif rate:
         if words not in ("constant", "poisson"):
-            record.taken("arrivals")
+            record.rule_value("arrivals")
         arrivals = Arrivals(kind="constant" if words == "constant" else "poisson", rate=rate)
     else:
-        record.taken("closed_loop")
+        record.rule_value("closed_loop")
         arrivals = Arrivals(kind="closed", users=max(users, replicas))
     closed = arrivals.kind == "closed"
     prompt, made = (_length(record, name, closed, context) for name in ("input_tokens", "output_tokens"))
@@ -155,7 +155,7 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     if record.notes.get("enable_prefix_caching") != "0":
         prefix = min(record.whole("prefix_tokens"), max(round(prompt.mean) - 1, 0))
         if any("inference-perf" in note for note in record.notes.values()) and prefix:
-            record.taken("repeated_prompts")
+            record.rule_value("repeated_prompts")
             cached = 1.0
     return Workload(
         input_tokens=prompt, output_tokens=made, arrivals=arrivals, prefix_tokens=prefix, cached_share=cached,
@@ -176,7 +176,7 @@ def report_of(
     )  # fmt: skip
     balances = case.engine.name.startswith("tensorrt-llm") and record.whole("attention_dp") > 1 and prefill is None
     if balances:
-        record.taken("balanced_prompts")
+        record.rule_value("balanced_prompts")
     options = LoadOptions(
         serving=ServingOptions(engine=case.engine), prefill=prefill,
         async_scheduling=True if record.noted("async_scheduling") else None,
@@ -195,7 +195,7 @@ def report_of(
     fitted = record.notes.get("step_tokens") == "prompt and requests"
     if policy.mixed and not policy.chunked and not job.max_batched_tokens and (beside > policy.step_tokens or fitted):
         if not fitted:
-            record.taken("whole_prompts")
+            record.rule_value("whole_prompts")
         job = replace(job, max_batched_tokens=-(-beside // _SPARE) * _SPARE)
     cluster = case.cluster
     if prefill is not None:
@@ -261,7 +261,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
     else:
         value = report.latencies[metric][quantile]
         if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
-            record.taken("client")
+            record.rule_value("client")
             client = read("engines.toml")["load"]
             value += client["client_seconds"] + client["tokenizer_seconds"] * report.workload.input_tokens.mean
     headline, known = _headline(report, metric, quantile), conditions_of(report, quantile)

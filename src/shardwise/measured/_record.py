@@ -57,13 +57,13 @@ class Record:
         """
         tokens = _tokens(self.notes.get("batch_tokens", ""))
         if not tokens or self.says("global_batch"):
-            return self.told({})
-        return self.told({"global_batch": str(max(round(tokens / self.positive("seq_len")), 1))})
+            return self.with_cells({})
+        return self.with_cells({"global_batch": str(max(round(tokens / self.positive("seq_len")), 1))})
 
-    def told(self, cells: Mapping[str, str]) -> Record:
+    def with_cells(self, cells: Mapping[str, str]) -> Record:
         """Return the row with other cells and the same assumptions.
 
-        >>> Record({"tp": ""}).told({"tp": "8"}).whole("tp")
+        >>> Record({"tp": ""}).with_cells({"tp": "8"}).whole("tp")
         8
         """
         found = Record({**self.row, **cells})
@@ -118,7 +118,7 @@ class Record:
         if text not in self.assumed:
             self.assumed.append(text)
 
-    def taken(self, field: str) -> str:
+    def rule_value(self, field: str) -> str:
         """Return what the published rule takes for a blank field, and record it."""
         found = rule(field)
         self.assume(f"{field}: {found.says}")

@@ -27,9 +27,9 @@ from shardwise.measured._training_plan import (
     recomputed,
 )
 from shardwise.measured._training_tuning import (
+    has_natural_lengths,
     is_tuned,
     kept_mean,
-    natural,
     sorted_by_length,
     tuning_fields,
     with_length,
@@ -94,7 +94,7 @@ class TrainingRows:
     def asked(self, record: Record) -> str:
         """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
         metric = record.text("metric")
-        return metric if metric == "fits" or natural(record) else ""
+        return metric if metric == "fits" or has_natural_lengths(record) else ""
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration; raises `InputError` with the reason where there is none."""
@@ -150,7 +150,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
     device, notes = context.device(record.text("device"))
     framework = framework_of(table, record.text("framework"), record.row)
     if not framework.known and not record.says("stack"):
-        record.taken("framework")
+        record.rule_value("framework")
     cluster = cluster_of(record, device, notes)
     plan = plan_of(record, model, framework, cluster.devices_per_node)
     stack = named_stack(record, framework, plan.sharding, model, table)
@@ -190,13 +190,13 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     if not unknown:
         return question.train(recomputed(record, plan, question.model, question.stack))
     if record.text("metric") == "fits":
-        record.taken("verdict")
+        record.rule_value("verdict")
         return question.train(replace(plan, recompute="none"))
     usual = question.stack.usual_recompute
     if usual != "none" and not record.says("recompute"):
         record.assume(f"recompute {usual}: what {question.stack.name} does unless told")
         return question.train(replace(plan, recompute=usual, offload=plan.offload or question.stack.usual_offload))
-    record.taken("recompute")
+    record.rule_value("recompute")
     report = question.least(plan)
     if question.offloads and not report.fits:
         record.assume("activations over the device's memory go to the host beside compute, as in NVIDIA's recipes")
@@ -234,7 +234,7 @@ def flops_per_token(record: Record, report: TrainReport) -> float:
     if word == "lora_4n":
         return train_flops(report.case.model, report.job.seq_len, "lora")
     if word in ("", "unknown"):
-        record.taken("flops_convention")
+        record.rule_value("flops_convention")
     elif word != "model_full_attn":
         raise refuse("flops_convention", word, "is not a convention of pre-training")
     return report.model_flops_per_token
@@ -244,7 +244,7 @@ def stages_seen(record: Record, report: TrainReport) -> tuple[StageMemory[float]
     """Return the memory of the stages whose ranks were measured."""
     scope, stages = record.text("rank_scope"), report.evaluation.stages
     if scope in ("", "unknown"):
-        record.taken("rank_scope")
+        record.rule_value("rank_scope")
     positions = [float(s.position) for s in stages]
     if scope == "last_rank":
         return (report.evaluation.memory[positions.index(max(positions))],)
@@ -268,7 +268,7 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     if kind == "reserved":
         return held
     if kind != "nvidia_smi":
-        record.taken("memory_kind")
+        record.rule_value("memory_kind")
     return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + held
 
 

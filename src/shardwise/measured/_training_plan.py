@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwise.errors import InputError, Problem
-from shardwise.measured._frameworks import Framework, Table, has_habit, variant_of
+from shardwise.measured._frameworks import Framework, Table, has_default, variant_of
 from shardwise.measured._record import Record, refuse, words
 from shardwise.measured._training_tuning import is_tuned
 from shardwise.models import Model
@@ -31,7 +31,7 @@ from shardwise.plans import (
 
 def _degree(record: Record, name: str) -> int:
     if not record.says(name):
-        record.taken("degrees")
+        record.rule_value("degrees")
     return record.count(name)
 
 
@@ -39,7 +39,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
     tp, cp, pp = (_degree(record, name) for name in ("tp", "cp", "pp"))
     product = int(record.noted("model_parallel_size"))
     if product > 1 and tp * pp == 1:
-        record.taken("model_parallel_size")
+        record.rule_value("model_parallel_size")
         tp = max(d for d in range(1, min(product, node) + 1) if product % d == 0 and not model_heads(model) % d)
         pp = product // tp
     experts = model.has_experts
@@ -64,7 +64,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         rule = f"is more stages than {model.num_layers} layers and both ends fill"
         raise InputError([Problem("pp", pp, rule, "correct the cell")])
     if model.num_layers % (pp * vpp):
-        record.taken("stage_layers")
+        record.rule_value("stage_layers")
         plan = replace(plan, stage_layers=split_layers(model.num_layers, pp * vpp, "megatron"))
     return plan
 
@@ -77,7 +77,7 @@ def model_heads(model: Model) -> int:
 
 def _vpp(record: Record, model: Model, pp: int) -> int:
     if pp > 1 and not record.says("vpp"):
-        record.taken("vpp")
+        record.rule_value("vpp")
     layers = re.fullmatch(r"(\d+) layers?", record.text("vpp"))  # of a chunk
     stated = max(round(model.num_layers / (pp * int(layers[1]))), 1) if layers else record.count("vpp")
     vpp = stated if pp > 1 else 1
@@ -86,7 +86,7 @@ def _vpp(record: Record, model: Model, pp: int) -> int:
 
 def _etp(record: Record, tp: int) -> int:
     if not record.says("etp") and tp > 1:
-        record.taken("etp")
+        record.rule_value("etp")
     return record.count("etp")
 
 
@@ -98,7 +98,7 @@ def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -
     """
     stated, batch = record.whole("micro_batch"), record.whole("global_batch")
     if not stated:
-        record.taken("micro_batch")
+        record.rule_value("micro_batch")
         return 1 if pp > 1 or not batch else 0
     if pp > 1 and framework.pipeline_batch == "sequence":
         record.assume("micro_batch: one sequence of the batch of a replica, the framework's default in a pipeline")
@@ -126,7 +126,7 @@ def _sequence_parallel(record: Record, framework: Framework, tp: int, experts: b
     if record.says("sp"):
         return record.whole("sp") > 0
     if tp > 1:
-        record.taken("sp")
+        record.rule_value("sp")
     # Without it every rank of a tensor-parallel group would route all tokens (Megatron-LM arguments.py).
     return framework.sequence_parallel or (experts and tp > 1)
 
@@ -134,7 +134,7 @@ def _sequence_parallel(record: Record, framework: Framework, tp: int, experts: b
 def _cp_kind(record: Record, cp: int) -> ContextKind:
     word = record.text("cp_kind")
     if cp > 1 and not word:
-        record.taken("cp_kind")
+        record.rule_value("cp_kind")
     kind = words("cp_kind").get(word or "ring")
     if kind is None:
         raise refuse("cp_kind", word, "is not a known kind")
@@ -144,7 +144,7 @@ def _cp_kind(record: Record, cp: int) -> ContextKind:
 def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
     word = record.text("sharding")
     if not word:
-        record.taken("sharding")
+        record.rule_value("sharding")
     found = cast("Sharding | None", words("sharding").get(word) if word else framework.sharding)
     if found is None:
         raise refuse("sharding", word, "is not a known kind of sharding")
@@ -182,7 +182,7 @@ def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
 def optimizer_of(record: Record) -> str:
     word = words("projected").get(record.text("finetune"), record.text("optimizer"))
     if not word:
-        return record.taken("optimizer")
+        return record.rule_value("optimizer")
     projected = record.text("finetune") in words("projected")
     if projected and re.search("[+_]quant|with_embedding=true", record.text("notes")):
         rule = "with narrow projections, or of the embedding table too, is not predicted"
@@ -218,7 +218,7 @@ def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
     replicas = max(devices // (plan.tp * plan.cp * plan.pp), 1)
     if batch:
         return batch
-    record.taken("global_batch")
+    record.rule_value("global_batch")
     return max(plan.micro_batch, 1) * replicas * plan.pp
 
 
@@ -254,7 +254,7 @@ def _selective(record: Record, plan: Plan) -> Plan:
 def named_stack(record: Record, framework: Framework, sharding: Sharding, model: Model, table: Table) -> str:
     """Return the name of the stack that ran a row: the stated one, or that of the framework with what the cells say."""
     if not record.text("attention_kernel"):
-        record.taken("attention_kernel")
+        record.rule_value("attention_kernel")
     if record.says("stack"):
         return record.text("stack")
     return variant_of(table, framework.stack or default_stack(Plan(sharding=sharding)), record.row, _experts(model))
@@ -272,7 +272,7 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
     """Return the recipe of a row: the widths it states, or the stack's for its type of products."""
     dtype = record.text("compute_dtype").lower()
     if not dtype:
-        record.taken("compute_dtype")
+        record.rule_value("compute_dtype")
         dtype = "bf16" if "bf16" in rates or not rates else "fp16"
     if dtype in ("fp8", "mxfp8", "nvfp4"):
         return _narrow(record, stack, dtype, rates)
@@ -285,17 +285,17 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
     weights, gradients = record.text("param_dtype"), record.text("grad_dtype")
     if (
         not gradients
-        and has_habit(table, stack, "narrow_gradients")
+        and has_default(table, stack, "narrow_gradients")
         and find_stack(stack).precision == f"{dtype}-grads16"
     ):
         gradients = dtype
     if weights == "fp32" and dtype == "bf16":
         return "amp-bf16"
     if not weights and not gradients:
-        record.taken("param_dtype")
+        record.rule_value("param_dtype")
         return "" if dtype == "bf16" else "fp16"
     masters = record.text("master_weights")
-    mixed = masters == "1" or (masters != "0" and has_habit(table, stack, "master_weights"))
+    mixed = masters == "1" or (masters != "0" and has_default(table, stack, "master_weights"))
     if weights == "bf16" and gradients in ("", "bf16") and not mixed:
         return "bf16-pure"
     name = f"{dtype}-grads16" if gradients in ("bf16", "fp16") else dtype
@@ -306,7 +306,7 @@ def _narrow(record: Record, stack: str, dtype: str, rates: set[str]) -> str:
     """Return the recipe of products narrower than 16 bits, with the gradients of the stack."""
     name = "fp4" if dtype == "nvfp4" and "fp4" in rates else "fp8"
     if dtype == "nvfp4":
-        record.taken("nvfp4")
+        record.rule_value("nvfp4")
     recipe = find_stack(stack).precision
     if record.text("param_dtype") == "fp32" or (recipe.startswith("amp") and not record.says("param_dtype")):
         return f"{name}-amp"
@@ -324,15 +324,15 @@ def effort_of(record: Record) -> Effort:
     if any(re.search(pattern, cited) for pattern in words("records").values()):
         return "record"
     if is_tuned(record):
-        record.taken("adapter_tuning")
+        record.rule_value("adapter_tuning")
         return "record"
-    record.taken("tuning")
+    record.rule_value("tuning")
     return "typical"
 
 
 def dropout_of(record: Record, model: Model, stack: str, table: Table) -> bool | None:
     """Return whether dropout is on: as the model says, and by default in Megatron-LM before Megatron-Core."""
-    if model.dropout or not has_habit(table, stack, "dropout"):
+    if model.dropout or not has_default(table, stack, "dropout"):
         return None
-    record.taken("dropout")
+    record.rule_value("dropout")
     return True

@@ -24,7 +24,7 @@ def is_tuned(record: Record) -> bool:
     return record.text("finetune") not in ("", "pretrain", "full", *words("projected"))
 
 
-def natural(record: Record) -> bool:
+def has_natural_lengths(record: Record) -> bool:
     """Return whether a row is of samples of natural lengths, of which the longest or the mean is stated."""
     notes = record.text("notes")
     unstated = record.text("metric") == "total_runtime" and "natural lengths" in notes
@@ -34,25 +34,25 @@ def natural(record: Record) -> bool:
 def with_length(record: Record) -> Record:
     """Return a row with the tokens that its metric depends on: the longest sample for memory, the mean for time."""
     if (shorter := kept_mean(record)) and record.text("metric") not in MEMORY:
-        found = record.told({"seq_len": str(round(shorter))})
+        found = record.with_cells({"seq_len": str(round(shorter))})
         found.assume("seq_len: the mean of the samples that are no longer, lognormal as stated; it sets the time")
         return found
-    if not natural(record):
+    if not has_natural_lengths(record):
         return record
     if record.text("metric") in ("memory_p99", "memory_avg") and (held := sorted_by_length(record)):
-        found = record.told({"seq_len": str(round(held))})
+        found = record.with_cells({"seq_len": str(round(held))})
         found.assume("seq_len: the longest samples between two emptyings of the allocator, lognormal up to seq_len")
         return found
     longest, mean = int(record.noted("longest_sample")), record.noted("mean_tokens_per_sample")
     if record.text("metric") in MEMORY:
         if record.says("seq_len") or not longest:
             return record
-        found = record.told({"seq_len": str(longest)})
+        found = record.with_cells({"seq_len": str(longest)})
         found.assume("seq_len: the longest sample, which sets the peak")
         return found
     if not mean:
         raise refuse("notes", record.text("notes"), "the mean length of its samples sets the time, and is not stated")
-    found = record.told({"seq_len": str(round(mean))})
+    found = record.with_cells({"seq_len": str(round(mean))})
     found.assume("seq_len: the mean sample, which sets the time")
     return found
 

@@ -16,7 +16,7 @@ from dataclasses import astuple, fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardwise.cost import Efficiencies, constants, family_of, matmul_row, product_rates, product_seconds
+from shardwise.cost import Efficiencies, constants, family_of, gemm_rates, gemm_seconds, matmul_row
 from shardwise.errors import InputError
 from shardwise.hardware import Device, Fact, find_device
 from shardwise.measuring._clock import WIDTHS, Clock, TimedCase, Timing, copy_of, product_of
@@ -162,8 +162,8 @@ def _fitted(device: Device, dtype: str, rows: Sequence[Measurement]) -> tuple[fl
         # At a peak of twice the rate, or the datasheet's, the form meets every rate that is tried.
         peak = max(rate, device.matrix_flops.get(dtype, 0.0))
         tried = device.with_values({f"matrix_flops.{dtype}": peak, f"achieved_flops.{dtype}": rate}, "tried", "now")
-        rates = product_rates(tried, dtype, matmul_row(family_of(device), dtype)[0], Efficiencies())
-        return [math.log(float(product_seconds(rates, (r.m, r.n, r.k, 1.0), r.bytes_moved)) / r.seconds) for r in rows]
+        rates = gemm_rates(tried, dtype, matmul_row(family_of(device), dtype)[0], Efficiencies())
+        return [math.log(float(gemm_seconds(rates, (r.m, r.n, r.k, 1.0), r.bytes_moved)) / r.seconds) for r in rows]
 
     best = max(2.0 * r.m * r.n * r.k / r.seconds for r in rows)
     rate = _root(lambda x: statistics.median(ratios(x)), best / 8, best * 8)

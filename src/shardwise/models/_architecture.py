@@ -152,9 +152,9 @@ class Block:
         return frozenset({*mixing, *forward, *(("layernorm",) if self.norms else ())})
 
     @property
-    def looks_back(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether every mixer sees only the tokens before a token, and itself."""
-        return all(mixer.looks_back for mixer in self.mixers) and all(block.looks_back for block in self.also)
+        return all(mixer.is_causal for mixer in self.mixers) and all(block.is_causal for block in self.also)
 
 
 MOST_PREDICTIONS = 32
@@ -208,7 +208,7 @@ class Architecture:
     @property
     def generates(self) -> bool:
         """Whether it can make tokens one after another: it has a head, and no layer looks at tokens that follow."""
-        return self.head and all(block.looks_back for block in self.kinds)
+        return self.head and all(block.is_causal for block in self.kinds)
 
     @property
     def has_experts(self) -> bool:

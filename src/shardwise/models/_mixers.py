@@ -79,7 +79,7 @@ class Mixer:
     """Whether it is built for the two-dimensional layout."""
 
     @property
-    def looks_back(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether it sees only a token and those before it."""
         return True
 
@@ -117,7 +117,7 @@ class Mixer:
         """Return what it keeps of a sequence whatever its length."""
         return State()
 
-    def bends(self) -> tuple[int, ...]:
+    def cost_breakpoints(self) -> tuple[int, ...]:
         """Return the context lengths at which the cost of a token changes its slope: windows, chunks, selections."""
         return ()
 
@@ -170,7 +170,7 @@ class Attention(Mixer):
         return self.v_head_dim or self.head_dim
 
     @property
-    def looks_back(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether a mask hides the tokens that follow."""
         return self.causal
 
@@ -210,7 +210,7 @@ class Attention(Mixer):
         width = self.head_dim if self.shared_key_value else self.head_dim + self.value_dim
         return (TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk),)
 
-    def bends(self) -> tuple[int, ...]:
+    def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window or chunk."""
         return (self.window, self.chunk)
 
@@ -260,7 +260,7 @@ class LatentAttention(Mixer):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
-    def looks_back(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether a mask hides the tokens that follow."""
         return self.causal
 
@@ -293,7 +293,7 @@ class LatentAttention(Mixer):
         keys = TokenCache(elements=0, bytes8=self.indexer.head_dim + 4) if selects and self.indexer else None
         return (latent, keys) if keys else (latent,)
 
-    def bends(self) -> tuple[int, ...]:
+    def cost_breakpoints(self) -> tuple[int, ...]:
         """The tokens that its indexer picks."""
         return (self.indexer.top_k,) if self.indexer else ()
 
@@ -328,6 +328,6 @@ class CompressedAttention(Mixer):
         keys = self.indexer.head_dim if self.indexer and not self.indexer.shared else 0
         return window, TokenCache(elements=self.head_dim, bytes8=keys, rate=self.rate)
 
-    def bends(self) -> tuple[int, ...]:
+    def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window, and the tokens that its indexer picks."""
         return (self.window, self.indexer.top_k * self.rate if self.indexer else 0)

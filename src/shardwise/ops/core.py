@@ -50,12 +50,12 @@ class AttentionCore(Generic[X]):
         return self.key_dim + self.value_dim
 
 
-def seen_by_first(n: X, mask: AttentionMask) -> X:
+def pairs_of_first(n: X, mask: AttentionMask) -> X:
     """Return how many (query, key) pairs the first n queries of a sequence have in all.
 
     Causal n (n + 1) / 2; a window W stops growing at W; chunks of C start over every C tokens.
 
-    >>> [seen_by_first(4, mask) for mask in (AttentionMask(), AttentionMask(window=2), AttentionMask(chunk=3))]
+    >>> [pairs_of_first(4, mask) for mask in (AttentionMask(), AttentionMask(window=2), AttentionMask(chunk=3))]
     [10, 7, 7]
     """
     if mask.chunk:
@@ -89,9 +89,9 @@ def attended_pairs(y: Layout[X], mask: AttentionMask) -> X:
         return S * (S + past)
     if not mask.causal:
         # A window reaches so far to both sides, and both count a token itself.
-        pairs = 2 * seen_by_first(S, mask) - S if mask.window else S * (S + past)
+        pairs = 2 * pairs_of_first(S, mask) - S if mask.window else S * (S + past)
     else:
-        pairs = seen_by_first(S + past, mask) - seen_by_first(past, mask)
+        pairs = pairs_of_first(S + past, mask) - pairs_of_first(past, mask)
     return pairs if y.work.density == 1 else pairs * y.work.density
 
 

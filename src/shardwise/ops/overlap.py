@@ -48,11 +48,11 @@ class CostModel(Generic[X]):
     module_launch: float = 0.0
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
 
-    def hides(self, axis: str) -> bool:
+    def may_overlap(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
         return self.overlap and {"tp2": "tp", "etp": "ep"}.get(axis, axis) not in self.exposed_axes
 
-    def slowed(self, hidden: X) -> X:
+    def slowdown_seconds(self, hidden: X) -> X:
         """Return seconds that compute loses to messages that run so long beside it."""
         return hidden * self.rates.contention
 
@@ -80,13 +80,13 @@ def pairing(stack: Stack, schedule: Schedule) -> Pairing:
 
 def sends_overlap(m: CostModel[X], stack: Stack, schedule: Schedule) -> bool:
     """Return whether what pipeline stages send runs beside their compute, as the stack has it under a schedule."""
-    return m.hides("pp") and schedule in stack.overlap_sends
+    return m.may_overlap("pp") and schedule in stack.overlap_sends
 
 
 def _exposed(m: CostModel[X], c: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
     one = m.message(c)
-    if c.hides == "exposed" or not m.hides(c.axis):
+    if c.hides == "exposed" or not m.may_overlap(c.axis):
         return one * c.count, 0 * one
     if c.hides == "ring":
         # Each of the c blocks of attention covers one step (arXiv:2310.01889).
@@ -113,7 +113,7 @@ def _panels(m: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> l
     return found
 
 
-def waits_of(
+def exposed_and_hidden(
     m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
 ) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of each collective of one operator and pass, those in the same compute sharing.
@@ -122,7 +122,7 @@ def waits_of(
     """
     found: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
-    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and m.hides(c.axis))
+    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and m.may_overlap(c.axis))
     of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
         window = "late" if c.hides == "late" else "compute"
@@ -137,7 +137,7 @@ def messages(m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X
     """Return seconds of the collectives of one operator and pass by axis; `late` are those of the weight gradient."""
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
-    for c, (waits, behind) in zip(collectives, waits_of(m, collectives, compute, late), strict=True):
+    for c, (waits, behind) in zip(collectives, exposed_and_hidden(m, collectives, compute, late), strict=True):
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
     return Messages(exposed=exposed, hidden=hidden)
@@ -166,7 +166,9 @@ def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterabl
     if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
         return t
     lost, lost_back = (
-        m.slowed(total(said.values(), 0 * t.forward)) if any(c.hides not in _NO_CORES for c in sent) else 0 * t.forward
+        m.slowdown_seconds(total(said.values(), 0 * t.forward))
+        if any(c.hides not in _NO_CORES for c in sent)
+        else 0 * t.forward
         for said, sent in zip(hidden, (op.forward, op.backward), strict=True)
     )
     return replace(

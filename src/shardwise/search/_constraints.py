@@ -145,7 +145,7 @@ class Constraints:
     """
 
     laws: Mapping[str, Law]
-    said: dict[tuple[Any, ...], tuple[Problem, ...]] = field(default_factory=dict)
+    judged: dict[tuple[Any, ...], tuple[Problem, ...]] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, Problem] = field(default_factory=dict)
 
@@ -174,14 +174,14 @@ class Constraints:
 
     def _problems(self, name: str, row: tuple[Any, ...], fixed: dict[str, Any]) -> tuple[Problem, ...]:
         key = (name, row, *fixed.values())
-        if key not in self.said:
+        if key not in self.judged:
             law = self.laws[name]
             values = {c: WORDS[c][v] if c in WORDS else v for c, v in zip(law.reads, row, strict=True)}
             problems = law.problems(Plan(**{"sequence_parallel": False, **values, **fixed}))
-            self.said[key] = problems
+            self.judged[key] = problems
             if problems:
                 self.examples[name] = min(self.examples.get(name, problems[0]), problems[0], key=str)
-        return self.said[key]
+        return self.judged[key]
 
     def reject(self, name: str, weights: Any) -> None:
         """Count plans under a law: a number of them, or those that each of some rows stands for."""

@@ -24,7 +24,7 @@ from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, chained, in_turns, most_running
+from shardwise.serving.load._steady import Replicas, in_tandem, most_running, round_robin
 
 _MORE = 12
 _FULLEST = 0.95
@@ -120,15 +120,15 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
     empty = first.form.at(0.0), last.form.at(0.0)
     if search.options.router == "round-robin":
         workers = counts[0] / first.form.batches.groups[:, None]
-        prompts = in_turns(prompts, _row(empty[0], np.s_[:, None]), np.maximum(workers, 1.0), first.form.moments)
+        prompts = round_robin(prompts, _row(empty[0], np.s_[:, None]), np.maximum(workers, 1.0), first.form.moments)
     found: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
     each = np.array([plan.num_devices for plan in last.plans])
     for i, one in enumerate(first.plans):
         # Workers of this layout for prompts, the other layouts, and their workers.
         sent = np.array([_sent(search, case, (one, other), group.policy) for other in last.plans])[None, :, None]
         share = counts[0][i][:, None, None] / counts[1][None]
-        both = chained(_row(prompts, np.s_[i, :, None, None]), _row(tokens, np.s_[None]), sent, share, last.form)
-        alone = chained(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0, last.form)
+        both = in_tandem(_row(prompts, np.s_[i, :, None, None]), _row(tokens, np.s_[None]), sent, share, last.form)
+        alone = in_tandem(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0, last.form)
         kept = np.isfinite(both.e2e_seconds)
         for limit in search.options.limits:
             kept = kept & (least(both, alone, limit) * search.margin(case, limit) <= limit.seconds)

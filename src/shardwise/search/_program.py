@@ -104,12 +104,12 @@ class Program:
         self._count = 0
         self._build(outputs)
 
-    def told(self) -> dict[str, Any]:
-        """Return the program as plain values, of which `of_told` makes it again.
+    def to_plain(self) -> dict[str, Any]:
+        """Return the program as plain values, of which `of_plain` makes it again.
 
         >>> from shardwise.ledger.symbol import Graph
         >>> x = Graph().given("x", ROW)
-        >>> again = Program.of_told(Program({"y": 2.0 * x + x * x, "z": 3.0}).told())
+        >>> again = Program.of_plain(Program({"y": 2.0 * x + x * x, "z": 3.0}).to_plain())
         >>> shape = ProgramShape(rows=2, modes=1, row=np.zeros(0, int))
         >>> {name: np.asarray(v).tolist() for name, v in again.run({"x": np.array([1.0, 4.0])}, shape).items()}
         {'z': 3.0, 'y': [3.0, 24.0]}
@@ -129,7 +129,7 @@ class Program:
         }
 
     @classmethod
-    def of_told(cls, told: Mapping[str, Any]) -> Program:
+    def of_plain(cls, told: Mapping[str, Any]) -> Program:
         """Return the program that plain values tell of; raises `ValueError` where they do not tell of one."""
         found = cls({})
         words, ops, flat, sizes, into, memory = told["lines"]

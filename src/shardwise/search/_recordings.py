@@ -61,7 +61,7 @@ class Recordings:
             return
         self.changed = False
         try:
-            told = {name: program.told() for name, program in self.programs.items()}
+            told = {name: program.to_plain() for name, program in self.programs.items()}
             data = json.dumps({"words": self.words, "programs": told}, separators=(",", ":")).encode()
         except (TypeError, ValueError):
             return
@@ -93,7 +93,7 @@ def recordings_of(key: object) -> Recordings:
             total, _, data = read_file(found.path, _MOST_FILE + 100).partition(b"\n")
             if total == _sum(data):
                 tree = json.loads(data)
-                programs = {str(one): Program.of_told(told) for one, told in tree["programs"].items()}
+                programs = {str(one): Program.of_plain(told) for one, told in tree["programs"].items()}
                 found.words.update(tree["words"])
                 found.programs.update(programs)
     return found

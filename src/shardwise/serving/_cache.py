@@ -57,7 +57,7 @@ def block_caches(layout: Layout[X], block: Block) -> tuple[SequenceCache[X], ...
 
 def keeps_tokens(block: Block) -> bool:
     """Return whether a layer keeps something of every new token, if only for a while."""
-    mixers = any(mixer.attends and mixer.looks_back for mixer in block.mixers)
+    mixers = any(mixer.attends and mixer.is_causal for mixer in block.mixers)
     return mixers or any(map(keeps_tokens, block.also))
 
 
@@ -75,6 +75,6 @@ def breakpoints(blocks: Iterable[Block]) -> set[int]:
     """
     found: set[int] = set()
     for block in blocks:
-        found |= {length for mixer in block.mixers for length in mixer.bends()}
+        found |= {length for mixer in block.mixers for length in mixer.cost_breakpoints()}
         found |= breakpoints(block.also)
     return found - {0}

@@ -302,7 +302,7 @@ def _stated(case: ServingCase) -> list[str]:
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no key-value cache: each output token runs all tokens before it again")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
-        notes.append(f"memory is set aside for {case.profiled.said}, as {engine.title} measures it at start-up")
+        notes.append(f"memory is set aside for {case.profiled.text}, as {engine.title} measures it at start-up")
     if job.adapter_rank:
         notes.append(f"adapters {job.adapters}: of rank {job.adapter_rank} in every linear layer, used in turn")
     if job.speculative_method:

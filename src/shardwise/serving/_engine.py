@@ -308,10 +308,10 @@ def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
             yield above + key, value
 
 
-def sums_branches(family: str) -> bool:
+def reduces_branches_once(family: str) -> bool:
     """Return whether engines add both branches of a parallel block before they reduce them, in a family of models.
 
-    >>> sums_branches("falcon"), sums_branches("gpt-neox")
+    >>> reduces_branches_once("falcon"), sums_branches("gpt-neox")
     (True, False)
     """
     return family in engine_tables()["summed_branches"]["families"]

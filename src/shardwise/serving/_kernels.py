@@ -73,13 +73,13 @@ def watts_per_core(family: str) -> float:
     return float(engine_tables()["measured"]["watts_per_core"].get(family, 0.0))
 
 
-def lasting_memory(family: str) -> float:
+def steady_state_memory(family: str) -> float:
     """Return the share of the streaming rate of measured products that steps of engines keep, 1 where it is all.
 
-    >>> lasting_memory("ampere"), lasting_memory("hopper")
+    >>> steady_state_memory("ampere"), steady_state_memory("hopper")
     (0.91, 1.0)
     """
-    return float(engine_tables()["measured"]["lasting_memory"].get(family, 1.0))
+    return float(engine_tables()["measured"]["steady_state_memory"].get(family, 1.0))
 
 
 def replay_seconds(vendor: str) -> float:

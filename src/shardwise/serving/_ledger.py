@@ -26,7 +26,7 @@ from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
-from shardwise.serving._engine import sums_branches
+from shardwise.serving._engine import reduces_branches_once
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
@@ -227,7 +227,7 @@ def label_of(block: Block, index: int) -> str:
 def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> StepLedger[X]:
     """Return the operators of one step as the engine runs them."""
     model, views = case.model, views_of(case, sizes, step)
-    summed = sums_branches(model.family)
+    summed = reduces_branches_once(model.family)
     verifies = bool(case.job.speculative_method) and step.phase == "decode"
     beside = with_adapters(case, views.wide)
     kinds = (

@@ -27,7 +27,7 @@ class SchedulerLimits:
     whole_prompts: int = 0
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The step in words."""
         return f"{self.step_tokens:,} tokens and {self.sequences:,} sequences at once"
 

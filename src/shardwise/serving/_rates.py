@@ -11,7 +11,7 @@ from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
-from shardwise.serving._kernels import lasting_memory, replay_seconds, watts_per_core
+from shardwise.serving._kernels import replay_seconds, steady_state_memory, watts_per_core
 
 
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> tuple[Rates[Any], Rates[Any]]:
@@ -36,7 +36,7 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rat
     zero = 0 * rates.memory_start
     started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
     start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
-    streamed = rates.matmul_bytes * (1.0 if ideal else lasting_memory(rates.family))
+    streamed = rates.matmul_bytes * (1.0 if ideal else steady_state_memory(rates.family))
     return replace(
         rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
     )

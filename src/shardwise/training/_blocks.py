@@ -10,7 +10,7 @@ from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
 from shardwise.ledger.number import X, divide, is_plain, largest, maximum, minimum, total
 from shardwise.ledger.op import Op, within
-from shardwise.ledger.saved import Checkpoint, keep, run_again
+from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
 from shardwise.ops.core import CORE
 from shardwise.ops.count import RECOMPUTED
@@ -310,7 +310,7 @@ def fold(
 
     Operators that come again, under other units, are priced once where they are `known`.
     """
-    zero, again = 0 * ops[0].forward_bytes, run_again(ops, units)
+    zero, again = 0 * ops[0].forward_bytes, recomputed_shares(ops, units)
     routes = any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op in ops:

@@ -10,12 +10,12 @@ from shardwise.models import Model
 from shardwise.plans import STAGE_AXES, Plan, Training, find_sharding, named_groups, splits_replicas
 from shardwise.records import dataclass
 from shardwise.training._fsdp_units import unpadded
-from shardwise.training._layer_tables import GemmShape, LayerTable, products_of, rank_tables, whole_case, whole_tables
+from shardwise.training._layer_tables import GemmShape, LayerTable, gemms_of, rank_tables, whole_case, whole_tables
 from shardwise.training._parts import owned
 from shardwise.training._report import TrainingOptions, TrainReport, report_of, train
 from shardwise.training._step import axis_seconds, slowest_stage
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
-from shardwise.training._traffic_map import TrafficMap, check_devices, edges_of, wires_of
+from shardwise.training._traffic_map import TrafficMap, check_devices, edges_of, traffic_map_of
 
 # Axis of the report -> what it is, and which axis of a training report its seconds belong to.
 TITLES: dict[str, tuple[str, str]] = {
@@ -137,12 +137,12 @@ class CommReport:
         return f"n{node}_g{device}"
 
     @cached_property
-    def wires(self) -> TrafficMap:
+    def traffic_map(self) -> TrafficMap:
         """Where the bytes of a step travel."""
         case, evaluation = self.report.case, self.report.evaluation
         stages = [(int(s.count), flows) for s, flows in zip(evaluation.stages, self.flows, strict=True)]
         rates = {link.name: float(link.bytes_per_second) for link in evaluation.network.links}
-        return wires_of(edges_of(self.plan, stages, case.cluster), case.cluster, rates)
+        return traffic_map_of(edges_of(self.plan, stages, case.cluster), case.cluster, rates)
 
     @cached_property
     def axes(self) -> dict[str, AxisMessages]:
@@ -181,7 +181,7 @@ class CommReport:
     def _tiers(self, name: str) -> dict[str, float]:
         tiers = self.report.case.cluster.tiers
         found = dict.fromkeys((t.name for t in tiers), 0.0)
-        for group, amounts in self.wires.by_tier.items():
+        for group, amounts in self.traffic_map.by_tier.items():
             if self.names[group] == name:
                 for tier, amount in zip(tiers, amounts, strict=True):
                     found[tier.name] += amount
@@ -237,7 +237,7 @@ class CommReport:
     @cached_property
     def products(self) -> tuple[GemmShape, ...]:
         """Every matrix product before and after splitting."""
-        return products_of(self.report.case, self.report.evaluation, self.traffic.lines)
+        return gemms_of(self.report.case, self.report.evaluation, self.traffic.lines)
 
 
 def comm(

@@ -15,7 +15,7 @@ from shardwise.training._evaluate import Evaluation, layout_of
 from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._sizes import sizes_of
 from shardwise.training._stages import Stages, runs_of
-from shardwise.training._traffic import Message, Traffic, of_operators
+from shardwise.training._traffic import Message, Traffic, operator_messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def tables_of_lines(
     order = [len(lines) - 3, *range(len(lines) - 3), len(lines) - 2, len(lines) - 1]
     for i in order:
         if times[i] and lines[i].ops:
-            sent = [] if traffic is None else [(t.message, t.count) for t in of_operators(traffic, lines[i])]
+            sent = [] if traffic is None else [(t.message, t.count) for t in operator_messages(traffic, lines[i])]
             rows = tuple(_rows(lines[i], width, sent))
             found.append(LayerTable(name=lines[i].label, times=times[i], rows=rows))
     return tuple(found)
@@ -129,7 +129,7 @@ def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
     return op.flops / seconds / peak if seconds else 0.0
 
 
-def products_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
+def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
     """Return every matrix product of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
     found: dict[tuple[str, str], GemmShape] = {}

@@ -8,7 +8,7 @@ from typing import Generic
 from shardwise.ledger.flow import flow
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Op, Tensor, within
-from shardwise.ledger.saved import Checkpoint, rerun
+from shardwise.ledger.saved import Checkpoint, recomputed_ops
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
@@ -29,7 +29,7 @@ class PartLedger(Generic[X]):
 
     def again(self, op: Op[X]) -> bool:
         """Return whether an operator runs again in backward."""
-        return any(op is one for one in rerun(self.ops, self.units))
+        return any(op is one for one in recomputed_ops(self.ops, self.units))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -193,7 +193,7 @@ def _largest_layer(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCos
     return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(held, parts.kinds, strict=True)])
 
 
-def one_micro(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
+def saved_bytes(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
     """Return the bytes saved for backward by the layers and the embedding of one micro-batch."""
     kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
     return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
@@ -202,8 +202,8 @@ def one_micro(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) 
 def held_bytes(parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
     """Return the bytes saved for backward by the layers and the embedding of all micro-batches in flight."""
     zero = 0 * s.count
-
-    own, mirrored = one_micro(parts, s.layers, s.embeds, zero), one_micro(parts, s.mirrored, s.mirrored_embeds, zero)
+    own = saved_bytes(parts, s.layers, s.embeds, zero)
+    mirrored = saved_bytes(parts, s.mirrored, s.mirrored_embeds, zero)
     return held_as("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
@@ -272,13 +272,13 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         widened=widened,
         host=home.host,
         paged=paged,
-        late_block=table + held_apart(r, parts, s, m, moments, flat_gradients(r, z, params, table)) - peak,
+        late_block=table + fragmented_bytes(r, parts, s, m, moments, flat_gradients(r, z, params, table)) - peak,
         moments=moments,
         peak=peak,
     )
 
 
-def held_apart(
+def fragmented_bytes(
     r: Recipe, parts: ModelBlocks[X], s: Stages[X], m: Moment[X], moments: dict[MemoryMoment, X], flat: X
 ) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
@@ -323,7 +323,7 @@ def made_of(
         again=held_as("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
         transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
-        flowing=named(parts.stream_bytes, "gradient of the residual stream") + replayed_streams(r, parts, s),
+        flowing=named(parts.stream_bytes, "gradient of the residual stream") + recomputed_streams(r, parts, s),
         waiting=waiting,
         # A head of few bits is made wide beside its logits.
         logits=held_as(
@@ -335,7 +335,7 @@ def made_of(
     )
 
 
-def replayed_streams(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
+def recomputed_streams(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return the streams beside an adapter in fp32 of a layer that runs again: its casts are the peak of the replay.
 
     The residual stream and the branch's input, which the calling modules hold, and the gradient that the last adapter
@@ -395,6 +395,6 @@ def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], 
     if _adds_narrow(r):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(r.precision.activation_bytes * total(owned(parts, s)), "16-bit gradients")
-        done = minimum(one_micro(parts, s.layers, s.embeds, 0 * s.count), m.activations)
+        done = minimum(saved_bytes(parts, s.layers, s.embeds, 0 * s.count), m.activations)
         moments["micro-batch complete"] = complete + made + m.activations - done
     return {name: named(value, name) for name, value in moments.items()}

@@ -33,7 +33,7 @@ from shardwise.training._state import StateMessage, gathers, reductions, scatter
 
 def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the blocks as they run where expert messages hide behind a paired micro-batch, whose cores they hold."""
-    if when == "never" or not m.hides("ep") or "ep" not in m.group_shapes:
+    if when == "never" or not m.may_overlap("ep") or "ep" not in m.group_shapes:
         return parts
     span = m.group_shapes["ep"]
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
@@ -42,7 +42,7 @@ def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> Mode
         if "ep" not in k.exposed:
             return k
         found = paired(k, share)
-        lost = named(m.slowed(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
+        lost = named(m.slowdown_seconds(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
         return replace(found, backward_input=found.backward_input + lost, compute=found.compute + lost)
 
     return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
@@ -113,7 +113,7 @@ def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X]:
     return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, again)
 
 
-def waits_once(z: PlanSizes[X], r: Recipe) -> X:
+def once_a_step(z: PlanSizes[X], r: Recipe) -> X:
     """Return 1 where a stage waits once a step for what `unit_rounds` spreads over the micro-batches, else 0.
 
     A pipeline that keeps weights gathered gathers before the first forward pass of a stage, and scatters behind its
@@ -138,7 +138,7 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     held, made = gathered_elements(r, z, k), scattered_elements(r, z, k)
     scattered, gathered = scatters(z, r, made), gathers(r, *held) if r.shards_weights else ()
     scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
-    hides = m.hides("dp") and r.stack.overlap_gradients
+    hides = m.may_overlap("dp") and r.stack.overlap_gradients
     often, twice = unit_rounds(z, r)
     first, last = often * gather, often * (twice * gather + scatter)
     ahead = maximum(first - often * k.forward, 0.0) if hides else first
@@ -201,7 +201,7 @@ def end_messages(
     often, twice = unit_rounds(z, r)
     apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
     names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
-    hides = apart and m.hides("dp") and r.stack.overlap_gradients
+    hides = apart and m.may_overlap("dp") and r.stack.overlap_gradients
     ahead, behind = (one if hides else zero for one in _mean_layer(parts, s))
     found: list[EndMessages[X]] = []
 
@@ -284,7 +284,7 @@ def data_parallel_seconds(
         return zero, zero, zero, zero
     reduced, updated = reductions(r, parts, s), updates(r, parts, s)
     grads = named(state_seconds(m, reduced, zero), "gradient reduction")
-    hides = m.hides("dp")
+    hides = m.may_overlap("dp")
     shown = bucketed(grads, passes[1], _layers(s)) if hides and r.stack.overlap_gradients else grads
     hidden = grads - shown
     shown = shown + lost_seconds(m, reduced, hidden)
@@ -311,7 +311,7 @@ def host_waits(
         for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
     ]
     waits = [
-        named(bucketed(one, beside, _layers(s)) if m.hides("host") else one, "host link")
+        named(bucketed(one, beside, _layers(s)) if m.may_overlap("host") else one, "host link")
         for one, beside in zip(whole, compute, strict=True)
     ]
     return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]

@@ -14,7 +14,7 @@ from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._offload import host_traffic
-from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, sharding_waits, waits_once
+from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, once_a_step, sharding_waits
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import boundary_messages, state_seconds, table_seconds
@@ -98,7 +98,7 @@ def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost
 def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
     w, zero = sharding_waits(m, z, r, parts, s), 0 * s.count
-    once = waits_once(z, r)
+    once = once_a_step(z, r)
     ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
     replay = weighted(parts, s, lambda k: k.replay)
     exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)

@@ -18,7 +18,7 @@ from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._memory import ModelBlocks, Recipe
-from shardwise.training._overlap import covering_passes, data_parallel_seconds, sharding_waits, waits_once
+from shardwise.training._overlap import covering_passes, data_parallel_seconds, once_a_step, sharding_waits
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StageSeconds, StepJob, once_seconds, tied_seconds, weighted, weighted_axes
@@ -91,7 +91,7 @@ class StepTimeline:
 
 def _shares(m: CostModel[float], z: PlanSizes[float], r: Recipe, parts: ModelBlocks[float], s: Stages[float]) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
-    waits, often = sharding_waits(m, z, r, parts, s), 1 - waits_once(z, r)
+    waits, often = sharding_waits(m, z, r, parts, s), 1 - once_a_step(z, r)
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
     again = weighted_axes(parts, s, lambda k: k.replay_exposed)
     every = weighted_axes(parts, s, lambda k: k.exposed)

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
-from shardwise.ops.overlap import CostModel, waits_of
+from shardwise.ops.overlap import CostModel, exposed_and_hidden
 from shardwise.plans import find_rules
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
@@ -165,12 +165,12 @@ def _message(t: Traffic, lines: PartLedger[float], op: Op[float], phase: Phase, 
     )
 
 
-def of_operators(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]:
+def operator_messages(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part, in the order of its passes; groups of one rank send none."""
     for op in lines.ops:
         seconds = op_seconds(t.evaluation.rates, op)
-        ahead = waits_of(t.machine, op.forward, seconds.forward)
-        back = waits_of(t.machine, op.backward, seconds.backward_input, seconds.backward_weight)
+        ahead = exposed_and_hidden(t.machine, op.forward, seconds.forward)
+        back = exposed_and_hidden(t.machine, op.backward, seconds.backward_input, seconds.backward_weight)
         passes: list[tuple[Phase, tuple[Collective[float], ...], list[tuple[float, float]]]] = [
             ("forward", op.forward, ahead)
         ]
@@ -184,9 +184,9 @@ def of_operators(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]
                     yield TimedMessage(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def of_part(t: Traffic, lines: PartLedger[float], folded: BlockCost[float]) -> Iterator[TimedMessage]:
+def part_messages(t: Traffic, lines: PartLedger[float], folded: BlockCost[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part with the seconds that its pairs of micro-batches leave exposed."""
-    for one in of_operators(t, lines):
+    for one in operator_messages(t, lines):
         gone = one.exposed * folded.behind_pair.get(one.message.group, 0.0)
         yield replace(one, exposed=one.exposed - gone, hidden=one.hidden + gone)
 
@@ -224,7 +224,7 @@ def _shared(messages: list[Message], exposed: float, hidden: float) -> list[Time
     ]
 
 
-def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessage]:
+def fsdp_unit_messages(t: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessage]:
     """Return the messages of sharded weights and gradients of one layer in one micro-batch."""
     z, r = t.evaluation.sizes, t.case.recipe
     if not r.shards_gradients:
@@ -240,7 +240,7 @@ def of_units(t: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessa
     return [replace(one, count=often) for one in shared]
 
 
-def of_ends(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
+def embedding_and_head_messages(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
     """Return the messages of the units that hold embedding, final norm and head of a stage in one micro-batch."""
     found: list[TimedMessage] = []
     for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
@@ -347,7 +347,7 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
     for i, (lines, folded) in enumerate(zip(t.lines, t.folded, strict=True)):
         often = runs_a_micro_batch(t.case, s)[i]
         if often or own[i]:
-            units = of_units(t, lines.label, folded) if i < layers else []
-            add([*of_part(t, lines, folded), *units], often, own[i])
-    add(of_ends(t, s), 1.0, 1.0)
+            units = fsdp_unit_messages(t, lines.label, folded) if i < layers else []
+            add([*part_messages(t, lines, folded), *units], often, own[i])
+    add(embedding_and_head_messages(t, s), 1.0, 1.0)
     return (*found, *_once(t, index), *_between(t, index))

@@ -165,7 +165,7 @@ def _together(groups: Any, size: int) -> int:
     return int((groups[0] // size == groups[0][0] // size).sum())
 
 
-def wires_of(edges: Iterable[RankTraffic], cluster: Cluster, rates: Mapping[str, float]) -> TrafficMap:
+def traffic_map_of(edges: Iterable[RankTraffic], cluster: Cluster, rates: Mapping[str, float]) -> TrafficMap:
     """Return where the bytes of a step travel; `rates` are the achieved bytes a second of each tier by name."""
     import numpy
 

@@ -27,7 +27,7 @@ from shardwise.serving.load._lockstep import groups_of, lanes_of
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, chained, in_turns
+from shardwise.serving.load._steady import Replicas, Steady, in_tandem, round_robin
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded", "prefix"]
@@ -332,9 +332,9 @@ class Fleet:
         workers, form = self.prefill.many // self.prefill.groups, self.prefill.form
         first = form.at(rate / self.prefill.many).row(0)
         if workers > 1 and self.router == "round-robin":
-            first = in_turns(first, form.at(0.0).row(0), workers, form.moments)
+            first = round_robin(first, form.at(0.0).row(0), workers, form.moments)
         sent = self.link.seconds(self.prefill.form.moments.input_tokens)
-        both = chained(first, found, sent, self.prefill.many / many, self.decode.form)
+        both = in_tandem(first, found, sent, self.prefill.many / many, self.decode.form)
         return Steady(**{name: float(getattr(both, name)) for name in Steady.__dataclass_fields__})
 
     def saturated(self, workload: Workload) -> float:

@@ -23,8 +23,8 @@ import numpy as np
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
+from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._tempo import FULL
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

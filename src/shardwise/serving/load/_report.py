@@ -134,7 +134,7 @@ class ServeReport(Card):
         return not self.growth_per_second
 
     @property
-    def hopeless(self) -> bool:
+    def overloaded(self) -> bool:
         """Whether the load is more than a full queue is served at, and more than the closed form carries."""
         return self.open_loop and self.saturated is not None and self.steady.rate >= self._most
 
@@ -156,7 +156,7 @@ class ServeReport(Card):
         """
         if not self.open_loop:
             return 0.0
-        if self.hopeless:
+        if self.overloaded:
             return (self.steady.rate - self._most) * self.base.plan.dp
         every = sorted((r for t in self.traces for r in t.finished), key=lambda r: r.arrival)
         quarter = len(every) // 4
@@ -285,7 +285,7 @@ class ServeReport(Card):
         if self.saturated is None:
             return self.steady.capacity * self.base.plan.dp
         # While replicas start a queue grows that all of them would carry.
-        if self.growth_per_second and (self.hopeless or self.options.autoscale is None):
+        if self.growth_per_second and (self.overloaded or self.options.autoscale is None):
             return self.steady.rate * self.base.plan.dp - self.growth_per_second
         return max(self.saturated, self.steady.rate) * self.base.plan.dp
 

@@ -226,10 +226,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
             return report
     if fits and report.open_loop and steady.utilisation > _NEAR:
         report = replace(report, saturated=fleet.saturated(workload))
-    if report.saturated is not None and not report.hopeless:
+    if report.saturated is not None and not report.overloaded:
         said = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, said))
-    if not fits or report.hopeless:
+    if not fits or report.overloaded:
         return replace(report, traces=())
     if watch is not None:
         return report

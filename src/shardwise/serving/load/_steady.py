@@ -23,18 +23,18 @@ from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns
-from shardwise.serving.load._lockstep import Batches, batches_of
-from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
-from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._tempo import (
+from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
-    Tempo,
+    BatchTimes,
     first_token_seconds,
     lingering_seconds,
     slot_factor,
     step_seconds,
 )
+from shardwise.serving.load._lockstep import Batches, batches_of
+from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
+from shardwise.serving.load._requests import LengthMoments
 
 _ROUNDS = 6
 # Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
@@ -149,11 +149,11 @@ class Replicas:
             spread=p.spread, pieces=p.pieces, together=p.together,
         )  # fmt: skip
 
-    def _tempo(self, rate: Any) -> Tempo[Any]:
+    def _tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of one batch at every number of its sequences."""
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
         empty = b.prompt[:, :1] + b.rate * b.prompt[:, :1] ** 2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
-        found = Tempo(
+        found = BatchTimes(
             step=step_seconds(b, policy), lingering=lingering_seconds(b, moments, policy), load=b.load,
             first=first_token_seconds(b, moments, policy), empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
@@ -168,9 +168,9 @@ class Replicas:
             grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
             full = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
         full = np.where(several, 0.0, full)
-        pairs = ((f.name, getattr(found, f.name), getattr(other, f.name)) for f in fields(Tempo))
+        pairs = ((f.name, getattr(found, f.name), getattr(other, f.name)) for f in fields(BatchTimes))
         both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
-        return Tempo(**both | {"empty": np.where(several, other.empty, found.empty)})
+        return BatchTimes(**both | {"empty": np.where(several, other.empty, found.empty)})
 
     def _cycle_rates(self) -> Any:
         """Return requests a second of a batch among others, while so many sequences run and others wait.
@@ -197,7 +197,7 @@ class Replicas:
         cycle = ends.decode + (ends.look(ends.mean, prompts * wait) - ends.decode) / wait
         return p.counts * going / (steps + pieces * going) / cycle
 
-    def _cycle_tempo(self, rate: Any) -> Tempo[Any]:
+    def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
         p, policy, cycles = self.prices, self.policy, self.prices.cycles
         rate = rate * self.batches.many * cycles.pieces
@@ -209,7 +209,7 @@ class Replicas:
         first = at.square / at.cycle / 2 + at.own + (p.pieces - 1) * at.cycle
         first = first + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
-        found = Tempo(
+        found = BatchTimes(
             step=step, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             first=first + at.cycle if policy.async_scheduling and self.moments.steps else first,
@@ -217,7 +217,7 @@ class Replicas:
         )  # fmt: skip
         return self._gathered(found, rate) if policy.batch_wait[0] else found
 
-    def _gathered(self, found: Tempo[Any], rate: Any) -> Tempo[Any]:
+    def _gathered(self, found: BatchTimes[Any], rate: Any) -> BatchTimes[Any]:
         """Return the pace where prompts wait for decode steps until they fill a share of a step.
 
         The first of them waits for all of these, others for a part, and all run in one step.
@@ -237,7 +237,9 @@ class Replicas:
             found, step=step, load=1 - cycles.decode / step,
             first=found.first + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
         )  # fmt: skip
-        return Tempo(**{f.name: np.where(alone, getattr(other, f.name), getattr(found, f.name)) for f in fields(Tempo)})
+        return BatchTimes(
+            **{f.name: np.where(alone, getattr(other, f.name), getattr(found, f.name)) for f in fields(BatchTimes)}
+        )
 
     def _likely(self, ratio: Any, width: Any, tail: Any) -> tuple[Any, Any]:
         """Return how likely each place is, and all that is beyond the last, up to a common factor.
@@ -320,7 +322,7 @@ class Replicas:
         return (1 / self.batches.many[:, 0] + cv2) / (1 + cv2)
 
 
-def in_turns(found: Steady[Any], empty: Steady[Any], workers: Any, moments: LengthMoments) -> Steady[Any]:
+def round_robin(found: Steady[Any], empty: Steady[Any], workers: Any, moments: LengthMoments) -> Steady[Any]:
     """Return workers that are sent requests in turns: gaps between those of one vary less than of all (Kingman 1961).
 
     Gaps of every W-th request have 1 / W of the squared cv; that of prompts stays.
@@ -334,7 +336,7 @@ def in_turns(found: Steady[Any], empty: Steady[Any], workers: Any, moments: Leng
     )  # fmt: skip
 
 
-def chained(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
+def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
     """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
 
     Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of

@@ -132,7 +132,7 @@ def slot_factor(busy: X, slots: X, cv2: float) -> X:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tempo(Generic[X]):
+class BatchTimes(Generic[X]):
     """The pace of a batch at a number of sequences: seconds but for the load."""
 
     step: X
