@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -91,18 +92,22 @@ def test_pools_conserve_work_and_time(engine: str, closed: bool) -> None:
 
 @settings(max_examples=4, deadline=None)
 @given(rate=st.floats(5.0, 35.0), seed=st.integers(0, 99), engine=st.sampled_from(ENGINES))
-def test_more_workers_of_either_pool_never_raise_a_percentile(rate: float, seed: int, engine: str) -> None:
-    """Twice the prefill workers, or twice those that decode, have no higher mean or percentile of any latency.
+def test_more_workers_of_a_pool_shorten_what_it_does(rate: float, seed: int, engine: str) -> None:
+    """Twice the prefill workers have no cache later; twice those that decode, no higher percentile of TPOT.
 
-    But for the step that is under way when a cache arrives.
+    Neither raises a percentile of a request's seconds, nor of TTFT, but for the step under way when a cache arrives.
+    Prefill workers may raise TPOT: prompts that queue before one are spaced by it, and more of them hand over bursts,
+    which decode in larger batches (the output of a busy server varies less than its input).
     """
     asked = workload(rate, seed=seed)
-    few = pools(engine, asked, 1, 1)
-    for more in (pools(engine, asked, 2, 1), pools(engine, asked, 1, 2)):
-        for metric in ("ttft", "tpot", "e2e") if few.stable else ():
-            for name, seconds in more.latencies[metric].items():
-                step = few.latencies["itl"]["mean"] if metric == "ttft" else 0.0
-                assert seconds <= few.latencies[metric][name] * 1.02 + step, (metric, name)
+    few, prefill, decode = (pools(engine, asked, *workers) for workers in ((1, 1), (2, 1), (1, 2)))
+    if few.stable:
+        assert all(one.ready <= other.ready + 1e-9 for one, other in zip(prefill.requests, few.requests, strict=True))
+        step = few.latencies["itl"]["mean"]
+        for more, metrics in ((prefill, ("ttft", "e2e")), (decode, ("ttft", "tpot", "e2e"))):
+            for metric, name in product(metrics, few.latencies["e2e"]):
+                late = step if metric == "ttft" else 0.0
+                assert more.latencies[metric][name] <= few.latencies[metric][name] * 1.005 + late, (metric, name)
 
 
 def test_decode_steps_without_prompts_are_steady() -> None:
