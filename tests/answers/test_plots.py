@@ -16,7 +16,7 @@ from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
 from shardwise.answers._canvas import SIZES, Canvas, save, styled
 from shardwise.answers._explained import ExplainedNumber
 from shardwise.answers._plot import figure_of
-from shardwise.answers._plots import ink_on
+from shardwise.answers._plots import ink_on, plan_words
 from shardwise.answers._plots_bars import (
     HIDDEN,
     MEMORY,
@@ -29,6 +29,7 @@ from shardwise.answers._plots_bars import (
     train_figure,
 )
 from shardwise.answers._plots_explain import explain_figure, pieces
+from shardwise.answers._plots_timeline import timeline_figure
 
 CASES = {
     "pipeline": (
@@ -309,3 +310,27 @@ def test_sizes_that_are_not_known_are_refused() -> None:
     with pytest.raises(sw.InputError, match="is not a size of pictures"):
         sw.plot(reports("sharded"), "x.svg", size="poster")
     assert run("infer", "gpt2", "--on", "1xh100", "--plot", "x.svg", "--size", "poster", "--json").fields == ["size"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_names_of_plans_are_whole(size: str) -> None:
+    """Beside its bars every word of a plan stands, or above them where all plans have it, on paper of any width."""
+    cluster, job = Cluster.parse("64xh100"), Training(seq_len=4096, global_batch=256)
+    found = sw.plan_training(load_model("llama-3.1-70b"), cluster, job)
+    with styled(Canvas(size)):
+        figure = figure_of(found)
+    names = [label.get_text().replace("\n", " ").replace("\xa0", " ") for label in figure.axes[2].get_yticklabels()]
+    above = " ".join(text.get_text() for text in figure.axes[0].texts)
+    for name, report in zip(names, found.best, strict=False):
+        assert all(word in name or word in above for word in plan_words(report.plan).split(", ")), name
+
+
+def test_what_every_kind_of_stage_holds_is_drawn_below_the_schedule() -> None:
+    """Below the schedule is a panel for each run of equal stages, all on the time and the bytes of the first."""
+    report = reports("pipeline")
+    with styled():
+        figure = timeline_figure(report, report.timeline())
+    schedule, *held = figure.axes[1:]
+    assert len(held) == len(report.evaluation.stages)
+    assert {panel.get_xlim() for panel in held} == {schedule.get_xlim()}
+    assert len({panel.get_ylim() for panel in held}) == 1

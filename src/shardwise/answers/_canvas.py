@@ -75,7 +75,7 @@ _PAPERS = [Canvas()]
 _DARK = {
     INK: "#e8eaed",
     GREY: "#9aa0a6",
-    PALE: "#4a4d51",
+    PALE: "#80858b",
     RED: "#ff7b7b",
     "#e3e3e3": "#3a3d41",
     "#ffffff": "#1b1d21",
@@ -196,7 +196,7 @@ def _settle(figure: Figure) -> None:
             room = (1 - axes.get_position().x0) * figure.get_size_inches()[0] * 72
             for text in axes.findobj(Text):
                 if text.get_text() and text.get_text() == axes.get_title("left"):
-                    text.set_text("\n".join(textwrap.wrap(text.get_text(), int(room / 5.6))))
+                    text.set_text("\n".join(textwrap.wrap(text.get_text(), int(room / 6.1))))
         figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:

@@ -90,8 +90,34 @@ def sheet(title: str, lines: Sequence[str], heights: Sequence[float], width: flo
 
 
 def wrapped(lines: Sequence[str], width: float) -> list[str]:
-    """Return the lines of a header, cut to the width of a picture in inches."""
-    return [piece for line in lines for piece in textwrap.wrap(line, round(14 * width))]
+    """Return the lines of a header, cut to the width of a picture in inches; those of one text are alike in length.
+
+    >>> wrapped(["4,096 tokens a sequence and 8 fit"], 2.2)
+    ['4,096 tokens a', 'sequence and 8 fit']
+    """
+    return [piece for line in lines for piece in _balanced(line, round(14 * width))]
+
+
+def _balanced(line: str, most: int) -> list[str]:
+    """Return a line in as few pieces as fit, cut so that no word is left alone on the last."""
+    ways = (textwrap.wrap(line, width, break_on_hyphens=False) for width in range(max(most // 2, 12), most))
+    pieces = textwrap.wrap(line, most, break_on_hyphens=False)
+    if len(pieces) == 1 or len(pieces[-1]) >= most // 3:
+        return pieces
+    return next((way for way in ways if len(way) == len(pieces)), pieces)
+
+
+def row_names(names: Sequence[str]) -> list[str]:
+    """Return plans in words, numbered and in lines that fit beside their bars; nothing is cut."""
+    width = 24 if narrow() else 36
+    # A word and its number stay together.
+    numbered = [f"#{i}  {name}".replace(" ", "\u00a0").replace(",\u00a0", ", ") for i, name in enumerate(names, 1)]
+    return ["\n".join(textwrap.wrap(name, width, break_on_hyphens=False)) for name in numbered]
+
+
+def row_inches(names: Sequence[str], least: float) -> float:
+    """Return the height of a row whose name has as many lines as the longest."""
+    return max(least, 0.06 + 0.107 * max((name.count("\n") + 1 for name in names), default=1))
 
 
 def _titled(title: str) -> list[str]:

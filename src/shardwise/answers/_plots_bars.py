@@ -84,11 +84,12 @@ def memory_bars(report: TrainReport, name: str = "") -> list[Bar]:
         fullest = i == report.peak_stage
         ends = {"low": low, "high": high} if fullest else {}
         ends["limit"] = report.verdict.limit_bytes
-        found.append(Bar(name=name or _stage_name(report, i), parts=stage_parts(report, i), **ends))
+        found.append(Bar(name=name or stage_name(report, i), parts=stage_parts(report, i), **ends))
     return found
 
 
-def _stage_name(report: TrainReport, index: int) -> str:
+def stage_name(report: TrainReport, index: int) -> str:
+    """Return what a run of equal stages is called."""
     run = report.evaluation.stages[index]
     first, last = int(run.position), int(run.position + run.count) - 1
     if report.plan.pp == 1:

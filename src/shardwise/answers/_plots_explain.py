@@ -5,6 +5,7 @@ Kruskal and Landwehr 1983: rectangles below each other show a tree and what each
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ _REST = "#DDDDDD"
 _LEAST = 0.002  # of the picture's width: narrower parts are drawn as one
 _WIDE = 0.05  # of a part's parent: narrower ones do not count as several
 _ROW = 0.52  # inches
+_TELLING = 8  # letters: less of a longer name tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +112,23 @@ def _draw(axes: Axes, piece: Piece, unit: str) -> None:
     axes.add_patch(Rectangle((piece.start, piece.level + 0.03), piece.share, 0.94, facecolor=piece.colour, **edge))
     # A letter of 7 points is some 3.9 points wide.
     letters = int((piece.share * (paper_width() - 0.3) * 72 - 4) / 3.9)
-    said = [_cut(piece.label, letters)]
     amount = show_value(piece.amount, unit)
-    if len(amount) <= letters:
-        said.append(amount)
-    if letters >= 4:
+    said = _lines(piece.label, letters, 2 if len(amount) <= letters else 3)
+    if said:
+        said += [amount] if len(amount) <= letters else []
         middle = (piece.start + piece.share / 2, piece.level + 0.5)
         look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": ink_on(piece.colour)}
         axes.text(*middle, "\n".join(said), **look)
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: max(1, most - 2)] + ".."
+def _lines(text: str, letters: int, most: int) -> list[str]:
+    """Return a name in so many lines at most, cut behind a whole word; none where not even the first two fit.
+
+    >>> _lines("input gradients and recompute", 16, 2), _lines("4 x input gradients", 4, 2)
+    (['input gradients', 'and recompute'], [])
+    """
+    pieces = textwrap.wrap(text, letters, break_long_words=False) if letters > 3 else []
+    kept = pieces[:most]
+    if not kept or max(map(len, kept)) > letters or (len(pieces) > most and len(" ".join(kept)) < _TELLING):
+        return []
+    return kept if len(pieces) <= most else [*kept[:-1], kept[-1][: letters - 2] + ".."]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, INK, RED, fitting, narrow, paper_width
+from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width
 from shardwise.answers._plan_page import searched_on
 from shardwise.answers._plots import (
     Bar,
@@ -18,6 +17,8 @@ from shardwise.answers._plots import (
     header,
     limit,
     plan_words,
+    row_inches,
+    row_names,
     sheet,
     stack,
     time_unit,
@@ -57,10 +58,10 @@ def plan_figure(found: TrainingResult) -> Figure:
     fastest = _fastest(found.front)
     on = searched_on(found, "{:,} \u00d7 {}")
     title = f"{case.model.name} on {on}"
-    fronts, tops = 1 + (len(fastest) > 1), 2
-    upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + 0.36 * len(best)
+    fronts, tops, names = 1 + (len(fastest) > 1), 2, _row_names(best)
+    upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + row_inches(names, 0.36) * len(best)
     if narrow():
-        upper_inches, lower_inches = fronts * 2.6, tops * (1.6 + 0.42 * len(best))
+        upper_inches, lower_inches = fronts * 2.6, tops * (1.6 + row_inches(names, 0.42) * len(best))
     heights = [head_height(title, text), upper_inches, *([lower_inches] if best else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
@@ -77,7 +78,7 @@ def plan_figure(found: TrainingResult) -> Figure:
         # The second legend is longer than the first, and the names of the plans stand on the left alone.
         lower = beside(grid[2], tops)
         left = figure.add_subplot(lower[0])
-        _tops(left, figure.add_subplot(lower[1]), best)
+        _tops(left, figure.add_subplot(lower[1]), best, names)
     return figure
 
 
@@ -89,6 +90,8 @@ def _words(found: TrainingResult) -> list[str]:
         first = found.best[0]
         speed = f"{show_seconds(first.step_seconds)} a step, MFU {first.mfu:.1%}"
         lines.append(f"best by {found.options.objective}: {speed}: {plan_words(first.plan)}")
+        common = _common(found.best[:_MOST_PLANS])
+        lines += [f"the {min(len(found.best), _MOST_PLANS)} best have in common: {', '.join(common)}"] if common else []
     else:
         lines.append("no plan of the space fits")
     return wrapped(lines, paper_width() - 0.2)
@@ -160,6 +163,8 @@ def _mark(axes: Axes, report: TrainReport, unit: Unit) -> None:
 
 def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     """Draw tokens a second of the fastest plan of each number of devices, beside what perfect scaling would give."""
+    from matplotlib.patheffects import withStroke
+
     devices = [r.plan.num_devices for r in fastest]
     rates = [r.tokens_per_second_per_gpu * r.plan.num_devices / 1e3 for r in fastest]
     axes.set_title("Strong scaling of the fastest plans", pad=14)
@@ -186,14 +191,15 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     for n, rate, whole in zip(devices, rates, ideal, strict=True):
         if n in shown and n != devices[0]:
             spot: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "va": "top", "ha": "left"}
-            axes.annotate(f"{rate / whole:.0%}", (n, rate), (3, -5), color="#0072B2", fontweight="bold", **spot)
+            spot["path_effects"] = [withStroke(linewidth=2.2, foreground="white")]
+            axes.annotate(f"{rate / whole:.0%}", (n, rate), (3, -5), color=INK, fontweight="bold", **spot)
     axes.grid(True)
     axes.legend(loc="upper left")
 
 
-def _tops(left: Axes, right: Axes, best: Sequence[TrainReport]) -> None:
+def _tops(left: Axes, right: Axes, best: Sequence[TrainReport], names: Sequence[str]) -> None:
     """Draw the time and the memory of the best plans beside each other, one row a plan, with their bands."""
-    times = [time_bar(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
+    times = [time_bar(r, name) for r, name in zip(best, names, strict=True)]
     most = 1.17 * max(max(bar.length, bar.high) for bar in times)
     unit = time_unit(max(bar.length for bar in times))
     memory = [memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)]
@@ -217,8 +223,15 @@ def beside(place: Any, count: int) -> Any:
     return place.subgridspec(count, 1) if narrow() else place.subgridspec(1, count)
 
 
-def _row_name(place: int, report: TrainReport) -> str:
-    return f"#{place}  " + "\n".join(textwrap.wrap(plan_words(report.plan), 20 if narrow() else 34)[:3])
+def _common(best: Sequence[TrainReport]) -> list[str]:
+    """Return the words that all of several plans share; degrees stay with each plan."""
+    words = [plan_words(r.plan).split(", ") for r in best]
+    return [w for w in words[0] if not w[-1].isdigit() and all(w in own for own in words)] if len(best) > 1 else []
+
+
+def _row_names(best: Sequence[TrainReport]) -> list[str]:
+    common = _common(best)
+    return row_names([", ".join(w for w in plan_words(r.plan).split(", ") if w not in common) for r in best])
 
 
 def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, BarStyle], columns: int = 2) -> None:
@@ -254,18 +267,19 @@ def vary_figure(points: Sequence[VaryPoint], fields: tuple[str, ...], command: s
     """
     known = [point for point in points if point.report is not None]
     heads = [head for head in HEADLINES[command] if head.key in _PANELS[command]]
-    way = "by" if _worded(fields[0], points) else "along"
-    name = "devices" if fields[0] == "on" else fields[0].replace("_", " ")
+    bars = _worded(fields[0], points)
+    names = ["devices" if field == "on" else field.replace("_", " ") for field in fields]
     banded = any(_band(point.report, head)[1] for point in known for head in heads)
-    lines = [
-        title_of(points),
-        *([f"{'whiskers' if way == 'by' else 'areas'}: 8 of 10 published runs"] if banded else []),
-    ]
-    figure, panels = sheet(f"{way} {name}", lines, (2.3,) * len(heads))
+    lines = [title_of(points), *([f"{'whiskers' if bars else 'areas'}: 8 of 10 published runs"] if banded else [])]
+    title = f"{' and '.join(head.head for head in heads)} by {' and '.join(names)}"
+    figure, panels = sheet(title, lines, (2.3,) * len(heads))
     for axes, head in zip(panels, heads, strict=True):
         _lines(axes, known, fields, head)
+        axes.set_xlim(-0.5, len({str(point.values[fields[0]]) for point in known}) - 0.5)
+    panels[-1].set_xlabel(names[0])
     if len(fields) > 1:
-        panels[0].legend(loc="best")
+        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.3), "borderaxespad": 0}
+        panels[-1].legend(ncols=fitting(4), **below)
     return figure
 
 
@@ -293,7 +307,7 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
         failed = [(x, y) for x, y, report in found if y is not None and not getattr(report, "fits", True)]
         if failed:
             axes.plot(*zip(*failed, strict=True), "x", ms=6, color=RED)
-    slanted = sum(map(len, places)) > _MOST_LETTERS
+    slanted = sum(map(len, places)) > _MOST_LETTERS * paper_width() / SIZES["page"]
     axes.set_xticks(range(len(places)), places, rotation=30 if slanted else 0, ha="right" if slanted else "center")
     fails = any(not getattr(point.report, "fits", True) for point in points)
     axes.set_title(head.head + (" (x: does not fit)" if fails else ""))
@@ -301,8 +315,12 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
     axes.set_ylim(0, 1.08 * most or 1.0)
     if head.key.endswith("_bytes"):
         _in_gib(axes)
-    axes.yaxis.set_major_formatter(lambda value, _: head.show(value) if value else "0")
+    axes.yaxis.set_major_formatter(lambda value, _: _tick(head.show(value)) if value else "0")
     axes.grid(axis="y")
+
+
+def _tick(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _band(report: Any, head: Headline) -> tuple[float, float]:
@@ -333,18 +351,29 @@ def _in_gib(axes: Axes) -> None:
 
 def tornado_figure(effects: Sequence[Effect], name: str, seconds: float, title: str) -> Figure:
     """Return bars of how far the seconds move: constants over their bands, then choices, the widest first."""
+    from matplotlib.patches import Patch
+
     shown = effects[:_MOST_BARS]
-    figure, panels = sheet(f"what moves {name.replace('_', ' ')}", [title], (0.6 + 0.2 * len(shown),))
+    asked = f"What moves the {name.replace('_seconds', '')} of {show_seconds(seconds)}"
+    figure, panels = sheet(asked, [title], (0.9 + 0.2 * len(shown),))
     axes: Any = panels[0]
     for y, one in enumerate(reversed(shown)):
         colour = LINES[2] if one.is_choice else LINES[0]
         start, end = 100 * (one.least - 1), 100 * (one.most - 1)
         axes.barh(y, end - start, left=start, height=0.7, color=colour if one.fits else GREY)
+        said = f"{start:+.1f} to {end:+.1f}" if not one.is_choice else f"{start if start else end:+.1f}"
+        axes.annotate(said, (max(end, 0), y), (3, 0), textcoords="offset points", fontsize=6.5, va="center")
     names = [f"{one.what} {one.value}" if one.is_choice else one.what for one in reversed(shown)]
     names = [name + ("" if one.fits else " (does not fit)") for name, one in zip(names, reversed(shown), strict=True)]
     axes.set_yticks(range(len(shown)), names)
-    axes.margins(x=0.04)
+    axes.margins(x=0.14)
     axes.use_sticky_edges = False
+    kinds = [(LINES[0], "constant, over its band"), (LINES[2], "choice, beside the plan"), (GREY, "does not fit")]
+    kinds = kinds if any(not one.fits for one in shown) else kinds[:2]
+    handles = [Patch(facecolor=colour, label=label) for colour, label in kinds]
+    axes.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0, -0.7 / (0.6 + 0.2 * len(shown))), ncols=fitting(3)
+    )
     axes.axvline(0, color=GREY, lw=0.8)
     axes.set_xlabel("change of the seconds, %")
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from shardwise.answers._plots import (
     head_height,
     header,
     limit,
+    row_inches,
+    row_names,
     sheet,
     stack,
     time_unit,
@@ -44,7 +45,10 @@ def serving_figure(found: ServingResult) -> Figure:
     cluster, best = found.grid.cluster, found.best[:_MOST_PLANS]
     title = title_of(found.grid.model.name, cluster.num_devices, cluster.device.name)
     text = _words(found)
-    each = 2 * (2.3 + 0.42 * len(best)) if narrow() else 1.75 + 0.36 * len(best)
+    names = row_names([_name(r) for r in best])
+    each = 1.75 + row_inches(names, 0.36) * len(best)
+    if narrow():
+        each = 2 * (2.3 + row_inches(names, 0.42) * len(best))
     heights = [head_height(title, text), 2.7, *([each] if best else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
@@ -54,7 +58,7 @@ def serving_figure(found: ServingResult) -> Figure:
     _front(figure.add_subplot(grid[1]), found)
     if best:
         lower = beside(grid[2], 2)
-        _tops(figure.add_subplot(lower[0]), figure.add_subplot(lower[1]), best)
+        _tops(figure.add_subplot(lower[0]), figure.add_subplot(lower[1]), best, names)
     return figure
 
 
@@ -126,9 +130,9 @@ def _front(axes: Axes, found: ServingResult) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(clear, 0), handletextpad=0.2, labelspacing=0.3)
 
 
-def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
+def _tops(left: Axes, right: Axes, best: Sequence[InferReport], names: Sequence[str]) -> None:
     """Draw a decode step and the memory of the best deployments beside each other, one row a deployment."""
-    rows = [served_bars(r, _row_name(i, r)) for i, r in enumerate(best, 1)]
+    rows = [served_bars(r, name) for r, name in zip(best, names, strict=True)]
     generates = any(decode.length for _, _, decode in rows)
     times = [decode if generates else prefill for _, prefill, decode in rows]
     memory = [Bar(name=f"#{i}", parts=bar.parts, limit=bar.limit) for i, (bar, _, _) in enumerate(rows, 1)]
@@ -150,10 +154,6 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport]) -> None:
         return
     for row, most_bytes in enumerate(ceilings):
         right.plot([most_bytes / gib.size] * 2, [row - 0.45, row + 0.45], color=RED, linewidth=1.2)
-
-
-def _row_name(place: int, report: InferReport) -> str:
-    return f"#{place}  " + "\n".join(textwrap.wrap(_name(report), 20 if narrow() else 34)[:3])
 
 
 def front_figure(found: LoadResult) -> Figure:
@@ -182,7 +182,7 @@ def front_figure(found: LoadResult) -> Figure:
     for place, report in enumerate(found.best, 1):
         at = 1 / max(report.latencies["tpot"]["mean"], 1e-9), report.output_tokens_per_second / report.devices
         mark: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK}
-        axes.plot(*at, linewidth=0, **mark)
+        axes.plot(*at, linewidth=0, label="" if place > 1 else "#: the best, as simulated", **mark)
         axes.annotate(f"#{place}", at, (7, 14 - 12 * place), textcoords="offset points", fontsize=8, fontweight="bold")
     axes.set_xlim(0)
     axes.set_ylim(0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, WIDTH, fitting, paper_width
 from shardwise.answers._plots import AXES, BarStyle, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
+from shardwise.answers._plots_bars import stage_name
 from shardwise.answers._train_tree import without_residue
 from shardwise.training import TrainReport
 from shardwise.training._lifetimes import levels, lifetimes
@@ -46,11 +47,15 @@ _BUBBLE = ("bubble", "#F4F4F4")
 # A number, its points, its colour, and the middle of its chunk.
 _Number = tuple[str, float, str, tuple[float, float]]
 _WIDEST = 20.0  # inches
+_SEEN = 0.004  # of the most bytes: less is no stripe that could be seen
+_MOST_KINDS = 4
 _SMALLEST, _LARGEST = 6.0, 7.0  # points of a number that can be read
 
 
 def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     """Return one step as a drawing: stages from the top down, time to the right, in the unit that a reader uses."""
+    from matplotlib.patches import Patch
+
     cluster, job = report.case.cluster, report.job
     title = title_of(report.case.model.name, cluster.num_devices, cluster.device.name)
     micro = round(report.evaluation.sizes.num_micro)
@@ -58,9 +63,10 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     lines = [plan_words(report.plan), words + f"{job.seq_len:,} tokens", _bubbles(report, timeline)]
     width = _width(timeline)
     columns = fitting(3)
-    narrow = max(-(-(2 * timeline.plan.vpp + 5) // columns) - 5, 0), max(-(-len(_HELD) // columns) - 2, 0)
-    heights = [1.25 + 0.26 * timeline.plan.pp + 0.17 * narrow[0], 2.3 + 0.17 * narrow[1]]
-    figure, (axes, below) = sheet(title, lines, heights, width)
+    more = max(-(-(2 * timeline.plan.vpp + 5) // columns) - 5, 0), max(-(-len(_HELD) // columns) - 2, 0)
+    kinds = _kinds(report)
+    each = [1.25] * (len(kinds) - 1) + [1.65 + 0.17 * more[1]] if len(kinds) > 1 else [2.3 + 0.17 * more[1]]
+    figure, (axes, *below) = sheet(title, lines, [1.25 + 0.26 * timeline.plan.pp + 0.17 * more[0], *each], width)
     unit = time_unit(timeline.seconds)
     _rows(axes, timeline, unit.size, 72 * (width - 0.9) / timeline.seconds)
     axes.set_yticks(range(timeline.plan.pp), [f"stage {i}" for i in range(timeline.plan.pp)])
@@ -70,35 +76,40 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"time from the start of the step, {unit.name}", labelpad=1)
     _key(axes, timeline)
-    _memory(below, report, timeline, unit.size)
+    held = {kind: levels(lifetimes(report, timeline, kind)) for kind in kinds}
+    most = max(sum(parts) for _, own in held.values() for parts in zip(*own.values(), strict=True))
+    for panel, (kind, (times, own)) in zip(below, held.items(), strict=True):
+        _memory(panel, [t / unit.size for t in times], own)
+        panel.set_xlim(0, timeline.seconds / unit.size)
+        panel.set_ylim(0, 1.12 * most / bytes_unit().size)
+        panel.set_title(_named(report, kinds[kind]), fontsize=8)
+    shown = [look for key, look in _HELD.items() if any(max(own[key]) > _SEEN * most for _, own in held.values())]
+    keys = [Patch(label=look.label, facecolor=look.colour) for look in shown]
+    _legend(below[-1], keys, fitting(3) if width < 10 else 6, -18)
     return figure
 
 
-def _memory(axes: Axes, report: TrainReport, timeline: StepTimeline, size: float) -> None:
-    """Draw what the fullest stage holds over the step, by category, and the totals of the others as lines."""
-    from matplotlib.patches import Patch
-
+def _kinds(report: TrainReport) -> dict[int, int]:
+    """Return the first stage of each run of equal ones with the place of the run: the fullest and few others."""
     counts = [int(stage.count) for stage in report.evaluation.stages]
-    fullest, unit = sum(counts[: report.peak_stage]), bytes_unit()
-    drawn = {sum(counts[:i]) for i in range(len(counts))} - {fullest}
-    for stage in sorted(drawn):
-        times, held = levels(lifetimes(report, timeline, stage))
-        whole = [sum(parts) / unit.size for parts in zip(*held.values(), strict=True)]
-        axes.step([t / size for t in times], whole, where="post", color=GREY, linewidth=0.7, alpha=0.8)
-    times, held = levels(lifetimes(report, timeline, fullest))
-    under, handles, across = [0.0] * len(times), [], [t / size for t in times]
+    first = {place: sum(counts[:place]) for place in range(len(counts))}
+    ends = [report.peak_stage, 0, len(counts) - 1, *range(1, len(counts) - 1)]
+    return {first[place]: place for place in sorted(list(dict.fromkeys(ends))[:_MOST_KINDS])}
+
+
+def _named(report: TrainReport, place: int) -> str:
+    fullest = ", the fullest" if place == report.peak_stage and report.plan.pp > 1 else ""
+    return f"tensors on {stage_name(report, place)}{fullest}, {bytes_unit().name}"
+
+
+def _memory(axes: Axes, times: Sequence[float], held: Mapping[str, Sequence[float]]) -> None:
+    """Draw what a stage holds over the step, by category."""
+    under = [0.0] * len(times)
     for category, look in _HELD.items():
-        over = [low + more / unit.size for low, more in zip(under, held[category], strict=True)]
-        if max(held[category]) > 0:
-            axes.fill_between(across, under, over, step="post", facecolor=look.colour, linewidth=0)
-            handles.append(Patch(label=look.label, facecolor=look.colour))
+        over = [low + more / bytes_unit().size for low, more in zip(under, held[category], strict=True)]
+        axes.fill_between(times, under, over, step="post", facecolor=look.colour, linewidth=0)
         under = over
-    axes.set_xlim(0, timeline.seconds / size)
-    axes.set_ylim(0, 1.12 * max(under))
-    several = f"stage {fullest}, the fullest" + ("; lines: the others" if drawn else "")
-    axes.set_title(f"tensors on {several if timeline.plan.pp > 1 else 'each device'}, {unit.name}")
     axes.grid(axis="y")
-    _legend(axes, handles, fitting(3) if _width(timeline) < 10 else 6, -18)
 
 
 def _width(timeline: StepTimeline) -> float:
