@@ -90,6 +90,15 @@ def test_adam_keeps_the_most(name: str, rows: int, columns: int) -> None:
     assert 0 <= kept <= (1.5 if name == "ademamix8bit" else 1) * most + projector
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("adam", 4.0), ("paged-adam", 8.0), ("lion", 2.0), ("paged-lion", 4.0), ("paged-adam8bit", 2.03125)],
+)
+def test_bitsandbytes_keeps_fp32_states_of_bf16(name: str, kept: float) -> None:
+    """PagedAdamW32bit of a bf16 tensor has two fp32 states, where torch's AdamW has two of bf16."""
+    assert find_optimizer(name).matrix.element_bytes(2) == kept
+
+
 def test_a_rank_is_of_projections_alone() -> None:
     """A rank for an optimizer that projects nothing is refused by name."""
     with pytest.raises(InputError, match="optimizer_rank = 8: is not of adam; leave it out, or use galore, apollo"):

@@ -122,8 +122,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 # bitsandbytes/optim/optimizer.py get_state_buffer: torch's own memory below 1e5 elements, else functional.py get_paged.
 PAGED_ELEMENTS = 100_000
+# Its optimizers of 32 bits keep fp32 states of 16-bit parameters too (optimizer.py init_state: dtype of optim_bits 32).
+_WIDE = {"adam": replace(_ADAM, width=4), "lion": Moments(count=1, width=4)}
 OPTIMIZERS |= {
-    f"paged-{name}": replace(OPTIMIZERS[name], name=f"paged-{name}", paged=True)
+    f"paged-{name}": replace(_alike(f"paged-{name}", _WIDE.get(name, OPTIMIZERS[name].matrix)), paged=True)
     for name in ("adam", "adam8bit", "ademamix8bit", "lion", "lion8bit")
 }
 
