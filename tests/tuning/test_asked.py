@@ -274,3 +274,28 @@ def test_a_narrow_base_beside_fp32_embeddings_loses_at_length() -> None:
     assert peak("nf4", 4096) < peak("bf16", 4096)
     assert peak("nf4", 65536) - peak("bf16", 65536) > 2 * 65536 * 4096 * 32 - 9e9
     assert any("--base bf16 saves" in line for line in answer("nf4", 65536)["surprises"])
+
+
+@pytest.mark.parametrize(
+    ("device", "stack"), [("t4", "unsloth"), ("t4", "trl"), ("v100", "llama-factory"), ("m2-max", "transformers")]
+)
+def test_devices_without_bf16_run_fp16(device: str, stack: str) -> None:
+    """Nobody on a Colab T4 types a precision: the answer takes fp16 under autocast, says so, and is launchable."""
+    found = run("train", "llama-3.2-1b", "--on", device, "--qlora", "--stack", stack, "--seq-len", "512").out
+    assert "precision amp-fp16: not given" in " ".join(found.split())
+    assert "does not run this" not in found
+
+
+def test_a_device_without_bf16_is_not_told_to_use_it() -> None:
+    """What keeps fewer bytes on a T4 is what a T4 has."""
+    out = run("train", "llama-3.1-8b", "--on", "t4", "--seq-len", "2048").out
+    assert "--optimizer adam8bit" in out
+    assert "bf16-pure" not in out
+
+
+def test_unsloth_keeps_one_input_for_all_adapters_that_read_it() -> None:
+    """Its kernels cast fp32 adapters, not inputs: 24 GB hold 78,475 tokens (github.com/unslothai/unsloth README)."""
+    words = ("plan", "train", "llama-3.1-8b", "--on", "rtx-4090", "--qlora", "--lora-rank", "32", "--loss", "cce")
+    lines = [line.split() for line in run(*words, "--stack", "unsloth").out.splitlines()]
+    longest = [int(line[-1].replace(",", "")) for line in lines if line[:3] == ["nf4", "32", "bits"]]
+    assert longest == [pytest.approx(78_475, rel=0.03)]

@@ -264,6 +264,22 @@ def check_precision(inputs: Inputs, cluster: Cluster, precision: str) -> None:
         inputs.merge(error)
 
 
+def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training) -> Training:
+    """Return a job with a precision that the device has: fp16 under autocast where it has no bf16 and none is stated.
+
+    So do Unsloth (models/llama.py: dtype None) and most notebooks on devices before Ampere.
+    """
+    from shardwise.plans import find_precision
+
+    rates, usual = cluster.device.matrix_flops, find_precision(job.precision or stack.precision).compute
+    if not job.precision and usual == "bf16" and usual not in rates and "fp16" in rates:
+        known = [name for name in ("amp-fp16", "fp16", "fp16-grads16") if name in stack.runs.precision]
+        inputs.notes.append(f"precision {(*known, 'fp16')[0]}: not given, and {cluster.device.name} has no bf16")
+        return replace(job, precision=(*known, "fp16")[0])
+    check_precision(inputs, cluster, job.precision or stack.precision)
+    return job
+
+
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
 ENGINES = {"AMD": "vllm-rocm", "Apple": "llama.cpp"}
 # The framework that trains on them: nothing else runs on TPUs but through XLA.

@@ -81,7 +81,7 @@ def question(inputs: Inputs) -> SearchTask:
     model, clusters = _case.load_the_model(inputs), _clusters(inputs)
     stack, job = _case.make_stack(inputs, "", next(iter(clusters), None)), _case.make_job(inputs, model)
     if len(clusters) == 1 and stack is not None and "precision" not in inputs.bad | jobs.keys():
-        _case.check_precision(inputs, clusters[0], job.precision or stack.precision)
+        job = _case.with_precision(inputs, clusters[0], stack, job)
     if model is None or not clusters or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
     try:

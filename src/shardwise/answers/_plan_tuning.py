@@ -90,7 +90,8 @@ def _page(base: TrainReport, found: tuple[TuningRecipe, ...], asked_for: list[st
 def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
     """Return how the frozen weights and the adapters are kept, what runs again, and the loss."""
     case = one.report.case
-    width = {2: "16 bits", 4: "32 bits"}[case.tuning.width] if case.tuning is not None and case.tuning.adapter else ""
+    kept = int(case.tuning.precision.weight_bytes) if case.tuning is not None and case.tuning.adapter else 0
+    width = {0: "", 2: "16 bits", 4: "32 bits"}[kept]
     host = " on host" if "activations" in case.plan.offload else ""
     return case.job.base or "bf16", width, f"{case.plan.recompute}{host}", case.stack.loss_kernel
 

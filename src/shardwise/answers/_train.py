@@ -35,7 +35,7 @@ def ask(inputs: Inputs) -> TrainReport:
     if model is not None:
         plan = settled(inputs, stack, model, plan, job.seq_len)
     if cluster is not None and stack is not None and "precision" not in inputs.bad:
-        _case.check_precision(inputs, cluster, job.precision or stack.precision)
+        job = _case.with_precision(inputs, cluster, stack, job)
     if model is not None and cluster is not None and stack is not None:
         options = TrainingOptions(
             stack=stack,

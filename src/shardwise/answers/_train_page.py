@@ -206,7 +206,8 @@ def _nearest(report: TrainReport) -> str:
     best = report.changes[0]
     nearest = f"none of the changes tried fits; nearest is {say_change(report, best)}"
     if report.plan.num_devices == 1:
-        return f"{nearest}; keep fewer bytes (--precision bf16-pure, --optimizer adam8bit), or use more devices"
+        narrow = "--precision bf16-pure, " if "bf16" in report.case.cluster.device.matrix_flops else ""
+        return f"{nearest}; keep fewer bytes ({narrow}--optimizer adam8bit), or use more devices"
     return f"{nearest}; `shardwise plan train` tries every plan"
 
 

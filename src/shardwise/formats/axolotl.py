@@ -180,7 +180,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "optimizer": _trainer.optimizer_word(job.optimizer),
-        "bf16": precision != "fp32",
+        **({"fp16": True, "bf16": False} if precision == "amp-fp16" else {"bf16": precision != "fp32"}),
         # Packed sequences stay apart, and context parallelism runs, with this one alone.
         "attn_implementation": "flash_attention_2",
         "gradient_checkpointing": p.recompute == "full",

@@ -232,8 +232,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree = {name: value for name, value in tree.items() if name != "optim"} | {switch: True}
     if p.sharding_rules.shards:
         tree |= {"fsdp": f"{'shard_grad_op' if p.sharding_rules.keeps_gathered else 'full_shard'} auto_wrap"}
-    kinds: dict[str, dict[str, Any]] = {"bf16-pure": {"pure_bf16": True}, "amp-bf16": {"bf16": True}}
-    tree |= kinds.get(precision, {})
+    kinds = {"bf16-pure": "pure_bf16", "amp-bf16": "bf16", "amp-fp16": "fp16"}
+    tree |= {kinds[precision]: True} if precision in kinds else {}
     if "activations" in p.offload:
         tree["use_unsloth_gc"] = True
     if case.stack.settings.loss == "fused-linear":

@@ -23,7 +23,12 @@ from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
 _TABLE = "transformers.toml"
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 # A recipe -> accelerate's mixed_precision and the type in which the script loads the weights.
-_PRECISIONS = {"bf16-pure": ("no", "bfloat16"), "amp-bf16": ("bf16", "float32"), "fp32": ("no", "float32")}
+_PRECISIONS = {
+    "bf16-pure": ("no", "bfloat16"),
+    "amp-bf16": ("bf16", "float32"),
+    "amp-fp16": ("fp16", "float32"),
+    "fp32": ("no", "float32"),
+}
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
 _LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len")
 _OF_TRL = ("sft", "dpo", "grpo", "rloo", "reward", "kto")

@@ -206,9 +206,13 @@ def layers_of(word: str, num_layers: int) -> range:
 
 
 def adapter_precision(job: Training, stack: Stack) -> Precision:
-    """Return the bytes of each copy of an adapter's parameter: as stated, or as the framework keeps them."""
-    word = {"fp32": "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
-    return find_precision(word or stack.adapter_precision or job.precision or stack.precision)
+    """Return the bytes of each copy of an adapter's parameter: as stated, or as the framework keeps them.
+
+    A framework whose own are fp32, whatever their products take, keeps to its own where fp32 is stated.
+    """
+    own = find_precision(stack.adapter_precision or job.precision or stack.precision)
+    stated = {"fp32": "" if own.weight_bytes == 4 else "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
+    return find_precision(stated) if stated else own
 
 
 def rank_of(job: Training) -> int:

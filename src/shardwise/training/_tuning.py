@@ -134,7 +134,7 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     if not job.targets and tuning.adapter not in ("prefix", "prompt", "ia3"):
         notes.append(f"targets {','.join(tuning.targets)}: as most recipes (arXiv:2305.14314 section 4)")
     if not job.adapter_precision:
-        width = "fp32" if tuning.width == 4 else "16 bits"
+        width = "fp32" if tuning.precision.weight_bytes == 4 else "16 bits"
         notes.append(f"adapter_precision {width}: as {stack.name} keeps adapters")
     if not job.base:
         notes.append("base bf16: frozen weights of 16 bits")
@@ -182,13 +182,13 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     tuning = tuning_of(job, stack)
     if tuning is None:
         return None
-    held = trainable_parameters(model, tuning)
+    held, kept = trainable_parameters(model, tuning), tuning.precision.weight_bytes
     return TuningSummary(
         adapter=tuning.adapter,
         rank=tuning.rank if tuning.adapter and tuning.adapter != "ia3" else 0,
         targets=tuning.targets if tuning.adapter and tuning.adapter not in VIRTUAL else (),
         base=tuning.base.name,
-        adapter_precision=tuning.precision.name if tuning.adapter else "",
+        adapter_precision="" if not tuning.adapter else "fp32" if tuning.width == 2 < kept else tuning.precision.name,
         trainable_by_module=held,
         parameters=count_parameters(model),
         adapter_bytes=float(_adapter_parameters(model, tuning) * tuning.precision.weight_bytes),
