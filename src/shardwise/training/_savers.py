@@ -5,13 +5,14 @@ Each is evaluated, none is assumed to save: what it saves may be negative, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
+from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._changes import JudgedPlan
@@ -139,16 +140,12 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
 
 def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> MemorySaver:
     """Return what changes of a report do, under its own framework or the one that is named."""
-    case = report.case
-    plan, job, settings = split_changes(changes)
-    own = replace(find_stack(stack) if stack else case.stack, settings=replace(case.stack.settings, **settings))
     flags = flags_of({**changes, **({"stack": stack} if stack else {})})
     try:
-        found = ask(replace(case, plan=replace(case.plan, **plan), job=replace(case.job, **job), stack=own))
+        found = ask(_changed(report.case, changes, stack))
     except InputError as error:
         return MemorySaver(flags=flags, problem=str(error.problems[0]))
-    refused = {problem.field for problem in report.unlaunched}
-    new = [problem for problem in found.unlaunched if problem.field not in refused]
+    new = _newly(report, found.unlaunched)
     return MemorySaver(
         flags=flags,
         saved_bytes=report.device_bytes - found.device_bytes,
@@ -159,6 +156,25 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
         fits=found.fits,
         problem=str(new[0]) if new else "",
     )
+
+
+def _changed(case: TrainingCase, changes: Changes, stack: str = "") -> TrainingCase:
+    """Return a case with changes, under its own framework or the one that is named."""
+    plan, job, settings = split_changes(changes)
+    own = replace(find_stack(stack) if stack else case.stack, settings=replace(case.stack.settings, **settings))
+    return replace(case, plan=replace(case.plan, **plan), job=replace(case.job, **job), stack=own)
+
+
+def _newly(report: AnsweredPlan, problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems of fields that the framework does not refuse of the report's plan."""
+    refused = {problem.field for problem in report.unlaunched}
+    return [problem for problem in problems if problem.field not in refused]
+
+
+def _launches(report: AnsweredPlan, changes: Changes) -> bool:
+    """Return whether the report's framework may run a plan with changes: where not, nobody asks what it takes there."""
+    case = _changed(report.case, changes)
+    return not _newly(report, stack_problems(case.stack, case.plan, **case.job_words))
 
 
 def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
@@ -183,8 +199,9 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """
     found = []
     for changes in bundles(report):
-        one = tried(report, ask, changes)
-        if one.problem and report.case.stack.name != _ELSE:
+        own = report.case.stack.name == _ELSE or _launches(report, changes)
+        one = tried(report, ask, changes) if own else None
+        if one is None or (one.problem and report.case.stack.name != _ELSE):
             one = tried(report, ask, changes, _ELSE)
         found.append(one)
     able = [one for one in found if not one.problem]
