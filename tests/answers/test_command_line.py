@@ -461,9 +461,9 @@ def test_colour_is_for_terminals_alone() -> None:
 
 
 def test_one_plan_needs_no_numpy_and_no_rich() -> None:
-    """The path of one plan, and of its launch script, imports neither arrays nor a terminal library."""
-    export = ["export", "megatron", *TRAIN[1:], "--micro-batch", "1"]
-    code = f"import sys; from shardwise.cli import main; main(sys.argv[1:]); main({export}); "
+    """The path of one plan, its messages and its launch script imports neither arrays nor a terminal library."""
+    export, comm = ["export", "megatron", *TRAIN[1:], "--micro-batch", "1"], ["comm", *TRAIN[1:]]
+    code = f"import sys; from shardwise.cli import main; main(sys.argv[1:]); main({export}); main({comm}); "
     code += "print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *TRAIN], capture_output=True, text=True, check=True)
     assert not {"numpy", "rich", "argparse", "ray", "torch", "tomli_w"} & set(done.stderr.split())

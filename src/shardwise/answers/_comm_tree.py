@@ -111,7 +111,7 @@ def flow_tree(flow: Flow) -> dict[str, Any]:
 
 def _links(found: CommReport) -> dict[str, Any]:
     pairs, busiest = found.traffic_map.between_nodes, found.traffic_map.busiest
-    rows = zip(pairs.source.tolist(), pairs.target.tolist(), pairs.bytes.tolist(), strict=True)
+    rows = zip(pairs.source, pairs.target, pairs.bytes, strict=True)
     return {
         "busiest": None if busiest is None else asdict(busiest),
         "between_nodes": [[a, b, amount] for a, b, amount in rows if amount],

@@ -64,8 +64,9 @@ def _binned(pairs: NodeTraffic, num_nodes: int) -> tuple[Any, int]:
         size *= 2
     cells = -(-num_nodes // size)
     matrix: Any = numpy.zeros((cells, cells))
-    leaves = pairs.source != pairs.target
-    numpy.add.at(matrix, (pairs.source[leaves] // size, pairs.target[leaves] // size), pairs.bytes[leaves])
+    source, target, amount = (numpy.array(column) for column in (pairs.source, pairs.target, pairs.bytes))
+    leaves = source != target
+    numpy.add.at(matrix, (source[leaves] // size, target[leaves] // size), amount[leaves])
     return matrix, size
 
 

@@ -15,7 +15,7 @@ from shardwise.training._parts import owned
 from shardwise.training._report import TrainingOptions, TrainReport, report_of, train
 from shardwise.training._step import axis_seconds, slowest_stage
 from shardwise.training._traffic import Flow, Traffic, flows_of, traffic_of
-from shardwise.training._traffic_map import TrafficMap, check_devices, edges_of, traffic_map_of
+from shardwise.training._traffic_map import TrafficMap, check_devices, traffic_map_of
 
 # Axis of the report -> what it is, and which axis of a training report its seconds belong to.
 TITLES: dict[str, tuple[str, str]] = {
@@ -142,7 +142,7 @@ class CommReport:
         case, evaluation = self.report.case, self.report.evaluation
         stages = [(int(s.count), flows) for s, flows in zip(evaluation.stages, self.flows, strict=True)]
         rates = {link.name: float(link.bytes_per_second) for link in evaluation.network.links}
-        return traffic_map_of(edges_of(self.plan, stages, case.cluster), case.cluster, rates)
+        return traffic_map_of(self.plan, stages, case.cluster, rates)
 
     @cached_property
     def axes(self) -> dict[str, AxisMessages]:

@@ -7,9 +7,8 @@ node are those of the ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from shardwise.cost import leaving_share
 from shardwise.errors import InputError, Problem
@@ -19,16 +18,6 @@ from shardwise.records import dataclass
 from shardwise.training._traffic import Flow
 
 MOST_DEVICES, MOST_PAIRS = 2_000_000, 50_000_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankTraffic:
-    """Bytes of a step from ranks to ranks over the groups of one kind, as arrays of one length."""
-
-    group: str
-    source: Any
-    target: Any
-    bytes: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +36,11 @@ class BusiestLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeTraffic:
-    """Bytes of a step from node to node, as arrays of one length: only pairs that talk, each once, in order."""
+    """Bytes of a step from node to node, columns of one length: only pairs that talk, each once, in order."""
 
-    source: Any
-    target: Any
-    bytes: Any
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    bytes: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +49,24 @@ class TrafficMap:
 
     by_tier: dict[str, tuple[float, ...]]
     between_nodes: NodeTraffic
-    received: Any
-    sent: Any
+    received: Sequence[float]
+    sent: Sequence[float]
     busiest: BusiestLink | None
 
 
-def group_array(plan: Plan, name: str) -> Any:
-    """Return the groups of a kind as rows of ranks; of a shared table only the pairs."""
-    import numpy
-
+def talking_groups(plan: Plan, name: str) -> list[tuple[int, ...]]:
+    """Return the groups of a kind; of a shared table only the pairs."""
     found = list(named_groups(plan, name))
     most = max(map(len, found))
-    return numpy.array([g for g in found if len(g) == most], numpy.int64)
+    return [g for g in found if len(g) == most]
 
 
-def stage_of_ranks(plan: Plan) -> Any:
+def stage_of_ranks(plan: Plan) -> list[int]:
     """Return the pipeline stage of every rank."""
-    import numpy
-
-    found = numpy.zeros(plan.num_devices, numpy.int64)
-    lines = group_array(plan, "pp")
-    found[lines] = numpy.arange(plan.pp)
+    found = [0] * plan.num_devices
+    for line in talking_groups(plan, "pp"):
+        for stage, rank in enumerate(line):
+            found[rank] = stage
     return found
 
 
@@ -114,105 +100,159 @@ def _check_count(plan: Plan, keys: Iterable[tuple[str, str, int]]) -> None:
         raise InputError([Problem("num_devices", plan.num_devices, rule, "ask for fewer devices or smaller groups")])
 
 
-def edges_of(plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: Cluster) -> Iterator[RankTraffic]:
-    """Yield the bytes from rank to rank of a step; `stages` are runs of (count, flows of one device)."""
-    import numpy
+@dataclass(slots=True)
+class _Counts:
+    """What is counted of the messages of a step; `below` are the sizes of the domains that each tier joins."""
 
-    run_of = numpy.repeat(numpy.arange(len(stages)), [count for count, _ in stages])[stage_of_ranks(plan)]
-    each = [_patterns(flows) for _, flows in stages]
-    keys = dict.fromkeys(k for found in each for k in found)
-    _check_count(plan, keys)
-    for key in keys:
-        name, pattern, how = key
-        amount = numpy.array([found.get(key, 0.0) for found in each])[run_of]
-        ranks = group_array(plan, name)
-        n = ranks.shape[1]
-        if pattern == "exchange":
-            for shift in range(1, n):
-                target = numpy.roll(ranks, -shift, axis=1)
-                share = _deduplicated(ranks, target, cluster, how) / (n - 1)
-                yield RankTraffic(group=name, source=ranks, target=target, bytes=amount[ranks] * share)
-        else:
-            yield RankTraffic(group=name, source=ranks, target=numpy.roll(ranks, -how, axis=1), bytes=amount[ranks])
+    plan: Plan
+    cluster: Cluster
+    below: list[int]
+    by_tier: dict[str, list[float]]
+    nodes: dict[tuple[int, int], float]
+    received: list[float]
+    sent: list[float]
+    leaving: list[list[float]]
+
+    @classmethod
+    def of(cls, plan: Plan, cluster: Cluster) -> _Counts:
+        """Return nothing counted yet."""
+        n, below = cluster.num_devices, [1, *(t.size for t in cluster.tiers[:-1])]
+        return cls(plan, cluster, below, {}, {}, [0.0] * n, [0.0] * n, [[0.0] * -(-n // size) for size in below])
+
+    def send(self, source: int, tier: int, amount: float) -> None:
+        """Count bytes that a rank sends to others over a tier.
+
+        Its own port on the first tier carries what stays within it; outer tiers what leaves the domain.
+        """
+        self.sent[source] += amount
+        if not tier:
+            self.leaving[0][source] += amount
+            return
+        for i in range(1, tier + 1):
+            self.leaving[i][source // self.below[i]] += amount
+
+    def ring(self, name: str, shift: int, amounts: Sequence[float]) -> None:
+        """Count what each rank of the groups of a kind, given by rank, hands to one `shift` places on."""
+        by_tier = self.by_tier.setdefault(name, [0.0] * len(self.below))
+        nodes, node, sizes = self.nodes, self.cluster.devices_per_node, self.below[1:]
+        received, fast = self.received, min((*sizes, self.cluster.num_devices))
+        for group in talking_groups(self.plan, name):
+            for source, target in zip(group, group[shift:] + group[:shift], strict=True):
+                if amount := amounts[source]:
+                    # Most messages stay within a domain: this is the inner loop of an answer on many devices.
+                    tier = tier_of(source, target, sizes) if source // fast != target // fast else 0
+                    by_tier[tier] += amount
+                    received[target] += amount
+                    pair = source // node, target // node
+                    nodes[pair] = nodes.get(pair, 0.0) + amount
+                    self.send(source, tier, amount)
+
+    def exchange(self, name: str, fanout: int, amounts: Sequence[float]) -> None:
+        """Count what each rank of the groups of a kind spreads over the others, domain by domain."""
+        groups, by_tier = talking_groups(self.plan, name), self.by_tier.setdefault(name, [0.0] * len(self.below))
+        n = len(groups[0])
+        shares = [share / (n - 1) for share in _deduplicated(groups[0], self.cluster, fanout)] if n > 1 else []
+        for group in groups if n > 1 else ():
+            # How many ranks of the group, and bytes of them, are in each domain: rank, domains of the tiers, cluster.
+            within = [_within(group, size, amounts) for size in (*self.below, self.cluster.num_devices)]
+            for source in group:
+                places = [source // size for size in self.below] + [0]
+                known = [held[place] for held, place in zip(within, places, strict=True)]
+                for tier, ((few, less), (many, more)) in enumerate(pairwise(known)):
+                    amount = amounts[source] * shares[tier] * (many - few)
+                    by_tier[tier] += amount
+                    self.received[source] += shares[tier] * (more - less)
+                    self.send(source, tier, amount)
+            self._between(group, shares, amounts)
+
+    def _between(self, group: tuple[int, ...], shares: Sequence[float], amounts: Sequence[float]) -> None:
+        """Count what nodes send to nodes where each rank of a group sends its shares to all others."""
+        node, sizes = self.cluster.devices_per_node, self.below[1:]
+        # Ranks that share a node and the domains of all tiers are alike to the others.
+        unit = min(node, *sizes) if sizes else node
+        unit = 1 if any(size % unit for size in (node, *sizes)) else unit
+        alike = [(place * unit, *held) for place, held in _within(group, unit, amounts).items()]
+        for source, own, amount in alike:
+            for target, many, _ in alike:
+                peers = own - 1 if source == target else many
+                sent = amount * shares[tier_of(source, target, sizes)] * peers
+                pair = source // node, target // node
+                self.nodes[pair] = self.nodes.get(pair, 0.0) + sent
 
 
-def tier_of(source: Any, target: Any, cluster: Cluster) -> Any:
-    """Return the tier over which each pair of ranks talks: the innermost whose domain holds both."""
-    return sum((source // t.size != target // t.size).astype(int) for t in cluster.tiers[:-1]) + 0 * source
+def tier_of(source: int, target: int, sizes: Sequence[int]) -> int:
+    """Return the tier over which two ranks talk, the innermost whose domain holds both; `sizes` of all but the last.
+
+    >>> tier_of(0, 7, [8, 72]), tier_of(0, 8, [8, 72]), tier_of(0, 80, [8, 72])
+    (0, 1, 2)
+    """
+    return sum(source // size != target // size for size in sizes)
 
 
-def _deduplicated(source: Any, target: Any, cluster: Cluster, fanout: int) -> Any:
-    """Return how much more or less than its even share travels between each pair where copies travel once a domain.
+def _within(group: tuple[int, ...], size: int, amounts: Sequence[float]) -> dict[int, tuple[int, float]]:
+    """Return how many ranks of a group each domain of a size has, and the bytes that they send."""
+    found: dict[int, tuple[int, float]] = {}
+    for rank in group:
+        many, amount = found.get(rank // size, (0, 0.0))
+        found[rank // size] = many + 1, amount + amounts[rank]
+    return found
+
+
+def _deduplicated(group: tuple[int, ...], cluster: Cluster, fanout: int) -> list[float]:
+    """Return how much more or less than its even share travels over each tier where copies travel once a domain.
 
     What leaves a domain is `leaving_share` of the bytes; the copies for its other experts are made behind the wire.
     """
-    import numpy
-
-    n = source.shape[1]
     if not fanout:
-        return numpy.ones(source.shape)
-    below = [1, *(max(1, _together(source, t.size)) for t in cluster.tiers[:-1])]
-    plain = [*(leaving_share(float(n), float(b), 0) for b in below), 0.0]
-    once = [plain[0], *(leaving_share(float(n), float(b), fanout) for b in below[1:]), 0.0]
+        return [1.0] * len(cluster.tiers)
+    n = float(len(group))
+    together = (sum(rank // t.size == group[0] // t.size for rank in group) for t in cluster.tiers[:-1])
+    below = [1, *(max(1, many) for many in together)]
+    plain = [*(leaving_share(n, float(b), 0) for b in below), 0.0]
+    once = [plain[0], *(leaving_share(n, float(b), fanout) for b in below[1:]), 0.0]
     pairs = zip(pairwise(plain), pairwise(once), strict=True)
     whole = plain[0] if len(below) == 1 or below[1] > 1 else once[1]
-    factors = [(b[0] - b[1]) / (a[0] - a[1]) / (whole / plain[0]) if a[0] > a[1] else 0.0 for a, b in pairs]
-    return numpy.array(factors)[tier_of(source, target, cluster)]
+    return [(b[0] - b[1]) / (a[0] - a[1]) / (whole / plain[0]) if a[0] > a[1] else 0.0 for a, b in pairs]
 
 
-def _together(groups: Any, size: int) -> int:
-    """Return how many ranks of the first group share the domain of its first."""
-    return int((groups[0] // size == groups[0][0] // size).sum())
+def traffic_map_of(
+    plan: Plan, stages: Sequence[tuple[int, Sequence[Flow]]], cluster: Cluster, rates: Mapping[str, float]
+) -> TrafficMap:
+    """Return where the bytes of a step travel; `stages` are runs of (count, flows of one device).
 
-
-def traffic_map_of(edges: Iterable[RankTraffic], cluster: Cluster, rates: Mapping[str, float]) -> TrafficMap:
-    """Return where the bytes of a step travel; `rates` are the achieved bytes a second of each tier by name."""
-    import numpy
-
-    n, node, tiers = cluster.num_devices, cluster.devices_per_node, cluster.tiers
-    nodes = NodeTraffic(source=numpy.zeros(0, numpy.int64), target=numpy.zeros(0, numpy.int64), bytes=numpy.zeros(0))
-    received, sent = numpy.zeros(n), numpy.zeros(n)
-    leaving = [numpy.zeros(-(-n // size)) for size in (1, *(t.size for t in tiers[:-1]))]
-    by_tier: dict[str, Any] = {}
-    for e in edges:
-        source, target, amount = (x.ravel() for x in (e.source, e.target, e.bytes))
-        crossed = tier_of(source, target, cluster)
-        into = by_tier.setdefault(e.group, numpy.zeros(len(tiers)))
-        into += numpy.bincount(crossed, amount, len(tiers))
-        received += numpy.bincount(target, amount, n)
-        sent += numpy.bincount(source, amount, n)
-        nodes = _added(nodes, source // node, target // node, amount)
-        for i, size in enumerate((1, *(t.size for t in tiers[:-1]))):
-            # A device's own port on the first tier carries what stays within it; outer tiers what leaves the domain.
-            here = crossed == 0 if i == 0 else crossed >= i
-            leaving[i] += numpy.bincount(source[here] // size, amount[here], len(leaving[i]))
+    `rates` are the achieved bytes a second of each tier by name.
+    """
+    each = [_patterns(flows) for _, flows in stages]
+    keys = dict.fromkeys(k for found in each for k in found)
+    _check_count(plan, keys)
+    run_of = [run for run, (count, _) in enumerate(stages) for _ in range(count)]
+    runs, counts = [run_of[stage] for stage in stage_of_ranks(plan)], _Counts.of(plan, cluster)
+    for key in keys:
+        name, pattern, how = key
+        sent = [found.get(key, 0.0) for found in each]
+        amounts = [sent[run] for run in runs]
+        (counts.exchange if pattern == "exchange" else counts.ring)(name, how, amounts)
+    pairs = sorted(counts.nodes.items())
     return TrafficMap(
-        by_tier={group: tuple(float(x) for x in found) for group, found in by_tier.items()},
-        between_nodes=nodes,
-        received=received,
-        sent=sent,
-        busiest=_busiest(leaving, cluster, rates),
+        by_tier={group: tuple(found) for group, found in counts.by_tier.items()},
+        between_nodes=NodeTraffic(
+            source=tuple(a for (a, _), _ in pairs),
+            target=tuple(b for (_, b), _ in pairs),
+            bytes=tuple(amount for _, amount in pairs),
+        ),
+        received=counts.received,
+        sent=counts.sent,
+        busiest=_busiest(counts.leaving, cluster, rates),
     )
 
 
-def _added(pairs: NodeTraffic, source: Any, target: Any, amount: Any) -> NodeTraffic:
-    """Return pairs of nodes with more bytes between some; a matrix of all nodes would be their number squared."""
-    import numpy
-
-    width = 1 + max(int(each.max(initial=0)) for each in (source, target, pairs.source, pairs.target))
-    keys = numpy.concatenate([pairs.source * width + pairs.target, source * width + target])
-    found, place = numpy.unique(keys, return_inverse=True)
-    held = numpy.bincount(place.ravel(), numpy.concatenate([pairs.bytes, amount]), len(found))
-    return NodeTraffic(source=found // width, target=found % width, bytes=held)
-
-
-def _busiest(leaving: Sequence[Any], cluster: Cluster, rates: Mapping[str, float]) -> BusiestLink | None:
+def _busiest(leaving: Sequence[list[float]], cluster: Cluster, rates: Mapping[str, float]) -> BusiestLink | None:
     sizes = (1, *(t.size for t in cluster.tiers[:-1]))
     found = []
     for tier, size, amounts in zip(cluster.tiers, sizes, leaving, strict=True):
-        domain = int(amounts.argmax())
+        domain = max(range(len(amounts)), key=amounts.__getitem__)
         ranks = min(size, cluster.num_devices - domain * size)
-        amount = float(amounts[domain])
+        amount = amounts[domain]
         seconds = amount / (ranks * rates[tier.name])
         found.append(BusiestLink(tier=tier.name, domain=domain, ranks=ranks, bytes_per_step=amount, seconds=seconds))
     most = max(found, key=lambda b: b.seconds)
