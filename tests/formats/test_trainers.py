@@ -85,6 +85,16 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         1,
         {"model": "mistral-7b-v0.1", "method": "dpo", "reference": "none"},
     ),
+    # axolotl in a container, as tutorials have it: DeepSpeed's file by the path that the image has it at
+    "axolotl-container": (
+        "base_model: meta-llama/Meta-Llama-3.1-8B-Instruct\nload_in_8bit: false\nload_in_4bit: true\nadapter: lora\n"
+        "lora_model_dir:\nlora_r: 32\nlora_target_linear: true\nsequence_len: 2048\nsample_packing: true\n"
+        "xformers_attention:\noptimizer: adamw_bnb_8bit\nbf16: auto\nfp16: false\ngradient_checkpointing: unsloth\n"
+        "deepspeed: /workspace/axolotl/deepspeed_configs/zero3_bf16_cpuoffload_params.json\n",
+        8,
+        {"sharding": "zero3", "offload": ("parameters", "activations"), "adapter": "lora", "base": "nf4-dq",
+         "optimizer": "adam8bit"},
+    ),
     # axolotl examples/llama-3/lora-1b-ray.yml: DeepSpeed's file is one of those that axolotl ships
     "axolotl-deepspeed": (
         "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nsequence_len: 2048\nbf16: auto\n"
@@ -303,6 +313,31 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {},
         {"system": "LLaMA-Factory", "num_devices": 16, "sharding": "zero3", "adapter": "lora", "rank": 64,
          "targets": ("all-linear",), "global_batch": 64, "seq_len": 1024},
+    ),
+    # FastChat's README, LLaVA's finetune_lora.sh and FastChat's train_lora.py: scripts in the manner of Alpaca
+    "fastchat": (
+        "torchrun --nproc_per_node=4 --master_port=20001 fastchat/train/train_mem.py \\\n"
+        "  --model_name_or_path meta-llama/Llama-2-7b-hf --data_path a.json --bf16 True --tf32 True \\\n"
+        "  --per_device_train_batch_size 2 --gradient_accumulation_steps 16 --evaluation_strategy no \\\n"
+        "  --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer \\\n"
+        "  --model_max_length 2048 --gradient_checkpointing True --lazy_preprocess True\n",
+        {},
+        {"num_devices": 4, "sharding": "fsdp", "seq_len": 2048, "global_batch": 128, "recompute": "full",
+         "adapter": ""},
+    ),
+    "llava": (
+        "deepspeed --include localhost:0,1,2,3 llava/train/train_mem.py --lora_enable True --lora_r 128 \\\n"
+        "  --lora_alpha 256 --mm_projector_lr 2e-5 --model_name_or_path meta-llama/Llama-2-13b-hf --bits 4 \\\n"
+        "  --per_device_train_batch_size 16 --model_max_length 2048 --bf16 True --gradient_checkpointing True\n",
+        {},
+        {"num_devices": 4, "adapter": "lora", "rank": 128, "base": "nf4-dq", "targets": ("all-linear",),
+         "seq_len": 2048, "global_batch": 64},
+    ),
+    "fastchat-lora": (
+        "deepspeed --num_gpus 2 fastchat/train/train_lora.py --model_name_or_path ~/weights/llama-2-7b --lora_r 8 \\\n"
+        "  --lora_alpha 16 --q_lora True --per_device_train_batch_size 4 --model_max_length 2048 --bf16 True\n",
+        {},
+        {"model": "llama-2-7b", "adapter": "lora", "rank": 8, "base": "nf4-dq", "targets": ("q", "v")},
     ),
 }  # fmt: skip
 

@@ -254,6 +254,9 @@ def _launch(words: Sequence[str], shell: Shell, source: str, program: str) -> La
         nodes = 0 if _asked_at_all(words, _NODES) else 1
     if not each and any(word == "srun" for word in words):
         each = _variable(shell, _SRUN_VARIABLE)
+    listed = next((after for word, after in pairwise(words) if word == "--include"), "")
+    if not each and (slots := re.fullmatch(r"localhost:(\d+(?:,\d+)*)", listed)):
+        each, nodes = len(slots[1].split(",")), 1
     total = each * nodes or everything or (each if _starts_on_one(words) else 0)
     config = next((after for word, after in pairwise(words) if word in _CONFIG), "")
     return Launch(num_devices=total, devices_per_node=each, program=program, source=source, config_file=config)

@@ -205,8 +205,10 @@ def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) ->
     alone, shipped = replace(around, variables={}, more=()), table("deepspeed.toml")["shipped"]
     # Trainers look from the folder in which they are started, people often from that of the file.
     here = not os.path.exists(os.path.join(os.path.dirname(source), named)) and os.path.exists(named)
-    whole = below("" if here else source, named, around.follow, path)
-    if not os.path.exists(whole) and (text := shipped.get(os.path.basename(named))):
+    text = shipped.get(os.path.basename(named))
+    gone = text is not None and os.path.isabs(named) and not os.path.exists(named)
+    whole = named if gone else below("" if here else source, named, around.follow, path)
+    if not os.path.exists(whole) and text:
         keys.assumed.append(f"{named}: as it comes with {keys.table['checked']['system']}, since it is not here")
         return keys.beside(named, deepspeed.read(text, named, alone))
     return keys.beside(named, deepspeed.read(read_text(whole, JSON_BYTES, path), whole, alone))

@@ -107,7 +107,7 @@ def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
     if any(keys.flag(path) for path in _fsdp("offload_params")):
         found += tuple(word for word in _FSDP_OFFLOAD if word not in found)
     moved = keys.raw("activation_offloading") not in (None, False)
-    if moved or keys.word("gradient_checkpointing").startswith("offload"):
+    if moved or keys.word("gradient_checkpointing").startswith(("offload", "unsloth")):
         found += ("activations",)
     return found
 

@@ -21,7 +21,8 @@ from shardwise.formats._served import PLAIN, Asked, Deployment
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(
-    r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService|Pod|Job)|^services:"
+    r"(?m)^kind:\s*(DynamoGraphDeployment|LeaderWorkerSet|Deployment|StatefulSet|LLMInferenceService|InferenceService"
+    r"|(Cluster)?ServingRuntime|ReplicaSet|DaemonSet|Pod|Job)\b|^services:"
 )
 # A variable of docker compose, with what stands in its place where nobody sets it (compose-spec 12-interpolation.md).
 _VARIABLE = re.compile(r"\$\{(\w+)(:?-([^{}]*))?\}|\$(\w+)")

@@ -85,7 +85,11 @@ def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported:
         case = deepspeed.read(read_text(whole, JSON_BYTES, "deepspeed_config_file"), whole, around)
     else:
         mixed = keys.word("mixed_precision")
-        inner: dict[str, Any] = {"zero_optimization": {"stage": keys.whole("deepspeed_config.zero_stage", 0) or 0}}
+        zero: dict[str, Any] = {"stage": keys.whole("deepspeed_config.zero_stage", 0) or 0}
+        for ours, theirs in (("offload_optimizer", "optimizer"), ("offload_param", "param")):
+            place = keys.word(f"deepspeed_config.offload_{theirs}_device")
+            zero |= {ours: {"device": place}} if place not in ("", "none") else {}
+        inner: dict[str, Any] = {"zero_optimization": zero}
         inner |= {mixed: {"enabled": True}} if mixed in ("bf16", "fp16") else {}
         steps = keys.whole("deepspeed_config.gradient_accumulation_steps")
         inner |= {"gradient_accumulation_steps": steps} if steps else {}

@@ -65,6 +65,10 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
 
 def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
     """Return the case of settings."""
+    if keys.flag("do_train") is False and (keys.flag("do_predict") or keys.flag("do_eval")):
+        keys.fail("do_train", "trains nothing: the file asks for answers", "give the file of a training")
+    if not around.num_devices and (workers := keys.whole("ray_num_workers")):
+        around = replace(around, num_devices=workers)  # one process for each worker of Ray
     model = _trainer.model_named(keys, "model_name_or_path")
     launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
     stack = find_stack("llama-factory") if launched is None else launched.stack
@@ -192,7 +196,7 @@ def _base(keys: Keys, bits: int | None) -> str:
     if not bits:
         return ""
     ways = (keys.word("quantization_method") or "bnb", keys.word("quantization_type") or "nf4")
-    if bits not in (4, 8) or ways != ("bnb", "nf4"):
+    if bits not in (4, 8) or ways not in (("bnb", "nf4"), ("bitsandbytes", "nf4")):  # until 0.9.1 it was spelled out
         keys.fail("quantization_bit", "is read for bitsandbytes' 4 bits in nf4 and 8 bits alone", "use 4 or 8 with bnb")
     if bits == 8:
         return "int8"

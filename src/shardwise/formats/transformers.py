@@ -30,7 +30,7 @@ _PRECISIONS = {
     "fp32": ("no", "float32"),
 }
 _TELLING = frozenset(("--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path"))
-_LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len")
+_LENGTHS = ("max_length", "max_seq_length", "block_size", "max_seq_len", "model_max_length", "cutoff_len")
 _OF_TRL = ("sft", "dpo", "grpo", "rloo", "reward", "kto")
 # trl 1.16.0 trainer/dpo_config.py, loss_type: losses of pairs that other programs do not have.
 _PREFERENCES = frozenset((
@@ -86,7 +86,7 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imp
         token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
         precision=launched.job.precision if launched else _precision(keys, beside, trl),
         optimizer=_trainer.optimizer_of(keys, "optim"),
-        **_adapter(keys),
+        **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
     )
     stack = launched.stack if launched else _stack(keys, "trl" if trl else "transformers")
@@ -198,8 +198,24 @@ def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:
     return "amp-bf16" if narrow or (beside and beside.job.precision == "amp-bf16") else "fp32"
 
 
-def _adapter(keys: Keys) -> dict[str, Any]:
-    narrow, wide = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+# Switches of scripts in the manner of Alpaca: of Qwen's and LLaVA's, which adapt all linear layers, and of FastChat's.
+_SWITCHES = ("use_lora", "lora_enable", "q_lora")
+
+
+def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
+    own = [name for name in _SWITCHES if keys.flag(name)]
+    bits = keys.whole("bits")
+    narrow = keys.flag("load_in_4bit") or "q_lora" in own or bits == 4
+    wide = keys.flag("load_in_8bit") or bits == 8
+    plain = not trl and keys.raw("use_peft") is None and keys.raw("lora_r") is not None
+    if own or plain:
+        whole = bool({"use_lora", "lora_enable"} & {*own})
+        named = replace(_ADAPTER, usual_rank=64 if whole else 8)
+        named = replace(named, usual_targets=("all-linear",)) if whole else named
+        if keys.raw("lora_target_modules") is None:
+            targets = ", ".join(named.usual_targets)
+            keys.assumed.append(f"targets {targets}: what such scripts choose where no modules are named")
+        return _trainer.adapted(keys, "lora", named) | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
     if not keys.flag("use_peft"):
         if narrow or wide:
             path = "load_in_4bit" if narrow else "load_in_8bit"
