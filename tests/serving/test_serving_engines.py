@@ -15,6 +15,7 @@ from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._engine import engine_names, find_engine, host_slowness
 from shardwise.serving._ledger import EngineStep, step_ledger
+from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import launches
 
@@ -45,6 +46,12 @@ def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
     }
     assert figures <= set(said)
     assert all(said.values())
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_every_engine_has_a_policy(name: str) -> None:
+    """A row of policies.toml says how it schedules; none takes another's because nobody wrote its own."""
+    assert policy_of(name, find_device("h100-sxm-80gb").device, 16, 8192).source
 
 
 def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None:
