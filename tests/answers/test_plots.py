@@ -334,3 +334,12 @@ def test_what_every_kind_of_stage_holds_is_drawn_below_the_schedule() -> None:
     assert len(held) == len(report.evaluation.stages)
     assert {panel.get_xlim() for panel in held} == {schedule.get_xlim()}
     assert len({panel.get_ylim() for panel in held}) == 1
+
+
+@pytest.mark.parametrize(("words", "scheme"), [((), "light"), (("--dark",), "dark")])
+def test_pages_fit_phones_and_are_as_dark_as_asked(words: tuple[str, ...], scheme: str, tmp_path: Path) -> None:
+    """A page takes the width of its screen, scrolls what is wider alone, and is light or dark as its drawing."""
+    page = tmp_path / "page.html"
+    assert run("infer", "gpt2", "--on", "h100", "--plot", str(page), *words).status == 0
+    text = page.read_text()
+    assert "width=device-width" in text and f"color-scheme: {scheme}" in text and '<div class="wide"><svg' in text

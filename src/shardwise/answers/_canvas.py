@@ -51,11 +51,21 @@ _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>body {{ margin: 2rem auto; max-width: 75rem; background: {back}; }} svg {{ width: 100%; height: auto; }}</style>
+<style>
+:root {{ color-scheme: {scheme} }}
+body {{ margin: 2rem auto; max-width: 75rem; font: 15px/1.45 system-ui, sans-serif; padding: 0 1rem;
+  color: {ink}; background: {back} }}
+table {{ border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px }}
+th, td {{ padding: 2px 10px; border-bottom: 1px solid {line}; text-align: left; vertical-align: top }}
+td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums }}
+.wide {{ overflow-x: auto }} .wide svg {{ width: 100%; height: auto; min-width: {least} }}
+summary {{ cursor: pointer; font-weight: 600; margin: 1rem 0 }}
+</style>
 </head>
 <body>
-{svg}
+{body}
 </body>
 </html>
 """
@@ -161,29 +171,51 @@ def _as_slide(figure: Figure) -> None:
 def save(figure: Figure, path: str) -> None:
     """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
     kind, paper = path.lower().rpartition(".")[2], _PAPERS[-1]
+    if kind == "html":
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page_of(str(figure.get_label()), svg_of(figure), paper.dark))
+        return
+    _prepare(figure, paper)
+    # Without a date the same answer gives the same file.
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    dpi = _SLIDE_PIXELS / figure.get_size_inches()[0] if paper.size == "slide" else 200
+    figure.savefig(path, format=kind, dpi=dpi, metadata=undated, facecolor=figure.get_facecolor())
+
+
+def _prepare(figure: Figure, paper: Canvas) -> None:
+    """Give a figure the shape and the colours of its paper, and lay it out."""
     if paper.size == "slide":
         _as_slide(figure)
     if paper.dark:
         _darken(figure)
     _settle(figure)
-    back: dict[str, Any] = {"facecolor": figure.get_facecolor()}
-    if kind != "html":
-        # Without a date the same answer gives the same file.
-        undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-        dpi = _SLIDE_PIXELS / figure.get_size_inches()[0] if paper.size == "slide" else 200
-        figure.savefig(path, format=kind, dpi=dpi, metadata=undated, **back)
-        return
-    import html
+
+
+def svg_of(figure: Figure) -> str:
+    """Return a figure as an element of a page, in a frame that scrolls where the page is narrower than it can be."""
     import io
 
-    from matplotlib.colors import to_hex
-
+    _prepare(figure, _PAPERS[-1])
     made = io.StringIO()
-    figure.savefig(made, format="svg", metadata={"Date": None}, **back)
+    figure.savefig(made, format="svg", metadata={"Date": None}, facecolor=figure.get_facecolor())
     drawn = made.getvalue()
-    title = html.escape(str(figure.get_label()))
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(_PAGE.format(title=title, back=to_hex(figure.get_facecolor()), svg=drawn[drawn.index("<svg") :]))
+    return f'<div class="wide">{drawn[drawn.index("<svg") :]}</div>'
+
+
+def page_of(title: str, body: str, dark: bool = False) -> str:
+    """Return a document of its own with the style of this project inside, for phones too.
+
+    >>> page_of("a & b", "<p>1</p>").count("a &amp; b")
+    1
+    """
+    import html
+
+    colours = {"ink": INK, "line": "#e3e3e3", "back": "#ffffff"}
+    chosen = {name: _DARK[colour] if dark else colour for name, colour in colours.items()}
+    # A column is readable on a phone; what is laid out for a page scrolls there.
+    least = "100%" if narrow() else "44rem"
+    scheme = "dark" if dark else "light"
+    return _PAGE.format(title=html.escape(title), body=body, scheme=scheme, least=least, **chosen)
 
 
 def _settle(figure: Figure) -> None:

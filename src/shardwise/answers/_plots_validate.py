@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import html
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, RED
+from shardwise.answers._canvas import GREY, RED, Canvas, page_of, styled, svg_of
 from shardwise.answers._plots import sheet
 from shardwise.answers._plots_search import plain_log
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
@@ -71,7 +70,7 @@ def _scatter(axes: Axes, rows: Sequence[Comparison]) -> None:
         own = [row for row in rows if group_of(row.metric) == name and row.predicted]
         if own:
             place: list[Any] = [[row.measured for row in own], [row.predicted for row in own]]
-            look: dict[str, Any] = {"s": 7, "alpha": 0.45, "color": colour, "linewidths": 0, "rasterized": True}
+            look: dict[str, Any] = {"s": 7, "alpha": 0.7, "color": colour, "linewidths": 0, "rasterized": True}
             axes.scatter(*place, label=f"{label} ({len(own):,})", **look)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -110,23 +109,16 @@ def _boxes(axes: Axes, groups: dict[str, list[float]], title: str) -> None:
 _HEAD = ("rows", "bias", "median", "p90", "mean", "largest", "in band")
 _TABLES = (("metric",), ("source", "metric"), ("device", "metric"), ("family", "metric"), ("quality", "metric"))
 _MOST_ROWS = 5000
-_STYLE = """
-body { margin: 2rem auto; max-width: 72rem; font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; padding: 0 1rem }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 13px }
-th, td { padding: 2px 10px; border-bottom: 1px solid #e3e3e3; text-align: left; vertical-align: top }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-svg { width: 100%; height: auto } summary { cursor: pointer; font-weight: 600; margin: 1rem 0 }
-"""
 
 
-def validate_html(found: Validation) -> str:
+def validate_html(found: Validation, dark: bool = False) -> str:
     """Return the report as a document of its own: styles and drawings are inside."""
     share = f"{len(found.predicted):,} of {len(found.rows):,} rows predicted ({found.coverage:.1%})"
     parts = [
         "<h1>Predicted against measured</h1>",
         f"<p>{share}; errors are predicted over measured, less one, and bias is their median.</p>",
         _fits(found),
-        _drawing(found),
+        _drawing(found, dark),
         *(_errors(summary(found.rows, fields), fields) for fields in (*_TABLES, ("year", "metric"))),
         _refused(found),
         "<h2>Columns that are not read</h2>" if found.unread else "",
@@ -135,10 +127,7 @@ def validate_html(found: Validation) -> str:
         _table(("field", "rule", "because"), ((r.field, r.says, r.because) for r in rules()), ()),
         _rows(found.rows),
     ]
-    head = f'<meta charset="utf-8"><title>predicted against measured</title><style>{_STYLE}</style>'
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body>\n</html>\n"
-    )
+    return page_of("predicted against measured", "\n".join(parts), dark)
 
 
 def _fits(found: Validation) -> str:
@@ -154,17 +143,12 @@ def _refused(found: Validation) -> str:
     return f"<h2>Refused</h2>\n{_table(('rows', 'reason', 'first'), rows, (0,))}" if rows else ""
 
 
-def _drawing(found: Validation) -> str:
+def _drawing(found: Validation, dark: bool) -> str:
     """Return the plot as SVG; without matplotlib, where to get it."""
     if find_spec("matplotlib") is None:
         return "<p>Plots need matplotlib: pip install 'shardwise[plots]'.</p>"
-    from shardwise.answers._canvas import styled
-
-    made = io.StringIO()
-    with styled():
-        validate_figure(found).savefig(made, format="svg", metadata={"Date": None})
-    drawn = made.getvalue()
-    return drawn[drawn.index("<svg") :]
+    with styled(Canvas(dark=dark)):
+        return svg_of(validate_figure(found))
 
 
 def _errors(found: Iterable[Errors], fields: tuple[str, ...]) -> str:
@@ -208,4 +192,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[i
             "<tr>" + "".join(f"<{tag}{m}>{html.escape(c)}</{tag}>" for m, c in zip(mark, cells, strict=True)) + "</tr>"
         )
 
-    return "<table>\n" + line(head, "th") + "\n" + "\n".join(line(row, "td") for row in rows) + "\n</table>"
+    body = "\n".join(line(row, "td") for row in rows)
+    return f'<div class="wide"><table>\n{line(head, "th")}\n{body}\n</table></div>'

@@ -110,7 +110,7 @@ def _write(inputs: Inputs, found: Validation) -> None:
     if "html" in inputs.values:
         from shardwise.answers._plots_validate import validate_html
 
-        write_text(inputs.values["html"], validate_html(found))
+        write_text(inputs.values["html"], validate_html(found, inputs.get("dark", False)))
 
 
 TABLES = ("metric", "source", "device", "family", "quality", "year")
