@@ -110,7 +110,7 @@ class Arrivals:
     cv: float = 1.0
     """Standard deviation of the gaps over their mean, of "gamma"."""
     users: int = 0
-    """Users of a closed loop, who all start at once."""
+    """Users of a closed loop, who start one after another, or all at once where just these requests are asked."""
     think_seconds: float = 0.0
     times: tuple[float, ...] = ()
     """Seconds of each arrival of a trace, rising from 0."""

@@ -296,8 +296,14 @@ def requests_of(workload: Workload, count: int) -> Iterator[Request]:
         yield request_of(at, drawn)
 
 
-def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tuple[list[Request], Follow]:
-    """Return the first requests of a replica's users, and what gives a user's next one."""
+def closed_loop(
+    workload: Workload, users: int, count: int, replica: int, carried: float
+) -> tuple[list[Request], Follow]:
+    """Return the first requests of a replica's users, and what gives a user's next one.
+
+    Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, so
+    that what is told of them is neither that rush nor a march in step.
+    """
     draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
     issued = min(users, count)
 
@@ -311,7 +317,8 @@ def closed_loop(workload: Workload, users: int, count: int, replica: int) -> tup
         issued += 1
         return made(ended.end + think, ended.user)
 
-    return [made(0.0, user) for user in range(issued)], follow
+    gap = 0.0 if workload.finite else 1 / carried
+    return [made(gap * user, user) for user in range(issued)], follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +361,8 @@ class Fleet:
             return [], self._together(workload, router, watch)
         requests, follow = requests_of(workload, workload.count), None
         if closed:
-            first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0)
+            carried = self.at(0.0).capacity * self.decode.many
+            first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0, carried)
             requests = iter(first)
         pools = self.prefill.start(workload), self.decode.start(workload)
         return Pools(pools, self.link, (router, workload.seed), follow).run(requests)
@@ -364,10 +372,12 @@ class Fleet:
         engines, arrivals = self.decode.start(workload, watch), workload.arrivals
         if arrivals.kind == "closed":
             every = [group for engine in engines for group in engine.groups]
+            carried = self.at(0.0).capacity * self.decode.many / len(every)
             for index, group in enumerate(every):
                 users = arrivals.users // len(every) + (index < arrivals.users % len(every))
                 if users:
-                    first, group.follow = closed_loop(workload, users, workload.count * users // arrivals.users, index)
+                    count = workload.count * users // arrivals.users
+                    first, group.follow = closed_loop(workload, users, count, index, carried)
                     group.pending.extend(first)
         else:
             routing = Routing(engines, router, workload.seed)
