@@ -22,7 +22,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions, infer
-from shardwise.serving.load import LoadOptions
+from shardwise.serving.load import LoadOptions, limits_of
 from shardwise.serving.load._fleet import Fleet, Transfer, ended_rate
 from shardwise.serving.load._serve import _pool, policy_for
 
@@ -176,7 +176,7 @@ def draw(kind: str, seed: int) -> Drawn:
         )  # fmt: skip
         both = Cluster.parse(f"{first.num_devices + plan.num_devices}x{devices.partition('x')[2]}")
         fleet = replace(
-            fleet, prefill=_pool(one, policy.of_prompts, asked, "prefill"),
+            fleet, prefill=_pool(one, policy.of_prompts(limits_of(engine, cluster.device)), asked, "prefill"),
             link=Transfer(both, one.case, base.case, policy),
         )  # fmt: skip
         said += f" workers={first.dp}+{plan.dp}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -212,13 +213,13 @@ def test_a_closed_loop_never_has_more_than_its_users() -> None:
 
 
 def test_users_of_a_running_server_do_not_come_all_at_once() -> None:
-    """A benchmark's users start together, and equal requests keep in step; users of a server that runs on do neither."""
+    """A benchmark's users start together and equal requests keep in step; users of a running server do neither."""
     asked = workload(count=500, arrivals=Arrivals(kind="closed", users=64))
     server, benchmark = answer("dense", asked), answer("dense", replace(asked, finite=True))
     assert 5 * server.latencies["ttft"]["p99"] < benchmark.latencies["ttft"]["p99"]
     assert server.latencies["tpot"]["mean"] == pytest.approx(benchmark.latencies["tpot"]["mean"], rel=0.25)
     starts = sorted(r.arrival for r in server.requests)[:64]
-    gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(starts)]
     assert min(gaps) == pytest.approx(1 / server.steady.capacity) == max(gaps)
     assert sorted(r.arrival for r in benchmark.requests)[:65].count(0.0) == 64
 

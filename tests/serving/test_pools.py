@@ -110,6 +110,19 @@ def test_more_workers_of_a_pool_shorten_what_it_does(rate: float, seed: int, eng
                 assert more.latencies[metric][name] <= few.latencies[metric][name] * 1.005 + late, (metric, name)
 
 
+def test_a_limit_on_sequences_is_of_the_pool_that_decodes() -> None:
+    """A burst's prompts run together; its answers in turn, and first tokens wait for a place of those before."""
+    options = LoadOptions(serving=ServingOptions(engine="tensorrt-llm"), prefill=Plan())
+    asked, cluster = workload(count=32, arrivals=Arrivals(kind="burst")), Cluster.parse("2xh100-sxm-80gb")
+    job = Serving(max_sequences=4)
+    found = serve(load_model("llama-3.1-8b"), cluster, Plan(), asked, job, options)
+    assert found.prefill is not None
+    assert found.prefill.traces[0].most_running == 8
+    assert found.traces[0].most_running == 4
+    starts = sorted(r.first for r in found.requests)
+    assert starts[8] >= min(r.end for r in found.requests)
+
+
 def test_decode_steps_without_prompts_are_steady() -> None:
     """Pools exist so that no prompt stops a decode step: the largest gap between tokens is far smaller."""
     together, apart = pools("vllm", workload(15.0), 0, 2), pools("vllm", workload(15.0), 1, 1)

@@ -19,7 +19,7 @@ from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, leas
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load import Policy, Steady, moments_of
+from shardwise.serving.load import Policy, Steady, limits_of, moments_of
 from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
@@ -85,7 +85,7 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
     if not len(rows):
         return None
     if stage == "prefill":
-        policy = policy.of_prompts
+        policy = policy.of_prompts(limits_of(case.engine.name, case.cluster.device))
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
     sizes = taken(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())

@@ -73,10 +73,13 @@ class Policy:
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 
-    @property
-    def of_prompts(self) -> Policy:
-        """How a pool schedules that computes prompts alone: no decode step runs beside them, no answer needs room."""
-        return replace(self, mixed=False, reserved_share=0.0)
+    def of_prompts(self, own: SchedulerLimits) -> Policy:
+        """How a pool schedules that computes prompts alone: no decode step runs beside them, no answer needs room.
+
+        A limit on sequences is that of the pool that decodes: prompts run as the engine's own limit lets them.
+        """
+        most = max(self.max_sequences, own.sequences)
+        return replace(self, mixed=False, reserved_share=0.0, max_sequences=most)
 
     def sent_tokens(self, prompt: float) -> float:
         """Return the tokens of a prompt whose cache is still to be sent when it has been computed."""

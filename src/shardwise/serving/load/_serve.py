@@ -10,7 +10,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
-from shardwise.serving._policy import Policy, policy_of
+from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
@@ -206,7 +206,8 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
     if prefill:
-        first = _pool(prefill, policy.of_prompts, workload, "prefill")
+        usual = limits_of(prefill.case.engine.name, prefill.case.cluster.device)
+        first = _pool(prefill, policy.of_prompts(usual), workload, "prefill")
         link = Transfer(asked.cluster, prefill.case, base.case, policy)
         fleet = Fleet(decode=pool, prefill=first, link=link, router=options.router)
     steady, empty = fleet.at(rate), fleet.at(0.0)
