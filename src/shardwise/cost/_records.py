@@ -1,7 +1,6 @@
 """What the stored constants are: one record a kind of kernel, link or rule, each field with its meaning.
 
-Records are read from constants.toml, cpu.toml and priors.toml by `_tables`; a key that a record does not have, and one
-that it lacks, is an error there.
+`_tables` reads them from constants.toml, cpu.toml and priors.toml: a key too many, and one too few, is an error there.
 """
 
 from __future__ import annotations
@@ -333,9 +332,10 @@ class PeerAccess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateInSteps:
-    """Reads and writes of an optimizer that runs its steps one by one, over those of one kernel."""
+    """Accesses of an optimizer whose steps run one by one, over those of one kernel; FLOPs of a coded moment."""
 
     accesses: float
+    coded_flops: float
     source: str = ""
 
 

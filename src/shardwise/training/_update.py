@@ -100,11 +100,13 @@ def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
 def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
+    An update within backward knows no norm of all gradients. Moments that are codes keep the vector units busy longer.
+
     Adam in fp32 moves 34 bytes a parameter of the shard. Without fusion each of its steps is a kernel, over one tensor
     or over all (priors.toml, passes.update_in_steps). What the framework copies beside it, and its passes over the
     whole gradient buffer, are those of the stack.
     """
-    p, o = r.precision, r.optimizer
+    p, o, early = r.precision, r.optimizer, r.stack.settings.updates_in_backward
     dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
     hosted = r.offloads("optimizer")
     one_pass = r.stack.optimizer_step == "fused" or o.own_kernel or hosted
@@ -112,7 +114,9 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     extra = apart * p.state_bytes
 
     def moved(moments: Moments) -> float:
-        base = 2 * p.gradient_bytes + (2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes)
+        base = (1 if early else 2) * p.gradient_bytes + (
+            2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes
+        )
         return base + 2 * moments.element_bytes(p.state_bytes) + extra + (0.0 if hosted else r.stack.update_copy_bytes)
 
     dense = dense_matrix * moved(o.matrix) + dense_other * moved(o.other)
@@ -120,15 +124,23 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     if o.by_tensor:
         dense_states, expert_states = owned_states(parts, s)
         dense, expert = dense + 2 * dense_states, expert + 2 * expert_states
-    streamed = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
+    whole = (dense_matrix + dense_other, expert_matrix + expert_other)
+
+    def own(of: X, experts: X) -> X:
+        """Return what of both a rank updates."""
+        return divide(of, z.shard_share) + divide(experts, z.expert_share) if r.shards_optimizer else of + experts
+
+    streamed = own(dense, expert)
     if hosted:
         return host_update_seconds(m, host_traffic(r, z, parts, s), streamed)
-    whole = dense_matrix + dense_other + expert_matrix + expert_other
-    every = r.stack.buffer_passes * p.gradient_bytes * whole
+    every = (0.0 if early else r.stack.buffer_passes) * p.gradient_bytes * (whole[0] + whole[1])
     # A group of one rank splits no gradients: its buffer is the whole one.
-    passes = above(z.shard_share, 1, 0 * whole, every) if r.shards_gradients else every
-    rate = m.rates.streams.rate(m.rates.memory_bytes, o.name)
-    return (streamed + passes) / rate
+    passes = above(z.shard_share, 1, 0 * every, every) if r.shards_gradients else every
+    moved_seconds = (streamed + passes) / m.rates.streams.rate(m.rates.memory_bytes, o.name)
+    if not o.matrix.block or is_plain(m.rates.vector_flops, 0):
+        return moved_seconds
+    coded = constants().rules.update_in_steps.coded_flops * o.matrix.count * own(*whole)
+    return maximum(moved_seconds, coded / m.rates.vector_flops)
 
 
 def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
