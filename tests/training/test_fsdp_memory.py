@@ -11,6 +11,7 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._memory import reserved_bytes
+from shardwise.training._traffic import flows_of, traffic_of
 
 GIB = 2**30
 LLAMA = Model.load("llama-3.1-8b")
@@ -103,3 +104,23 @@ def test_a_pipeline_of_pytorch_has_a_buffer_for_each_micro_batch() -> None:
         0
     ]
     assert first.beside == (2 + 2) * 8192 * 4096 * 2
+
+
+# transformers trainer.py and accelerate accelerator.py: no_sync for all micro-batches of a step but the last.
+@pytest.mark.parametrize(("stack", "sharding"), [("trl", "fsdp"), ("accelerate", "fsdp"), ("deepspeed", "zero3")])
+def test_gradients_stay_whole_until_the_last_micro_batch_where_no_sync_leaves_them(stack: str, sharding: str) -> None:
+    """Two micro-batches hold 16 bits of gradient for each weight and scatter once a step; DeepSpeed scatters twice."""
+
+    def asked(micro_batch: int) -> TrainReport:
+        plan = Plan(dp=8, sharding=sharding, micro_batch=micro_batch)
+        job = Training(seq_len=1024, global_batch=16)
+        return train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack=stack))
+
+    def scattered(report: TrainReport) -> float:
+        rows = flows_of(traffic_of(report.case, report.evaluation), 0, 1.0)
+        return sum(one.per_step for one in rows if one.message.verb == "reduce_scatter")
+
+    twice, once = asked(1), asked(2)
+    held, whole = twice.memory.buffers - once.memory.buffers, stack != "deepspeed"
+    assert (0.9 * 2 * 8.03e9 < held < 2 * 8.03e9) if whole else held == 0
+    assert scattered(twice) == (1 if whole else 2) * scattered(once)

@@ -132,8 +132,9 @@ class Stack:
     """The 16-bit gradients of a backward pass are added to wider ones when all are there."""
     widens_gradients: bool
     """16-bit gradients are kept in fp32 too from a step to the next."""
-    accumulates_whole: bool
-    """Gradients stay whole between micro-batches though they are sharded (FSDP's no_sync)."""
+    accumulates_whole: Literal["", "trained", "units"]
+    """What has whole gradients between micro-batches though they are sharded, as FSDP's no_sync leaves them: weights
+    that train, or whole flat parameters, frozen weights too."""
     wide_embedding_moments: bool
     """Optimizers of bitsandbytes keep fp32 moments of the embedding."""
     optimizer_step: Literal["single", "foreach", "fused"]

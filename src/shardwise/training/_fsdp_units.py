@@ -193,16 +193,18 @@ def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> 
     ends, every = total(end_units(r, whole_parts, s)), total(owned(whole_parts, s))
     one = total(own.precision.gradient_bytes * layer_units(own, some, s)[0] for own, some in classes)
     all_made = total(own.precision.gradient_bytes * total(owned(some, s)) for own, some in classes)
-    if parts.tuned and r.stack.accumulates_whole:
+    # torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook: unreduced they stay as backward made them.
+    kept = width * total(total(owned(some, s)) for _, some in classes)
+    if parts.tuned and r.stack.accumulates_whole == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
         # trained and frozen weights take the room of both.
-        one, all_made = width * unit, width * every
+        one, all_made, kept = width * unit, width * every, width * every
     gradients = one
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
     if r.stack.accumulates_whole:
-        gradients = above(z.num_micro, 1, all_made, gradients)
+        gradients = above(z.num_micro, 1, kept, gradients)
     working = gathered + gradients
     found = (working, 0 * working, working, working)
     if r.keeps_gathered:

@@ -99,18 +99,20 @@ def _layers(s: Stages[X]) -> X:
     return maximum(total(s.layers, 0 * s.count), 1)
 
 
-def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X]:
-    """Return in which share of the micro-batches a unit's weights and gradients move, and whether backward gathers too.
+def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X, X]:
+    """Return in which share of the micro-batches a unit gathers, whether backward does too, and in which it scatters.
 
     Every micro-batch gathers ahead of forward and, unless weights are kept, of backward, or, where a pipeline keeps
     weights gathered and gradients whole, one of a step gathers and one scatters (torch.distributed.pipelining,
-    FSDPModule).
+    FSDPModule). Gradients that are whole until the last micro-batch are scattered once a step (FSDP's no_sync).
     """
     one = 0 * z.num_micro + 1
     again = 0 * one if r.keeps_gathered else one
+    reduced = one / z.num_micro if r.stack.accumulates_whole and r.shards_weights else one
     if not r.stack.pipeline_keeps_gathered:
-        return one, again
-    return above(z.pp, 1, one / z.num_micro, one), above(z.pp, 1, 0 * one, again)
+        return one, again, reduced
+    once = one / z.num_micro
+    return above(z.pp, 1, once, one), above(z.pp, 1, 0 * one, again), above(z.pp, 1, once, reduced)
 
 
 def once_a_step(z: PlanSizes[X], r: Recipe) -> X:
@@ -139,12 +141,15 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     scattered, gathered = scatters(z, r, made), gathers(r, *held) if r.shards_weights else ()
     scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
     hides = m.may_overlap("dp") and r.stack.overlap_gradients
-    often, twice = unit_rounds(z, r)
-    first, last = often * gather, often * (twice * gather + scatter)
+    often, twice, reduced = unit_rounds(z, r)
+    first, last = often * gather, often * twice * gather + reduced * scatter
     ahead = maximum(first - often * k.forward, 0.0) if hides else first
-    behind = maximum(last - often * k.backward, 0.0) if hides else last
+    quiet = maximum(twice * gather - k.backward, 0.0)
+    behind = (
+        (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0) if hides else last
+    )
     hidden = first + last - ahead - behind
-    copied, returned = copy_seconds(m, r, often * total(held), often * total(made))
+    copied, returned = copy_seconds(m, r, often * total(held), reduced * total(made))
     return (
         named(ahead, "exposed weight gathers"),
         named(behind, "exposed weight gathers and gradient scatters"),
@@ -198,7 +203,7 @@ def end_messages(
     if not r.shards_gradients:
         return ()
     resharded, held = end_units(r, in_compute(r, parts), s)
-    often, twice = unit_rounds(z, r)
+    often, twice, reduced = unit_rounds(z, r)
     apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
     names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
     hides = apart and m.may_overlap("dp") and r.stack.overlap_gradients
@@ -219,10 +224,10 @@ def end_messages(
     if apart:
         add(names[0], False, gathered[0], often, zero)
     add(names[1], False, gathered[1], often, ahead)
-    add(names[1], True, scattered[1], often, behind)
+    add(names[1], True, scattered[1], reduced, behind)
     if apart:
         add(names[0], True, gathered[0], often * twice, behind)
-        add(names[0], True, scattered[0], often, zero)
+        add(names[0], True, scattered[0], reduced, zero)
     return tuple(found)
 
 

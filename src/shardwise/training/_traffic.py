@@ -214,13 +214,13 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
     return found
 
 
-def _shared(messages: list[Message], exposed: float, hidden: float) -> list[TimedMessage]:
-    """Return messages that wait together, each with its share of the seconds."""
-    whole = sum(m.seconds for m in messages) or 1.0
-    shares = [m.seconds / whole for m in messages]
+def _shared(messages: list[tuple[Message, float]], exposed: float) -> list[TimedMessage]:
+    """Return messages and how often each is sent, that wait together, each with its share of seconds that wait."""
+    whole = sum(m.seconds * count for m, count in messages)
+    part = exposed / whole if whole else 0.0
     return [
-        TimedMessage(message=m, count=1, exposed=exposed * s, hidden=hidden * s)
-        for m, s in zip(messages, shares, strict=True)
+        TimedMessage(message=m, count=n, exposed=part * m.seconds * n, hidden=(1 - part) * m.seconds * n)
+        for m, n in messages
     ]
 
 
@@ -231,13 +231,13 @@ def fsdp_unit_messages(t: Traffic, part: str, folded: BlockCost[float]) -> list[
         return []
     ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
     held, made = gathered_elements(r, z, folded), scattered_elements(r, z, folded)
-    gather, (often, twice) = gathers(r, *held) if r.shards_weights else (), unit_rounds(z, r)
+    gather, (often, twice, reduced) = gathers(r, *held) if r.shards_weights else (), unit_rounds(z, r)
     first = _state(t, gather, part, "forward")
     again = _state(t, gather if twice else (), part, "backward")
-    last = [*again, *_state(t, scatters(z, r, made), part, "backward")]
-    covered = [often * sum(m.seconds for m in some) - shown for some, shown in ((first, ahead), (last, behind))]
-    shared = [*_shared(first, ahead, covered[0]), *_shared(last, behind, covered[1])]
-    return [replace(one, count=often) for one in shared]
+    made_whole = _state(t, scatters(z, r, made), part, "backward")
+    forward = [(one, often) for one in first]
+    backward = [*((one, often) for one in again), *((one, reduced) for one in made_whole)]
+    return [*_shared(forward, ahead), *_shared(backward, behind)]
 
 
 def embedding_and_head_messages(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
@@ -246,7 +246,7 @@ def embedding_and_head_messages(t: Traffic, s: Stages[float]) -> list[TimedMessa
     for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
         sent = _state(t, one.messages, one.unit, "backward" if one.backward else "forward")
         if one.count:
-            found += [replace(timed, count=one.count) for timed in _shared(sent, one.exposed, one.hidden)]
+            found += _shared([(each, one.count) for each in sent], one.exposed)
     return found
 
 
@@ -255,10 +255,10 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
     e, r = t.evaluation, t.case.recipe
     s, m = e.stages[index], t.machine
     passes = e.step.stages[index].passes(covering_passes(e.sizes, t.case.plan.schedule))
-    shown, covered, waits, behind = data_parallel_seconds(m, r, e.parts, s, passes)
+    shown, _, waits, _ = data_parallel_seconds(m, r, e.parts, s, passes)
     rows = [
-        *_shared(_state(t, reductions(r, e.parts, s), "stage", "gradients"), shown, covered),
-        *_shared(_state(t, updates(r, e.parts, s), "stage", "weights"), waits, behind),
+        *_shared([(one, 1) for one in _state(t, reductions(r, e.parts, s), "stage", "gradients")], shown),
+        *_shared([(one, 1) for one in _state(t, updates(r, e.parts, s), "stage", "weights")], waits),
     ]
     job = step_job(t.case, e.parts, 0.0)
     if job.tied and e.sizes.pp > 1 and (s.embeddings or s.heads):
