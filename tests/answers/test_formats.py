@@ -373,3 +373,16 @@ def test_a_batch_that_follows_from_accumulation_is_that_of_the_devices(tmp_path:
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}')
     words = ("plan", "train", "llama-3.2-1b", "--from", str(tmp_path / "ds.json"), "--seq-len", "512", "--top", "1")
     assert run(*words, "--on", "4xh100", "--json").tree["best"][0]["job"]["global_batch"] == 32
+
+
+def test_an_adapter_is_trained_and_served_from_its_own_file(tmp_path: Path) -> None:
+    """What peft writes beside an adapter names its base, its rank and its targets for either."""
+    file = tmp_path / "adapter_config.json"
+    said = {"peft_type": "LORA", "base_model_name_or_path": _LLAMA, "r": 32, "target_modules": ["q_proj", "v_proj"]}
+    file.write_text(json.dumps({**said, "lora_alpha": 64, "inference_mode": True, "task_type": "CAUSAL_LM"}))
+    where = ("--from", str(file), "--on", "1xh100-sxm-80gb", "--json")
+    job = run("train", *where, "--seq-len", "512", "--micro-batch", "1", "--global-batch", "8").tree["job"]
+    assert (job["adapter"], job["rank"], job["targets"]) == ("lora", 32, ["q_proj", "v_proj"])
+    without = run("infer", _LLAMA, "--on", "1xh100-sxm-80gb", "--json").tree
+    assert run("infer", *where).tree["kv_cache_tokens"] < without["kv_cache_tokens"]
+    assert "--max-lora-rank 32" in run("export", "vllm", *where).tree["files"]["vllm.sh"]

@@ -85,7 +85,8 @@ def _take_server(inputs: Inputs) -> None:
         return
     kind, target = inputs.get("what", ""), inputs.get("target", "")
     given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, kind or target).flags
-    if target and not server.values["engine"].startswith(_ENGINES.get(target, "vllm")):
+    own_engine = _ENGINES.get(target, "vllm")
+    if target and not server.values.get("engine", own_engine).startswith(own_engine):
         # Each engine spells its share of the memory in its own way.
         own = {key: value for key, value in server.values.items() if key in ("engine", "memory_fraction")}
         said = ", ".join(f"{key} {value}" for key, value in own.items())

@@ -42,7 +42,7 @@ def import_file(
         case = pointed(text, name, around)
         if case is not None:
             return case
-        modules = (import_module(f"shardwise.formats.{system}") for system in SYSTEMS)
+        modules = (import_module(f"shardwise.formats.{system}") for system in ("peft", *SYSTEMS))
         read = next(module for module in modules if module.recognises(name, text)).read
         case = cast("Imported", read(text, name, around))
     if case.unknown and not (case.understood or case.ignored or case.silent):
@@ -97,7 +97,7 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
 
     Raises `InputError` with everything wrong.
     """
-    from shardwise.formats import dynamo
+    from shardwise.formats import dynamo, peft
     from shardwise.formats._launched import LaunchFiles, read_launch
 
     name = _called(fspath(path))
@@ -106,6 +106,8 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
         folder, said = os.path.dirname(name) or ".", dict(variables or {})
         if dynamo.recognises(name, text):
             return dynamo.read(text, name, said, folder)
+        if peft.recognises(name, text):
+            return peft.serve(text, name)
         if not starts_server(name):
             _refuse_training(name, said)
         if name.endswith(tuple(MOST_BYTES)):
