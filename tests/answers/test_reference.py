@@ -65,15 +65,43 @@ def test_completion_names_models_devices_and_choices(shell: str) -> None:
         ("train gpt2 --on 8xgb2", "8xgb200"),
         ("infer gpt2 --input-t", "--input-tokens"),
         ("train gpt2 --cp-kind all-g", "all-gather"),
+        ("plan inf", "infer"),
+        ("plan serve gpt2 --p99-tt", "--p99-ttft"),
+        ("infer gpt2 --on h100,2xmi30", "h100,2xmi300x"),
+        ("infer gpt2 --solve max_s", "max_sequences"),
+        ("train gpt2 --vary seq_l", "seq_len="),
+        ("infer gpt2 --engine sgl", "sglang"),
+        ("infer gpt2 --host cpu-g", "cpu-generic"),
     ],
 )
 def test_bash_completes_the_word_that_is_typed(typed: str, completed: str) -> None:
-    """The script completes commands, models, devices behind a number, flags and choices."""
-    script = run("completion", "bash").out
+    """The script completes commands, models, devices behind a number or a comma, fields, flags and choices."""
+    assert completed in completed_by("bash", typed)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_complete_as_bash_does(shell: str) -> None:
+    """Devices behind a number and a comma are the hardest of it."""
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed")
+    assert "h100,2xmi300x" in completed_by(shell, "infer gpt2 --on h100,2xmi30")
+
+
+def completed_by(shell: str, typed: str) -> list[str]:
+    """Return the words that a shell offers for what is typed behind shardwise."""
     words = ["shardwise", *typed.split()]
-    line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shardwise; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{line}"], capture_output=True, text=True, check=True)
-    assert completed in done.stdout.split()
+    asked = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shardwise; echo ${{COMPREPLY[@]}}"
+    line = f"complete -C'{' '.join(words)}'" if shell == "fish" else asked
+    script = f"{run('completion', shell).out}\n{line}\n"
+    done = subprocess.run([shell], input=script, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_values_that_are_free_are_completed_by_files() -> None:
+    """Behind a flag that takes a file or a number bash is told no words, and offers files."""
+    script = run("completion", "bash").out
+    line = "COMP_WORDS=(shardwise train gpt2 --plot ''); COMP_CWORD=4; _shardwise; echo ${#COMPREPLY[@]}"
+    assert subprocess.run(["bash", "-c", f"{script}\n{line}"], capture_output=True, text=True).stdout == "0\n"
 
 
 def test_a_shell_that_is_not_known_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardwise.answers import _commands
@@ -66,16 +66,39 @@ def _either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"description": one["description"], "anyOf": [o for i, o in enumerate(options) if o not in options[:i]]}
 
 
+def _known_words() -> dict[str, Callable[[], Iterable[str]]]:
+    """Return by key where the words of a flag's values are listed, for those that no table of fields has."""
+    from shardwise.answers._solve import solvable
+    from shardwise.hardware import device_names
+    from shardwise.models import model_names
+    from shardwise.plans import DTYPES, stack_names
+    from shardwise.serving import cache_names, engine_names, format_names
+
+    return {
+        "on": device_names,
+        "host": lambda: [name for name in device_names() if name.startswith("cpu-")],
+        "model": model_names,
+        "first": model_names,
+        "second": model_names,
+        "draft_model": model_names,
+        "stack": stack_names,
+        "engine": engine_names,
+        "weights": format_names,
+        "kv_cache": cache_names,
+        "dtype": lambda: DTYPES,
+        "solve": solvable,
+        "vary": lambda: sorted(
+            {f"{flag.key}=" for name in _commands.MANY for flag in _commands.command(name).flags.values()
+             if flag.group in ("job", "plan", "load", "cluster", "where")}
+        ),
+    }  # fmt: skip
+
+
 def _words(flag: Flag) -> list[str]:
     """Return the words that the value of a flag may be, none where it is free."""
-    if flag.key == "on":
-        from shardwise.hardware import device_names
-
-        return list(device_names())
-    if flag.key in ("model", "first"):
-        from shardwise.models import model_names
-
-        return list(model_names())
+    known = _known_words().get(flag.key)
+    if known is not None:
+        return list(known())
     # Behind the choices may stand other ways to write them: {a,b}|A..B|A,B,...
     return flag.kind.word[1:].partition("}")[0].split(",") if flag.kind.word.startswith("{") else []
 
@@ -84,17 +107,27 @@ def _options(command: Command) -> list[Flag]:
     return [flag for flag in command.flags.values() if flag.group != "positional"]
 
 
-def _positional(command: Command) -> list[str]:
+def _positional(name: str) -> list[str]:
+    command = _commands.command(name)
     return [word for key in command.positionals for word in _words(command.flags[key])]
 
 
-def _choices() -> Iterator[tuple[str, list[str]]]:
-    """Yield every flag of any command whose values are words, each once."""
+def _of(name: str) -> list[Flag]:
+    """Return the flags of a command, those of every kind of its cases, each once."""
+    _, kinds = _commands.KINDS.get(name, ("", ("",)))
+    found = [flag for kind in kinds for flag in _options(_commands.command(name, kind))]
+    return list({flag.option: flag for flag in found}.values())
+
+
+def _choices() -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words of the values of the flags of all commands, and the flags whose values are free."""
     seen: dict[str, list[str]] = {}
-    for command in _commands.every().values():
-        for flag in _options(command):
+    switches = set()
+    for name in _commands.NAMES:
+        for flag in _of(name):
+            switches |= {flag.option} if flag.kind.switch else set()
             seen.setdefault(flag.option, _words(flag))
-    yield from ((option, words) for option, words in seen.items() if words)
+    return {o: words for o, words in seen.items() if words}, [o for o, w in seen.items() if not w and o not in switches]
 
 
 def _list(words: Iterable[str]) -> str:
@@ -102,27 +135,34 @@ def _list(words: Iterable[str]) -> str:
 
 
 def _bash() -> str:
-    """Return the completion of bash; a number of devices before a device, such as 8x, is kept."""
-    flags = "\n".join(
-        f'    {c.name}) words="{_list([*(f.option for f in _options(c)), *_positional(c)])}" ;;'
-        for c in (_commands.command(name) for name in _commands.NAMES)
-    )
-    values = "\n".join(f'    {option}) words="{_list(words)}" ;;' for option, words in _choices())
+    """Return the completion of bash; what stands before a device, such as 8x or h100-nvl-80gb,8x, is kept.
+
+    Flags are offered where a dash is typed, files where the value of a flag is free.
+    """
+    own = {name: (_list(f.option for f in _of(name)), _list(_positional(name))) for name in _commands.NAMES}
+    flags = "\n".join(f'    {name}) flags="{flags}" words="{words}" ;;' for name, (flags, words) in own.items())
+    choices, free = _choices()
+    values = "\n".join(f'    {option}) words="{_list(words)}" ;;' for option, words in choices.items())
     return f"""# Completion of shardwise for bash: source <(shardwise completion bash)
 _shardwise() {{
-  local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" words="" command="" word prefix=""
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+  if [[ -n "$ZSH_VERSION" ]]; then setopt local_options ksh_arrays bash_rematch; fi
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}"
+  local words="" flags="" command="" word prefix=""
+  for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
     case " {_list(_commands.NAMES)} " in *" $word "*) command="$word"; break ;; esac
   done
   case "$prev" in
 {values}
+    {"|".join(free)}) ;;
     *) case "$command" in
 {flags}
     *) words="{_list(_commands.NAMES)} --help --version" ;;
     esac ;;
   esac
-  if [[ "$cur" =~ ^([0-9]+x)+ ]]; then prefix="${{BASH_REMATCH[0]}}"; fi
+  if [[ "$cur" == -* ]]; then words="${{flags:-$words}}"; fi
+  if [[ "$cur" =~ ^(.*,)?([0-9]+x)* ]]; then prefix="${{BASH_REMATCH[0]}}"; fi
   COMPREPLY=($(compgen -P "$prefix" -W "$words" -- "${{cur#"$prefix"}}"))
+  if [[ "$prev" == --vary ]]; then compopt -o nospace 2>/dev/null; fi
 }}
 complete -o default -F _shardwise shardwise"""
 
@@ -132,18 +172,28 @@ def _zsh() -> str:
     return "#compdef shardwise\nautoload -U +X bashcompinit && bashcompinit\n" + _bash()
 
 
+# What stands before a device, such as 8x or h100-nvl-80gb,8x, is kept.
+_FISH = """# Completion of shardwise for fish: shardwise completion fish | source
+function __shardwise_on
+    set -l before (string match -r '^(?:.*,)?(?:[0-9]+x)*' -- (commandline -ct))
+    printf '%s\\n' "$before"(string split ' ' -- '{devices}')
+end
+complete -c shardwise -f"""
+
+
 def _fish() -> str:
     """Return the completion of fish."""
-    lines = ["# Completion of shardwise for fish: shardwise completion fish | source", "complete -c shardwise -f"]
+    devices = _words(_commands.command("train").flags["on"])
+    lines = [_FISH.format(devices=_list(devices))]
     for name in _commands.NAMES:
         said = _quoted(_commands.SUMMARIES[name])
         lines.append(f"complete -c shardwise -n __fish_use_subcommand -a {name} -d {said}")
-        command = _commands.command(name)
         inside = f"complete -c shardwise -n '__fish_seen_subcommand_from {name}'"
-        if words := _positional(command):
+        if words := _positional(name):
             lines.append(f"{inside} -a '{_list(words)}'")
-        for flag in _options(command):
-            takes = "" if flag.kind.switch else f" -x -a '{_list(_words(flag))}'" if _words(flag) else " -r"
+        for flag in _of(name):
+            said = "(__shardwise_on)" if flag.key == "on" else _list(_words(flag))
+            takes = "" if flag.kind.switch else f" -x -a '{said}'" if said else " -r -F"
             lines.append(f"{inside} -l {flag.option[2:]}{takes} -d {_quoted(flag.help)}")
     return "\n".join(lines)
 

@@ -58,12 +58,15 @@ _SEARCHED = 4096
 _SHOWN = 9
 
 
+def solvable() -> tuple[str, ...]:
+    """Return every field that some command can be solved for."""
+    return (*MONOTONE, *SCANNED, *SPLITS, *REAL)
+
+
 def _fields(questions: Questions) -> list[str]:
     """Return the fields that can be solved for: what a search tries itself is none, nor a price that bounds nothing."""
     flags, searches = questions.command.flags, questions.inputs.command == "plan"
-    held = [
-        n for n in (*MONOTONE, *SCANNED, *SPLITS, *REAL) if n in flags and flags[n].group not in ("space", "search")
-    ]
+    held = [n for n in solvable() if n in flags and flags[n].group not in ("space", "search")]
     return [
         *(n for n in held if n != "price" or "max_cost" in flags),
         *([] if searches and kind_of(questions.inputs) == "serve" else ["devices"]),
