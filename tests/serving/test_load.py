@@ -343,6 +343,16 @@ def test_looking_at_loads_serves_better_than_chance() -> None:
     assert chosen.latencies["e2e"]["mean"] <= drawn.latencies["e2e"]["mean"] * 1.01
 
 
+def test_slots_of_a_llama_server_are_all_that_answer_at_once() -> None:
+    """Four of sixteen users are answered at a time and the others wait, until there are slots for all."""
+    words = ("--engine", "llama.cpp", "--weights", "q4_k_m", "--users", "16", "--requests", "300", "--p90-ttft", "1s")
+    few = run("serve", "llama-3.1-8b", "--on", "1xrtx4090", *words, "--json").tree
+    assert few["running"]["max"] == 4
+    assert few["why"]["ttft"][0]["part"] == "waiting for a sequence slot"
+    assert (few["remedies"][0]["field"], few["remedies"][0]["value"]) == ("max_sequences", 16)
+    assert not any("no source" in note for note in few["assumptions"])
+
+
 def test_a_scheduler_that_is_not_known_is_an_assumption() -> None:
     """An engine without a policy of its own is scheduled as another, and the answer says so; a known one is not."""
     model, cluster, plan, _ = CASES["dense"]

@@ -226,8 +226,10 @@ def _changes(report: ServeReport) -> list[_Change]:
         for n in (2 * policy.step_tokens, policy.step_tokens // 2)
     ]
     if any(trace.most_running >= policy.max_sequences for trace in report.traces):
-        most = 2 * policy.max_sequences
-        found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
+        # Twice as many, and a place for every user of a closed loop.
+        users = -(-report.workload.arrivals.users // plan.dp)
+        for most in sorted({2 * policy.max_sequences, max(users, 2 * policy.max_sequences)}):
+            found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
     if report.base.case.profiled.step_tokens and report.base.max_concurrency < policy.max_sequences:
         # The cache binds first: what is set aside to sample more sequences than it can hold is free for it.
         case, options = report.base.case, report.options.serving
