@@ -111,7 +111,7 @@ class StepTable:
         self._sampling: list[float] = numpy.interp(asked, counts, found.sampling.reshape(shape)[:, 0]).tolist()
         columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = numpy.array(columns).T.tolist()
-        self._contexts = contexts
+        self._contexts, self._last_context = contexts, len(contexts) - 1
         self._prompts(case, step_tokens, context)
         self._memo: dict[tuple[int, int], float] = {}
 
@@ -144,9 +144,9 @@ class StepTable:
 
     def _decode_attention(self, count: int, context: float) -> float:
         at, row = self._contexts, self._attention[count]
-        i = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
-        share = (context - at[i]) / (at[i + 1] - at[i])
-        return row[i] + share * (row[i + 1] - row[i])
+        after = bisect_right(at, context, 1, self._last_context)
+        start, first = at[after - 1], row[after - 1]
+        return first + (context - start) / (at[after] - start) * (row[after] - first)
 
     def decode(self, count: int, context: float) -> float:
         """Return seconds of a step of `count` decoding sequences at a mean context."""
