@@ -193,3 +193,25 @@ def test_a_remedy_is_what_serve_answers_with_it() -> None:
         if one.field in ("dp", "max_batched_tokens", "kv_cache"):
             on = Cluster.parse(f"{one.report.devices}xh100-sxm-80gb")
             assert serve(model, on, plan, asked, job, options).value(limit) == pytest.approx(one.seconds)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
+    """The field named has the value named, no other degree moves, and replicas in pairs alone are joined to one."""
+    asked = Workload(input_tokens=Length(mean=2000), output_tokens=Length(mean=50), count=60, arrivals=Arrivals(rate=8))
+    options = LoadOptions(limits=(Limit(metric="e2e", quantile="mean", seconds=0.02),))
+    report = serve(
+        load_model("llama-3.1-8b"),
+        Cluster.parse(f"{replicas}xa100-sxm-80gb"),
+        Plan(dp=replicas),
+        asked,
+        Serving(),
+        options,
+    )
+    changes = {one.field: one for one in load_remedies(report)}
+    assert ("tp" in changes) == (replicas % 2 == 0)
+    for field, one in changes.items():
+        plan, own = one.report.base.plan, report.base.plan
+        wanted = {"tp": {"tp": 2, "dp": replicas // 2}, "dp": {"dp": one.value}}.get(field, {})
+        assert (plan.tp, plan.pp, plan.dp) == tuple({"tp": own.tp, "pp": own.pp, "dp": own.dp, **wanted}.values())
+        assert field not in wanted or wanted[field] == one.value

@@ -380,25 +380,3 @@ def test_memory_set_aside_for_more_than_the_cache_holds_is_a_remedy() -> None:
     report = serve(load_model("gpt-oss-120b"), Cluster.parse("h100-sxm-80gb"), Plan(), asked)
     first = load_remedies(report)[0]
     assert not report.meets and (first.field, first.value, first.report.meets) == ("max_sequences", 128, True)
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
-    """The field named has the value named, no other degree moves, and replicas in pairs alone are joined to one."""
-    asked = Workload(input_tokens=Length(mean=2000), output_tokens=Length(mean=50), count=60, arrivals=Arrivals(rate=8))
-    options = LoadOptions(limits=(Limit(metric="e2e", quantile="mean", seconds=0.02),))
-    report = serve(
-        load_model("llama-3.1-8b"),
-        Cluster.parse(f"{replicas}xa100-sxm-80gb"),
-        Plan(dp=replicas),
-        asked,
-        Serving(),
-        options,
-    )
-    changes = {one.field: one for one in load_remedies(report)}
-    assert ("tp" in changes) == (replicas % 2 == 0)
-    for field, one in changes.items():
-        plan, own = one.report.base.plan, report.base.plan
-        wanted = {"tp": {"tp": 2, "dp": replicas // 2}, "dp": {"dp": one.value}}.get(field, {})
-        assert (plan.tp, plan.pp, plan.dp) == tuple({"tp": own.tp, "pp": own.pp, "dp": own.dp, **wanted}.values())
-        assert field not in wanted or wanted[field] == one.value
