@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, str]] = {
     "model file that is not there": ("train ./no/config.json --on 8xh100", "model"),
     "unknown device": ("train gpt2 --on 8xh1000", "device"),
     "no number of devices": ("train gpt2 --on 8", "on"),
+    "more replicas than are simulated": ("serve llama-3.1-8b --on 100001xh100 --rate 3", "dp"),
     "zero devices": ("train gpt2 --on 0xh100", "num_devices"),
     "negative devices": ("train gpt2 --on -8xh100", "on"),
     "empty devices": ("train gpt2 --on ''", "on"),

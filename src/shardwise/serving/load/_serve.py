@@ -174,6 +174,8 @@ def _parts(cluster: Cluster, plan: Plan, options: LoadOptions) -> tuple[Cluster,
     return part_of(cluster, left), part_of(cluster, taken)
 
 
+MOST_REPLICAS = 100_000
+"""Most replicas, each group of attention data parallelism one, that are simulated: they take 400 MB."""
 # Up to this share of the capacity of the closed form nobody doubts that a load is carried.
 _NEAR = 0.7
 
@@ -191,10 +193,20 @@ def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -
     return Pool(base=base, policy=policy, table=table, form=form, stage=stage)
 
 
+def _refuse_more_than_are_simulated(base: InferReport, prefill: InferReport | None) -> None:
+    problems = Problems()
+    for field, one in (("dp", base), ("prefill_workers", prefill)):
+        if one and one.plan.dp > MOST_REPLICAS:
+            remedy = "ask for fewer, at a rate as much smaller"
+            problems.add(field, one.plan.dp, f"must be at most {MOST_REPLICAS:,} to be simulated", remedy)
+    problems.raise_if_any()
+
+
 def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion) -> ServeReport:
     """Return the report of a deployment that can take the workload's requests one by one."""
     workload, options = asked.workload, asked.options
     arrivals, policy = workload.arrivals, asked.policy
+    _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
     notes = (
         f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
