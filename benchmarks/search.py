@@ -164,18 +164,27 @@ def compare(whole: Run, each: Run, rates: list[peers.Rate]) -> None:
 
 
 def commands() -> None:
-    """Print user CPU of whole commands, the least of three, with modules compiled as an install leaves them."""
+    """Print user CPU of whole commands, the least of five: formulas recorded anew, and kept by an earlier question.
+
+    Modules are compiled as an install leaves them.
+    """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = env.get("PYTHONPYCACHEPREFIX", tempfile.mkdtemp())
-    print(f"{'question':36}{'user s':>8}")
-    for name, words in COMMANDS.items():
-        least = float("inf")
-        for _ in range(3):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-            command = [sys.executable, "-m", "shardwise", *words.split()]
-            subprocess.run(command, env=env, capture_output=True, check=True)
-            least = min(least, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
-        print(f"{name:36}{least:>8.2f}")
+    print(f"{'question':36}{'recorded':>10}{'kept':>8}   user s")
+    with tempfile.TemporaryDirectory() as kept:
+        for name, words in COMMANDS.items():
+            times = [_user_seconds(words, {**env, "SHARDWISE_CACHE": folder}, 5) for folder in ("off", kept)]
+            print(f"{name:36}{times[0]:>10.2f}{times[1]:>8.2f}   load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def _user_seconds(words: str, env: dict[str, str], runs: int) -> float:
+    """Return the least user CPU of a command, run so many times; the first one fills what is kept."""
+    least = float("inf")
+    for _ in range(runs):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        subprocess.run([sys.executable, "-m", "shardwise", *words.split()], env=env, capture_output=True, check=True)
+        least = min(least, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+    return least
 
 
 def common(case: tuple[Any, ...], rates: list[peers.Rate]) -> None:

@@ -153,7 +153,8 @@ def _row(found: Any, report: Any) -> dict[str, Any]:
         "output_tokens_per_second": "output_tokens_per_second", "weights_bytes_per_gpu": "weights_bytes_per_gpu",
         "usd_per_million_output_tokens": "usd_per_million_output_tokens",
     }  # fmt: skip
-    row: dict[str, Any] = {key: getattr(report, name) for key, name in names.items() if hasattr(report, name)}
+    told = ((key, getattr(report, name, _row)) for key, name in names.items())
+    row: dict[str, Any] = {key: value for key, value in told if value is not _row}
     row["value"] = found.value(report)
     row["devices"] = report.plan.num_devices
     for name, (low, high) in report.interval.items():
