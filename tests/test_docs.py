@@ -165,3 +165,12 @@ def test_documents_are_plain_text(path: Path) -> None:
         cells = line.count("|") if line.startswith("|") else 0
         assert not (head and cells) or cells == head, line
         head = cells
+
+
+def test_pages_of_users_stay_short() -> None:
+    """README and guides have up to 14,000 words; printed answers, generated tables and references do not count."""
+    references = {"flags.md", "json.md", "formulas.md", "notation.md"}
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name not in references]
+    whole = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *pages))
+    read = re.sub(r"<!-- output of .*?<!-- end -->|^```text$.*?^```$", "", whole, flags=re.DOTALL | re.MULTILINE)
+    assert 10_000 < len(read.split()) < 14_000
