@@ -117,7 +117,7 @@ def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[s
     """Return model, plan, job and stack of settings that Megatron-LM's arguments have names for."""
     given = r.given.values
     whole = all(map(r.has, ("hidden_size", "num_layers", "num_attention_heads")))
-    _settle(keys, r, model)
+    _settle(r, model)
     silent = [name for name in ("seq_length", "micro_batch_size") if not r.has(name)]
     for name in silent:
         given[name] = 1
@@ -142,7 +142,7 @@ def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[s
     return {"model": built, "plan": plan, "job": replace(job, **targets), "stack": stack}
 
 
-def _settle(keys: Keys, r: Reader, model: Model | None) -> None:
+def _settle(r: Reader, model: Model | None) -> None:
     """Put what Megatron-LM's arguments need, and settings that Bridge lets stand beside what overrides them."""
     given, granularity = r.given.values, r.word("recompute_granularity")
     for name in ("recompute_method", "recompute_num_layers") if granularity != "full" else ("recompute_modules",):

@@ -23,7 +23,7 @@ from shardwise.measured._comparison import (
     summary,
 )
 from shardwise.measured._context import Context, cluster_of
-from shardwise.measured._frameworks import Framework, engine_named, framework_of, frameworks, matches
+from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import BlankRule, Record, read, refuse, rules, words
 from shardwise.measured._run import (
@@ -67,7 +67,6 @@ __all__ = [
     "assumptions",
     "cluster_of",
     "compared",
-    "engine_named",
     "errors_of",
     "examples",
     "fits_of",

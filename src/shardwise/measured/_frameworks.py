@@ -161,15 +161,6 @@ def _holds(row: dict[str, Any], told: dict[str, str], stated: tuple[int, ...], u
     return () < stated < release(row.get("below", ""))
 
 
-def engine_named(table: Table, word: str) -> str:
-    """Return the engine of the package that a file's word means, the word itself where none is known.
-
-    >>> engine_named(read("engines.toml"), "trtllm")
-    'tensorrt-llm'
-    """
-    return str(table["words"].get(word.lower(), word))
-
-
 def release(version: str) -> tuple[int, ...]:
     """Return the numbers of an engine's release, of an image of it too; empty where the text holds none.
 

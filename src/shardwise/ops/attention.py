@@ -119,7 +119,7 @@ def gated(y: Layout[X], m: Attention, D: int, source: Tensor[X], out: Tensor[X])
     return ops, product
 
 
-def merged(y: Layout[X], out: Tensor[X], copies: bool) -> Tensor[X]:
+def merged(out: Tensor[X], copies: bool) -> Tensor[X]:
     """Return the attention output as the output projection keeps it: a copy where merging the heads moves them."""
     return Tensor(name="attention.merged", size_bytes=out.size_bytes, born=REGION) if copies else out
 
@@ -174,7 +174,7 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     gates, product = gated(y, m, D, source, core_output(y, core))
     if not gates:
         copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
-        product = merged(y, product, copies)
+        product = merged(product, copies)
     out = LinearShape(
         inputs=heads * m.value_dim,
         outputs=D + 0 * heads,

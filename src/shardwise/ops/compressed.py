@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shardwise.ledger.number import X, divide, minimum
 from shardwise.ledger.op import Op, Tensor, Weight
-from shardwise.models import CompressedAttention, Indexer
+from shardwise.models import CompressedAttention
 from shardwise.ops.attention import REGION, head_norm, rotary
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output, whole_chunks
 from shardwise.ops.elementwise import only_weights, vector
@@ -61,11 +61,11 @@ def _compressor(y: Layout[X], m: CompressedAttention, D: int, source: Tensor[X])
         *_pooling(y, "indexer", m, (D, x.head_dim), source),
         down(y, "indexer.q", COMPRESSOR, (m.q_lora_rank, x.heads * x.head_dim), queries),
         down(y, "indexer.weights", COMPRESSOR, (D, x.heads), source),
-        scoring(y, x, COMPRESSOR, _scored_pairs(y, m, x), compressed_keys(y, m)),
+        scoring(y, x, COMPRESSOR, _scored_pairs(y, m), compressed_keys(y, m)),
     ]
 
 
-def _scored_pairs(y: Layout[X], m: CompressedAttention, x: Indexer) -> X:
+def _scored_pairs(y: Layout[X], m: CompressedAttention) -> X:
     """The indexer scores every compressed entry, not only those it picks."""
     return picked_pairs(y, replace(m, indexer=None))
 

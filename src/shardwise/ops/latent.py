@@ -262,7 +262,7 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     gates, entry = gated(y, expanded, D, source, core_output(y, _core(y, m)))
     if not gates:
         # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
-        entry = merged(y, entry, y.stack.norm == "eager")
+        entry = merged(entry, y.stack.norm == "eager")
     out = LinearShape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
                 whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, entry))

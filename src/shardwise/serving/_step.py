@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Generic
+from typing import Any, Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
@@ -92,19 +93,21 @@ class StepCost(Generic[X]):
         return self.of("sampling")
 
 
+def _summed(parts: Iterable[tuple[Any, StepCost[X] | LayerCost[X]]]) -> Iterator[dict[str, X]]:
+    """Yield seconds by operator, by role, exposed and hidden by axis: the sum of parts, each so many times."""
+    every = tuple(parts)
+    for name in ("operators", "roles", "exposed", "hidden"):
+        found: dict[str, X] = {}
+        for times, part in every:
+            add(found, getattr(part, name), times)
+        yield found
+
+
 def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
     """Return the weighted mean of steps whose weights add up to one."""
     if len(steps) == 1 and steps[0][1] == 1:
         return replace(steps[0][0], seconds=named(steps[0][0].seconds, name))
-    operators: dict[str, X] = {}
-    roles: dict[str, X] = {}
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
-    for step, weight in steps:
-        add(operators, step.operators, weight)
-        add(roles, step.roles, weight)
-        add(exposed, step.exposed, weight)
-        add(hidden, step.hidden, weight)
+    operators, roles, exposed, hidden = _summed((weight, step) for step, weight in steps)
 
     def mean(pick: str) -> X:
         values: list[X] = [weight * getattr(step, pick) for step, weight in steps]
@@ -216,15 +219,7 @@ def step_cost(
     rows = host_lines(case, sizes, costs, ledger, lines) or [
         *zip((*case.model.kinds.values(), 1, 1), lines, strict=True)
     ]
-    operators: dict[str, X] = {}
-    roles: dict[str, X] = {}
-    exposed: dict[str, X] = {}
-    hidden: dict[str, X] = {}
-    for times, part in rows:
-        add(operators, part.operators, times)
-        add(roles, part.roles, times)
-        add(exposed, part.exposed, times)
-        add(hidden, part.hidden, times)
+    operators, roles, exposed, hidden = _summed(rows)
     sends = (sizes.pp - 1) * parts.send
     add(exposed, {"pp": sends})
     overhead = named((0.0 if case.efficiencies.ideal else 1.0) * host_seconds(case, sizes, step), "engine step")

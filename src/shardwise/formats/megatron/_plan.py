@@ -121,7 +121,7 @@ def _pieces(r: Reader, pp: int) -> tuple[tuple[int, ...], int]:
         r.problems.add("--pipeline-model-parallel-size", pp, f"must be at most {MOST_LAYERS}", "use fewer stages")
         return (), 1
     sizes = _stages(r, pp)
-    vpp = max(_virtual(r, pp, sizes), 1)
+    vpp = max(_virtual(r, sizes), 1)
     if any(size % vpp for size in sizes):
         r.problems.add("--num-layers", sum(sizes), f"does not make {vpp} equal chunks on each stage", "change the cut")
         return (), 1
@@ -150,7 +150,7 @@ def stand_in_layers(r: Reader, remedy: str) -> None:
     r.given.values["num_layers"] = min(pieces, 10**6) * 1000
 
 
-def _virtual(r: Reader, pp: int, sizes: list[int]) -> int:
+def _virtual(r: Reader, sizes: list[int]) -> int:
     """Return the chunks of a stage; without a pipeline Megatron-LM has one model and no chunks."""
     derived = r.given.values.get("virtual_pipeline_model_parallel_size")
     if isinstance(derived, int) and not r.has("num_layers_per_virtual_pipeline_stage"):
