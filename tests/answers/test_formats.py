@@ -386,3 +386,19 @@ def test_an_adapter_is_trained_and_served_from_its_own_file(tmp_path: Path) -> N
     without = run("infer", _LLAMA, "--on", "1xh100-sxm-80gb", "--json").tree
     assert run("infer", *where).tree["kv_cache_tokens"] < without["kv_cache_tokens"]
     assert "--max-lora-rank 32" in run("export", "vllm", *where).tree["files"]["vllm.sh"]
+
+
+def test_rows_that_leave_it_blank_take_offload_and_the_base_from_the_file(tmp_path: Path) -> None:
+    """What lies on the host, and the format of frozen weights, are stated for rows as for an answer."""
+    (tmp_path / "ax.yaml").write_text(
+        _TUNED.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true") + "activation_offloading: true\n"
+        "gradient_checkpointing: true\nmicro_batch_size: 1\n"
+    )
+    (tmp_path / "rows.csv").write_text(
+        "case_id,metric,value,unit,device,seq_len,num_gpus,global_batch\na,peak_memory,9e9,bytes,h100-sxm-80gb,512,1,1\n"
+    )
+    words = ("validate", str(tmp_path / "rows.csv"), "--from", str(tmp_path / "ax.yaml"), "--json")
+    predicted = run(*words, "--rows", str(tmp_path / "out.csv"))
+    assert predicted.tree["rows"]["predicted"] == 1, predicted.out
+    said = (tmp_path / "out.csv").read_text()
+    assert "param_dtype: not stated" not in said and "lora_targets: not stated" not in said

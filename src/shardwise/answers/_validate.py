@@ -70,6 +70,10 @@ def _of_training(case: Imported) -> dict[str, object]:
     found: dict[str, object] = {name: getattr(plan, name) for name in DEGREES if name != "tp2"}
     found |= {"sp": int(plan.sequence_parallel), "micro_batch": plan.micro_batch, "recompute": plan.recompute}
     found |= {"sharding": names.get(plan.sharding, ""), "optimizer": names.get(job.optimizer, "")}
+    host = {frozenset(ours.split(",")): theirs for theirs, ours in reversed(words("offload").items())}
+    said = {"lora_targets": job.targets, "trains": job.trains} if job.adapter else {}
+    found["notes"] = "; ".join(f"{name}={','.join(parts)}" for name, parts in said.items() if parts)
+    found |= {"offload": host.get(frozenset(plan.offload), ""), "param_dtype": job.base}
     found |= {"seq_len": job.seq_len, "global_batch": job.global_batch, "finetune": job.adapter, "lora_rank": job.rank}
     return found | {
         "model": case.model.name if case.model else "",
