@@ -299,3 +299,12 @@ def test_unsloth_keeps_one_input_for_all_adapters_that_read_it() -> None:
     lines = [line.split() for line in run(*words, "--stack", "unsloth").out.splitlines()]
     longest = [int(line[-1].replace(",", "")) for line in lines if line[:3] == ["nf4", "32", "bits"]]
     assert longest == [pytest.approx(78_475, rel=0.03)]
+
+
+def test_adapters_of_experts_are_a_saver_to_leave_out() -> None:
+    """Of gpt-oss-20b most of what adapters hold is beside experts: on 16 GB those of attention fit, and are named."""
+    words = ("train", "gpt-oss-20b", "--on", "rtx-4060-ti-16gb", "--qlora", "--stack", "unsloth", "--seq-len", "1024")
+    out = run(*words, "--micro-batch", "1").out
+    assert out.startswith("NO FIT")
+    assert "--targets attention" in out
+    assert run(*words, "--micro-batch", "1", "--targets", "attention").out.startswith("FITS")

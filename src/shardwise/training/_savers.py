@@ -92,6 +92,10 @@ def flags_of(changes: Changes) -> str:
     return " ".join(said)
 
 
+_DENSE = ("attention",)
+"""Layers that a model with experts has once."""
+
+
 def singles(report: AnsweredPlan) -> Iterator[Changes]:
     """Yield the single savers that differ from what a report has."""
     plan, job = report.case.plan, report.case.job
@@ -107,11 +111,11 @@ def singles(report: AnsweredPlan) -> Iterator[Changes]:
     for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
         yield {"offload": tuple(dict.fromkeys((*offload, *words)))}
     yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
-    yield from _adapters(job)
+    yield from _adapters(job, report.case.model.has_experts)
 
 
-def _adapters(job: Training) -> Iterator[Changes]:
-    """Yield fine-tuning with adapters, and less of those that a job has."""
+def _adapters(job: Training, experts: bool) -> Iterator[Changes]:
+    """Yield fine-tuning with adapters, and less of those that a job has: none beside each of many experts."""
     if not job.adapter:
         yield {"adapter": "lora"}
         yield {"adapter": "lora", "base": "nf4"}
@@ -119,6 +123,8 @@ def _adapters(job: Training) -> Iterator[Changes]:
     if not job.base:
         yield {"base": "nf4"}
     yield {"adapter_precision": "bf16"}
+    if experts and not job.targets:
+        yield {"targets": _DENSE}
     if job.adapter_dropout:
         yield {"adapter_dropout": 0.0}
 
@@ -133,6 +139,8 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
     away["offload"] = ("optimizer", "gradients", "parameters", "activations")
     if report.case.job.adapter:
         yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
+        if report.case.model.has_experts and not report.case.job.targets:
+            yield {**lean, "targets": _DENSE}
         return
     yield from ({"recompute": "full"}, lean, narrow, away)
     yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
