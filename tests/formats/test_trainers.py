@@ -50,7 +50,7 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         8,
         {"system": "axolotl", "model": "llama-3.1-8b", "micro_batch": 1, "global_batch": 64,
          "optimizer": "paged-adam8bit", "recompute": "full",
-         "precision": "amp-bf16", "stack": "axolotl", "sharding": "none", "adapter": "", "seq_len": 8192},
+         "precision": "bf16-pure", "stack": "axolotl", "sharding": "none", "adapter": "", "seq_len": 8192},
     ),
     # axolotl examples/llama-3/lora-8b.yml
     "axolotl-lora": (
@@ -532,7 +532,7 @@ def test_checkpoints_on_the_host_are_said_to_the_trainer(tmp_path: Path, shardin
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),
-    (axolotl, "axolotl", {}, {"precision": "bf16-pure"}, {"precision"}),
+    (axolotl, "axolotl", {}, {"precision": "amp-bf16"}, {"precision"}),
     (axolotl, "axolotl", {"cp": 2, "sharding": "fsdp", "micro_batch": 2}, {}, {"micro_batch"}),
     (transformers, "transformers", {"offload": ("activations",)}, {}, {"offload", "recompute"}),
     (llamafactory, "llama-factory", {"tp": 2}, {"adapter": "ia3"}, {"tp", "adapter"}),

@@ -121,14 +121,15 @@ def _batches(keys: Keys, plan: Plan) -> tuple[Plan, int, int]:
 
 
 def _precision(keys: Keys) -> str:
-    """Return the recipe: 16-bit products over fp32 weights unless bf16 is "full" (before 0.19) or nothing is narrow."""
-    if keys.word("bf16") == "full" or keys.flag("bfloat16"):
-        return "bf16-pure"
+    """Return the recipe: weights are loaded in 16 bits under bf16, which is auto, and in fp32 where nothing is narrow.
+
+    axolotl 0.21.0 utils/config/__init__.py resolve_dtype sets torch_dtype, which loaders/model.py loads in.
+    """
     if keys.flag("fp16") or keys.flag("float16"):
         keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
         return "amp-bf16"
-    wide = keys.flag("float32") or (keys.raw("bf16") is False and not keys.flag("fp16"))
-    return "fp32" if wide else "amp-bf16"
+    wide = keys.flag("float32") or (keys.raw("bf16") is False and not keys.flag("bfloat16"))
+    return "fp32" if wide else "bf16-pure"
 
 
 def _adapter(keys: Keys) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
                    without=("input", "weight"), transient_bytes=w * (m * m + 2 * m * n))  # fmt: skip
     again: tuple[Op[X], ...] = ()
     if t.dropout:
-        wide = (kept("wide weight", w * m * n, "input"),)
+        # A weight of the type of the adapters is multiplied as it is.
+        wide = (kept("wide weight", w * m * n, "input"),) if w != y.a else ()
         source = kept_input(op).name
         again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(source,)),)
     held = (
