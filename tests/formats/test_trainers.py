@@ -33,8 +33,9 @@ from shardwise.formats import (
 from shardwise.formats._exported import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
+from shardwise.training import TrainingOptions, train
 
 ROOT = Path(__file__).parents[2]
 FEW = st.sampled_from((1, 2, 4))
@@ -527,6 +528,23 @@ def test_checkpoints_on_the_host_are_said_to_the_trainer(tmp_path: Path, shardin
     assert ("--activation_checkpointing_kwargs '{\"offload\": true}'" in script) == (sharding == "none")
     back = import_file(str(tmp_path / "train.sh"))
     assert canonical_plan(back.plan) == plan and not back.unknown
+
+
+@pytest.mark.parametrize("system", [axolotl, llamafactory, trl])
+def test_gradients_reduced_every_micro_batch_are_said_and_read_again(system: Any, tmp_path: Path) -> None:
+    """Accelerate's sync_each_batch comes back from a trainer's file, and frees a whole gradient of every weight."""
+    plan, job = Plan(dp=8, sharding="fsdp", sequence_parallel=False), Training(seq_len=512, global_batch=32)
+    model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xh100-sxm-80gb")
+    peaks = []
+    for each in (True, False):
+        stack = replace(find_stack(system.__name__.rpartition(".")[2].replace("llamafactory", "llama-factory")),
+                        settings=Settings(sync_each_batch=each))  # fmt: skip
+        case = ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=stack)
+        (tmp_path / "file.yaml").write_text(next(t for n, t in system.export(case).files.items() if n.endswith("yaml")))
+        back = import_file(str(tmp_path / "file.yaml"))
+        assert back.stack.settings.sync_each_batch == each and not back.unknown
+        peaks.append(train(model, cluster, plan, job, TrainingOptions(stack=stack)).device_bytes)
+    assert 0.7 < (peaks[1] - peaks[0]) / (2 * 1.24e9) < 1
 
 
 REFUSED = (

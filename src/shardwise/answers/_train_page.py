@@ -70,7 +70,8 @@ def train_page(
     page.blank()
     if report.tuning is not None:
         tuning_lines(page, report.tuning)
-        page.items(report.surprises, "yellow")
+    page.items(report.surprises, "yellow")
+    if report.tuning is not None or report.surprises:
         page.blank()
     _speed(page, report)
     energy_lines(page, used)

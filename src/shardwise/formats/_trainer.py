@@ -23,6 +23,7 @@ from shardwise.plans import (
     Plan,
     Recompute,
     Sharding,
+    Stack,
     Training,
     in_groups,
     rank_of,
@@ -351,3 +352,19 @@ def lost_job(job: Training, theirs: Training) -> Found:
         usual = (rank_of(job), job.targets or USUAL_TARGETS)
         pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+_SYNC = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+
+
+def synchronised(keys: Keys, stack: Stack) -> Stack:
+    """Return a stack that reduces gradients every micro-batch where accelerate is told so."""
+    each = keys.raw(_SYNC) is not None and keys.flag(_SYNC)
+    return replace(stack, settings=replace(stack.settings, sync_each_batch=True)) if each else stack
+
+
+def sync_words(stack: Stack) -> dict[str, Any]:
+    """Return what tells accelerate to reduce gradients every micro-batch; nothing where it need not."""
+    if not stack.settings.sync_each_batch:
+        return {}
+    return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}

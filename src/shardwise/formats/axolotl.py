@@ -155,7 +155,7 @@ def _adapter(keys: Keys) -> dict[str, Any]:
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
-    settings = stack.settings
+    settings = _trainer.synchronised(keys, stack).settings
     if keys.flag("liger_fused_linear_cross_entropy"):
         settings = replace(settings, loss="fused-linear")
     elif keys.flag("cut_cross_entropy") or _CCE in _trainer.words_of(keys, "plugins"):
@@ -249,7 +249,7 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
     }
     tiles = stack.settings.tile_mlp
     tiled = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles} if tiles > 1 else {}
-    return words.get(loss, {}) | tiled
+    return words.get(loss, {}) | tiled | _trainer.sync_words(stack)
 
 
 def export(case: ExportCase) -> Exported:

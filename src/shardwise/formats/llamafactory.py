@@ -204,6 +204,7 @@ def _base(keys: Keys, bits: int | None) -> str:
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
+    stack = _trainer.synchronised(keys, stack)
     if keys.flag("enable_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack
@@ -242,7 +243,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["use_unsloth_gc"] = True
     if case.stack.settings.loss == "fused-linear":
         tree["enable_liger_kernel"] = True
-    return tree
+    return tree | _trainer.sync_words(case.stack)
 
 
 def _adapter_words(job: Training) -> dict[str, Any]:

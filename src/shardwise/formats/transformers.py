@@ -232,7 +232,7 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
 
 
 def _stack(keys: Keys, name: str) -> Stack:
-    stack = find_stack(name)
+    stack = _trainer.synchronised(keys, find_stack(name))
     if keys.flag("use_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack
@@ -256,7 +256,7 @@ def _settings(case: ExportCase) -> dict[str, Any]:
         words["gradient_checkpointing"] = True
         if "activations" in p.offload:
             words["activation_checkpointing_kwargs"] = {"offload": True}
-    return words
+    return words | _trainer.sync_words(case.stack)
 
 
 def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:

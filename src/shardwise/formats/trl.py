@@ -63,7 +63,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["activation_offloading"] = True
     if case.stack.settings.loss == "fused-linear":
         tree["use_liger_kernel"] = True
-    return tree
+    return tree | _trainer.sync_words(case.stack)
 
 
 def _adapter(job: Training) -> dict[str, Any]:

@@ -89,6 +89,8 @@ class Settings:
     """Groups of replicas that each shard a whole optimizer state."""
     keeps_products: bool = False
     """Recompute keeps attention and every second product, as torchtitan's checkpointing by operator does."""
+    sync_each_batch: bool = False
+    """Gradients are reduced every micro-batch where the framework keeps them whole until the last (accelerate)."""
     updates_in_backward: bool = False
     """Each tensor is updated as soon as its gradient is made, which is then freed."""
 

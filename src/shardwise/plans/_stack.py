@@ -214,6 +214,11 @@ class Stack:
     """Streams that run grouped products, each with scratch of its own."""
 
     @property
+    def whole_gradients(self) -> Literal["", "trained", "units"]:
+        """What has whole gradients between micro-batches: nothing where the user has them reduced in each."""
+        return "" if self.settings.sync_each_batch else self.accumulates_whole
+
+    @property
     def loss_kernel(self) -> LossKernel:
         """The cross entropy that runs: what the user set, else the framework's own."""
         return self.settings.loss or self.loss

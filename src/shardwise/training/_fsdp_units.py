@@ -195,7 +195,7 @@ def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> 
     all_made = total(own.precision.gradient_bytes * total(owned(some, s)) for own, some in classes)
     # torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook: unreduced they stay as backward made them.
     kept = width * total(total(owned(some, s)) for _, some in classes)
-    if parts.tuned and r.stack.accumulates_whole == "units":
+    if parts.tuned and r.stack.whole_gradients == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
         # trained and frozen weights take the room of both.
         one, all_made, kept = width * unit, width * every, width * every
@@ -203,7 +203,7 @@ def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> 
     gathered = 2 * width * unit
     if r.stack.settings.max_live_parameters:
         gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
-    if r.stack.accumulates_whole:
+    if r.stack.whole_gradients:
         gradients = above(z.num_micro, 1, kept, gradients)
     working = gathered + gradients
     found = (working, 0 * working, working, working)

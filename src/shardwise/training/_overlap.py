@@ -108,7 +108,7 @@ def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X, X]:
     """
     one = 0 * z.num_micro + 1
     again = 0 * one if r.keeps_gathered else one
-    reduced = one / z.num_micro if r.stack.accumulates_whole and r.shards_weights else one
+    reduced = one / z.num_micro if r.stack.whole_gradients and r.shards_weights else one
     if not r.stack.pipeline_keeps_gathered:
         return one, again, reduced
     once = one / z.num_micro

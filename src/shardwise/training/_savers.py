@@ -228,8 +228,20 @@ _WHOLE: Changes = {
 
 
 def surprises_of(report: AnsweredPlan, ask: Ask) -> tuple[str, ...]:
-    """Return what of a fine-tuning takes memory that its users do not expect, each against the plan without it."""
-    return tuple(_surprises(report, ask)) if report.case.tuning and report.case.job.adapter else ()
+    """Return what takes memory that users of a trainer do not expect, each against the plan without it."""
+    adapted = report.case.tuning and report.case.job.adapter
+    return (*(_surprises(report, ask) if adapted else ()), *_whole_gradients(report, ask))
+
+
+def _whole_gradients(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
+    case = report.case
+    several = case.job.global_batch > case.plan.dp * case.plan.micro_batch
+    if case.stack.whole_gradients and case.plan.sharding_rules.weights and several:
+        each = replace(case.stack, settings=replace(case.stack.settings, sync_each_batch=True))
+        saved = report.device_bytes - ask(replace(case, stack=each)).device_bytes
+        if saved > 0.01 * report.device_bytes:
+            why = "gradients stay whole until the last micro-batch (no_sync)"
+            yield f"{why}: --sync-each-batch saves {show_bytes(saved)}"
 
 
 def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
