@@ -418,3 +418,16 @@ def test_yaml_that_starts_no_server_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("image: vllm/vllm-openai\nvalues: {tp: 8}\n", encoding="utf-8")
     with pytest.raises(InputError, match="starts no server"):
         import_server(tmp_path / "a.yaml")
+
+
+def test_flags_of_vllm_s_own_yaml_are_those_of_its_line(tmp_path: Path) -> None:
+    """What `--config` names holds flags without their dashes; what the line says itself wins."""
+    text = "model: meta-llama/Llama-3.1-8B\ntensor-parallel-size: 2\nmax-model-len: 4096\nenforce-eager: false\n"
+    (tmp_path / "conf.yaml").write_text(text + "no-enable-prefix-caching: true\n", encoding="utf-8")
+    (tmp_path / "run.sh").write_text("vllm serve --config conf.yaml --max-model-len 8192\n", encoding="utf-8")
+    found = import_server(tmp_path / "run.sh")
+    assert (found.values["model"], found.values["max_context"]) == ("meta-llama/Llama-3.1-8B", 8192)
+    assert found.num_devices == 2 and not found.unknown
+    (tmp_path / "conf.yaml").unlink()
+    with pytest.raises(InputError):
+        import_server(tmp_path / "run.sh")

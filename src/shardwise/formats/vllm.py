@@ -7,12 +7,16 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+from shardwise import files
 from shardwise.errors import Problems
+from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import (
@@ -133,6 +137,25 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
+def _of_file(words: Sequence[str], source: str, beside: LaunchFiles) -> list[str]:
+    """Return the flags of the YAML that `--config` names, over which the line's own win (vllm/utils/argparse_utils.py).
+
+    Its model stands there too: a line that names one as well names it behind.
+    """
+    pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
+    named = next((value for word, value in pairs if word == "--config"), "")
+    if not named:
+        return []
+    path = os.path.join(beside.folder, os.path.basename(named))
+    text = beside.named.get(os.path.basename(named)) or files.read_text(path, files.YAML_BYTES, "from")
+    found: list[str] = []
+    for key, value in _yaml.parse(text, named).items():
+        flag = "--" + str(key).lstrip("-")
+        if value is not False and value is not None:
+            found += [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+    return found
+
+
 def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `vllm serve`.
 
@@ -140,7 +163,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     >>> one.num_devices, one.values["ep"], one.values["dp"]
     (8, 8, 8)
     """
-    line = LaunchLine(words, "vllm.toml", source)
+    line = LaunchLine([*_of_file(words, source, beside), *words], "vllm.toml", source)
     model = line.model("--model")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
