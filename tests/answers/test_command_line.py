@@ -475,3 +475,10 @@ def test_json_is_one_object() -> None:
     assert "NaN" not in done.out
     assert "Infinity" not in done.out
     json.loads(done.out)
+
+
+def test_help_is_as_wide_as_asked() -> None:
+    """--width holds for help as for every page."""
+    for width in (60, 120):
+        lines = run("train", "--help", "--width", str(width)).out.splitlines()
+        assert width - 12 < max(map(len, lines)) <= width

@@ -64,6 +64,7 @@ def test_a_larger_batch_takes_less_energy_a_token() -> None:
 def test_the_command_says_energy_where_it_is_asked() -> None:
     """--energy, --pue and --grid-intensity add a line and a key; nothing is said without them."""
     asked = run("infer", "llama-3.1-8b", "--on", "1xh100", "--energy", "--grid-intensity", "400")
+    assert " J the batch, " in asked.out and " kWh a million tokens" in asked.out
     assert asked.status == 0 and "ENERGY" in asked.out and "kg CO2 a million tokens" in asked.out
     told = json.loads(run("infer", "llama-3.1-8b", "--on", "1xh100", "--pue", "1.2", "--json").out)
     assert told["energy"]["pue"] == 1.2

@@ -147,6 +147,12 @@ def test_searches_stand_in_one_table(tmp_path: Path) -> None:
     assert [row["fits"] for row in varied.tree["rows"]] == [True, True]
 
 
+def test_bars_of_what_moves_an_answer_are_beside_the_widest() -> None:
+    """The widest bar is as long as bars are, however small it is, so that the others can be told apart."""
+    bars = [line.count("#") for line in run(*TRAIN, "--sensitivity").out.splitlines()]
+    assert max(bars) == 16 and len({bar for bar in bars if bar}) > 2
+
+
 def test_values_that_are_numbers_are_numbers_in_a_file(tmp_path: Path) -> None:
     """What was varied is a column of numbers in Parquet, and of words where one of them is no number."""
     polars = pytest.importorskip("polars")

@@ -323,7 +323,7 @@ def overview(status: int = 0, width: int = 80) -> Answer:
 
 def _line(page: Page, left: str, text: str, column: int = _LEFT) -> None:
     """Append a flag and its help, the help wrapped in its own column."""
-    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=False, break_on_hyphens=False)
+    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=False, break_on_hyphens=page.width < 80)
     if len(left) >= column:
         page.add(("  " + left, "cyan"))
         left = ""
@@ -353,7 +353,8 @@ def help_of(command: Command, width: int = 80) -> Answer:
 
         made = Page(width)
         made.add((f"shardwise {command.name} {' '.join(p.upper() for p in command.positionals)} [flags]", "bold"))
-        made.add((command.help, ""))
+        for piece in textwrap.wrap(command.help, width):
+            made.add((piece, ""))
         others = dict.fromkeys(f.group for f in command.flags.values())
         for group, title in (GROUPS | {name: name for name in others if name not in GROUPS}).items():
             flags = [f for f in command.flags.values() if f.group == group]
@@ -363,7 +364,8 @@ def help_of(command: Command, width: int = 80) -> Answer:
             for f in flags:
                 _line(made, *_usage(f))
         made.blank()
-        made.add((command.exits, "dim"))
+        for piece in textwrap.wrap(command.exits, width):
+            made.add((piece, "dim"))
         return made
 
     def tree() -> Any:

@@ -142,11 +142,12 @@ def energy_tree(found: Energy | None) -> dict[str, Any]:
     return {} if found is None else {"energy": asdict(found)}
 
 
-def energy_lines(page: Page, found: Energy | None) -> None:
-    """Append what was asked for to a page."""
+def energy_lines(page: Page, found: Energy | None, of: str) -> None:
+    """Append what was asked for to a page; `of` says whose joules these are."""
     if found is None:
         return
-    text = f"{show_joules(found.joules_per_token)} a token, {found.kwh_per_million_tokens:,.3g} kWh a million tokens"
+    text = f"{show_joules(found.joules)} {of}, {show_joules(found.joules_per_token)} a token, "
+    text += f"{_kwh(found.kwh_per_million_tokens)} a million tokens"
     run = f"; the run {_kwh(found.run_kwh)}" if found.run_kwh is not None else ""
     page.label("ENERGY", text + run)
     rate = show_count(found.tokens_per_second_per_megawatt)
@@ -159,12 +160,22 @@ def energy_lines(page: Page, found: Energy | None) -> None:
     carbon = found.run_kg_co2 if found.run_kg_co2 is not None else found.kg_co2_per_million_tokens
     if carbon is not None:
         what = "the run" if found.run_kg_co2 is not None else "a million tokens"
-        page.note(f"{carbon:,.3g} kg CO2 {what}")
+        page.note(f"{_prefixed(carbon, ('kg', 't', 'kt'))} CO2 {what}")
     page.note(ASSUMED if found.pue == 1 else f"at the building's meter, PUE {found.pue:g}", "dim")
 
 
 def _kwh(kwh: float) -> str:
-    return f"{kwh / 1e6:,.3g} GWh" if kwh >= 1e6 else f"{kwh / 1e3:,.3g} MWh" if kwh >= 1e3 else f"{kwh:,.3g} kWh"
+    return _prefixed(kwh, ("kWh", "MWh", "GWh"))
+
+
+def _prefixed(value: float, units: tuple[str, str, str]) -> str:
+    """Return a value in the first of units, each a thousand of the one before, that needs few digits.
+
+    >>> _prefixed(96800.0, ("kg", "t", "kt")), _prefixed(0.359, ("kg", "t", "kt"))
+    ('96.8 t', '0.359 kg')
+    """
+    step = 0 if value < 1e3 else 1 if value < 1e6 else 2
+    return f"{value / 1e3**step:,.3g} {units[step]}"
 
 
 def show_joules(joules: float) -> str:

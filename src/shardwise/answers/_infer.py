@@ -206,7 +206,7 @@ def infer_page(
     _verdict(page, report, risk)
     page.blank()
     (_speed if report.job.output_tokens else _pass)(page, report)
-    energy_lines(page, used)
+    energy_lines(page, used, "the batch")
     page.blank()
     _memory(page, report)
     evaluation = report.evaluation

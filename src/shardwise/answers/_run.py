@@ -52,7 +52,8 @@ def answer(words: Sequence[str]) -> Answer:
     if found.given.get("help") is True:
         from shardwise.answers._commands import help_of
 
-        return help_of(command, _columns())
+        asked = str(found.given.get("width", ""))
+        return help_of(command, min(max(int(asked[:4]), 60), 1000) if asked.isdecimal() else _columns())
     inputs = _inputs(found, command)
     width = inputs.get("width") or _columns()
     home = "_vary" if _asks_many(inputs) else _HOMES.get(name, f"_{name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer
@@ -54,9 +54,8 @@ def moved(inputs: Inputs, width: int) -> Answer:
         for is_choice, word in ((False, "CONSTANTS, each over its band"), (True, "CHOICES, each beside the plan")):
             made.blank()
             made.add((word, "bold"))
-            made.table(
-                [_cells(one) for one in effects if one.is_choice == is_choice] or [["none"]], right=(2, 3), indent=2
-            )
+            rows = [_cells(one, effects) for one in effects if one.is_choice == is_choice]
+            made.table(rows or [["none"]], right=(2, 3), indent=2)
         made.blank()
         command_lines(made, "AGAIN", command_words(inputs.command, inputs.values))
         return made
@@ -117,10 +116,11 @@ def _row(one: Effect) -> dict[str, Any]:
     return {"kind": kind, "what": one.what, "value": one.value, "least": one.least, "most": one.most, "fits": one.fits}
 
 
-def _cells(one: Effect) -> list[str]:
-    """Return a row of the page: what, its values, the change of the seconds and a bar of it."""
+def _cells(one: Effect, effects: Sequence[Effect]) -> list[str]:
+    """Return a row of the page: what, its values, the change of the seconds and a bar of it beside the widest."""
     said = [f"{share - 1:+.1%}" for share in (one.least, one.most)]
     if one.is_choice:
         said = ["", said[0] if one.least < 1 else said[1]]
-    bar = FULL * min(_BAR, max(1 if one.reach > 0.005 else 0, round(_BAR * one.reach)))
+    widest = max(other.reach for other in effects)
+    bar = FULL * max(1 if one.reach > 0.005 else 0, round(_BAR * one.reach / widest) if widest else 0)
     return [one.what, one.value, *said, bar, "" if one.fits else "does not fit"]

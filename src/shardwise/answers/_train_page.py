@@ -74,7 +74,7 @@ def train_page(
     if report.tuning is not None or report.surprises:
         page.blank()
     _speed(page, report)
-    energy_lines(page, used)
+    energy_lines(page, used, "a step")
     page.blank()
     _memory(page, report)
     page.blank()

@@ -382,7 +382,7 @@ def _host_problems(question: ServingQuestion, engine: Engine) -> Problems:
         found.add(asked, value, rule, "state host_bytes_per_second in a device file of your own")
     if not job.host:
         rule = "is needed: its memory and its cores decide how fast that part is"
-        found.add("host", "", rule, "name a processor, such as cpu-x86-2core, or one of your own catalogue")
+        found.add("host", None, rule, "name a processor, such as cpu-x86-2core, or one of your own catalogue")
     return found
 
 
@@ -397,4 +397,4 @@ def _host_case(question: ServingQuestion, engine: Engine) -> ServingCase | None:
         alone = replace(question.job, gpu_layers=-1, cpu_experts=0, host="")
         return complete(replace(question, cluster=cluster, plan=Plan(), job=alone))[0]
     except InputError as error:
-        raise InputError(replace(p, field="host", value=question.job.host) for p in error.problems) from None
+        raise InputError(replace(p, field="host", remedy="see shardwise devices cpu") for p in error.problems) from None
