@@ -325,3 +325,24 @@ def test_a_head_of_few_bits_is_stored_as_the_layers_are() -> None:
     assert held["transformers"] == (2 * elements, 0)
     assert held["litgpt"][0] == pytest.approx(0.5625 * elements, rel=1e-4)
     assert held["litgpt"][1] == 2 * elements + 2 * 64 * 128256
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+def test_adapters_of_experts_read_and_write_what_two_thin_products_do(rank: int) -> None:
+    """A reads the input and writes `rank` values a row, B reads those and writes the output, one pair an expert."""
+    model = model_from_config(golden("activations")["configs"]["mixtral"])
+    y = layout({"B": 2, "S": 64})
+    job = Training(seq_len=64, global_batch=2, adapter="rslora", rank=rank, targets=("experts",))
+    tuning = tuning_of(job, y.stack)
+    assert tuning is not None
+    ops = [op for op in block_ops(y, model.layers[0], model.hidden) if op.kind == "grouped"]
+    assert ops
+    for op in ops:
+        rows, experts = op.rows * op.batch, op.batch
+        thin = [one for one in METHODS["rslora"](y, tuning, op, ()) if one.name.endswith(("lora_A", "lora_B"))]
+        for one, (n, k) in zip(thin, ((rank, op.inner), (op.columns, rank)), strict=True):
+            assert sum(w.elements for w in one.weights) == experts * n * k
+            assert one.flops == one.backward_flops == one.weight_flops == 2 * rows * n * k
+            assert one.forward_bytes == 2 * (rows * k + rows * n + experts * n * k) == one.weight_bytes
+            assert one.output_bytes == 2 * rows * n
+            assert [t.size_bytes for t in one.saves] == [2 * rows * k]
