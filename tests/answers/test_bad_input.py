@@ -85,7 +85,6 @@ CASES: dict[str, tuple[str, str]] = {
     "unknown precision": (f"{T} --precision fp12", "precision"),
     "unknown optimizer": (f"{T} --optimizer adamw2", "optimizer"),
     "precision that the device lacks": ("train gpt2 --on 8xv100-sxm-32gb --precision bf16", "precision"),
-    "precision of the stack that the device lacks": ("train gpt2 --on 8xv100-sxm-32gb", "precision"),
     "fp8 on Ampere": ("train llama-3.1-8b --on 8xa100 --precision fp8", "precision"),
     "stage layers that are words": (f"{T} --pp 2 --stage-layers a,b", "stage_layers"),
     "stage layers of the wrong sum": (f"{T} --pp 2 --stage-layers 10,11", "stage_layers"),
