@@ -106,14 +106,14 @@ SCRIPT = """
 import signal, sys; sys.path.insert(0, {folder!r})
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from test_executor import Echo, PARTS
-from shardwise.answers._answer import Unread, while_read
+from shardwise.answers._answer import OutputClosed, while_read
 from shardwise.search import ProcessExecutor
 try:
     with while_read():
         for result in ProcessExecutor(2).run(Echo(stays=6), PARTS):
             print(result.known[1], flush=True)
     print("whole")
-except Unread:
+except OutputClosed:
     sys.exit(74)
 except KeyboardInterrupt:
     print("interrupted")
