@@ -215,6 +215,8 @@ def _best(page: Page, found: LoadResult, rate: str) -> None:
     page.note(describe(best), "bold")
     limit_lines(best, page, found.limits)
     chance_line(best, page)
+    if best.chance_to_meet < 0.5 and not best.options.risk:
+        page.note("likelier to miss than to keep them, by published runs: --risk 80% asks for more room")
     page.note(f"carries up to about {rate_text(best.capacity_per_second)}")
     if best.usd_per_hour is not None:
         page.note(f"${best.usd_per_hour:,.2f} an hour")
