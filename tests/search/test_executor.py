@@ -106,10 +106,10 @@ SCRIPT = """
 import signal, sys; sys.path.insert(0, {folder!r})
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from test_executor import Echo, PARTS
-from shardwise.answers._answer import OutputClosed, while_read
+from shardwise.answers._answer import OutputClosed, stop_when_closed
 from shardwise.search import ProcessExecutor
 try:
-    with while_read():
+    with stop_when_closed():
         for result in ProcessExecutor(2).run(Echo(stays=6), PARTS):
             print(result.known[1], flush=True)
     print("whole")
