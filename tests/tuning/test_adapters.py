@@ -212,6 +212,19 @@ def test_frozen_a_keeps_no_input() -> None:
     assert any(name.endswith("lora_A") for name in kept["lora-fa"])
 
 
+@pytest.mark.parametrize("method", ["dora", "oft", "vera", "lokr"])
+@pytest.mark.parametrize(("precision", "wider"), [("bf16", False), ("fp32", True)])
+def test_what_an_adapter_multiplies_in_fp32_runs_on_vector_units(method: str, precision: Any, wider: bool) -> None:
+    """Tensor cores take products of 16 bits: an adapter as wide as the activations casts nothing and runs on them."""
+    job = Training(seq_len=1, global_batch=1, adapter=method, adapter_precision=precision)
+    y = layout(stack="transformers", tuning=tuning_of(job, find_stack("transformers")))
+    model = Model.load("llama-3.1-8b")
+    plain = {op.name for op in block_ops(layout(stack="transformers"), model.layers[0], model.hidden)}
+    added = [op for op in block_ops(y, model.layers[0], model.hidden) if op.name not in plain and op.kind == "matmul"]
+    assert {op.vector_units for op in added} <= {False, wider}
+    assert added and (method == "lokr" or any(op.vector_units for op in added) == wider)
+
+
 @pytest.mark.parametrize("method", ["lora"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_tensor_parallel_ranks_share_every_adapter(method: str, tp: int) -> None:
