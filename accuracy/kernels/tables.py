@@ -33,7 +33,7 @@ def tables() -> dict[str, Any]:
 def measured_on_table(table: str, engine: str, device: str) -> str:
     """Return the device on which a table of an engine was taken that stands under another one; blank for all others.
 
-    >>> measured_on_table("gemm", "sglang", "b300"), taken_on("moe", "sglang", "b300")
+    >>> measured_on_table("gemm", "sglang", "b300"), measured_on_table("moe", "sglang", "b300")
     ('gb300', '')
     """
     row = tables()["taken_on"].get(f"{engine}-{device}", {"tables": ()})

@@ -109,7 +109,7 @@ def has_default(table: Table, stack: str, habit: str) -> bool:
 
     >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
-    >>> has_default(known, "megatron-2021", "dropout"), has_habit(known, "megatron", "dropout")
+    >>> has_default(known, "megatron-2021", "dropout"), has_default(known, "megatron", "dropout")
     (True, False)
     """
     return bool(re.fullmatch(table["habit"][habit]["stacks"], stack))

@@ -311,7 +311,7 @@ def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
 def reduces_branches_once(family: str) -> bool:
     """Return whether engines add both branches of a parallel block before they reduce them, in a family of models.
 
-    >>> reduces_branches_once("falcon"), sums_branches("gpt-neox")
+    >>> reduces_branches_once("falcon"), reduces_branches_once("gpt-neox")
     (True, False)
     """
     return family in engine_tables()["summed_branches"]["families"]
