@@ -37,6 +37,9 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]
     """The scripts as modules, by name."""
     monkeypatch.syspath_prepend(str(FOLDER))
     names = (*SCRIPTS, "tables")
+    # A folder of tests has the name of a script, and which of them a process has imported depends on its tests.
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield {name: import_module(name) for name in names}
     for name in names:
         sys.modules.pop(name, None)
