@@ -158,7 +158,7 @@ def test_the_verdict_comes_first() -> None:
     assert (too_big.status, too_big.out[:6]) == (1, "NO FIT")
     assert "GiB too much" in too_big.out.splitlines()[1]
     assert "limit " in too_big.out
-    assert "none of the changes tried fits" in too_big.out
+    assert "no single change tried fits" in too_big.out
 
 
 def test_the_nearest_change_fits_when_it_is_made() -> None:

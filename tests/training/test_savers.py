@@ -95,6 +95,10 @@ def test_adapters_are_proposed_to_a_full_fine_tune_and_narrowed_where_they_are()
     job = replace(base.job, adapter="lora", adapter_dropout=0.05)
     tuned = train(base.case.model, base.case.cluster, base.plan, job, TrainingOptions(stack=base.case.stack))
     found = {one.flags: one for one in tuned.savers}
+    nf4 = replace(tuned.job, base="nf4", seq_len=65536)
+    long = train(base.case.model, base.case.cluster, base.plan, nf4, TrainingOptions(stack=base.case.stack))
+    said = [one.flags for one in long.proposals]
+    assert said and not any("--base" in flags for flags in said) and len(said) == len(set(said))
     assert found["--adapter-precision bf16"].saves and found["--adapter-dropout 0.0"].saves
     assert not any("--adapter lora" in flags for flags in found)
 

@@ -273,7 +273,7 @@ def nearest_change(report: InferReport) -> str:
     flag = f"--{near.field.replace('_', '-')} {near.value}"
     if not near.fits:
         nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
-        return f"none of the changes tried fits; {nearest}; `shardwise plan infer` tries every plan"
+        return f"no single change tried fits; {nearest}; `shardwise plan infer` tries every plan"
     rate = f", a token every {show_seconds(near.tpot_seconds)}" if report.job.output_tokens else ""
     return f"nearest change that fits: {flag}{rate}"
 

@@ -187,7 +187,7 @@ def _proposals(page: Page, report: TrainReport) -> None:
     if not found:
         return
     fits = found[0].fits
-    page.label("NEXT", "memory savers that fit" if fits else "no savers fit; the least is")
+    page.label("NEXT", "memory savers that fit together" if fits else "no savers fit; the least is")
     for one in found[:4]:
         host = f", {show_bytes(one.host_bytes)} on the host" if one.host_bytes else ""
         page.note(f"{one.flags} ({show_bytes(one.device_bytes)}{host}, step {show_seconds(one.step_seconds)})")
@@ -205,7 +205,9 @@ def _nearest(report: TrainReport) -> str:
     if not report.changes:
         return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
     best = report.changes[0]
-    nearest = f"none of the changes tried fits; nearest is {say_change(report, best)}"
+    nearest = f"no single change tried fits; nearest is {say_change(report, best)}"
+    if any(one.fits for one in report.proposals):
+        return f"{nearest}; several together do (NEXT), and `shardwise plan train` tries every plan"
     if report.plan.num_devices == 1:
         narrow = "--precision bf16-pure, " if "bf16" in report.case.cluster.device.matrix_flops else ""
         return f"{nearest}; keep fewer bytes ({narrow}--optimizer adam8bit), or use more devices"

@@ -28,6 +28,7 @@ from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
 from shardwise.serving.load._steady import Replicas, most_running
+from shardwise.units import show_seconds
 
 POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
@@ -326,12 +327,14 @@ class LoadSearch:
         for limit in self.options.limits:
             floors = [least(one, one, limit) for g in self.groups if g.form for one in [g.empty]]
             every = np.concatenate(floors) if floors else np.zeros(0)
-            fell = int(np.count_nonzero(every > limit.seconds))
-            if fell:
-                name = f"{limit.quantile}_{limit.metric}"
-                said = f"the quickest empty replica takes {every.min():.3g} s"
-                yield Rejection(name=name, title=f"an empty replica misses {limit.quantile} {limit.metric.upper()}",
-                                count=fell, remedy=said)  # fmt: skip
+            slow = every[every > limit.seconds]
+            if slow.size:
+                name, metric = f"{limit.quantile}_{limit.metric}", limit.metric.upper()
+                remedy = f"the quickest of these takes {show_seconds(float(slow.min()))}"
+                if slow.size < every.size:
+                    remedy += f", of all layouts {show_seconds(float(every.min()))}"
+                yield Rejection(name=name, title=f"an empty replica misses {limit.quantile} {metric}",
+                                count=int(slow.size), remedy=remedy)  # fmt: skip
 
     def _by_devices(self, missed: int) -> Iterator[Rejection]:
         """Yield the layouts that need more devices than there are, and those that simulation refused."""

@@ -187,17 +187,27 @@ def _launches(report: AnsweredPlan, changes: Changes) -> bool:
 
 def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """Return every single saver: what may be done first, what saves most before the others."""
-    found = [tried(report, ask, changes) for changes in singles(report) if _differs(report, changes)]
+    found = [tried(report, ask, changes) for changes in singles(report) if _news(report, changes)]
     return tuple(sorted(found, key=lambda one: (bool(one.problem), -one.saved_bytes)))
 
 
-def _differs(report: AnsweredPlan, changes: Changes) -> bool:
-    """Return whether changes ask for something else than the report has."""
+def _news(report: AnsweredPlan, changes: Changes) -> Changes:
+    """Return those of some changes that ask for something else than the report has."""
     has: Changes = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
     records = (report.case.plan, report.case.job, report.case.stack.settings)
     for record, (_, names) in zip(records, _RECORDS, strict=True):
         has = {**{name: getattr(record, name) for name in names}, **has}
-    return any(has[name] != value for name, value in changes.items())
+    return {name: value for name, value in changes.items() if has[name] != value}
+
+
+def _distinct(report: AnsweredPlan, bundles: Iterable[Changes]) -> list[Changes]:
+    """Return bundles without what the report has already, each once."""
+    found: list[Changes] = []
+    for changes in bundles:
+        news = _news(report, changes)
+        if news and news not in found:
+            found.append(news)
+    return found
 
 
 def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
@@ -206,7 +216,7 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     Where none fits the one that needs least is returned alone.
     """
     found = []
-    for changes in bundles(report):
+    for changes in _distinct(report, bundles(report)):
         own = report.case.stack.name == _ELSE or _launches(report, changes)
         one = tried(report, ask, changes) if own else None
         if one is None or (one.problem and report.case.stack.name != _ELSE):
