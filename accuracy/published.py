@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -192,7 +192,7 @@ class PublishedInference(InferenceRows):
 
     def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what its source documents elsewhere."""
-        return completed(record, entries_of(context))
+        return with_limit(completed(record, entries_of(context)))
 
     def model(self, record: Record, model: Model, tp: int) -> Model:
         """Return a row's model as its engine runs it on so many ranks."""
@@ -200,6 +200,43 @@ class PublishedInference(InferenceRows):
             record.assume(f"{record.text('engine')} pads heads and widths to multiples of {tp}")
             return padded(model, tp)
         return model
+
+
+@cache
+def _limits() -> tuple[dict[tuple[str, ...], int], str]:
+    """Return the sequences that groups of decode run at once by what they are for, and where they stand."""
+    table, found = read("decode_limits.toml"), dict[tuple[str, ...], int]()
+    for line in table["rows"].split("\n"):
+        if line:
+            head, _, loads = line.partition(": ")
+            *words, sequences = head.split(" ")
+            found |= {(*words, load): int(sequences) for load in loads.split(" ")}
+    return found, table["source"]
+
+
+def with_limit(record: Record) -> Record:
+    """Return a row with the sequences that its decode workers run at once, where its recipe says them and it does not.
+
+    >>> with_limit(Record({"serving_mode": "online"})).notes
+    {}
+    """
+    if record.text("serving_mode") != "disaggregated" or record.noted("max_num_seqs"):
+        return record
+    words, groups = record.notes, record.count("attention_dp")
+    narrow = "fp4" if "nvfp4" in (words.get("gemm_quant", ""), record.text("weight_dtype")) else "fp8"
+    known, source = _limits()
+    limit = known.get((
+        record.text("engine"), record.text("model"), record.text("device").partition("-")[0], narrow,
+        f"{record.text('input_tokens')}+{record.text('output_tokens')}",
+        f"{record.count('num_prefill_workers')}p{record.count('num_decode_workers')}d",
+        f"{'dep' if groups > 1 else 'tep'}{record.count('tp') * groups}", record.text("concurrency"),
+    ))  # fmt: skip
+    if not limit:
+        return record
+    record.assume(
+        f"up to {limit} sequences at once on each group of decode, as its recipe has it ({source.split(':')[0]})"
+    )
+    return record.with_cells({"notes": "; ".join(filter(None, (record.text("notes"), f"max_num_seqs={limit}")))})
 
 
 KINDS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accuracy.published import completed, documented, padded
+from accuracy.published import completed, documented, padded, with_limit
 from measured_rows import INFERENCE
 from measured_rows import published as only
 from shardwise.errors import InputError
@@ -278,3 +278,17 @@ def test_a_word_that_is_not_known_is_answered_with_those_that_are(
 ) -> None:
     """A refused engine or mode lists what would have been read, and a blank cell is said to be blank."""
     assert says in only(tmp_path, {**INFERENCE, **changed}).reason
+
+
+@pytest.mark.parametrize(("users", "sequences"), [("24", 4), ("84", 16), ("25", 0)])
+def test_what_a_published_recipe_runs_at_once_is_known(users: str, sequences: int) -> None:
+    """Decode workers of a recipe run as many sequences as it sets; of loads that no recipe has nothing is known."""
+    row = {
+        "serving_mode": "disaggregated", "engine": "trtllm", "model": "deepseek-v3", "device": "gb300", "tp": "8",
+        "weight_dtype": "fp8_block", "input_tokens": "1024", "output_tokens": "1024", "attention_dp": "1",
+        "num_prefill_workers": "1", "num_decode_workers": "4", "concurrency": users, "notes": "gemm_quant=fp8",
+    }  # fmt: skip
+    found = with_limit(Record(row))
+    assert found.noted("max_num_seqs") == sequences
+    assert any("srt-slurm" in note for note in found.assumed) == (sequences > 0)
+    assert not with_limit(Record({**row, "serving_mode": "online"})).noted("max_num_seqs")

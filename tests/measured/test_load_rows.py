@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from shardwise.measured._load import recipe_of
-from shardwise.measured._record import Record
 
 HEAD = "case_id,metric,value,unit,model,device,num_gpus,tp,engine,engine_version,serving_mode,weight_dtype"
 HEAD += ",concurrency,request_rate,input_tokens,output_tokens,max_num_batched_tokens,notes"
@@ -123,17 +121,3 @@ def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
     said = json.dumps(tree["refused"])
     assert "neither a rate nor a number of requests in flight" in said
     assert "not a quantity of a run under load" in said
-
-
-@pytest.mark.parametrize(("users", "sequences"), [(24, 4), (84, 16), (25, 0)])
-def test_what_a_published_recipe_runs_at_once_is_known(users: int, sequences: int) -> None:
-    """Decode workers of a recipe run as many sequences as it sets; of loads that no recipe has nothing is known."""
-    row = {
-        "serving_mode": "disaggregated", "engine": "trtllm", "model": "deepseek-v3", "device": "gb300", "tp": "8",
-        "weight_dtype": "fp8_block", "input_tokens": "1024", "output_tokens": "1024", "attention_dp": "1",
-        "num_prefill_workers": "1", "num_decode_workers": "4", "concurrency": str(users), "notes": "gemm_quant=fp8",
-    }  # fmt: skip
-    record = Record(row)
-    assert recipe_of(record) == sequences
-    assert any("srt-slurm" in note for note in record.assumed) == (sequences > 0)
-    assert recipe_of(Record({**row, "serving_mode": "online"})) == 0

@@ -9,10 +9,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 from shardwise.cost import band_of
-from shardwise.files import own_table
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._record import Record, read, refuse
@@ -179,7 +177,7 @@ def report_of(
     job = Serving(
         weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
         max_batched_tokens=record.whole("max_num_batched_tokens"),
-        max_sequences=int(record.noted("max_num_seqs")) or recipe_of(record) or min(limits.sequences, _MOST),
+        max_sequences=int(record.noted("max_num_seqs")) or min(limits.sequences, _MOST),
     )  # fmt: skip
     balances = case.engine.name.startswith("tensorrt-llm") and record.whole("attention_dp") > 1 and prefill is None
     if balances:
@@ -211,38 +209,6 @@ def report_of(
     found = serve(model, cluster, case.plan, asked, job, options)
     if asked.arrivals.kind == "closed":
         _held(found, asked)
-    return found
-
-
-@cache
-def _recipes() -> tuple[dict[tuple[str, ...], int], str]:
-    """Return the sequences that recipes run at once by what they are for, and where they stand."""
-    table, found = own_table(__file__, "recipes.toml"), dict[tuple[str, ...], int]()
-    for line in table["rows"].split("\n"):
-        if line:
-            head, _, loads = line.partition(": ")
-            *words, sequences = head.split(" ")
-            found |= {(*words, load): int(sequences) for load in loads.split(" ")}
-    return found, table["source"]
-
-
-def recipe_of(record: Record) -> int:
-    """Return the sequences that each group of a row's decode workers runs at once, 0 where no recipe is known."""
-    if record.text("serving_mode") != "disaggregated":
-        return 0
-    words, groups = record.notes, record.count("attention_dp")
-    narrow = "fp4" if "nvfp4" in (words.get("gemm_quant", ""), record.text("weight_dtype")) else "fp8"
-    known, source = _recipes()
-    found = known.get((
-        record.text("engine"), record.text("model"), record.text("device").partition("-")[0], narrow,
-        f"{record.text('input_tokens')}+{record.text('output_tokens')}",
-        f"{record.count('num_prefill_workers')}p{record.count('num_decode_workers')}d",
-        f"{'dep' if groups > 1 else 'tep'}{record.count('tp') * groups}", record.text("concurrency"),
-    ), 0)  # fmt: skip
-    if found:
-        record.assume(
-            f"up to {found} sequences at once on each group of decode, as its recipe has it ({source.split(':')[0]})"
-        )
     return found
 
 
