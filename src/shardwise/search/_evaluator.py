@@ -28,10 +28,9 @@ from shardwise.search._batch import (
 )
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
 from shardwise.search._columns import Columns, distinct_rows, exact_sum, scattered, spread
-from shardwise.search._composition import Composition, Compositions, compositions_of
+from shardwise.search._composition import Composition, Compositions, composed_rows, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
-from shardwise.search._launch import composed_rows
 from shardwise.search._placements import GroupShapes
 from shardwise.search._program import PLACE, Program, ProgramShape
 from shardwise.search._result import PlanCounts

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from shardwise.errors import Problem, Problems
+from shardwise.errors import Problems
 from shardwise.plans import (
     DEGREES,
     RECOMPUTES,
     SCHEDULES,
     Capabilities,
     Plan,
-    Schedule,
     Stack,
     alike,
     distinct_shardings,
@@ -23,16 +22,10 @@ from shardwise.plans import (
     find_sharding,
 )
 from shardwise.plans.laws import stack_problems
-from shardwise.records import dataclass
-from shardwise.search._columns import Columns, distinct, exact_sum, scattered
-from shardwise.search._constraints import Constraints, Law
+from shardwise.search._columns import Columns
+from shardwise.search._constraints import Law
 from shardwise.search._space import WORDS, IntRanges, Order, SearchSpace, upto
 
-if TYPE_CHECKING:
-    from shardwise.search._grid import PlanGrid
-    from shardwise.search._result import PlanCounts
-
-T = TypeVar("T")
 STACK = "stack"
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
 TRIED: dict[str, tuple[Any, ...]] = {
@@ -141,76 +134,3 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
     for rule in runs.rules:
         legal &= np.logical_not(rule.broken(among))
     return legal
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """What a framework runs of a pipeline: which rows with each sharding, their plans, and how many it refuses."""
-
-    legal: Mapping[str, Any]
-    each: Any
-    refused: int
-
-
-def composed_rows(
-    grid: PlanGrid, constraints: Constraints, counts: PlanCounts, columns: Columns
-) -> Iterator[tuple[tuple[Schedule, int, int], Any, dict[str, Any]]]:
-    """Yield schedule, stages and chunks of rows, the rows that run so, and which of all rows do with each sharding.
-
-    Plans that laws refuse are counted. What is said of a schedule, whatever its chunks, is asked once.
-    """
-    size, rules = len(columns["pp"]), () if grid.explore else grid.case.stack.runs.rules
-    reads = {name for rule in rules for name, _ in (*rule.where, *rule.needs)}
-    for pp in distinct(columns["pp"]).tolist():
-        mine = np.flatnonzero(columns["pp"] == pp)
-        rows = {c: v[mine] for c, v in columns.items()}
-        launched_as, ran = dict[Any, _Runs](), dict[Any, tuple[Any, dict[str, Any], int, int]]()
-        for schedule, vpp in grid.compositions(pp):
-            fixed = {"schedule": schedule, "vpp": vpp, "pp": pp}
-            key = tuple(fixed[name] for name in ("schedule", "vpp") if name in reads)
-            if key not in launched_as:
-                launched_as[key] = _launches(grid, constraints, rows, fixed)
-            known = launched_as[key]
-            constraints.reject(STACK, known.refused)
-            if not constraints.check("pipeline", {"pp": rows["pp"][:1]}, schedule=schedule, vpp=vpp)[0]:
-                constraints.reject("pipeline", known.each)
-                continue
-            if (key, schedule) not in ran:
-                runs = constraints.check("schedule", rows, **fixed)
-                legal = {s: scattered(one & runs, mine, size) for s, one in known.legal.items()}
-                whole = exact_sum(known.each)
-                kept = exact_sum(known.each[runs])
-                ran[key, schedule] = mine[runs & (known.each > 0)], legal, kept, whole - kept
-            allowed, legal, kept, refused = ran[key, schedule]
-            constraints.reject("schedule", refused)
-            counts.legal += kept
-            yield (schedule, pp, vpp), allowed, legal
-
-
-def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Mapping[str, Any]) -> _Runs:
-    """Return which rows of a pipeline are launched with each sharding."""
-    found, copied = dict[str, Any](), grid.copied(rows)
-    weights, refused_plans = rows["places"] * len(grid.space.recompute), 0
-    for sharding in grid.space.sharding:
-        chosen = copied | (sharding == grid.space.sharding[0])
-        runs = grid.launched(rows, sharding=sharding, **fixed)
-        found[sharding] = chosen & runs
-        refused = chosen & ~runs
-        if refused.any():
-            refused_plans += exact_sum(weights[refused])
-            if STACK not in constraints.examples:
-                first = {c: v[refused] for c, v in rows.items()}
-                problem = example(grid.laws[STACK], first, {"sharding": sharding, **fixed})
-                if problem is not None:
-                    constraints.examples[STACK] = problem
-    ways = sum(one.view(np.int8) for one in found.values())
-    return _Runs(found, ways * weights, refused_plans)
-
-
-def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | None:
-    """Return what the law of a framework says of the first of some rows."""
-    row = {name: int(columns[name][0]) for name in DEGREES if name in columns and name != "vpp"}
-    sequence = bool(columns["sequence_parallel"][0])
-    kind = WORDS["cp_kind"][int(columns["cp_kind"][0])]
-    plan = Plan(sequence_parallel=sequence, cp_kind=kind, **{**row, **fixed})  # type: ignore[arg-type]
-    return next(iter(law.problems(plan)), None)
