@@ -59,8 +59,9 @@ def test_causes_add_up_to_what_each_request_took(name: str) -> None:
     """Every cause is no less than nothing, and those of a request are its TTFT and the rest of its seconds."""
     report = report_of(name)
     assert len(report.requests) == 1000
+    prompts = report.prefill.table if report.prefill else report.table
     for request in report.requests:
-        first, rest = _of_the_first_token(report, request), _of_the_rest(report, request)
+        first, rest = _of_the_first_token(prompts, request), _of_the_rest(report.table, request)
         assert sum(first.values()) == pytest.approx(request.ttft_seconds, rel=1e-9, abs=1e-9)
         assert sum(rest.values()) == pytest.approx(request.end - request.first, rel=1e-9, abs=1e-9)
         assert min(*first.values(), *rest.values()) > -1e-9

@@ -21,7 +21,6 @@ from shardwise.serving.load import (
     CAPACITY,
     LoadOptions,
     ServeReport,
-    conditions_of,
     headline_of,
     limits_of,
     policy_of,
@@ -269,7 +268,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             record.rule_value("client")
             client = read("engines.toml")["load"]
             value += client["client_seconds"] + client["tokenizer_seconds"] * report.workload.input_tokens.mean
-    headline, known = _headline(report, metric, quantile), conditions_of(report, quantile)
+    headline, known = _headline(report, metric, quantile), report.conditions(quantile)
     return Prediction(
         value=value,
         interval=band_of(headline, known).around(value) if headline else None,

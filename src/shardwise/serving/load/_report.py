@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
-from shardwise.cost import Band, band_of
+from shardwise.cost import Band, Conditions, band_of
 from shardwise.notebook import Card, CardLine, show
-from shardwise.plans import Limit, Metric, Plan, Workload
+from shardwise.plans import Limit, Metric, Workload
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
-from shardwise.serving._report import InferReport, ServingOptions
-from shardwise.serving.load._autoscale import Autoscale, Scaling
-from shardwise.serving.load._bands import chance_to_meet, conditions_of, interval_of
-from shardwise.serving.load._fleet import Router, attention_groups
-from shardwise.serving.load._requests import PERCENTILES, Request, Trace, latencies_of
+from shardwise.serving._report import InferReport
+from shardwise.serving.load._autoscale import Scaling
+from shardwise.serving.load._bands import CAPACITY, around, headline_of, with_tail
+from shardwise.serving.load._fleet import attention_groups
+from shardwise.serving.load._options import LoadOptions
+from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth
 from shardwise.serving.load._steady import Steady
 from shardwise.serving.load._steps import StepTable
-from shardwise.serving.load._tree import tree_of
-from shardwise.serving.load._why import causes_of
+from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
 
+_AXES = ("tp", "pp", "dp", "ep")
+# Loads over the capacity of the closed form beyond which latencies follow how requests happen to come.
+_NEAR_CAPACITY = 0.85
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadOptions:
-    """How a deployment takes its load, and the limits that it should keep."""
 
-    limits: tuple[Limit, ...] = ()
-    router: Router = "round-robin"
-    prefill: Plan | None = None
-    """The pool that computes prompts and sends their cache to that of the plan; None: one pool does both."""
-    async_scheduling: bool | None = None
-    """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
-    balance_steps: int | None = None
-    """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
-    receive_steps: int | None = None
-    """Decode steps after which the scheduler looks for new requests, SGLang's --scheduler-recv-interval; None: one."""
-    batch_wait: tuple[int, float] = (0, 0.0)
-    """Decode steps that prompts wait at most until this share of a step's tokens is there, TensorRT-LLM's
-    batch_wait_timeout_iters and batch_wait_max_tokens_ratio."""
-    autoscale: Autoscale | None = None
-    """When replicas are started and stopped; None: all of them run all the time."""
-    risk: float = 0.0
-    """The chance, by published runs, with which all limits are to be kept."""
-    serving: ServingOptions = ServingOptions()
-    until_missed: bool = False
-    """Whether the simulation of one pool may end once a limit is missed: what it says then is that alone."""
+def _with_unit(latencies: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return latencies with the unit in the name of each value."""
+    return {m: {f"{name}_seconds": value for name, value in spread.items()} for m, spread in latencies.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +42,17 @@ class PrefillReport:
     base: InferReport
     table: StepTable
     traces: tuple[Trace, ...]
+
+    def to_dict(self, requests: Sequence[Request]) -> dict[str, Any]:
+        """Return the record that `--json` prints, with the mean seconds of prompts and of sending their cache."""
+        busy = sum(t.busy_seconds for t in self.traces) / max(sum(t.seconds for t in self.traces), 1e-12)
+        return {
+            "plan": {axis: getattr(self.base.plan, axis) for axis in _AXES},
+            "devices": self.base.plan.num_devices,
+            "utilization": busy if self.traces else None,
+            "prompt_seconds": fmean(r.prompt_seconds for r in requests) if requests else None,
+            "transfer_seconds": fmean(r.transfer_seconds for r in requests) if requests else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -90,13 +86,11 @@ class ServeReport(Card):
 
     def _facts(self) -> Iterator[CardLine]:
         """Yield the load that is carried, and the percentiles of every latency."""
-        yield CardLine(
-            "requests a second", show("", self.requests_per_second), f"of {show('', self.capacity_per_second)}"
-        )
-        for name, found in self.latencies.items():
-            yield CardLine(
-                name, ", ".join(f"{rank} {show_seconds(found[rank])}" for rank in PERCENTILES if rank in found)
-            )
+        capacity = f"of {show('', self.capacity_per_second)}"
+        yield CardLine("requests a second", show("", self.requests_per_second), capacity)
+        for name, spread in self.latencies.items():
+            ranks = (f"{rank} {show_seconds(spread[rank])}" for rank in PERCENTILES if rank in spread)
+            yield CardLine(name, ", ".join(ranks))
 
     @property
     def groups(self) -> int:
@@ -140,36 +134,17 @@ class ServeReport(Card):
 
     @property
     def _most(self) -> float:
-        """Requests a second that one replica may carry: the larger of the closed form and of a full queue.
-
-        A full queue preempts more than a load that the cache just holds, and batches more prompts than the closed form.
-        """
+        # A full queue preempts more than a load that the cache just holds, and batches more prompts.
         return max(self.steady.capacity, self.saturated or 0.0)
 
     @cached_property
     def growth_per_second(self) -> float:
-        """Requests a second by which the queue grows; 0 where the load is carried.
-
-        Above what a replica may carry by what is beyond it. Below, the simulation decides: if those who arrive in the
-        last quarter wait half as long again as those of the second, and a tenth of a request more, the queue grows by
-        what is not done of the second half of the arrivals.
-        """
+        """Requests a second by which the queue grows; 0 where the load is carried."""
         if not self.open_loop:
             return 0.0
         if self.overloaded:
             return (self.steady.rate - self._most) * self.base.plan.dp
-        every = sorted((r for t in self.traces for r in t.finished), key=lambda r: r.arrival)
-        quarter = len(every) // 4
-        if quarter < 25:
-            return 0.0
-        early, late = every[quarter : 2 * quarter], every[3 * quarter :]
-        before, after = (sum(r.queue_seconds for r in part) / len(part) for part in (early, late))
-        usual = sum(r.e2e_seconds - r.queue_seconds for r in late) / len(late)
-        if after - before <= 0.5 * before + 0.1 * usual:
-            return 0.0
-        start, end = every[2 * quarter].arrival, every[-1].arrival
-        done = sum(start < r.end <= end for r in every) / max(end - start, 1e-9)
-        return max(self.workload.arrivals.rate - done, 1e-9)
+        return queue_growth([r for t in self.traces for r in t.finished], self.workload.arrivals.rate)
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -187,7 +162,7 @@ class ServeReport(Card):
         if not self.requests:
             return {}
         found = latencies_of(self.requests)
-        return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": self._itl(), **found}
+        return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": gaps_of(self.traces), **found}
 
     @cached_property
     def by_class(self) -> dict[str, tuple[list[Request], dict[str, dict[str, float]]]]:
@@ -195,22 +170,6 @@ class ServeReport(Card):
         classes = self.workload.classes if self.requests else ()
         parts = {one.name: [r for r in self.requests if r.kind == i] for i, one in enumerate(classes)}
         return {name: (part, latencies_of(part)) for name, part in parts.items()}
-
-    def _itl(self) -> dict[str, float]:
-        """Return mean and percentiles of the seconds between two tokens, each token counted once."""
-        gaps = sorted((gap, count) for trace in self.traces for gap, count in trace.gaps if count)
-        tokens = sum(count for _, count in gaps)
-        if not tokens:
-            return {}
-        found = {"mean": sum(gap * count for gap, count in gaps) / tokens}
-        for name, share in PERCENTILES.items():
-            left = share * tokens
-            for gap, count in gaps:
-                left -= count
-                if left <= 0:
-                    found[name] = gap
-                    break
-        return found
 
     def value(self, limit: Limit) -> float:
         """Return the seconds that a limit is about, infinite where the load is not carried."""
@@ -223,19 +182,55 @@ class ServeReport(Card):
             return 0.0
         return float(getattr(self.empty, f"{'tpot' if limit.metric == 'itl' else limit.metric}_seconds"))
 
+    def conditions(self, quantile: str = "") -> Conditions:
+        """Return what decides how far published runs under a load like this were off, in a percentile."""
+        arrivals, base = self.workload.arrivals, self.base.conditions
+        holds = {
+            "two pools": self.prefill is not None,
+            "attention groups": self.groups > 1,
+            "closed loop": arrivals.kind == "closed",
+            "near capacity": arrivals.kind == "burst" or bool(self.steady.utilisation > _NEAR_CAPACITY),
+        }
+        words = (*base.words, *(word for word, true in holds.items() if true))
+        return with_tail(replace(base, words=words), quantile)
+
     def band(self, headline: str, quantile: str = "") -> Band:
         """Return the band of a headline in a percentile, by published runs under load."""
-        return band_of(headline, conditions_of(self, quantile))
+        return band_of(headline, self.conditions(quantile))
 
     @property
     def interval(self) -> dict[str, dict[str, dict[str, float]]]:
         """Low, typical and high of percentiles and of what is carried: 8 of 10 published runs lie between."""
-        return interval_of(self)
+        latencies = {
+            m: {f"{name}_seconds": around(self.band(headline_of(m), name), value) for name, value in spread.items()}
+            for m, spread in self.latencies.items()
+            if m != "queue"
+        }
+        return {**latencies, "capacity": {"requests_per_second": around(self.band(CAPACITY), self.capacity_per_second)}}
+
+    def chance_of(self, limit: Limit) -> float:
+        """Return the chance that a limit is kept, by how far published runs were from predictions."""
+        value = self.value(limit)
+        if not value or not math.isfinite(value):
+            return float(value == 0)
+        return self.band(headline_of(limit.metric), limit.quantile).chance(limit.seconds / value)
 
     @cached_property
     def chance_to_meet(self) -> float:
-        """The chance that the model fits, the load is carried and every limit is kept, by published runs."""
-        return chance_to_meet(self)
+        """The chance that the model fits, the load is carried and every limit is kept, by published runs.
+
+        Of limits on one latency the least likely counts. Memory, load and latencies are taken as independent, so where
+        their errors go together the chance is higher.
+        """
+        if not self.fits or not self.stable:
+            return 0.0
+        chances = [self.base.chance_to_fit]
+        if self.open_loop:
+            chances.append(1.0 - self.band(CAPACITY).chance(self.workload.arrivals.rate / self.capacity_per_second))
+        by_metric: dict[str, float] = {}
+        for limit in self.options.limits:
+            by_metric[limit.metric] = min(by_metric.get(limit.metric, 1.0), self.chance_of(limit))
+        return math.prod((*chances, *by_metric.values()))
 
     @property
     def broken(self) -> tuple[Limit, ...]:
@@ -265,8 +260,7 @@ class ServeReport(Card):
         if limit.of and limit.of != self.workload.classes[request.kind].name:
             return True
         seconds = {"ttft": request.ttft_seconds, "tpot": request.tpot_seconds, "e2e": request.e2e_seconds}
-        found = seconds.get(limit.metric)
-        return found is None or found <= limit.seconds
+        return (seconds.get(limit.metric) or 0.0) <= limit.seconds
 
     @property
     def requests_per_second(self) -> float:
@@ -276,8 +270,7 @@ class ServeReport(Card):
     @property
     def output_tokens_per_second(self) -> float:
         """Output tokens a second of the whole deployment."""
-        made = sum(r.output_tokens for r in self.requests)
-        return made / self.span_seconds if self.requests else 0.0
+        return sum(r.output_tokens for r in self.requests) / self.span_seconds if self.requests else 0.0
 
     @property
     def capacity_per_second(self) -> float:
@@ -304,8 +297,103 @@ class ServeReport(Card):
 
     def why(self, metric: Metric = "ttft", name: str = "p99") -> list[tuple[str, float]]:
         """Return the parts of the ttft, tpot or e2e around a percentile, in seconds, largest first."""
-        return causes_of(self, metric, name)
+        prompts = self.prefill.table if self.prefill else self.table
+        return causes_of(self.requests, (prompts, self.table), metric, name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known."""
-        return tree_of(self)
+        """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.
+
+        `running`, `waiting` and `kv` are of one replica, of one of its queues where attention is data
+        parallel or pipeline stages have several batches in flight.
+        """
+        traces, requests = self.all_traces, self.requests
+        offered = self.workload.arrivals.rate or (self.requests_per_second if requests else None)
+        total = sum(t.prompt_tokens + t.hit_tokens for t in traces)
+        return {
+            "meets": self.meets,
+            "chance_to_meet": self.chance_to_meet,
+            "risk": self.options.risk or None,
+            "fits": self.fits,
+            "stable": self.stable,
+            "model": self.base.case.model.name,
+            "plan": {axis: getattr(self.base.plan, axis) for axis in _AXES},
+            "engine": self.base.case.engine.name,
+            "load": {"requests_per_second": offered, "growth_per_second": self.growth_per_second},
+            "served": {
+                "requests_per_second": self.requests_per_second if requests else None,
+                "output_tokens_per_second": self.output_tokens_per_second if requests else None,
+            },
+            "goodput": {
+                "share": self.goodput_share if requests else None,
+                "requests_per_second": self.goodput_share * self.requests_per_second if requests else None,
+            },
+            "capacity": {"requests_per_second": self.capacity_per_second},
+            "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
+            **_with_unit(self.latencies),
+            "interval": self.interval,
+            **self._of_a_replica(),
+            "preemptions": sum(t.preemptions for t in traces),
+            "recomputed_tokens": sum(t.recomputed_tokens for t in traces),
+            "prefix_hit_share": sum(t.hit_tokens for t in traces) / total if total else None,
+            "replicas": self.replicas,
+            "attention_dp": self.groups,
+            "devices": self.devices,
+            "prefill": self.prefill.to_dict(requests) if self.prefill else None,
+            "autoscale": self.scaling.to_dict(self.devices // self.replicas) if self.scaling else None,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_per_million_output_tokens": self.usd_per_million_output_tokens,
+            "limits": self._limits(),
+            **self._of_classes(),
+            "why": {m: [{"part": part, "seconds": seconds} for part, seconds in self.why(m)] for m in EXPLAINED},
+            "method": {
+                "name": "simulated" if traces else "steady",
+                "requests": len(requests),
+                "iterations": sum(t.iterations for t in traces),
+                "seed": self.workload.seed,
+            },
+            "assumptions": list(self.assumptions),
+        }
+
+    def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
+        """Return what runs, what waits and what the cache holds, on average over the run and at most."""
+        traces = self.traces
+        groups = self.scaling.mean_replicas * self.groups if self.scaling else self.base.plan.dp
+
+        def mean(seconds: float) -> float | None:
+            return seconds / (self.span_seconds * groups) if self.span_seconds else None
+
+        return {
+            "running": {
+                "mean": mean(sum(t.running_seconds for t in traces)),
+                "max": max((t.most_running for t in traces), default=None),
+            },
+            "waiting": {
+                "mean": mean(sum(r.queue_seconds for r in self.requests)),
+                "max": max((t.most_waiting for t in traces), default=None),
+            },
+            "kv": {
+                "capacity_tokens": self.base.kv_cache_tokens,
+                "used_mean": mean(sum(t.cache_token_seconds for t in traces)),
+                "used_max": max((t.most_cache_tokens for t in traces), default=None),
+            },
+        }
+
+    def _limits(self, of: str = "") -> list[dict[str, Any]]:
+        """Return the limits on all requests, or on those of a class, and whether each is kept."""
+        return [
+            {
+                "metric": one.metric, "quantile": one.quantile, "seconds": one.seconds,
+                "kept": one not in self.broken, "chance": self.chance_of(one),
+            }
+            for one in self.options.limits
+            if one.of == of
+        ]  # fmt: skip
+
+    def _of_classes(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what happened to the requests of each class, nothing where there are none."""
+        records = []
+        for one in self.workload.classes:
+            part, latencies = self.by_class.get(one.name, ([], {}))
+            head = {"name": one.name, "share": one.share, "requests": len(part), "limits": self._limits(one.name)}
+            records.append(head | _with_unit(latencies))
+        return {"classes": records} if records else {}

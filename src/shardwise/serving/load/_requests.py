@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import field
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import TypeAlias
 
 from shardwise.ledger.number import quantile
@@ -242,6 +243,37 @@ class Trace:
     most_cache_tokens: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Seconds between two tokens of a sequence, and of how many tokens."""
+
+
+def gaps_of(traces: Sequence[Trace]) -> dict[str, float]:
+    """Return mean and percentiles of the seconds between two tokens, each token counted once; empty for none."""
+    gaps = sorted((gap, count) for trace in traces for gap, count in trace.gaps if count)
+    tokens = sum(count for _, count in gaps)
+    if not tokens:
+        return {}
+    ends = list(accumulate(count for _, count in gaps))
+    ranks = {name: gaps[bisect_left(ends, share * tokens)][0] for name, share in PERCENTILES.items()}
+    return {"mean": sum(gap * count for gap, count in gaps) / tokens} | ranks
+
+
+def queue_growth(requests: Sequence[Request], rate: float) -> float:
+    """Return the requests a second by which a queue grows, as a simulation showed; 0 where it does not.
+
+    If those who arrive in the last quarter wait half as long again as those of the second, and a tenth of a request
+    more, it grows by what is not done of the second half of the arrivals.
+    """
+    every = sorted(requests, key=lambda r: r.arrival)
+    quarter = len(every) // 4
+    if quarter < 25:
+        return 0.0
+    early, late = every[quarter : 2 * quarter], every[3 * quarter :]
+    before, after = (sum(r.queue_seconds for r in part) / len(part) for part in (early, late))
+    usual = sum(r.e2e_seconds - r.queue_seconds for r in late) / len(late)
+    if after - before <= 0.5 * before + 0.1 * usual:
+        return 0.0
+    start, end = every[2 * quarter].arrival, every[-1].arrival
+    done = sum(start < r.end <= end for r in every) / max(end - start, 1e-9)
+    return max(rate - done, 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

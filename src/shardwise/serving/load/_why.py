@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from shardwise.plans import Metric
 from shardwise.serving.load._requests import PERCENTILES, Request
-
-if TYPE_CHECKING:
-    from shardwise.serving.load._report import ServeReport
+from shardwise.serving.load._steps import StepTable
 
 EXPLAINED: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
 WAITS = ("waiting for a sequence slot", "waiting for cache", "waiting for step tokens", "rest of a running step")
@@ -31,27 +28,26 @@ def _near(requests: Sequence[Request], metric: Metric, name: str) -> list[Reques
     return ordered[max(middle - width, 0) : middle + width + 1]
 
 
-def prompt_alone_seconds(report: ServeReport, request: Request) -> float:
+def _prompt_alone_seconds(table: StepTable, request: Request) -> float:
     """Return seconds of the prompt of a request in steps of its own, less what was cached."""
-    table = report.prefill.table if report.prefill else report.table
-    past, found = request.cached_tokens, 0.0
+    past, seconds = request.cached_tokens, 0.0
     while past < request.input_tokens:
         piece = min(request.input_tokens - past, table.step_tokens)
-        found += table.mixed(0, 0.0, [(piece, past)])
+        seconds += table.mixed(0, 0.0, [(piece, past)])
         past += piece
-    return found
+    return seconds
 
 
-def decode_alone_seconds(report: ServeReport, request: Request) -> float:
+def _decode_alone_seconds(table: StepTable, request: Request) -> float:
     """Return seconds of the decode steps of a request that nobody shares."""
     context = request.input_tokens + request.output_tokens / 2
-    return (request.output_tokens - 1) / report.table.made * report.table.decode(1, context)
+    return (request.output_tokens - 1) / table.made * table.decode(1, context)
 
 
-def _of_the_first_token(report: ServeReport, request: Request) -> dict[str, float]:
+def _of_the_first_token(table: StepTable, request: Request) -> dict[str, float]:
     """Return seconds to the first token by cause."""
     ran, sent = request.prompt_seconds, request.transfer_seconds
-    own = min(prompt_alone_seconds(report, request), ran)
+    own = min(_prompt_alone_seconds(table, request), ran)
     joining = request.first - request.scheduled - ran - sent
     parts = dict(zip(WAITS, request.waits, strict=True))
     return {
@@ -59,25 +55,28 @@ def _of_the_first_token(report: ServeReport, request: Request) -> dict[str, floa
     }  # fmt: skip
 
 
-def _of_the_rest(report: ServeReport, request: Request) -> dict[str, float]:
+def _of_the_rest(table: StepTable, request: Request) -> dict[str, float]:
     """Return seconds from the first to the last token by cause."""
     whole = request.end - request.first
     steps = whole - request.beside - request.others - request.lost
-    own = min(decode_alone_seconds(report, request), steps)
+    own = min(_decode_alone_seconds(table, request), steps)
     return {OWN_DECODE: own, BATCH: steps - own, PROMPTS: request.beside, OTHERS: request.others, LOST: request.lost}
 
 
-def causes_of(report: ServeReport, metric: Metric = "ttft", name: str = "p99") -> list[tuple[str, float]]:
+def causes_of(
+    requests: Sequence[Request], tables: tuple[StepTable, StepTable], metric: Metric, name: str
+) -> list[tuple[str, float]]:
     """Return the parts of a latency around a percentile, in seconds, largest first; of TPOT those of one token.
 
-    Means over the requests nearest to it, so that the parts add up to about the percentile.
+    Means over the requests nearest to it, so that the parts add up to about the percentile. `tables` price the steps of
+    the pool that computes prompts and of the one that decodes.
     """
-    near = _near(report.requests, metric, name)
+    near, (prompts, decodes) = _near(requests, metric, name), tables
     total: dict[str, float] = {}
     for request in near:
-        parts = _of_the_first_token(report, request) if metric in ("ttft", "e2e") else {}
+        parts = _of_the_first_token(prompts, request) if metric in ("ttft", "e2e") else {}
         if metric != "ttft":
-            parts |= _of_the_rest(report, request)
+            parts |= _of_the_rest(decodes, request)
         each = max(request.output_tokens - 1, 1) if metric == "tpot" else 1
         for word, seconds in parts.items():
             total[word] = total.get(word, 0.0) + seconds / each / len(near)

@@ -1,0 +1,35 @@
+"""How a deployment takes its load: its pools, its schedulers' settings, and the limits that it should keep."""
+
+from __future__ import annotations
+
+from shardwise.plans import Limit, Plan
+from shardwise.records import dataclass
+from shardwise.serving._report import ServingOptions
+from shardwise.serving.load._autoscale import Autoscale
+from shardwise.serving.load._fleet import Router
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """How a deployment takes its load, and the limits that it should keep."""
+
+    limits: tuple[Limit, ...] = ()
+    router: Router = "round-robin"
+    prefill: Plan | None = None
+    """The pool that computes prompts and sends their cache to that of the plan; None: one pool does both."""
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
+    balance_steps: int | None = None
+    """Steps that prompts wait until every group of attention has one; None: as the engine does unless it is told."""
+    receive_steps: int | None = None
+    """Decode steps after which the scheduler looks for new requests, SGLang's --scheduler-recv-interval; None: one."""
+    batch_wait: tuple[int, float] = (0, 0.0)
+    """Decode steps that prompts wait at most until this share of a step's tokens is there, TensorRT-LLM's
+    batch_wait_timeout_iters and batch_wait_max_tokens_ratio."""
+    autoscale: Autoscale | None = None
+    """When replicas are started and stopped; None: all of them run all the time."""
+    risk: float = 0.0
+    """The chance, by published runs, with which all limits are to be kept."""
+    serving: ServingOptions = ServingOptions()
+    until_missed: bool = False
+    """Whether the simulation of one pool may end once a limit is missed: what it says then is that alone."""
