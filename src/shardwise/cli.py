@@ -8,8 +8,6 @@ INTERRUPTED = 130
 # among them every 700 objects takes a tenth of a small search.
 _BETWEEN = 50_000
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status of a command line: 0 yes, 1 does not fit, 2 bad input, 70 a fault of ours.

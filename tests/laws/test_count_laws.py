@@ -14,8 +14,9 @@ from laws.strategies import ANY, cases, models, refilled
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE, load_model, model_from_config
 from shardwise.ops import count_parameters, train_flops
-from shardwise.ops.blocks import block_ops, head
+from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
+from shardwise.ops.head import head
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import TrainingCase, TrainingOptions, train
 

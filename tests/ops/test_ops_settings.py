@@ -10,7 +10,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep, tensor_bytes
 from shardwise.models import Block, Model, load_model, model_names
-from shardwise.ops.blocks import block_ops
+from shardwise.ops.block import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack

@@ -10,7 +10,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
-from shardwise.training._memory import reserved_bytes
+from shardwise.training._framework_bytes import reserved_bytes
 from shardwise.training._traffic import flows_of, traffic_of
 
 GIB = 2**30

@@ -10,7 +10,8 @@ import pytest
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster, find_device
 from shardwise.models import load_model
-from shardwise.ops.blocks import block_ops, loss
+from shardwise.ops.block import block_ops
+from shardwise.ops.head import loss
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack

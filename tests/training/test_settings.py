@@ -13,7 +13,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.traced import parts
 from shardwise.models import load_model
-from shardwise.ops.blocks import block_ops
+from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train

@@ -15,8 +15,8 @@ from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 from shardwise.models import Model, model_from_config
 from shardwise.ops.adapters import METHODS
 from shardwise.ops.block import block_ops
-from shardwise.ops.blocks import embedding, head
 from shardwise.ops.count import count_parameters, trainable_parameters
+from shardwise.ops.head import embedding, head
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.tuning import base_bytes
 from shardwise.plans import ADAPTERS, VIRTUAL, Plan, Training, Tuning, find_base, find_stack, tuning_of

@@ -1,7 +1,8 @@
 """Reports as trees for programs and as pages for people."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardwise._lazy import lazily
 
 if TYPE_CHECKING:
     from shardwise.answers._compare import compare_page, compare_tree
@@ -17,58 +18,19 @@ if TYPE_CHECKING:
     from shardwise.answers._train_tree import train_tree
 
 # Each command needs one of these, so each is loaded when it is used.
-_HOMES = {
-    "CountReport": "_counting",
-    "Counting": "_counting",
-    "Energy": "_energy",
-    "Page": "_page",
-    "Roofline": "_roofline_points",
-    "compare_page": "_compare",
-    "compare_tree": "_compare",
-    "count": "_counting",
-    "count_page": "_count",
-    "count_tree": "_counting",
-    "energy": "_energy",
-    "explain_page": "_explain",
-    "explain_tree": "_explain",
-    "infer_page": "_infer",
-    "infer_tree": "_infer",
-    "plot": "_plot",
-    "plot_timeline": "_plot",
-    "roofline": "_roofline_points",
-    "text_of": "_page",
-    "train_page": "_train_page",
-    "train_tree": "_train_tree",
-}
-
-__all__ = [
-    "CountReport",
-    "Counting",
-    "Energy",
-    "Page",
-    "Roofline",
-    "compare_page",
-    "compare_tree",
-    "count",
-    "count_page",
-    "count_tree",
-    "energy",
-    "explain_page",
-    "explain_tree",
-    "infer_page",
-    "infer_tree",
-    "plot",
-    "plot_timeline",
-    "roofline",
-    "text_of",
-    "train_page",
-    "train_tree",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'shardwise.answers' has no attribute {name!r}")
-    value = getattr(import_module(f"shardwise.answers.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazily(
+    __name__,
+    {
+        "_compare": "compare_page compare_tree",
+        "_count": "count_page",
+        "_counting": "CountReport Counting count count_tree",
+        "_energy": "Energy energy",
+        "_explain": "explain_page explain_tree",
+        "_infer": "infer_page infer_tree",
+        "_page": "Page text_of",
+        "_plot": "plot plot_timeline",
+        "_roofline_points": "Roofline roofline",
+        "_train_page": "train_page",
+        "_train_tree": "train_tree",
+    },
+)

@@ -14,8 +14,8 @@ from shardwise.plans.laws import is_count
 from shardwise.records import dataclass
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.training import TrainReport
+from shardwise.training._framework_bytes import device_bytes
 from shardwise.training._headlines import Phase
-from shardwise.training._memory import device_bytes
 from shardwise.units import show_bytes, show_seconds
 
 

@@ -9,8 +9,7 @@ from shardwise.answers._answer import whole_bytes
 from shardwise.answers._evidence import evidence_tree, interval_tree
 from shardwise.ledger.traced import parts
 from shardwise.training import Change, TrainReport
-from shardwise.training._framework_bytes import resident_pages
-from shardwise.training._memory import device_bytes, reserved_bytes
+from shardwise.training._framework_bytes import device_bytes, reserved_bytes, resident_pages
 from shardwise.training._parts import MEMORY_CATEGORIES, category_of
 from shardwise.training._report import CATEGORIES
 from shardwise.training._step import StageSeconds, axis_seconds, slowest_stage

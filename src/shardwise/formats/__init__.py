@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardwise._lazy import lazily
 
 if TYPE_CHECKING:
     from shardwise.formats._exported import ExportCase, Exported
@@ -19,31 +20,14 @@ SYSTEMS = (
 """Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
 SERVERS = ("vllm", "sglang", "trtllm", "llamacpp", "dynamo")
 """Engines that an export writes the launch line of."""
-_HOMES = {
-    **dict.fromkeys(("ExportCase", "Exported"), "_exported"),
-    **dict.fromkeys(("import_file", "import_server", "starts_server"), "_files"),
-    **dict.fromkeys(("ImportContext", "Imported", "ReadArgument"), "_imported"),
-    "Launched": "_launched",
-    "from_megatron_args": "megatron",
-}
 
-__all__ = [
-    "SERVERS",
-    "SYSTEMS",
-    "ExportCase",
-    "Exported",
-    "ImportContext",
-    "Imported",
-    "Launched",
-    "ReadArgument",
-    "from_megatron_args",
-    "import_file",
-    "import_server",
-    "starts_server",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "_exported": "ExportCase Exported",
+        "_files": "import_file import_server starts_server",
+        "_imported": "ImportContext Imported ReadArgument",
+        "_launched": "Launched",
+        "megatron": "from_megatron_args",
+    },
+)

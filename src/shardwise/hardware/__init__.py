@@ -4,21 +4,3 @@ from shardwise.hardware._catalogue import Lookup, device_names, device_to_toml, 
 from shardwise.hardware._clouds import COMMITMENTS, Offer, offers
 from shardwise.hardware._device import Device, Fact, Tier, find_link
 from shardwise.hardware._parse import Cluster, build_cluster, part_of
-
-__all__ = [
-    "COMMITMENTS",
-    "Cluster",
-    "Device",
-    "Fact",
-    "Lookup",
-    "Offer",
-    "Tier",
-    "build_cluster",
-    "device_names",
-    "device_to_toml",
-    "find_device",
-    "find_link",
-    "load_device",
-    "offers",
-    "part_of",
-]

@@ -39,7 +39,8 @@ from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, find_stack
 from shardwise.records import dataclass
 from shardwise.training import TrainingOptions, TrainReport, train
-from shardwise.training._memory import StageMemory, reserved_bytes
+from shardwise.training._framework_bytes import reserved_bytes
+from shardwise.training._parts import StageMemory
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (

@@ -30,27 +30,3 @@ from shardwise.measuring._device import (
     measurements_csv,
     timed,
 )
-
-__all__ = [
-    "SHAPES",
-    "WIDTHS",
-    "BackgroundLoad",
-    "Clock",
-    "Machine",
-    "Measurement",
-    "TimedCase",
-    "Timing",
-    "catalogue_key",
-    "constants_name",
-    "copies_of",
-    "copy_of",
-    "describe",
-    "device_of",
-    "measurements_csv",
-    "noise_of",
-    "product_of",
-    "ring",
-    "timed",
-    "torch_dtype",
-    "values",
-]

@@ -11,15 +11,3 @@ from shardwise.ops.count import (
     prediction_parameters,
     train_flops,
 )
-
-__all__ = [
-    "CONVENTIONS",
-    "Convention",
-    "active_parameters",
-    "count_flops",
-    "count_parameters",
-    "forward_flops",
-    "parameters_by_component",
-    "prediction_parameters",
-    "train_flops",
-]

@@ -181,9 +181,6 @@ def _apart(op: Op[X], prefix: str) -> Op[X]:
     return replace(op, name=f"{prefix}.{op.name}", reads=renamed(op.reads), saves=renamed(op.saves), weights=weights)
 
 
-__all__ = ["block_ops", "feed_forward", "mixer", "projection"]
-
-
 def shared_adapter(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the operator that holds what the adapters of all layers share; none where they share nothing."""
     t = y.choices.tuning

@@ -25,8 +25,8 @@ from shardwise.search._recordings import Recordings
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts
 from shardwise.training._evaluate import Tables, machine_of, tables_apart
-from shardwise.training._memory import ModelBlocks, SharedWeights
 from shardwise.training._overlap import paired_blocks
+from shardwise.training._parts import ModelBlocks, SharedWeights
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.

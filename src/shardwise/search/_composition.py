@@ -43,9 +43,9 @@ from shardwise.training._evaluate import (
     send_of,
     step_job,
 )
-from shardwise.training._framework_bytes import moved_pages, resident_pages
+from shardwise.training._framework_bytes import device_bytes, moved_pages, resident_pages
 from shardwise.training._fsdp_units import padded
-from shardwise.training._memory import ModelBlocks, device_bytes
+from shardwise.training._parts import ModelBlocks
 from shardwise.training._step import (
     least_piped_seconds,
     piped_seconds,

@@ -4,18 +4,3 @@ from shardwise.serving._capacity import Capacity
 from shardwise.serving._engine import Engine, engine_names, find_engine
 from shardwise.serving._formats import WeightFormat, cache_names, checkpoint_format, find_format, format_names
 from shardwise.serving._report import InferReport, ServingOptions, infer
-
-__all__ = [
-    "Capacity",
-    "Engine",
-    "InferReport",
-    "ServingOptions",
-    "WeightFormat",
-    "cache_names",
-    "checkpoint_format",
-    "engine_names",
-    "find_engine",
-    "find_format",
-    "format_names",
-    "infer",
-]

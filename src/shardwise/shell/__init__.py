@@ -2,5 +2,3 @@
 
 from shardwise.shell._interpreter import Shell, commands_of, flat, left_open
 from shardwise.shell._lexer import Budget, whole_of
-
-__all__ = ["Budget", "Shell", "commands_of", "flat", "left_open", "whole_of"]

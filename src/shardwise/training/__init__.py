@@ -17,24 +17,6 @@ from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 if TYPE_CHECKING:
     from shardwise.training._comm import CommReport, comm
 
-__all__ = [
-    "Change",
-    "CommReport",
-    "Evaluation",
-    "MemorySaver",
-    "PlanSizes",
-    "TrainReport",
-    "TrainingCase",
-    "TrainingOptions",
-    "Verdict",
-    "comm",
-    "evaluate",
-    "sizes_of",
-    "sizes_of_columns",
-    "stages_of",
-    "train",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in ("CommReport", "comm"):

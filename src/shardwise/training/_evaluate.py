@@ -31,12 +31,12 @@ from shardwise.training._blocks import (
     tensor_sides,
 )
 from shardwise.training._case import TrainingCase
-from shardwise.training._framework_bytes import device_bytes, moved_pages, resident_pages
+from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
 from shardwise.training._ledger import PartLedger, ledger_of
-from shardwise.training._memory import ModelBlocks, SharedWeights, StageMemory, reserved_bytes, stage_memory
+from shardwise.training._memory import stage_memory
 from shardwise.training._overlap import paired_blocks
-from shardwise.training._parts import held_in_flight
+from shardwise.training._parts import ModelBlocks, SharedWeights, StageMemory, held_in_flight
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, stage_seconds, step_seconds

@@ -14,10 +14,8 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._framework_bytes import (
-    device_bytes,
     flat_gradients,
     late_block,
-    reserved_bytes,
     shares,
     stand_in_bytes,
     widened_bytes,
@@ -29,7 +27,6 @@ from shardwise.training._parts import (
     MemoryMoment,
     ModelBlocks,
     Recipe,
-    SharedWeights,
     StageMemory,
     frozen_bytes,
     held_as,
@@ -42,18 +39,6 @@ from shardwise.training._parts import (
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-
-__all__ = [
-    "InFlight",
-    "ModelBlocks",
-    "Recipe",
-    "SharedWeights",
-    "StageMemory",
-    "device_bytes",
-    "reserved_bytes",
-    "stage_memory",
-]
-
 
 STATE = "docs/formulas.md, state"
 

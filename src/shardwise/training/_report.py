@@ -19,7 +19,8 @@ from shardwise.training import _headlines
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
-from shardwise.training._memory import StageMemory, reserved_bytes
+from shardwise.training._framework_bytes import reserved_bytes
+from shardwise.training._parts import StageMemory
 from shardwise.training._resolve import Question, complete
 from shardwise.training._savers import MemorySaver, proposals, savers_of, surprises_of
 from shardwise.training._sizes import leaves, sizes_of

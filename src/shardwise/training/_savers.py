@@ -17,7 +17,7 @@ from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._changes import JudgedPlan
 from shardwise.training._evaluate import Evaluation
-from shardwise.training._memory import StageMemory
+from shardwise.training._parts import StageMemory
 from shardwise.units import show_bytes
 
 Changes = dict[str, Any]

@@ -12,9 +12,9 @@ from shardwise.ops.overlap import CostModel, merge, sends_overlap
 from shardwise.plans import Schedule
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
-from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._offload import host_traffic
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, once_a_step, sharding_waits
+from shardwise.training._parts import ModelBlocks, Recipe
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import boundary_messages, state_seconds, table_seconds

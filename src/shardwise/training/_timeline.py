@@ -17,8 +17,8 @@ from shardwise.plans import Plan, find_rules
 from shardwise.records import dataclass
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
-from shardwise.training._memory import ModelBlocks, Recipe
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, once_a_step, sharding_waits
+from shardwise.training._parts import ModelBlocks, Recipe
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StageSeconds, StepJob, once_seconds, tied_seconds, weighted, weighted_axes

@@ -3,5 +3,3 @@
 from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._read import from_megatron_args, read, read_args, read_command, recognises
 from shardwise.formats.megatron._write import export
-
-__all__ = ["Launch", "export", "from_megatron_args", "read", "read_args", "read_command", "recognises"]

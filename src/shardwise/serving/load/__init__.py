@@ -10,29 +10,3 @@ from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request
 from shardwise.serving.load._serve import prefill_plan, serve
 from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable
-
-__all__ = [
-    "CAPACITY",
-    "PERCENTILES",
-    "SIGNALS",
-    "Autoscale",
-    "LengthMoments",
-    "LoadOptions",
-    "Policy",
-    "PrefillReport",
-    "Replica",
-    "Replicas",
-    "Request",
-    "SchedulerLimits",
-    "ServeReport",
-    "Steady",
-    "StepTable",
-    "around",
-    "headline_of",
-    "limits_of",
-    "moments_of",
-    "policy_of",
-    "prefill_plan",
-    "serve",
-    "with_tail",
-]

@@ -54,29 +54,6 @@ from shardwise.training.schedules._types import (
     W,
 )
 
-__all__ = [
-    "FULL",
-    "B",
-    "F",
-    "Kind",
-    "Order",
-    "PipelineSchedule",
-    "PipelineShape",
-    "PipelineTime",
-    "Slot",
-    "StageRun",
-    "Task",
-    "W",
-    "device_order",
-    "find_schedule",
-    "in_flight",
-    "least_pipeline_seconds",
-    "pipeline_time",
-    "schedule_problems",
-    "sends_of",
-    "slowest_work",
-]
-
 
 @cache
 def find_schedule(name: Schedule) -> PipelineSchedule:
