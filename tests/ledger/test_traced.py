@@ -161,3 +161,14 @@ def test_shared_numbers_are_opened_once_however_deep() -> None:
     (part,) = parts(named(x, "doubled"))
     assert part.times == 2.0**60
     assert part.amount == pytest.approx(3.0 * 2.0**60)
+
+
+def test_a_number_prints_as_what_sums_to_it() -> None:
+    """Printed, a number shows its contributions with their shares, or the formula where it is no sum."""
+    a, b = _leaves(a=20000, b=4)
+    whole = named(named(a * 3, "many") + named(b * b, "few"), "whole")
+    lines = str(whole).splitlines()
+    assert [line.split() for line in lines] == [
+        ["whole", "=", "60,016"], ["100.0%", "60,000", "many"], ["0.0%", "16", "few"],
+    ]  # fmt: skip
+    assert str(whole.contributions[1].node) == "few = 16 = b * b"

@@ -80,3 +80,5 @@ def test_every_headline_opens_into_parts_that_sum_to_it(name: str, what: str) ->
     node = report.explain(what)
     assert float(node) == pytest.approx(reported[what], rel=1e-12)
     walk(node)
+    with pytest.raises(InputError, match="use one of ttft, tpot, request, memory, kv_cache"):
+        report.explain("latency")

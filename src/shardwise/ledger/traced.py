@@ -23,6 +23,15 @@ _PLAIN: dict[str, Any] = {"+": operator.add, "-": operator.sub, "*": operator.mu
 _T = TypeVar("_T")
 
 
+def _recorded(op: str) -> tuple[Callable[[Traced, Any], Traced], Callable[[Traced, Any], Traced]]:
+    """Return an operator as Python calls it with a traced number on its left, and on its right."""
+    apply = _PLAIN[op]
+    return (
+        lambda left, right: Traced(apply(left.value, plain(right)), op, (left, right)),
+        lambda right, left: Traced(apply(plain(left), right.value), op, (left, right)),
+    )
+
+
 class Traced:
     """A number with the operation and the arguments that made it."""
 
@@ -42,29 +51,10 @@ class Traced:
         """Return the traced result of a named operation on plain or traced numbers."""
         return Traced(evaluate(op, *map(plain, args)), op, args)
 
-    def __add__(self, other: Any) -> Traced:
-        return _record("+", self, other)
-
-    def __radd__(self, other: Any) -> Traced:
-        return _record("+", other, self)
-
-    def __sub__(self, other: Any) -> Traced:
-        return _record("-", self, other)
-
-    def __rsub__(self, other: Any) -> Traced:
-        return _record("-", other, self)
-
-    def __mul__(self, other: Any) -> Traced:
-        return _record("*", self, other)
-
-    def __rmul__(self, other: Any) -> Traced:
-        return _record("*", other, self)
-
-    def __truediv__(self, other: Any) -> Traced:
-        return _record("/", self, other)
-
-    def __rtruediv__(self, other: Any) -> Traced:
-        return _record("/", other, self)
+    __add__, __radd__ = _recorded("+")
+    __sub__, __rsub__ = _recorded("-")
+    __mul__, __rmul__ = _recorded("*")
+    __truediv__, __rtruediv__ = _recorded("/")
 
     def __float__(self) -> float:
         return float(self.value)
@@ -75,14 +65,27 @@ class Traced:
     def __repr__(self) -> str:
         return f"Traced({self.value!r}, name={self.name!r})"
 
+    def __str__(self) -> str:
+        """Return the number and what sums to it, each with its share, or the formula where it is no sum."""
+        if not (found := self.contributions):
+            return f"{self.name} = {_digits(self.value)} = {formula(self)}"
+        rows = [f"{p.amount / (self.value or 1):7.1%} {_digits(p.amount):>20}  {p.label:.80}" for p in found[:_PRINTED]]
+        rest = [f"        and {len(found) - _PRINTED} more"] if len(found) > _PRINTED else []
+        return "\n".join([f"{self.name} = {_digits(self.value)}", *rows, *rest])
+
+    @property
+    def contributions(self) -> tuple[Part, ...]:
+        """What sums to the number, largest first, each as `Part`; empty where it is an input or a formula."""
+        return tuple(parts(self))
+
+
+def _digits(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 1e4 else f"{x:.6g}"
+
 
 def plain(x: Any) -> Any:
     """Return the value of a number, traced or not."""
     return x.value if isinstance(x, Traced) else x
-
-
-def _record(op: str, a: Any, b: Any) -> Traced:
-    return Traced(_PLAIN[op](plain(a), plain(b)), op, (a, b))
 
 
 @contextmanager
@@ -204,7 +207,7 @@ def branches(x: Traced) -> list[Any]:
 
 
 _SIGNS = {"+": "+", "-": "-", "*": "*", "/": "/", "divide": "/"}
-_LONGEST, _MOST = 4000, 64  # characters of a formula, and branches written out
+_LONGEST, _MOST, _PRINTED = 4000, 64, 12  # characters of a formula, branches written out, contributions printed
 
 
 def formula(x: Any, top: bool = True) -> str:
@@ -217,9 +220,7 @@ def formula(x: Any, top: bool = True) -> str:
     x, top = _inner(x, top)
     if not isinstance(x, Traced):
         return f"{x:.6g}" if isinstance(x, float) else str(x) if isinstance(x, int) else type(x).__name__.lower()
-    if not _opens(x, top):
-        return x.name or f"{x.value:.6g}"
-    return _remember(x, "formula", _written)
+    return _remember(x, "formula", _written) if _opens(x, top) else x.name or f"{x.value:.6g}"
 
 
 def _written(x: Traced) -> str:
@@ -255,9 +256,8 @@ def _compound(x: Any, signs: Container[str] = _SIGNS) -> bool:
 
 def named_below(x: Any) -> bool:
     """Return whether a number has named, computed nodes at or below it."""
-    if not isinstance(x, Traced) or not x.op:
-        return False
-    return bool(x.name) or _remember(x, "named", lambda node: any(map(named_below, node.args)))
+    named_here = isinstance(x, Traced) and x.op and x.name
+    return bool(named_here) or (_opens(x, True) and _remember(x, "named", lambda one: any(map(named_below, one.args))))
 
 
 def operands(x: Traced) -> list[Traced]:

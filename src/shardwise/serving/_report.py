@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from shardwise.cost import Band, Conditions, Efficiencies, band_of
+from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
@@ -255,7 +256,10 @@ class InferReport(Card):
             return evaluate(self.case, sizes_of(self.case.model, self.plan, self.job, self.case.domains))
 
     def explain(self, what: str = "ttft") -> Traced:
-        """Return a headline as a number that opens: "ttft", "tpot", "request", "memory" or "kv_cache"."""
+        """Return a headline as a number that opens: "ttft", "tpot", "request", "memory" or "kv_cache".
+
+        Another name is an `InputError`.
+        """
         cost = self.traced
         heaviest = cost.memory[self.evaluation.memory.index(self.memory)]
         found: dict[str, Any] = {
@@ -265,6 +269,9 @@ class InferReport(Card):
             "memory": heaviest.needed,
             "kv_cache": heaviest.kv_cache,
         }
+        if what not in found:
+            rule, remedy = "is not a number that can be explained", "use one of " + ", ".join(found)
+            raise InputError([Problem("what", what, rule, remedy)])
         return cast(Traced, found[what])
 
     @property
