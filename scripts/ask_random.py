@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     asked = parser.parse_args()
     _limit_memory()
+    gc.set_threshold(50_000, 20, 50)  # an input makes little garbage beside what a process keeps
     numbers = (
         range(asked.only, asked.only + 1) if asked.only is not None else range(asked.first, asked.first + asked.count)
     )

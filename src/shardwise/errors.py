@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from shardwise.records import dataclass
@@ -166,6 +167,22 @@ class Known(Generic[V]):
         return found
 
 
+def near(word: str, names: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """Return the names that a mistaken word may stand for, the likest first, at most so many and each so alike.
+
+    >>> near("micro-bach", ["tp", "micro-batch"]), near("x", ["tp"])
+    (['micro-batch'], [])
+    """
+    return list(_near(word[:MOST_SHOWN], tuple(names), most, alike))
+
+
+@lru_cache(maxsize=1024)
+def _near(word: str, names: tuple[str, ...], most: int, alike: float) -> tuple[str, ...]:
+    from difflib import get_close_matches  # only a mistake needs it
+
+    return tuple(get_close_matches(word, names, most, alike))
+
+
 def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[str]]) -> str:
     """Return the name that a word is or is another word for; raises `InputError` with near names, then all.
 
@@ -179,11 +196,9 @@ def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[st
     meant = {_letters(one): name for name, others in reversed(list(names.items())) for one in (*others, name)}
     if _letters(word) in meant:
         return meant[_letters(word)]
-    from difflib import get_close_matches  # only a mistake needs it
-
-    near = dict.fromkeys(meant[one] for one in get_close_matches(_letters(word), meant, 3, 0.6))
-    close = f"use {' or '.join(near)}; known are " if near else "use one of "
-    raise InputError([Problem(field, word, f"is not a known {kind}", close + ", ".join(names))])
+    close = dict.fromkeys(meant[one] for one in near(_letters(word), meant, 3))
+    said = f"use {' or '.join(close)}; known are " if close else "use one of "
+    raise InputError([Problem(field, word, f"is not a known {kind}", said + ", ".join(names))])
 
 
 def _letters(word: str) -> str:

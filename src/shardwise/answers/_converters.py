@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import InputError, Problem, plain
+from shardwise.errors import InputError, Problem, near, plain
 from shardwise.records import dataclass
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
@@ -145,9 +145,7 @@ def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
     >>> nearest("micro-bach", ("tp", "micro-batch"))
     'micro-batch'
     """
-    from difflib import get_close_matches
-
-    return " or ".join(get_close_matches(word, allowed, shown, 0.5) or allowed[:shown])
+    return " or ".join(near(word, allowed, shown, 0.5) or allowed[:shown])
 
 
 def _read_switch(value: object, field: str) -> bool:

@@ -16,7 +16,7 @@ from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._page import Page
 from shardwise.answers._search_flags import broken_limits, limit_values, show_limit
 from shardwise.answers._value_lists import sized
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
@@ -155,11 +155,9 @@ class Questions:
         flags = self.command.flags
         fields = (*(k for k, f in flags.items() if f.group not in ("output", "many", "search")), _DEVICES)
         if key not in fields:
-            from difflib import get_close_matches
-
             other = [_DEVICES if word == "on" else word for word in meant(key, fields)]
-            near = other or get_close_matches(key, fields, 1)
-            remedy = f"did you mean {' or '.join(near)}?" if near else f"{self.command.name} --help lists them"
+            close = other or near(key, fields)
+            remedy = f"did you mean {' or '.join(close)}?" if close else f"{self.command.name} --help lists them"
             raise fail(flag, key, f"is not a field of {self.command.name}", remedy)
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:

@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import field
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +17,7 @@ from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import Inputs, known_keys, read_values
-from shardwise.errors import InputError, Problems
+from shardwise.errors import InputError, Problems, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
 
@@ -159,7 +158,7 @@ def _name_the_kind(found: ScannedWords, words: Sequence[str], command: Command) 
     if not key or len(found.words) != 1 or key in found.given or _config_of(words) is not None:
         return
     (word,) = found.words
-    if word not in kinds and not get_close_matches(word, kinds, 1, 0.5):
+    if word not in kinds and not near(word, kinds, 1, 0.5):
         line = shlex.join(["shardwise", command.name, kinds[0], *words])
         rest = f"; in place of {kinds[0]} also {', '.join(kinds[1:])}"
         found.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
@@ -334,8 +333,8 @@ def _remedy(key: str, command: Command) -> str:
         here = f"here there are {', '.join(kin)}; " if kin and key.startswith("max_") else ""
         it = "it" if long == key else "--" + long.replace("_", "-")
         return f"{it} is a flag of {said}; {here}{lists}"
-    near = [options[field] for field in known or get_close_matches(key, options, 1)]
-    return f"did you mean {' or '.join(near)}? {lists}" if near else lists
+    close = [options[field] for field in known or near(key, options)]
+    return f"did you mean {' or '.join(close)}? {lists}" if close else lists
 
 
 def _report_unknown(found: ScannedWords, unknown: list[tuple[str, str | None]], command: Command) -> None:

@@ -7,7 +7,6 @@ They are read once, into records (`_records`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from shardwise.cost._records import CollectiveFit, Constants, DeviceFamily, Gemm, SharedConstants
+from shardwise.errors import near
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.records import dataclass
@@ -205,8 +205,8 @@ def record(cls: type[T], row: Mapping[str, Any], where: str) -> T:
 
 
 def _unknown(key: str, cls: type[Any], spec: _Spec, where: str) -> ValueError:
-    near = difflib.get_close_matches(key, spec.converts, 1)
-    hint = f"; {near[0]} may be meant" if near else ""
+    close = near(key, spec.converts)
+    hint = f"; {close[0]} may be meant" if close else ""
     return ValueError(f"{where}: {key} is no constant of {cls.__name__}{hint}")
 
 

@@ -112,6 +112,16 @@ def instance_names() -> tuple[str, ...]:
     return tuple(sorted({*(_squeezed(o.instance) for o in offers() if o.instance[:1].isalpha()), *_table()["same"]}))
 
 
+@cache
+def _by_instance() -> dict[str, list[Offer]]:
+    """Return the offers of each instance that has a name."""
+    found: dict[str, list[Offer]] = {}
+    for offer in offers():
+        if offer.instance:
+            found.setdefault(_squeezed(offer.instance), []).append(offer)
+    return found
+
+
 def find_rented(name: str) -> Rented | None:
     """Return what an instance or a TPU slice consists of, None where no cloud has such a name.
 
@@ -120,7 +130,7 @@ def find_rented(name: str) -> Rented | None:
     """
     wanted = _squeezed(name)
     wanted = _table()["same"].get(wanted, wanted)
-    found = [offer for offer in offers() if offer.instance and _squeezed(offer.instance) == wanted]
+    found = _by_instance().get(wanted)
     return _instance(found) if found else _slice(wanted)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from shardwise.errors import InputError, Problem, plain
+from shardwise.errors import InputError, Problem, near, plain
 from shardwise.records import dataclass
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
@@ -106,8 +106,6 @@ def nearest(word: str, words: Iterable[str]) -> str:
     >>> nearest("p5", ["a10", "p5.48xlarge", "tpu-v5p"]), nearest("DGX H100", ["gh200", "h100", "a10", "nd-h100-v5"])
     ('p5.48xlarge', 'h100')
     """
-    from difflib import get_close_matches  # only a mistake needs it
-
     known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
     plain = re.sub(r"[^a-z0-9]", "", word.lower())
     short = len(plain) < 3
@@ -116,6 +114,6 @@ def nearest(word: str, words: Iterable[str]) -> str:
     within = [key for key in known if len(key) > 2 and (plain.startswith(key) or plain.endswith(key))]
     held = held or [known[key] for key in sorted(within, key=len)[-1:]]
     cutoffs = () if held else (0.6, 0.3)
-    tries = (get_close_matches(plain, sorted(known), n=3, cutoff=cutoff) for cutoff in cutoffs)
+    tries = (near(plain, sorted(known), 3, cutoff) for cutoff in cutoffs)
     close = held or [known[one] for one in next(filter(None, tries), [])] or sorted(known.values())[:5]
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))

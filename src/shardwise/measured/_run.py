@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
 from collections import Counter
@@ -13,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from shardwise.errors import InputError, Problem, bounded
+from shardwise.errors import InputError, Problem, bounded, near
 from shardwise.files import read_csv_text
 from shardwise.measured._comparison import Comparison, Prediction
 from shardwise.measured._context import Context
@@ -113,7 +112,7 @@ def _unread(names: Iterable[str], kind: FileKind) -> tuple[tuple[str, str], ...]
     """Return the columns that a kind does not have, each with the nearest that it has."""
     known = kind.columns | kind.further
     odd = [name for name in names if name and name not in known]
-    return tuple((name, next(iter(difflib.get_close_matches(name, sorted(known), 1)), "")) for name in odd)
+    return tuple((name, next(iter(near(name, sorted(known))), "")) for name in odd)
 
 
 def kind_of(columns: set[str], kinds: Sequence[FileKind], path: str = "") -> FileKind:

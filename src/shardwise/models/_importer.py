@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, near
 from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
@@ -128,10 +128,8 @@ def _why_not(missing: list[str], strange: list[str], alone: bool) -> str:
 
 
 def _near(word: str) -> str:
-    from difflib import get_close_matches  # only a mistake needs it
-
-    near = get_close_matches(word, [*FAMILIES, *SAME_AS], 3, 0.5)
-    return f"use a supported type{', such as ' + ', '.join(near) if near else ''}"
+    close = near(word, [*FAMILIES, *SAME_AS], 3, 0.5)
+    return f"use a supported type{', such as ' + ', '.join(close) if close else ''}"
 
 
 def _place(keys: dict[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from functools import cache
 from os import PathLike
 from typing import Any, cast
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, near
 from shardwise.files import read_json
 from shardwise.models._architecture import Architecture
 from shardwise.models._importer import Part, architecture_from_config
@@ -266,8 +266,6 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Arc
 
 
 def _fail(word: str, rule: str) -> InputError:
-    from difflib import get_close_matches  # only a mistake needs it
-
-    near = get_close_matches(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
-    close = f" such as {', '.join(near)}" if near else ""
-    return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{close}")])
+    close = near(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
+    such = f" such as {', '.join(close)}" if close else ""
+    return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{such}")])

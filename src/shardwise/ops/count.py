@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from shardwise.errors import InputError, Problem
@@ -155,6 +156,7 @@ def parameters_by_component(model: Model) -> dict[str, int]:
     return {name: found[name] for name in COMPONENTS if found[name]}
 
 
+@lru_cache(maxsize=64)
 def _counted(model: Model) -> Counter[str]:
     """Parameters of each component, and of prediction layers under "mtp"."""
     found: Counter[str] = Counter()
@@ -277,6 +279,7 @@ class ForwardFlops:
     masked: float
 
 
+@lru_cache(maxsize=256)
 def forward_flops(model: Model, seq_len: int, regions: tuple[str, ...] | None = None) -> ForwardFlops:
     """Return the forward model FLOPs of one sequence, prediction layers and their logits included.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, cast
 
-from shardwise.errors import InputError, Problem
+from shardwise.errors import InputError, Problem, near
 from shardwise.files import own_table
 from shardwise.ledger.op import Weight
 from shardwise.plans import DTYPES
@@ -96,10 +95,10 @@ def find_format(name: str, field: str = "weights") -> WeightFormat:
     table = _table()
     key = table["aliases"].get(name, name)
     if key not in table["formats"]:
-        near = get_close_matches(name, format_names(), 3, 0.4) or format_names()
+        close = near(name, format_names(), 3, 0.4) or format_names()
         # What most models are served in is named whatever was mistyped.
-        near = [*near, *(usual for usual in ("bf16", "fp8") if usual not in near)]
-        raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(near))])
+        close = [*close, *(usual for usual in ("bf16", "fp8") if usual not in close)]
+        raise InputError([Problem(field, name, "is not a known weight format", "use one of " + ", ".join(close))])
     return WeightFormat(name=key, **table["formats"][key])
 
 

@@ -9,12 +9,11 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from shardwise.errors import Problems, plain
+from shardwise.errors import Problems, near, plain
 from shardwise.files import own_table
 from shardwise.formats._imported import ReadArgument
 from shardwise.records import dataclass
@@ -174,9 +173,9 @@ def _unknown(given: GivenArguments, option: str, values: list[str]) -> None:
     """
     value = " ".join(values) if values else True
     plainly = option.replace("_", "-")
-    near = [plainly] if plainly in arguments() else get_close_matches(option, arguments(), 1, 0.9)
-    if near and (near[0] == plainly or not _extends(option[2:], near[0][2:])):
-        given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {near[0]}?")
+    close = [plainly] if plainly in arguments() else near(option, arguments(), 1, 0.9)
+    if close and (close[0] == plainly or not _extends(option[2:], close[0][2:])):
+        given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {close[0]}?")
     elif _SIZES.search(option) and option not in given.skipped:
         rule = "is not an argument of Megatron-LM, and its name speaks of sizes"
         given.problems.add(option, value, rule, f"say it in Megatron-LM's words, or skip it: --skip {option[2:]}")
