@@ -24,6 +24,7 @@ from shardwise.models import (
     load_model,
     model_from_config,
 )
+from shardwise.models._model import catalogue
 from shardwise.models.families import FAMILIES, SAME_AS
 from shardwise.ops import count_parameters
 
@@ -190,6 +191,13 @@ def test_a_wrapper_is_read_for_its_language_model() -> None:
     assert model == replace(load_model("gemma-3-4b", {"window": 4096}), name=model.name)
     assert any("text_config" in note for note in model.assumptions)
     assert any("num_attention_heads = 8" in note for note in model.assumptions)
+
+
+@pytest.mark.parametrize("name", ["qwen-72b", "recurrentgemma-2b"])
+def test_a_width_of_two_projections_is_even(name: str) -> None:
+    """Half of 1 is no width: a model of width 0 divided by it when it was asked for its seconds."""
+    with pytest.raises(InputError, match="must be even"):
+        model_from_config({**catalogue()[name]["config"], "intermediate_size": 1})
 
 
 def test_the_default_of_tying_is_the_familys_own() -> None:

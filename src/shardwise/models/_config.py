@@ -84,6 +84,12 @@ class Config:
             return int(default)
         return self._whole(key, value, 1)
 
+    def half(self, name: str) -> int:
+        """Return half of an even number of at least 2: a width that counts two projections."""
+        number = self.size(name)
+        self.expect(number % 2 == 0, name, "must be even: it counts two projections", "write an even number")
+        return max(number // 2, 1)
+
     def size_of(self, name: str, key: str) -> int:
         """Return a whole number of at least 1 that only this key of the file means, or an override of the field."""
         if name in self.overrides:

@@ -27,7 +27,7 @@ def recurrent_gemma(config: Config) -> Architecture:
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=True), window=window)
     gate = RecurrentGate(width=config.count("lru_width") or hidden, heads=core.heads, conv=config.size("conv1d_width"))
     pattern = config.words("block_types") or ["recurrent", "recurrent", "attention"]
-    ffn = MLP(ffn=config.size("ffn") // 2, bias=True, activation=parts.activation(config, "gelu_pytorch_tanh"))
+    ffn = MLP(ffn=config.half("ffn"), bias=True, activation=parts.activation(config, "gelu_pytorch_tanh"))
     kinds = [pattern[i % len(pattern)] for i in range(number)]
     config.accept("layers_block_type", "layer_types")
     mixers: dict[str, Mixer] = {"attention": core, "recurrent": gate}

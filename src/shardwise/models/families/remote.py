@@ -33,13 +33,14 @@ def baichuan(config: Config) -> Architecture:
 
 def qwen(config: Config) -> Architecture:
     """Return Qwen 1: one c_attn with biases; its own files state twice the width of a projection."""
-    width = config.size("ffn")
-    if (config.has("kv_channels") or config.has("no_bias")) and "ffn" not in config.overrides:
-        width //= 2
+    twice = (config.has("kv_channels") or config.has("no_bias")) and "ffn" not in config.overrides
+    if twice:
         config.note("the intermediate_size of Qwen 1 files is twice the width of each projection")
     config.accept("attention_bias", "no_bias", "kv_channels")
     core = replace(parts.attention(config, qkv_bias=True), fused_projection=True)
-    return _llama_like(config, core, MLP(ffn=width, activation=parts.activation(config)))
+    return _llama_like(
+        config, core, MLP(ffn=config.half("ffn") if twice else config.size("ffn"), activation=parts.activation(config))
+    )
 
 
 def chatglm(config: Config) -> Architecture:
