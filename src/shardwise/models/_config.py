@@ -85,9 +85,9 @@ class Config:
         return self._whole(key, value, 1)
 
     def half(self, name: str) -> int:
-        """Return half of an even number of at least 2: a width that counts two projections."""
+        """Return half of a number of at least 2, rounded down: a width that counts two projections."""
         number = self.size(name)
-        self.expect(number % 2 == 0, name, "must be even: it counts two projections", "write an even number")
+        self.expect(number > 1, name, "must be at least 2: it counts two projections", "write twice the width of one")
         return max(number // 2, 1)
 
     def size_of(self, name: str, key: str) -> int:
