@@ -116,7 +116,7 @@ def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
         return band["high"] / band["low"]
 
     for metric in ("ttft", "tpot", "e2e"):
-        assert width(report, metric, "p99") >= width(report, metric, "mean")
+        assert width(report, metric, "p99") >= width(report, metric, "mean") * (1 - 1e-12)
         assert width(near, metric, "mean") >= width(report, metric, "mean")
     carried = report.interval["capacity"]["requests_per_second"]
     assert carried["low"] < report.capacity_per_second < carried["high"]

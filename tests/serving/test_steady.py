@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steady import Drawn, draw
+from steady import STORED, Drawn, draw
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -241,3 +242,31 @@ def test_less_load_of_batches_together_never_waits_longer(case: tuple[str, int],
     assert np.isfinite(more.e2e_seconds)
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "running"):
         assert getattr(less, name) <= getattr(more, name) * 1.005, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("stages", 100),
+        ("stages", 108),
+        ("stages", 111),
+        ("stages", 112),
+        ("groups", 107),
+        ("pools", 100),
+        ("pools", 112),
+    ],
+)
+def test_what_is_carried_is_what_a_full_queue_is_served_at(kind: str, seed: int) -> None:
+    """Steps of a pipeline that wait for longer ones, and steps full of prompts: within 5 % of the simulation."""
+    stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == (kind, seed))
+    assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seed", "metric"), [(103, "ttft"), (105, "ttft"), (108, "ttft"), (108, "tpot"), (111, "tpot")]
+)
+def test_pools_in_tandem_are_the_simulation(seed: int, metric: str) -> None:
+    """Prompts that share a step end with it, and tokens that are computed again lengthen steps: within 7 % at 0.85."""
+    stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == ("pools", seed))
+    steady = drawn_of("pools", seed).fleet.at(0.85 * stored["served"])
+    assert getattr(steady, f"{metric}_seconds") == pytest.approx(stored["means"]["0.85"][metric], rel=0.07)

@@ -213,11 +213,18 @@ class LoadSearch:
         """Return the tokens of cache of every layout."""
         return np.array(cache_tokens_of(case, self.grid.sizes(case.model)), float)
 
+    def steady(self, group: LoadGroup, replicas: Any) -> Steady[Any]:
+        """Return the closed form of so many replicas of each layout."""
+        if group.form is None:
+            raise LookupError(group)
+        turns = replicas / group.form.batches.groups if self.options.router == "round-robin" else 1.0
+        return group.form.at(self.workload.arrivals.rate / replicas, np.maximum(turns, 1.0))
+
     def keeps(self, group: LoadGroup, empty: Steady[Any], replicas: Any) -> Any:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
         if group.form is None:
             raise LookupError(group)
-        found = group.form.at(self.workload.arrivals.rate / replicas)
+        found = self.steady(group, replicas)
         kept = found.rate <= _FULLEST * found.capacity
         for limit in self.options.limits:
             kept = kept & (least(found, empty, limit) * self.margin(group.case, limit) <= limit.seconds)

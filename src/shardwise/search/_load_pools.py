@@ -24,7 +24,7 @@ from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, in_tandem, most_running, round_robin
+from shardwise.serving.load._steady import Replicas, in_tandem, most_running
 
 _MORE = 12
 _FULLEST = 0.95
@@ -44,9 +44,10 @@ class PoolForms:
         least = np.maximum(np.ceil(rate / (_FULLEST * self.form.capacity)), 1.0)
         return least[:, None] + np.arange(_MORE)
 
-    def at(self, counts: Any, rate: float) -> Steady[Any]:
+    def at(self, counts: Any, rate: float, turns: bool) -> Steady[Any]:
         """Return the closed form of so many workers of each layout: columns of [layout, more]."""
-        every = [self.form.at(rate / counts[:, k]) for k in range(counts.shape[1])]
+        workers = np.maximum(counts / self.form.batches.groups[:, None], 1.0) if turns else 1.0 + 0 * counts
+        every = [self.form.at(rate / counts[:, k], workers[:, k]) for k in range(counts.shape[1])]
         names = Steady.__dataclass_fields__
         return Steady(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in names})
 
@@ -63,7 +64,7 @@ def candidates(search: LoadSearch) -> Iterator[Candidate]:
         kept = np.isfinite(replicas)
         if not search.sparing:
             replicas = search.cluster.num_devices // group.devices
-        steady = group.form.at(search.workload.arrivals.rate / np.where(kept, replicas, 1.0))
+        steady = search.steady(group, np.where(kept, replicas, 1.0))
         for row in np.flatnonzero(kept).tolist():
             yield Candidate(
                 plan=group.plans[row], job=group.job, engine=group.engine, replicas=int(replicas[row]),
@@ -116,19 +117,17 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
     if first is None or last is None:
         return
     counts = first.counts(rate), last.counts(rate)
-    prompts, tokens = first.at(counts[0], rate), last.at(counts[1], rate)
+    turns = search.options.router == "round-robin"
+    prompts, tokens = first.at(counts[0], rate, turns), last.at(counts[1], rate, turns)
     empty = first.form.at(0.0), last.form.at(0.0)
-    if search.options.router == "round-robin":
-        workers = counts[0] / first.form.batches.groups[:, None]
-        prompts = round_robin(prompts, _row(empty[0], np.s_[:, None]), np.maximum(workers, 1.0), first.form.moments)
     found: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
     each = np.array([plan.num_devices for plan in last.plans])
     for i, one in enumerate(first.plans):
         # Workers of this layout for prompts, the other layouts, and their workers.
         sent = np.array([_sent(search, case, (one, other), group.policy) for other in last.plans])[None, :, None]
         share = counts[0][i][:, None, None] / counts[1][None]
-        both = in_tandem(_row(prompts, np.s_[i, :, None, None]), _row(tokens, np.s_[None]), sent, share, last.form)
-        alone = in_tandem(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0, last.form)
+        both = in_tandem(_row(prompts, np.s_[i, :, None, None]), _row(tokens, np.s_[None]), sent, share)
+        alone = in_tandem(_row(empty[0], i), _row(empty[1], np.s_[None, :, None]), sent, 1.0)
         kept = np.isfinite(both.e2e_seconds)
         for limit in search.options.limits:
             kept = kept & (least(both, alone, limit) * search.margin(case, limit) <= limit.seconds)

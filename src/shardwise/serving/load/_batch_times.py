@@ -113,7 +113,9 @@ def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy)
     mates = b.prompt * minimum(b.rate * present, many - 1)
     # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
     left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
-    whole = present / 2 + b.decode + b.prompt + mates + left * each
+    # Without a token of its own a prompt runs no step: its cache joins those that decode.
+    own = b.decode + b.prompt if moments.new_tokens else 0.0 * b.decode
+    whole = present / 2 + own + mates + left * each
     cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.prompt
     cut = cut + busy * each * moments.new_cv2 / (2 * (1 - busy))
     found = above(b.together, 1, whole, cut)

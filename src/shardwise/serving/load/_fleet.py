@@ -27,7 +27,7 @@ from shardwise.serving.load._lockstep import groups_of, lanes_of
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, in_tandem, round_robin
+from shardwise.serving.load._steady import Replicas, Steady, in_tandem
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded", "prefix"]
@@ -332,16 +332,14 @@ class Fleet:
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
-        many = self.decode.many
-        found = self.decode.form.at(rate / many).row(0)
+        many, turns = self.decode.many, self.router == "round-robin"
+        found = self.decode.form.at(rate / many, many / self.decode.groups if turns else 1.0).row(0)
         if self.prefill is None or self.link is None:
             return found
-        workers, form = self.prefill.many // self.prefill.groups, self.prefill.form
-        first = form.at(rate / self.prefill.many).row(0)
-        if workers > 1 and self.router == "round-robin":
-            first = round_robin(first, form.at(0.0).row(0), workers, form.moments)
+        workers = self.prefill.many / self.prefill.groups
+        first = self.prefill.form.at(rate / self.prefill.many, workers if turns else 1.0).row(0)
         sent = self.link.seconds(self.prefill.form.moments.input_tokens)
-        both = in_tandem(first, found, sent, self.prefill.many / many, self.decode.form)
+        both = in_tandem(first, found, sent, self.prefill.many / many)
         return Steady(**{name: float(getattr(both, name)) for name in Steady.__dataclass_fields__})
 
     def saturated(self, workload: Workload) -> float:

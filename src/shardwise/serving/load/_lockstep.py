@@ -24,6 +24,7 @@ from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
+from shardwise.serving.load._pipeline import LanePrices, in_lanes
 from shardwise.serving.load._requests import LengthMoments
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
@@ -57,7 +58,7 @@ def crowded(prompts: float, batches: Batches, policy: Policy, apart: Any = 0.0) 
     """
     many = batches.many
     even = np.ceil(prompts / many)
-    if policy.balances != "turns":
+    if policy.balances == "loads":
         even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
     share, other = prompts / many, 1 - 1 / many
     random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
@@ -147,7 +148,11 @@ class CyclePrices:
     pieces: Any
     """Steps that a prompt is spread over: [layout, place]."""
     variance: Any
-    """Of what a prompt adds, where there is one batch: [layout, place]."""
+    """Of what a prompt adds, where groups do not wait for the longest of theirs: [layout, place]."""
+    lanes: LanePrices | None
+    """Steps of batches that follow each other through stages; None where none do."""
+    apart: float
+    """How far prompts are in any batch, not in one after another (`crowded`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,11 +237,12 @@ class Cycles:
 
     def held(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
-        cycle = at.cycle
+        cycle, with_prompts = at.cycle, self.look(self.mean, at.some)
         for _ in range(4):
-            wait = np.clip(self.batches / np.maximum(rate * cycle, 1e-9), 1.0, steps)
+            wait = self._until_all(rate * with_prompts, rate * self.decode, steps)
             together = rate * cycle * wait
-            cycle = ((wait - 1) * self.decode + self.look(self.mean, together)) / wait
+            with_prompts = self.look(self.mean, together)
+            cycle = ((wait - 1) * self.decode + with_prompts) / wait
         same = wait <= 1
         other = replace(
             at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
@@ -245,6 +251,21 @@ class Cycles:
         return CycleMix(
             **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
         )
+
+    def _until_all(self, first: Any, more: Any, steps: Any) -> Any:
+        """Return the mean cycles until as many prompts have come as there are batches, or so many cycles.
+
+        So many come in the first, in each of the others more.
+        """
+        wait = np.ones_like(first)
+        for held in range(int(np.max(steps)) - 1):
+            mean = first + held * more
+            chance = fewer = np.exp(-mean)
+            for k in range(1, int(np.max(self.batches))):
+                chance = chance * mean / k
+                fewer = fewer + np.where(k < self.batches, chance, 0.0)
+            wait = wait + np.where(held + 1 < steps, fewer, 0.0)
+        return wait
 
     def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:
         return short * self.look(table, means[0]) + (1 - short) * self.look(table, means[1])
@@ -313,12 +334,12 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
     mean = _sums(weights, whole)
     means = _MEANS[:, None, None]
-    # A step with prompts is followed by none of those that come right behind it.
-    last = batches * -np.expm1(-means / batches) * np.exp(-means * (1 - 1 / batches)) / -np.expm1(-means)
-    behind = _sums(weights[:, 1:], behind)
-    mean = mean - np.where(piped, (1 - last) * behind, 0.0)
+    share = _sums(weights[:, 1:], share)
+    if prices.lanes is not None:
+        longer, busy = in_lanes(_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
+        mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
         square=_sums(weights, whole**2) + means * prices.variance, after=_sums(after, own),
-        share=_sums(weights[:, 1:], share), first=whole[1] - (decode if policy.mixed else 0.0),
+        share=share, first=whole[1] - (decode if policy.mixed else 0.0),
     )  # fmt: skip

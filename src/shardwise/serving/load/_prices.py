@@ -19,6 +19,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, taken
 from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
+from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid, launched_ahead, verified_tokens
 
@@ -36,7 +37,7 @@ class LoadPrices:
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
     ahead: Any
-    """What the last of these add where the host is never behind: more prompts cost so in proportion."""
+    """What as many as the last of these add in a full step, where the host is not behind: more cost in proportion."""
     spread: Any
     """Mean square of what a prompt adds over the square of the mean."""
     pieces: Any
@@ -172,17 +173,20 @@ class _Steps:
         kept, alone = zero, zero
         if policy.mixed:
             kept, alone = (_between(counts, self.known, one) for one in (self.kept, self.decode))
-        costs, experts, ahead = [], [], zero
+
+        def step(many: Any) -> Any:
+            found = prompts.step(index, beside + many * size, many)
+            found = found + _between(beside + many, self.known, self.sampled)
+            return found + self.host * np.maximum(beside + many - 1, 0)
+
+        costs, experts = [], []
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
-            step = prompts.step(index, beside + many * size, many)
-            step = step + _between(beside + many, self.known, self.sampled)
-            step = step + self.host * np.maximum(beside + many - 1, 0)
             times = np.maximum(k / fit, 1.0) * steps
-            ahead = (step + kept - alone) * times
-            costs.append((np.maximum(step + kept, prompts.least) - alone) * times)
+            costs.append((np.maximum(step(many) + kept, prompts.least) - alone) * times)
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
+        ahead = (step(fit) + kept - alone) * PROMPTS / fit * steps
         return _Added(seconds=costs, ahead=ahead, experts=experts, pieces=steps, size=size)
 
     def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
@@ -193,8 +197,12 @@ class _Steps:
         room = np.maximum(self.policy.step_tokens - (tokens if self.policy.mixed else 0.0), 1.0)
         apart = np.where(batches.piped, 0.0, added.experts)
         own = (added.seconds - apart) / pieces
+        # Of the pieces of a cycle more are of long prompts.
+        shares = np.cumsum(pieces[:, 0, 0, 0]) / pieces[:, 0, 0, 0].sum()
+        often = own[np.searchsorted(shares, (np.arange(len(own)) + 0.5) / len(own))]
+        own = often * ((own * pieces).mean(axis=0) / pieces.mean(axis=0) / np.maximum(often.mean(axis=0), 1e-12))
         means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
-        ahead = ((added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead) / pieces[:, 0]).mean(axis=0)
+        ahead = (added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead).mean(axis=0) / pieces[:, 0].mean(axis=0)
         shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
         beside = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
         # What a step has no room for runs in the next, with those that came later.
@@ -218,7 +226,7 @@ class _Steps:
             else:
                 routed = self.prompts.expert((k * size + (many - some) * tokens) / many)
             experts.append(np.where(batches.piped, 0.0, routed))
-        unlike_prompts = np.where(many > 1, 0.0, own[:, 0].var(axis=0))
+        unlike_prompts = np.where(batches.piped | (many == 1), own[:, 0].var(axis=0), 0.0)
         return CyclePrices(
             longest=np.array(longest),
             mean=np.array(mean),
@@ -227,7 +235,24 @@ class _Steps:
             pieces=pieces[:, 0].mean(axis=0),
             taken=np.array(taken),
             variance=unlike_prompts,
+            lanes=self._lanes(means, (ahead, alone), fit, beside) if batches.piped.any() else None,
+            apart=float(unlike > 1e-3),
         )
+
+    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, beside: Any) -> LanePrices:
+        """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
+        (ahead, alone), less = rest, 0.0 if self.policy.mixed else beside
+        k = np.array(IN_A_STEP)[:, None, None]
+        some = np.minimum(k, fit)
+        whole, most = (
+            np.maximum(np.take_along_axis(means, at, 0), np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
+            for many in (k + 0 * fit, some)
+            for at in (np.minimum(many, PROMPTS).astype(int) - 1,)
+        )
+        middle = (len(alone) + 1) // 2
+        halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
+        levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
+        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -316,7 +316,7 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
     """Return the moments of the requests that a workload draws, with the cache that a policy uses.
 
     A step makes so many tokens of a sequence. A "prefill" pool makes none, to a "decode" pool prompts come with their
-    cache.
+    cache, but for what it computes again.
 
     >>> from shardwise.hardware import find_device
     >>> from shardwise.plans import Arrivals, Length
@@ -326,12 +326,13 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
     >>> found.steps, found.context, found.overlap, found.prompts
     (10.0, 105.5, 1.0, ((100.0, 0.0),))
     """
-    return _moments(workload, (policy.block_tokens, policy.prefix_cache, policy.reserved_share), stage, step_makes)
+    cache = policy.block_tokens, policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens
+    return _moments(workload, cache, stage, step_makes)
 
 
 @lru_cache(4)
-def _moments(workload: Workload, cache: tuple[int, bool, float], stage: str, step_makes: float) -> LengthMoments:
-    block, prefix_cache, reserved_share = cache
+def _moments(workload: Workload, cache: tuple[int, bool, float, int], stage: str, step_makes: float) -> LengthMoments:
+    block, prefix_cache, reserved_share, recomputed = cache
     prefixes = {name: size // block * block for name, size in workload.prefixes} if prefix_cache else {}
     drawn = list(islice(workload.draws(), min(workload.count, _DRAWN)))
     every = [
@@ -366,7 +367,7 @@ def _moments(workload: Workload, cache: tuple[int, bool, float], stage: str, ste
         held_cv2=max(second / context**2 - 1, 0.0),
         output_cv2=output_cv2,
         overlap=sum(out * (2 * (count - i) - 1) for i, out in enumerate(made)) / count**2 / output,
-        prompts=((0.0, context),)
+        prompts=((float(recomputed), sum(tokens for tokens, _, _ in every) / count - recomputed),)
         if stage == "decode"
         else tuple((sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts),
     )

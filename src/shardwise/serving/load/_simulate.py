@@ -126,7 +126,8 @@ class Scheduler:
         if step.pieces:
             beside = self.decoding if self.policy.mixed else 0
             alone = self.table.decode(beside, self.contexts / beside) if beside else 0.0
-            self.spent = self.spent[0] + step.seconds - alone, self.spent[1] + seconds - step.seconds
+            own = min(step.seconds, seconds)  # Experts that take the tokens of all groups spare the fullest some.
+            self.spent = self.spent[0] + own - alone, self.spent[1] + seconds - own
             self._run_prompts(step.pieces, seconds)
             return
         if seconds != step.seconds:
@@ -283,13 +284,12 @@ class Scheduler:
 
     def _run_prompts(self, pieces: Sequence[tuple[Request, int]], seconds: float) -> None:
         """Book a step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
-        beside = self.decoding if self.policy.mixed else 0
         if self.decoding:
-            self.trace.gaps.append((seconds / self.made, round(beside * self.made)))
+            self.trace.gaps.append((seconds / self.made, round(self.decoding * self.policy.mixed * self.made)))
         self._pass_time(seconds, seconds)
         self.trace.iterations += 1
         self.unseen = 0
-        if beside:
+        if self.decoding and self.policy.mixed:
             self._decoded(1)
         for request, tokens in pieces:
             request.past += tokens

@@ -32,6 +32,7 @@ from shardwise.serving.load._batch_times import (
     slot_factor,
     step_seconds,
 )
+from shardwise.serving.load._bulk import PromptSteps
 from shardwise.serving.load._lockstep import Batches, batches_of
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
@@ -172,8 +173,30 @@ class Replicas:
         both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
         return BatchTimes(**both | {"empty": np.where(several, other.empty, found.empty)})
 
+    def _prompts_alone(self, rate: Any, turns: Any) -> Any:
+        """Return mean seconds to the first token where nobody decodes."""
+        p = self.prices
+        fit = np.minimum(p.together[:, 0], p.counts[:, -1])
+        steps = PromptSteps(
+            added=p.added[:, :, 0], ahead=p.ahead[:, 0], fit=fit, cv2=p.spread[:, 0] - 1, cut=self.policy.chunked,
+            ahead_of_time=self.policy.async_scheduling,
+        )  # fmt: skip
+        return steps.sojourn(rate, turns)
+
     def _cycle_rates(self) -> Any:
         """Return requests a second of a batch among others, while so many sequences run and others wait.
+
+        No more begin in a step than it has room for beside those that decode.
+        """
+        p, pieces = self.prices, self.prices.cycles.pieces
+        going, cycle = self._ending()
+        began = p.counts * going / (self.moments.steps + pieces * going)
+        full = p.together / (p.decode + p.ahead * p.together / PROMPTS)
+        some = self.policy.mixed & ~self.batches.piped & (began > p.together)
+        return np.maximum.accumulate(np.where(some, full, began / cycle), axis=-1)
+
+    def _ending(self) -> tuple[Any, Any]:
+        """Return the share of steps that decode, and seconds of a cycle, where prompts follow on sequences that end.
 
         Equal answers end together as they began.
         """
@@ -184,18 +207,16 @@ class Replicas:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
             bunch = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
             bunch = np.sqrt(prompts * np.maximum(bunch, prompts))
-            share, cycle = ends.look(ends.share, bunch), ends.look(ends.mean, bunch)
             less = prompts / bunch
-            going = 1 - share * less
-            return p.counts * going / (steps + pieces * going) / (ends.decode + (cycle - ends.decode) * less)
-        going = 1 - ends.look(ends.share, prompts)
+            cycle = ends.decode + (ends.look(ends.mean, bunch) - ends.decode) * less
+            return 1 - ends.look(ends.share, bunch) * less, cycle
         # Prompts are held until a place is free in every group, at most so many steps, and run in fewer steps: the mean
         # of the longest of as many geometric times.
         wait, many = np.ones_like(prompts), self.batches.many
         for held in range(1, self.policy.balance_steps):
             wait = wait + np.where(self.batches.piped, 0.0, 1 - (-np.expm1(-prompts * held / many)) ** many)
         cycle = ends.decode + (ends.look(ends.mean, prompts * wait) - ends.decode) / wait
-        return p.counts * going / (steps + pieces * going) / cycle
+        return 1 - ends.look(ends.share, prompts), cycle
 
     def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
@@ -206,7 +227,10 @@ class Replicas:
             held = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             at = cycles.held(at, rate, np.where(held, policy.balance_steps, 1))
         step = at.cycle / (1 - cycles.over(cycles.share, at))
-        first = at.square / at.cycle / 2 + at.own + (p.pieces - 1) * at.cycle
+        # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
+        own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
+        own = own if self.moments.new_tokens else 0.0 * own
+        first = at.square / at.cycle / 2 + own
         first = first + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
         found = BatchTimes(
@@ -256,14 +280,17 @@ class Replicas:
         likely = np.exp(total - total.max(axis=-1, keepdims=True))
         return likely, likely[:, -1] * tail / (1 - tail)
 
-    def at(self, rate: Any) -> Steady[Any]:
-        """Return the means at so many requests a second of each layout."""
+    def at(self, rate: Any, turns: Any = 1.0) -> Steady[Any]:
+        """Return the means at so many requests a second of each layout, of replicas that take them in turns.
+
+        Gaps between every W-th request have 1 / W of the squared cv.
+        """
         with np.errstate(all="ignore"):
             asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
-            lane = self._at(asked / self.batches.lanes)
+            lane = self._at(asked / self.batches.lanes, turns)
         return replace(lane, capacity=self.capacity, rate=asked, running=lane.running * self.batches.lanes)
 
-    def _at(self, rate: Any) -> Steady[Any]:
+    def _at(self, rate: Any, turns: Any) -> Steady[Any]:
         p, moments = self.prices, self.moments
         most_served = self._rates[:, -1]
         n, steps = p.counts, max(moments.steps, 1e-9)
@@ -271,7 +298,8 @@ class Replicas:
         lingering, load = pace.lingering, pace.load
         seconds = pace.step + lingering / steps
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
-        width = 1 + (1 / (1 - load) ** 2 - 1) * moments.overlap
+        turns = np.broadcast_to(np.asarray(turns, float), rate.shape)
+        width = 1 + (1 / (1 - load) ** 2 / turns[:, None] - 1) * moments.overlap
         tail = np.minimum(rate / most_served, 0.999)
         ratio = rate[:, None] * steps * seconds / n
         likely, beyond = self._likely(ratio, width, tail)
@@ -285,8 +313,10 @@ class Replicas:
         # Prompts that run hold places too, in a stage of their own before the decode steps.
         placed = ratio + rate[:, None] * pace.placed / n
         bunches = (weighted / (1 - load)).sum(axis=-1) / weighted.sum(axis=-1)
-        waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches)
+        waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches, turns)
         ttft = (chance * pace.first).sum(axis=-1) + past * pace.first[:, -1] + empty * pace.empty[:, 0] + waiting
+        if not moments.steps and moments.new_tokens:
+            ttft = np.where(self.batches.many[:, 0] > 1, ttft, self._prompts_alone(rate, turns))
         # Seconds a token as requests have it: short answers linger as long as others.
         more = (weighted * n * lingering / seconds).sum(axis=-1) / (weighted * n).sum(axis=-1) * tpot
         per_token = tpot + more * (moments.inverse_steps - 1 / steps)
@@ -300,7 +330,7 @@ class Replicas:
         }
         return Steady(capacity=most_served, rate=rate, **{k: np.where(stable, v, math.inf) for k, v in found.items()})
 
-    def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any) -> Any:
+    def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any, turns: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
 
         Allen and Cunneen 1978: half the squared cv of arrivals, which is that of the bunches, adds to half of service.
@@ -310,42 +340,27 @@ class Replicas:
         # A cache is full by what requests hold, whose spread adds to that of their number.
         room = np.asarray(self.cache_tokens, float) - self.moments.shared_tokens
         held = room / self.moments.held_tokens < self.policy.max_sequences
+        # While one batch of a pipeline is full others take what arrives alone, so that a cycle is shorter.
+        full, many = np.minimum(ratio[:, -1], tail), self.batches.many[:, 0]
+        tail = np.where(self.batches.lanes > 1, full + (tail - full) / many, tail)
         likely, beyond = self._likely(ratio, width + (held * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
-        return chance * tail / (1 - tail) ** 2 * factor * self._pooled / rate
+        return chance * tail / (1 - tail) ** 2 * factor * self._pooled(turns) / rate
 
-    @property
-    def _pooled(self) -> Any:
+    def _pooled(self, turns: Any) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
-        return (1 / self.batches.many[:, 0] + cv2) / (1 + cv2)
+        return (1 / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
 
 
-def round_robin(found: Steady[Any], empty: Steady[Any], workers: Any, moments: LengthMoments) -> Steady[Any]:
-    """Return workers that are sent requests in turns: gaps between those of one vary less than of all (Kingman 1961).
-
-    Gaps of every W-th request have 1 / W of the squared cv; that of prompts stays.
-    """
-    prompts = moments.new_cv2 - 1
-    waited = np.where(np.isfinite(found.ttft_seconds), found.ttft_seconds - empty.ttft_seconds, 0.0)
-    waited = np.maximum(waited, 0.0) * (1 - 1 / workers) / (1 + prompts)
-    return replace(
-        found, ttft_seconds=found.ttft_seconds - waited, e2e_seconds=found.e2e_seconds - waited,
-        waiting_seconds=np.maximum(found.waiting_seconds - waited, 0.0),
-    )  # fmt: skip
-
-
-def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any, form: Replicas) -> Steady[Any]:
+def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any) -> Steady[Any]:
     """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
 
     Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
     its own where the pool that decodes makes the first token.
     """
-    policy, made = form.policy, form.moments.made
-    steps = 0.5 + bool(policy.recomputed_tokens) + policy.async_scheduling
-    joining = decode.waiting_seconds + steps * decode.tpot_seconds * made
-    ttft = prefill.ttft_seconds + sent_seconds + joining
+    ttft = prefill.ttft_seconds + sent_seconds + decode.ttft_seconds
     return replace(
         decode,
         capacity=np.minimum(prefill.capacity * share, decode.capacity),

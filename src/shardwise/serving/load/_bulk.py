@@ -1,0 +1,121 @@
+"""Prompts that nobody decodes beside: a queue whose server takes all who wait at once, as far as a step has room.
+
+Bulk service (Bailey 1954), seen where steps begin: of k prompts that wait X run for S seconds, in which a Poisson
+number of others comes. The stationary chances of k, and Little's law over the time between two such moments, give the
+mean seconds from arrival to the end of the prompt. Lengths that differ are two equal halves, of long and short ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from shardwise.records import dataclass
+
+# Prompts that wait at most: loads of which more would wait are near the capacity, where nobody asks for digits.
+_MOST = 64
+_WAITING = np.arange(_MOST + 1)
+_LOG_FACTORIALS = np.array([math.lgamma(k + 1) for k in _WAITING])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSteps:
+    """Steps of prompts alone: columns of layouts."""
+
+    added: Any
+    """Seconds of 1, 2, ... prompts: [prompts, layout]."""
+    ahead: Any
+    """Seconds of the last of these in a step that is full."""
+    fit: Any
+    """Prompts that a step has room for, with a part where prompts are cut."""
+    cv2: Any
+    """Squared coefficient of variation of their seconds."""
+    cut: bool
+    ahead_of_time: bool
+    """Whether a step is scheduled as the one before begins, or alone for the first who comes where nobody waits."""
+
+    def _full(self) -> Any:
+        """Return seconds of a step that is full: [layout, 1]."""
+        many, fit = len(self.added), np.maximum(self.fit, 1.0)
+        whole = np.minimum(np.ceil(fit), many).astype(int)
+        some = np.take_along_axis(self.added, whole[None] - 1, 0)[0] * fit / np.maximum(whole, fit)
+        return np.where(fit > many, np.maximum(self.added[-1], self.ahead * fit / many), some)[:, None]
+
+    def halves(self) -> tuple[Any, Any, Any]:
+        """Return seconds, prompts that run, and how likely both are: [layout, waiting, case]."""
+        k, many = np.maximum(_WAITING, 1), len(self.added)
+        own = np.maximum(self.added[np.minimum(k, many) - 1].T, self.ahead[:, None] * np.where(k > many, k / many, 0.0))
+        apart = np.sqrt(self.cv2[:, None] * k) * self.added[0][:, None]
+        fit, full = np.maximum(self.fit, 1.0)[:, None], self._full()
+        spread = np.minimum(np.sqrt(self.cv2[:, None] * fit), fit) if self.cut else 0.0 * fit
+        seconds, taken, chances = [], [], []
+        for sign in (-1.0, 1.0):
+            room = np.maximum(fit - sign * spread, 1e-9)
+            each = np.minimum(np.maximum(own + sign * apart, 0.0), full) if self.cut else own + sign * apart
+            low = np.floor(room)
+            for some, chance in ((low, 1 - room + low), (low + 1, room - low)):
+                whole = k <= some
+                seconds.append(np.where(whole, each, full))
+                taken.append(np.minimum(k, some) + 0.0 * each)
+                chances.append(chance / 2 + 0.0 * each)
+        return tuple(np.stack(each, axis=-1) for each in (seconds, taken, chances))  # type: ignore[return-value]
+
+    def sojourn(self, rate: Any, turns: Any = 1.0) -> Any:
+        """Return mean seconds from the arrival of a prompt to its end, at requests a second of each layout.
+
+        Of so many workers that take requests in turns each waits less: gaps between its own have 1 / W of the squared
+        cv (Kingman 1961), which what a step takes whatever runs in it does not feel.
+
+        >>> one, prompts = np.ones(1), np.array([[1.0], [2.0]])
+        >>> steps = PromptSteps(added=prompts, ahead=2 * one, fit=one, cv2=0 * one, cut=False, ahead_of_time=False)
+        >>> steps.sojourn(0.5 * one).round(3).tolist()  # M/D/1: 1 + 0.5 / (2 * 0.5)
+        [1.5]
+        """
+        seconds, taken, chances = self.halves()
+        rate = np.asarray(rate, float)
+        mean = rate[:, None, None] * seconds
+        left = np.maximum(_WAITING, 1)[:, None] - taken
+        moves = np.zeros((len(rate), _MOST + 1, _MOST + 1))
+        for case in range(seconds.shape[-1]):
+            # So many others as bring those that are left to each number.
+            come = _WAITING - left[:, :, case, None]
+            at = np.clip(come, 0, _MOST).astype(int)
+            logs = at * np.log(mean[:, :, case, None]) - mean[:, :, case, None] - _LOG_FACTORIALS[at]
+            moves += chances[:, :, case, None] * np.where(come >= 0, np.exp(logs), 0.0)
+        moves[:, :, -1] += np.maximum(1 - moves.sum(axis=-1), 0.0)
+        system = np.swapaxes(moves, 1, 2) - np.eye(_MOST + 1)
+        system[:, -1, :] = 1.0
+        wanted = np.zeros((len(rate), _MOST + 1, 1))
+        wanted[:, -1] = 1.0
+        found = np.linalg.solve(system, wanted)[..., 0]
+        first, second = (chances * seconds).sum(axis=-1), (chances * seconds**2).sum(axis=-1)
+        waited = np.maximum(_WAITING, 1) * first + rate[:, None] * second / 2
+        lasted = (found * first).sum(axis=-1) + found[:, 0] / rate
+        alone = self.added[0]
+        sojourn = np.maximum((found * waited).sum(axis=-1) / lasted / rate, alone)
+        fixed, each = self._parts(rate[:, None] * first)
+        kept = (found * first * fixed).sum(axis=-1) / (found * first**2).sum(axis=-1)
+        sojourn = sojourn - (sojourn - alone) * (1 - kept) * (1 - 1 / turns) / (1 + self.cv2)
+        longer = np.minimum(fixed / np.maximum(1 - rate[:, None] * each, 1e-9), first)
+        return sojourn + (found * first * self._later(rate[:, None] * first, longer, each)).sum(axis=-1) / lasted
+
+    def _parts(self, come: Any) -> tuple[Any, Any]:
+        """Return what a step of so many prompts takes whatever runs in it, and each of them more: [layout, waiting]."""
+        k, added = np.clip(np.round(come), 1, len(self.added)).astype(int), self.added.T
+        more = np.maximum(k, 2)
+        each = np.take_along_axis(added, more - 1, 1) - np.take_along_axis(added, more - 2, 1)
+        return np.maximum(np.take_along_axis(added, k - 1, 1) - k * each, 0.0), each
+
+    def _later(self, come: Any, longer: Any, each: Any) -> Any:
+        """Return seconds that those wait longer, of so many in a step, without whom the next is scheduled.
+
+        All but the first, where the next has room: they wait for a step more, `longer`. One that nobody else is known
+        for runs the first alone, who waits for `each` of the others no more.
+        """
+        if not self.ahead_of_time:
+            return 0.0 * come
+        fit, others = self.fit[:, None], 1 + np.expm1(-come) / np.maximum(come, 1e-12)
+        shared = (1 + come) * np.exp(-come) * np.clip(fit - 1, 0.0, 1.0)
+        return others * (longer - shared * each) * (np.maximum(fit, 1.0) >= _WAITING)
