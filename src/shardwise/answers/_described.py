@@ -8,6 +8,7 @@ from shardwise.plans import DEGREES, Plan, group_shapes
 from shardwise.units import counted
 
 if TYPE_CHECKING:
+    from shardwise.search import FrontPlan
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
@@ -35,7 +36,7 @@ def placed_words(place: dict[str, int]) -> str:
     return " ".join(f"{axis} {n}" for axis, n in place.items()) or "alone"
 
 
-def tiers_words(report: TrainReport | InferReport) -> list[str]:
+def tiers_words(report: TrainReport | InferReport | FrontPlan) -> list[str]:
     """Return in words which ranks share a domain of each tier but that of all devices, none where one holds them."""
     placed, domains, tiers = (
         group_shapes(report.plan, report.case.domains),
@@ -72,7 +73,7 @@ def describe_more(plan: Plan) -> str:
     return ", ".join(said)
 
 
-def describe_placed(report: TrainReport) -> str:
+def describe_placed(report: TrainReport | FrontPlan) -> str:
     """Return a plan in words with where its axes sit."""
     plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
     said = [describe_more(plan)]

@@ -17,7 +17,7 @@ from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from shardwise.search import ServingResult, TrainingResult
+    from shardwise.search import FrontPlan, ServingResult, TrainingResult
     from shardwise.training import TrainingCase, TrainReport
 
 _FRONT = 8
@@ -210,7 +210,7 @@ def _word(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
 
 
-def _described(found: TrainingResult, report: TrainReport) -> str:
+def _described(found: TrainingResult, report: TrainReport | FrontPlan) -> str:
     """Return a plan in words, ahead of it what the search chose of devices and job."""
     return ", ".join([*choice_words(found, report.plan, report.case), describe_placed(report)])
 
@@ -320,13 +320,13 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
 
 
 def _front(page: Page, found: TrainingResult) -> None:
-    front = found.front
+    front = found.front_plans
     page.label("FRONT", f"{len(front)} plans on the Pareto front of step time, memory and devices")
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
-    for report in front[::every]:
-        row = (show_seconds(report.step_seconds), show_bytes(report.device_bytes), str(report.plan.num_devices))
-        text = ", ".join([_described(found, report), *_no_launch(report.case, report.plan)])
+    for point in front[::every]:
+        row = (show_seconds(point.step_seconds), show_bytes(point.device_bytes), str(point.plan.num_devices))
+        text = ", ".join([_described(found, point), *_no_launch(point.case, point.plan)])
         rows += wrapped(row, text, page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)
 

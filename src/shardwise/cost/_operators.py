@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Generic, cast
 
 from shardwise.cost._rates import WIDE_DTYPES, GemmRates, Rates
@@ -48,6 +49,12 @@ def _charged(maths: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...
     return best
 
 
+# Layers of a model, passes and plans that differ in little else multiply the same shapes.
+@lru_cache(maxsize=4096)
+def _charged_plainly(*shape: Any) -> Any:
+    return _charged(math, min, shape[:-1], shape[-1])
+
+
 def _charged_column(*shape: Any) -> Any:
     numpy = sys.modules["numpy"]
     return _charged(numpy, numpy.minimum, shape[:-1], shape[-1])
@@ -64,7 +71,7 @@ def _smooth_column(a: Any, b: Any, sharpness: float) -> Any:
 
 
 register("smooth_max", lambda a, b, sharpness: _smooth(max, a, b, sharpness), _smooth_column)
-register("tiled_flops", lambda *shape: _charged(math, min, shape[:-1], shape[-1]), _charged_column, Tiling)
+register("tiled_flops", _charged_plainly, _charged_column, Tiling)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

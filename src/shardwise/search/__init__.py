@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shardwise._lazy import lazily
 
 if TYPE_CHECKING:
+    from shardwise.search._batch import FrontPlan
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, RayExecutor, SerialExecutor
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "_batch": "FrontPlan",
         "_every_plan": "frame",
         "_executor": "Executor ProcessExecutor RayExecutor SerialExecutor",
         "_load": "LoadRemedy LoadResult load_remedies plan_serve",

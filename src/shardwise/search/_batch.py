@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from shardwise.search._columns import Columns
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid
 from shardwise.search._placements import GroupShapes
+from shardwise.search._program import SPLIT, ProgramShape
+from shardwise.training import TrainingCase
 
 # Fields in the order in which they break ties; words count by their place in the space.
 Key: TypeAlias = tuple[int, ...]
@@ -40,6 +43,20 @@ class RankedPlan:
     step_seconds: float
     device_bytes: float
     key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPlan:
+    """A plan of a front, in its case, with the seconds of its step and its bytes on a device."""
+
+    case: TrainingCase
+    step_seconds: float
+    device_bytes: float
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.case.plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,35 +118,37 @@ def plan_of(key: Key, grid: PlanGrid) -> Plan:
     return staged(grid.case, replace(grid.case.plan, **told))
 
 
-def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
-    """Yield rows in pieces of at most so many places, or of one row."""
-    ends = np.cumsum(places)
-    start = 0
-    while start < len(rows):
-        done = ends[start - 1] if start else 0
-        end = max(int(np.searchsorted(ends, done + most, side="right")), start + 1)
-        yield rows[start:end]
-        start = end
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanSelection:
     """Plans to be evaluated: their rows, the place of each and the row of each place, and modes where they are flat.
 
-    What programs read of them is kept in `inputs`, by name and level.
+    `sets` tells rows of a part apart that differ in more than the micro-batch. What programs read of plans is kept in
+    `inputs`, by name and level.
     """
 
     rows: Any
-    place: Any
-    row: Any
+    sets: Any
+    place: Any = field(default_factory=lambda: np.empty(0, np.int64))
+    row: Any = field(default_factory=lambda: np.empty(0, np.int64))
     modes: Any = None
     groups: dict[bool, GroupShapes] = field(default_factory=dict)
     inputs: dict[tuple[str, int], Any] = field(default_factory=dict)
 
-    @classmethod
-    def of_rows(cls, rows: Any) -> PlanSelection:
-        """Return all plans of some rows, whatever their places."""
-        return cls(rows=rows, place=np.empty(0, np.int64), row=np.empty(0, np.int64))
+    @cached_property
+    def heads(self) -> Any:
+        """Where rows begin that differ from the one before in more than the micro-batch."""
+        own = self.sets[self.rows]
+        return np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
+
+    def shape(self, modes: int) -> ProgramShape:
+        """Return the shape of what programs compute of the plans."""
+        size, heads = len(self.rows), self.heads
+        split = np.repeat(np.arange(len(heads)), np.diff(heads, append=size))
+        return ProgramShape(rows=size, modes=modes, row=self.row, splits=len(heads), split=split)
+
+    def among(self, axis: int) -> Any:
+        """Return the rows of an axis of what programs compute: all of them, or the first of each set."""
+        return self.rows[self.heads] if axis == SPLIT else self.rows
 
 
 @dataclass(frozen=True, slots=True)

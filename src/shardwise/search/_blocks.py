@@ -7,8 +7,7 @@ share a domain (a place key). Numbers of the recompute modes that agree are one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from functools import cached_property
+from dataclasses import field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,10 +16,10 @@ from shardwise.ledger.symbol import Graph, Node
 from shardwise.ops.overlap import Pairing, pairing
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_groups
 from shardwise.records import dataclass
-from shardwise.search._columns import Columns, distinct, distinct_rows, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, spread
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShapes
-from shardwise.search._program import MODE, PLACE, ROW, SPLIT, Program, ProgramShape
+from shardwise.search._program import BATCH, CELLS, MODE, PLACE, ROW, SPLIT, Program, ProgramShape, axis_of
 from shardwise.search._recordings import Recordings
 from shardwise.training import PlanSizes
 from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts
@@ -162,7 +161,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
         for v in values:
             level |= v.level & ~SPLIT if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
-            level |= MODE
+            level |= MODE | BATCH
         leaf = leaves[tuple(values)] = BlockColumn(f"block {len(leaves)}", level)
         for way, own in zip(recorded, per_way, strict=True):
             for mode, v in enumerate(own if level & MODE else own[:1]):
@@ -205,7 +204,10 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
     if not grid.has_experts:
         known["ep"] = known["etp"] = 1.0
     names = (*SIZES, "dp", "num_micro")
-    levels = dict.fromkeys(_DENSE, SPLIT if grid.has_experts and not fixed else ROW)
+    # A split has the same dense layer in blocks; in pipelines, where degrees are fixed, all but the micro-batch.
+    dense, whole = (ROW, SPLIT) if fixed else (SPLIT if grid.has_experts else ROW, ROW)
+    levels = {**dict.fromkeys((*SIZES, "dp"), whole), **({} if fixed else dict.fromkeys(_DENSE, dense))}
+    levels["micro_batch"] = ROW if fixed else dense | BATCH
     values: dict[str, Any] = {
         name: known[name] if name in known else graph.given(name, levels.get(name, ROW)) for name in names
     }
@@ -213,7 +215,7 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
 
     def tier(axis: str, i: int) -> Any:
         if i == tiers - 1:
-            return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", ROW))
+            return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", whole))
         flat = axis in ("ep", "etp") and not grid.has_experts
         return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE)
 
@@ -244,27 +246,28 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BlockTable:
-    """The blocks of some rows: a column for each leaf over row keys or place keys, and the key of each row.
+    """The times of blocks of some rows: a column for each leaf over row keys or place keys, and the key of each row.
 
-    `first` is the place key of a row key and its first domain; places add `domain_of` to it.
+    `first` is the place key of a row key and its first domain; places add `domain_of` to it. `sizes` are of all rows.
     """
 
+    sizes: BlockKeys
     columns: Mapping[str, Any]
     key: Any
     first: Any
-    sizes: Any
     domain_of: Any
+    lows: dict[str, Any] = field(default_factory=dict)
 
-    @cached_property
-    def least(self) -> Mapping[str, Any]:
-        """The columns over place keys, the least of each row key in their place."""
-        starts = self.first
-        return {
-            name: np.minimum.reduceat(column, starts, axis=-1) if column.shape[-1] == self.sizes.sum() else column
-            for name, column in self.columns.items()
-        }
+    def column(self, name: str, least: bool) -> tuple[Any, Any]:
+        """Return the column of a leaf, or the least of the places of each row key, and the key of each row."""
+        if name in self.sizes.columns:
+            return self.sizes.column(name, least)
+        column = self.columns[name]
+        if least and column.shape[-1] != len(self.first) and name not in self.lows:
+            self.lows[name] = np.minimum.reduceat(column, self.first, axis=-1)
+        return (self.lows.get(name, column) if least else column), self.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,23 +284,24 @@ class BlockKeys:
     key: Any
     values: Columns
 
+    def column(self, name: str, least: bool) -> tuple[Any, Any]:
+        """Return the column of a leaf and the key of each row."""
+        return self.columns[name], self.key
+
     def timed(self, some: Any) -> BlockTable:
         """Return the blocks of some of the rows with their times; other rows have no key."""
-        values = self.values
-        mine = np.flatnonzero(np.bincount(self.key[some], minlength=len(values["tp"])))
-        number = np.full(len(values["tp"]), -1)
+        size = len(self.values["tp"])
+        mine = np.flatnonzero(np.bincount(self.key[some], minlength=size))
+        number = np.full(size, -1)
         number[mine] = np.arange(len(mine))
-        keys = {name: v[mine] for name, v in values.items()}
+        keys = {name: v[mine] for name, v in self.values.items()}
         group, start, count, domain_of, shown = _domains(self.grid, self.part)
         own = group[keys["base"] - self.part[0]]
         which, sizes = spread(start[own], count[own])
         row = np.repeat(np.arange(len(mine)), sizes)
         groups = _groups_of(keys, row, shown[which], self.grid)
         found = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row))
-        found |= {name: column[..., mine] for name, column in self.columns.items()}
-        return BlockTable(
-            columns=found, key=number[self.key], first=np.cumsum(sizes) - sizes, sizes=sizes, domain_of=domain_of
-        )
+        return BlockTable(self, found, number[self.key], np.cumsum(sizes) - sizes, domain_of)
 
 
 def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> BlockKeys:
@@ -312,13 +316,14 @@ def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Column
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
     keys, groups, row = known
     found: dict[str, Any] = {}
+    count = np.bincount(row, minlength=len(keys["tp"])) + 1
     for way in some.programs:
         here = np.ones(len(keys["tp"]), bool)
         for name, value in zip(_SPLIT, way, strict=True):
             here &= keys[name] == value
         # Keys are sorted by how a layer is split first, so those of one way follow each other, and so do their places.
-        low, high = int(here.argmax()), int(here.argmax() + here.sum())
-        if high > low:
+        for some_keys in pieces(np.flatnonzero(here), count[here], CELLS):
+            low, high = int(some_keys[0]), int(some_keys[-1]) + 1
             mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
             first, split = distinct_rows([keys[name][mine] for name in _DENSE])
             shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low, splits=len(first), split=split)
@@ -370,7 +375,7 @@ def _given(program: Program, keys: Columns, groups: GroupShapes, chosen: tuple[s
             axis, tier = name.split("/")
             given[name] = groups[axis][int(tier)][at].astype(np.float64)
         else:
-            given[name] = keys[name][first if level == SPLIT else mine].astype(np.float64)
+            given[name] = keys[name][first if axis_of(level) == SPLIT else mine].astype(np.float64)
     return given
 
 
@@ -383,12 +388,8 @@ def _fill(
         where, size = (at[1], at[3]) if leaf.level & PLACE else (at[0], at[2])
         if leaf.name not in found:
             found[leaf.name] = np.zeros((num_modes, size) if leaf.level & MODE else size)
-        column = found[leaf.name]
-        if leaf.level & MODE:
-            for mode in range(num_modes):
-                column[mode, where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
-        else:
-            column[where] = _wide(results[f"{leaf.name}/0"], leaf, shape)
+        for mode, column in enumerate(np.atleast_2d(found[leaf.name])):
+            column[where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
 
 
 def _wide(value: Any, leaf: BlockColumn, shape: ProgramShape) -> Any:

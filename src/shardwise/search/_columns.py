@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,3 +143,14 @@ def tied(values: Any, tie: float) -> list[tuple[int, int]]:
         found.append((start, end))
         start = end
     return found
+
+
+def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:
+    """Yield rows in pieces of at most so many places, or of one row."""
+    ends = np.cumsum(places)
+    start = 0
+    while start < len(rows):
+        done = ends[start - 1] if start else 0
+        end = max(int(np.searchsorted(ends, done + most, side="right")), start + 1)
+        yield rows[start:end]
+        start = end

@@ -28,7 +28,7 @@ from shardwise.search._columns import Columns, distinct, exact_sum, scattered
 from shardwise.search._constraints import Constraints, Law, staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._launch import STACK
-from shardwise.search._program import PLACE, ROW, Program
+from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, Program
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.search._result import PlanCounts
 from shardwise.search._space import WORDS
@@ -60,7 +60,8 @@ from shardwise.training.schedules import find_schedule
 def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, BlockColumn):
-        return graph.given(tree.name, tree.level & ~PLACE if flat else tree.level)
+        level = tree.level & ~PLACE if flat else tree.level
+        return graph.given(tree.name, level & ~BATCH if level & BATCH else level & ~ROW | SPLIT)
     if isinstance(tree, NESTED):
         return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
     if isinstance(tree, tuple):
@@ -103,7 +104,7 @@ class Composition:
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
         )
-        return one if one is other else above(graph.given("sequence_parallel", ROW), 0.5, one, other)
+        return one if one is other else above(graph.given("sequence_parallel", SPLIT), 0.5, one, other)
 
     @cached_property
     def _placed(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:

@@ -24,18 +24,16 @@ from shardwise.search._batch import (
     PlanSelection,
     RankedPlan,
     key_of,
-    pieces,
 )
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
-from shardwise.search._columns import Columns, distinct_rows, exact_sum, scattered, spread
+from shardwise.search._columns import Columns, distinct_rows, exact_sum, pieces, scattered, spread
 from shardwise.search._composition import Composition, Compositions, composed_rows, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
 from shardwise.search._placements import GroupShapes
-from shardwise.search._program import PLACE, Program, ProgramShape
+from shardwise.search._program import CELLS, PLACE, ROW, SPLIT, Program, axis_of
 from shardwise.search._result import PlanCounts
 
-CELLS = 32_768
 # Plans of a job that are timed at each visit to it.
 _VISITS = (128, 2**62)
 # Jobs share the rows of another one of which they run at least so many: columns are gathered once for all.
@@ -105,7 +103,7 @@ class Evaluator:
         """Return what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
         found: list[list[tuple[_Job, FeasiblePlans]]] = [[] for _ in jobs]
         for rows in pieces(allowed, np.ones(len(allowed), np.int64), most):
-            chosen = PlanSelection.of_rows(rows)
+            chosen = PlanSelection(rows, jobs[0].columns["set"])
             for own, job in zip(found, jobs, strict=True):
                 own += [(job, fit) for fit in job.fitting(chosen)]
         return [one for own in found for one in own]
@@ -184,27 +182,28 @@ class _Job:
         self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
     ) -> dict[str, Any]:
         """Return the inputs of a program for some plans, each gathered once for all programs that read it."""
-        key = table.key.take(cells.rows)
-        domain: Any = None
+        known: dict[tuple[int, int], Any] = {}
         for name, level in program.inputs.items():
             if (name, level) in cells.inputs or name == "vpp":
                 continue
+            axis = axis_of(level)
             if name.startswith("block "):
-                column = (table.least if least and isinstance(table, BlockTable) else table.columns)[name]
-                at = key
-                if level & PLACE and isinstance(table, BlockTable):
-                    if domain is None:
-                        domain = table.first[key][cells.row] + table.domain_of[cells.place - self._first]
-                    at = domain
+                column, key = table.column(name, least)
+                at = known.get((id(key), axis))
+                if at is None:
+                    at = key.take(cells.among(axis if axis != PLACE else ROW))
+                    if axis == PLACE and isinstance(table, BlockTable):
+                        at = table.first[at][cells.row] + table.domain_of[cells.place - self._first]
+                    known[id(key), axis] = at
                 if column.ndim == 1 or cells.modes is None:
                     found = column.take(at, axis=-1)
                 else:
-                    found = column[cells.modes if not level & PLACE else cells.modes[cells.row], at]
+                    found = column[cells.modes if axis != PLACE else cells.modes[cells.row], at]
             elif "/" in name:
-                axis, tier = name.split("/")
-                found = self._groups(cells, bool(level & PLACE))[axis][int(tier)]
+                group, tier = name.split("/")
+                found = self._groups(cells, bool(level & PLACE))[group][int(tier)]
             else:
-                found = self.part.number(name).take(cells.rows)
+                found = self.part.number(name).take(cells.among(axis))
             cells.inputs[name, level] = found
         chunks = float(self.composed[2])
         return {n: chunks if n == "vpp" else cells.inputs[n, level] for n, level in program.inputs.items()}
@@ -214,10 +213,10 @@ class _Job:
         return int(self.evaluator.grid.places.start[self.part.start])
 
     def _groups(self, cells: PlanSelection, placed: bool) -> GroupShapes:
-        """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each row."""
+        """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each set."""
         known = cells.groups.get(placed)
         if known is None:
-            rows = cells.rows[cells.row] if placed else cells.rows
+            rows = cells.rows[cells.row] if placed else cells.among(SPLIT)
             place = cells.place if placed else self.evaluator.grid.places.start[self.columns["base"][rows]]
             known = cells.groups[placed] = self.evaluator.grid.groups(
                 place, {n: self.columns[n][rows] for n in ("ep", "etp")}
@@ -228,16 +227,14 @@ class _Job:
         """Return all places of some rows, for all modes."""
         places, base = self.evaluator.grid.places, self.columns["base"][chosen]
         place, count = spread(places.start[base], places.count[base])
-        return PlanSelection(rows=chosen, place=place, row=np.repeat(np.arange(len(chosen)), count))
+        return PlanSelection(chosen, self.columns["set"], place, np.repeat(np.arange(len(chosen)), count))
 
     def all(self, chosen: Any, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield memory and time of all plans of some rows."""
         composition, modes = self.composition, self.evaluator.num_modes
         cells = self._cells(chosen)
         program = composition.whole
-        found = program.run(
-            self._given(program, cells, table), ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
-        )
+        found = program.run(self._given(program, cells, table), cells.shape(modes))
         for sharding in composition.shardings:
             held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
             legal, fits = self._judged(sharding, chosen, held)
@@ -257,8 +254,7 @@ class _Job:
     def fitting(self, cells: PlanSelection) -> Iterator[FeasiblePlans]:
         """Yield those of some rows of which a plan fits, if any."""
         composition, modes, chosen, limit = self.composition, self.evaluator.num_modes, cells.rows, len(cells.rows)
-        shape = ProgramShape(rows=limit, modes=modes, row=cells.row)
-        found = composition.held.run(self._given(composition.held, cells, self.part.keys), shape)
+        found = composition.held.run(self._given(composition.held, cells, self.part.keys), cells.shape(modes))
         held, fits = {}, {}
         for s in composition.shardings:
             held[s] = np.broadcast_to(found[f"held {s}"], (modes, limit))
@@ -275,9 +271,8 @@ class _Job:
     def bounded(self, fitting: FeasiblePlans, table: BlockTable) -> _Bounded:
         """Return seconds that no step of what fits is shorter than."""
         composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
-        cells = PlanSelection.of_rows(chosen)
-        shape = ProgramShape(rows=len(chosen), modes=modes, row=cells.row)
-        found = composition.least.run(self._given(composition.least, cells, table, least=True), shape)
+        cells = PlanSelection(chosen, self.columns["set"])
+        found = composition.least.run(self._given(composition.least, cells, table, least=True), cells.shape(modes))
         # Results of a program stay until the next run alone.
         bounds = {s: np.array(np.broadcast_to(found[f"least {s}"], fitting.fits[s].shape)) for s in fitting.fits}
         return self._wanted(_Bounded(self, fitting, bounds))
@@ -332,9 +327,9 @@ class _Job:
             base = self.columns["base"][rows]
             place, count = spread(places.start[base], places.count[base])
             row = np.repeat(np.arange(len(rows)), count)
-            cells = PlanSelection(rows=rows, place=place, row=row, modes=some // size)
+            cells = PlanSelection(rows, self.columns["set"], place, row, some // size)
             program = self.composition.steps(group)
-            found = program.run(self._given(program, cells, table), ProgramShape(rows=len(rows), modes=1, row=row))
+            found = program.run(self._given(program, cells, table), cells.shape(1))
             for s in group:
                 fit = fits[s].ravel()[some][row]
                 self.evaluator.counts.evaluated += int(np.count_nonzero(fit))

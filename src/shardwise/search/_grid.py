@@ -267,7 +267,7 @@ class PlanGrid:
         return self._with_batches(columns, constraints, [*done, "context", "batch"])
 
     def _with_batches(self, columns: Columns, constraints: Constraints, done: Sequence[str]) -> Columns:
-        """Return each row once for every micro-batch that its replicas allow, those of the others counted."""
+        """Return each row, a `set`, once for every micro-batch that its replicas allow, those of the others counted."""
         sizes, ways = np.array(self.micro_batches, np.int64), distinct(columns["dp"])
         pairs = {"dp": np.repeat(ways, len(sizes)), "micro_batch": np.tile(sizes, len(ways))}
         legal = constraints.check("batch", pairs).reshape(len(ways), len(sizes))
@@ -278,6 +278,7 @@ class PlanGrid:
         # The sizes that each number of replicas allows stand one after the other, from `start`.
         start, at = np.cumsum(allowed) - allowed, np.nonzero(legal)[1]
         index, times = spread(start[way], allowed[way])
+        columns = {**columns, "set": np.arange(len(columns["dp"]))}
         found = {c: np.repeat(v, times) for c, v in columns.items() if not c.startswith("of ")}
         return {**found, "micro_batch": sizes[at][index]}
 

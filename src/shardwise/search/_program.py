@@ -1,8 +1,9 @@
 """Recorded formulas as lists of array operations, run on meshes of plans.
 
 A evaluator has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
-fastest domain: several to a row); rows that split a layer alike but for its experts are one split. Arrays have the
-modes first where they vary with them, and splits, rows or places last. Each operation runs on the least of them that
+fastest domain: several to a row); rows that follow each other and agree in what most numbers read are one split: of
+blocks all but how experts are split, of pipelines all but the micro-batch. Arrays have the modes first where they vary
+with them, and splits, rows or places last. Each operation runs on the least of them that
 its arguments vary with, into memory that is used again.
 """
 
@@ -19,7 +20,9 @@ from shardwise.ledger.number import OPERATIONS, RECORDS, evaluate
 from shardwise.ledger.symbol import Node, needed
 from shardwise.records import dataclass
 
-ROW, MODE, PLACE, SPLIT = 1, 2, 4, 8
+ROW, MODE, PLACE, SPLIT, BATCH = 1, 2, 4, 8, 16
+CELLS = 32_768
+"""About so many numbers of an array are computed at once: they stay in the cache."""
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -36,10 +39,16 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 _SPREAD = {(SPLIT, ROW): "split to row", (SPLIT, PLACE): "split to place", (ROW, PLACE): "row to place"}
 
 
-# What the last axis of an array of each level is: places, rows, splits, or nothing.
-_WIDEST = tuple(next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0) for level in range(16))
+# What the last axis of an array of each level is: places, rows, splits, or nothing. BATCH says of blocks that they
+# vary with the micro-batch.
+_WIDEST = tuple(next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0) for level in range(32))
 # How an array of each level becomes one of another, nothing where it is as wide.
 _WIDENED = tuple(tuple(_SPREAD.get((one, other)) for other in _WIDEST) for one in _WIDEST)
+
+
+def axis_of(level: int) -> int:
+    """Return what the last axis of an array of a level is: places, rows, splits, or nothing."""
+    return _WIDEST[level]
 
 
 @dataclass(frozen=True, slots=True)

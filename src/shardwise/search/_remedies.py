@@ -285,10 +285,14 @@ def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:
     return None
 
 
+def case_of(grid: PlanGrid, plan: Plan) -> TrainingCase:
+    """Return the case of a plan of a space, on the devices that it fills."""
+    return replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices))
+
+
 def report_on(grid: PlanGrid, plan: Plan) -> TrainReport:
     """Return the report of a legal plan of a space."""
-    case = replace(grid.case, plan=plan, cluster=part_of(grid.case.cluster, plan.num_devices))
-    return report_of(case, (), grid.priced.setdefault(plan.num_devices, PricedBlocks()))
+    return report_of(case_of(grid, plan), (), grid.priced.setdefault(plan.num_devices, PricedBlocks()))
 
 
 def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]:
@@ -303,7 +307,7 @@ def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]
             found |= {p: (r.device_bytes, r.step_seconds) for p, r in zip(places, reports, strict=True)}
             continue
         some = [plans[place] for place in places]
-        case = replace(grid.case, plan=some[0], cluster=part_of(grid.case.cluster, some[0].num_devices))
+        case = case_of(grid, some[0])
         with np.errstate(all="ignore"):
             evaluated = evaluate_columns(case, some)
             held = evaluated.held + evaluated.resident

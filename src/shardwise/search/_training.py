@@ -16,7 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import dataclass
-from shardwise.search._batch import Key, PlanBatch, RankedPlan, grid_of, plan_of
+from shardwise.search._batch import FrontPlan, Key, PlanBatch, RankedPlan, grid_of, plan_of
 from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, Part, SerialExecutor
@@ -24,7 +24,7 @@ from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, PartialResult, TopN, least
-from shardwise.search._remedies import Remedies, report_on
+from shardwise.search._remedies import Remedies, case_of, report_on
 from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
 from shardwise.search._space import SearchSpace
 from shardwise.search._variants import grids_of
@@ -238,6 +238,14 @@ class TrainingResult(SearchResult[TrainReport]):
     def front(self) -> Sequence[TrainReport]:
         """Plans that none beats in step time, memory and devices at once."""
         return Reports(self.partial.front.plans(), self.report)
+
+    @cached_property
+    def front_plans(self) -> tuple[FrontPlan, ...]:
+        """Seconds and bytes of the plans of the front, as they were ranked."""
+        ranked = [(self.task.tasks[grid_of(entry.key)], entry) for entry in self.partial.front.plans()]
+        cases = [case_of(task.grid, plan_of(entry.key, task.grid)) for task, entry in ranked]
+        each = zip(ranked, cases, strict=True)
+        return tuple(FrontPlan(case, e.step_seconds / task.weight, e.device_bytes) for (task, e), case in each)
 
     @cached_property
     def nearest(self) -> TrainReport | None:
