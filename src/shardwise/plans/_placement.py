@@ -174,7 +174,7 @@ def groups(plan: Plan, axes: Iterable[str]) -> Iterator[tuple[int, ...]]:
 
     chosen = offsets([axis for axis in order if axis in wanted])
     for base in offsets([axis for axis in order if axis not in wanted]):
-        yield tuple(base + at for at in chosen)
+        yield tuple([base + at for at in chosen])
 
 
 # Which axes of the dense part make a group up; the others are made of the ranks of a stage (`named_groups`).

@@ -7,6 +7,7 @@ node are those of the ring.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -93,7 +94,8 @@ def check_devices(plan: Plan) -> None:
 
 def _check_count(plan: Plan, keys: Iterable[tuple[str, str, int]]) -> None:
     """Raise `InputError` where the pairs of ranks that talk are more than can be listed."""
-    sizes = {name: max(map(len, named_groups(plan, name))) for name, _, _ in keys}
+    # Of a shared table, whose groups differ, the first is a pair.
+    sizes = {name: len(next(named_groups(plan, name))) for name, _, _ in keys}
     pairs = plan.num_devices * sum(sizes[name] - 1 if pattern == "exchange" else 1 for name, pattern, _ in keys)
     if pairs > MOST_PAIRS:
         rule = f"has {pairs:,} pairs of ranks that talk, at most {MOST_PAIRS:,} are followed"
@@ -102,13 +104,16 @@ def _check_count(plan: Plan, keys: Iterable[tuple[str, str, int]]) -> None:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted of the messages of a step; `below` are the sizes of the domains that each tier joins."""
+    """What is counted of the messages of a step; `below` are the sizes of the domains that each tier joins.
+
+    `nodes` has the bytes from node a to node b at a * devices + b.
+    """
 
     plan: Plan
     cluster: Cluster
     below: list[int]
     by_tier: dict[str, list[float]]
-    nodes: dict[tuple[int, int], float]
+    nodes: defaultdict[int, float]
     received: list[float]
     sent: list[float]
     leaving: list[list[float]]
@@ -117,7 +122,8 @@ class _Counts:
     def of(cls, plan: Plan, cluster: Cluster) -> _Counts:
         """Return nothing counted yet."""
         n, below = cluster.num_devices, [1, *(t.size for t in cluster.tiers[:-1])]
-        return cls(plan, cluster, below, {}, {}, [0.0] * n, [0.0] * n, [[0.0] * -(-n // size) for size in below])
+        leaving = [[0.0] * -(-n // size) for size in below]
+        return cls(plan, cluster, below, {}, defaultdict(float), [0.0] * n, [0.0] * n, leaving)
 
     def send(self, source: int, tier: int, amount: float) -> None:
         """Count bytes that a rank sends to others over a tier.
@@ -134,18 +140,26 @@ class _Counts:
     def ring(self, name: str, shift: int, amounts: Sequence[float]) -> None:
         """Count what each rank of the groups of a kind, given by rank, hands to one `shift` places on."""
         by_tier = self.by_tier.setdefault(name, [0.0] * len(self.below))
-        nodes, node, sizes = self.nodes, self.cluster.devices_per_node, self.below[1:]
-        received, fast = self.received, min((*sizes, self.cluster.num_devices))
+        nodes, node, most = self.nodes, self.cluster.devices_per_node, self.cluster.num_devices
+        fast, outer = (*self.below[1:], most)[0], self.below[2:]
+        received, sent, own, first = self.received, self.sent, self.leaving[0], self.leaving[:2][-1]
         for group in talking_groups(self.plan, name):
             for source, target in zip(group, group[shift:] + group[:shift], strict=True):
+                # This is the inner loop of an answer on many devices: it calls nothing for the usual two tiers.
                 if amount := amounts[source]:
-                    # Most messages stay within a domain: this is the inner loop of an answer on many devices.
-                    tier = tier_of(source, target, sizes) if source // fast != target // fast else 0
-                    by_tier[tier] += amount
                     received[target] += amount
-                    pair = source // node, target // node
-                    nodes[pair] = nodes.get(pair, 0.0) + amount
-                    self.send(source, tier, amount)
+                    sent[source] += amount
+                    nodes[source // node * most + target // node] += amount
+                    domain = source // fast
+                    if domain == target // fast:
+                        own[source] += amount
+                        by_tier[0] += amount
+                    else:
+                        tier = 1 + tier_of(source, target, outer) if outer else 1
+                        by_tier[tier] += amount
+                        first[domain] += amount
+                        for size, leaving in zip(outer[: tier - 1], self.leaving[2:], strict=False):
+                            leaving[source // size] += amount
 
     def exchange(self, name: str, fanout: int, amounts: Sequence[float]) -> None:
         """Count what each rank of the groups of a kind spreads over the others, domain by domain."""
@@ -176,8 +190,7 @@ class _Counts:
             for target, many, _ in alike:
                 peers = own - 1 if source == target else many
                 sent = amount * shares[tier_of(source, target, sizes)] * peers
-                pair = source // node, target // node
-                self.nodes[pair] = self.nodes.get(pair, 0.0) + sent
+                self.nodes[source // node * self.cluster.num_devices + target // node] += sent
 
 
 def tier_of(source: int, target: int, sizes: Sequence[int]) -> int:
@@ -236,9 +249,9 @@ def traffic_map_of(
     return TrafficMap(
         by_tier={group: tuple(found) for group, found in counts.by_tier.items()},
         between_nodes=NodeTraffic(
-            source=tuple(a for (a, _), _ in pairs),
-            target=tuple(b for (_, b), _ in pairs),
-            bytes=tuple(amount for _, amount in pairs),
+            source=tuple([pair // cluster.num_devices for pair, _ in pairs]),
+            target=tuple([pair % cluster.num_devices for pair, _ in pairs]),
+            bytes=tuple([amount for _, amount in pairs]),
         ),
         received=counts.received,
         sent=counts.sent,
