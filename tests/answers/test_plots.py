@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import xml.etree.ElementTree
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ CASES = {
 }
 
 
+@cache
 def reports(name: str) -> Any:
     """Return a report of a named case."""
     model, cluster, plan = CASES[name]
@@ -312,16 +314,21 @@ def test_sizes_that_are_not_known_are_refused() -> None:
     assert run("infer", "gpt2", "--on", "1xh100", "--plot", "x.svg", "--size", "poster", "--json").fields == ["size"]
 
 
+@cache
+def searched() -> Any:
+    """Return a search of plans whose names are long."""
+    cluster, job = Cluster.parse("64xh100"), Training(seq_len=4096, global_batch=256)
+    return sw.plan_training(load_model("llama-3.1-70b"), cluster, job)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_names_of_plans_are_whole(size: str) -> None:
     """Beside its bars every word of a plan stands, or above them where all plans have it, on paper of any width."""
-    cluster, job = Cluster.parse("64xh100"), Training(seq_len=4096, global_batch=256)
-    found = sw.plan_training(load_model("llama-3.1-70b"), cluster, job)
     with styled(Canvas(size)):
-        figure = figure_of(found)
+        figure = figure_of(searched())
     names = [label.get_text().replace("\n", " ").replace("\xa0", " ") for label in figure.axes[2].get_yticklabels()]
     above = " ".join(text.get_text() for text in figure.axes[0].texts)
-    for name, report in zip(names, found.best, strict=False):
+    for name, report in zip(names, searched().best, strict=False):
         assert all(word in name or word in above for word in plan_words(report.plan).split(", ")), name
 
 

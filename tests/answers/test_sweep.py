@@ -97,7 +97,7 @@ def test_a_driver_that_is_killed_at_any_point_goes_on_where_it_was(
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 240
         while len(_parts(out)) < wanted and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.05)
         time.sleep(random.random() / 10)
         process.kill()
         process.wait()

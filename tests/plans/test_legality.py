@@ -150,7 +150,7 @@ _FIELDS = (
 
 
 @given(cases(Wanted(modules=False)), st.sampled_from(_FIELDS), st.data())
-@tried(200)
+@tried(100)
 def test_following_a_remedy_fixes_a_plan(case: TrainingCase, name: str, data: st.DataObject) -> None:
     """A legal plan changed in one field until it has one problem is legal again after its remedy."""
     values: dict[str, Any] = {
