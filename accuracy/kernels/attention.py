@@ -64,7 +64,7 @@ def decode(record: Record, device: Device) -> float:
     if constants().families[family_of(device)].attention.cached_compute:
         dtype = record.text("kv_dtype") or "bf16"
         b, peaks = (
-            rates_of(device, dtype, 0.0, _NONE).blocks,
+            rates_of(device, dtype, 0.0, _NONE).attention_blocks,
             (device.peak_flops(dtype), device.memory_bytes_per_second),
         )
         cache = 2 * width * B * K * H * tokens
@@ -111,7 +111,7 @@ def blocked(device: Device, dtype: str, flops: float, keys: float, backward: boo
     """Return seconds of attention on a device that runs it in blocks of queries and keys."""
     r = rates_of(device, dtype, 0.0, _NONE)
     rate = r.attention_backward_flops if backward else r.attention_forward_flops
-    return float(blocked_flops(r.blocks, flops, keys, backward) / rate + r.attention_start)
+    return float(blocked_flops(r.attention_blocks, flops, keys, backward) / rate + r.attention_start)
 
 
 def attention(record: Record, device: Device) -> float:

@@ -49,7 +49,7 @@ def _attention(record: Record, device: Device) -> tuple[float, float]:
     dtype = record.text("dtype") if record.text("dtype") == "fp32" else "bf16"
     rates, backward = _rates(device, dtype), record.text("stage") != "fwd"
     dense = 2 * B * N * S * S * dims
-    if rates.blocks.keys:
+    if rates.attention_blocks.keys:
         work = dense * (S + 1) / (2 * S) * (2.5 if backward else 1)
         return dense * (2 if backward else 1), blocked(device, dtype, work, S, backward)
     rate = rates.attention_backward_flops if backward else rates.attention_forward_flops

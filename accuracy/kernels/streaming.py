@@ -92,4 +92,6 @@ def _on_cpu(record: Record, device: Device, moved: float) -> float:
     if found is None:
         raise refuse("op", record.text("op"), "is not a kernel that is modelled")
     r = rates_of(device, record.text("dtype"), 0.0, Efficiencies())
-    return float(moved / r.streams.rate(r.memory_bytes, found[0], word == "backward") + found[1] * r.memory_start)
+    return float(
+        moved / r.bandwidth_shares.rate(r.memory_bytes, found[0], word == "backward") + found[1] * r.memory_start
+    )

@@ -19,7 +19,7 @@ from accuracy.calibration.minimise import fit, loss
 from accuracy.calibration.tables import Table, errors, held, pick, read_files, size, summary, where
 from shardwise.cost import (
     MEASURED_KERNELS,
-    Blocks,
+    AttentionBlocks,
     Efficiencies,
     Gemm,
     blocked_flops,
@@ -105,7 +105,7 @@ def attention(rows: Table, device: Device, dtype: str) -> dict[str, Any]:
     def seconds(p: dict[str, float], t: Table) -> Any:
         S, peak = t["seq"], device.peak_flops(dtype)
         flops = 4 * t["batch"] * t["heads"] * t["qk_head_dim"] * S * (S + 1) / 2
-        b = Blocks(BLOCK_KEYS, p["forward_rows"], p["backward_rows"])
+        b = AttentionBlocks(BLOCK_KEYS, p["forward_rows"], p["backward_rows"])
         ahead = _blocked(b, flops, S, False) / (p["forward"] * peak)
         back = _blocked(b, 2.5 * flops, S, True) / (p["backward"] * peak)
         return np.where(t["stage"] == "fwd", ahead, back) + p["start_seconds"]
@@ -133,7 +133,7 @@ def cached(rows: Table, device: Device, dtype: str) -> dict[str, float]:
     return {f"cached_{k}": v for k, v in found.items()} | {"cached_residual": summary(errors(seconds(found), rows))}
 
 
-def _blocked(b: Blocks, flops: Any, S: Any, backward: bool) -> Any:
+def _blocked(b: AttentionBlocks, flops: Any, S: Any, backward: bool) -> Any:
     return np.array([blocked_flops(b, float(f), float(s), backward) for f, s in zip(flops, S, strict=True)])
 
 

@@ -158,9 +158,9 @@ def test_the_command_prints_and_draws_every_operator(words: tuple[str, ...], tmp
 
 # Shares, widths and numbers of items: no limit of a device, so that they stay where one limit is left.
 NO_LIMITS = {
-    "GemmRates": "sharpness tiling ramp_traffic secondary",
-    "Rates": "sharpness tiling ramp_traffic secondary pair_dims grouped_each grouped_gradients contention"
-    " weight_gradient cast_traffic recast_traffic family assumptions blocks streams experts_in_turn",
+    "GemmRates": "sharpness tiling ramp_traffic corrections",
+    "Rates": "sharpness tiling ramp_traffic corrections pair_dims grouped_each grouped_gradients contention"
+    " weight_gradient cast_traffic recast_traffic family assumptions attention_blocks bandwidth_shares experts_in_turn",
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch narrow_dtype"
     " fused_experts cores activation_width cache_width engine decoding starts widened"
     " integer_share attention processor",

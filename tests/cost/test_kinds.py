@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwise.cost import Efficiencies, rates_of
 from shardwise.cost._operators import kernel_seconds
 from shardwise.cost._tables import constants, family_of
-from shardwise.cost._tiles import MEASURED_KERNELS, Blocks, blocked_flops, kind_of
+from shardwise.cost._tiles import MEASURED_KERNELS, AttentionBlocks, blocked_flops, kind_of
 from shardwise.hardware import find_device
 from shardwise.models import Mamba2
 from shardwise.ops.count import WHOLE
@@ -32,21 +32,21 @@ def layout(stack: str, batch: int = 1, seq_len: int = 512) -> Layout[float]:
 @given(st.integers(1, 100_000), st.booleans())
 def test_blocks_never_charge_less_than_the_pairs_that_attend(keys: int, backward: bool) -> None:
     """Whole blocks of keys hold at least the pairs that a causal mask leaves."""
-    assert blocked_flops(Blocks(512.0, 20.0, 10.0), 1.0, float(keys), backward) >= 1.0
+    assert blocked_flops(AttentionBlocks(512.0, 20.0, 10.0), 1.0, float(keys), backward) >= 1.0
 
 
 @pytest.mark.parametrize(("short", "long"), [(128, 512), (512, 2048), (1024, 16384)])
 def test_longer_sequences_waste_less_of_a_block(short: int, long: int) -> None:
     """What blocks charge beside the attended pairs falls with the length."""
-    blocks = Blocks(512.0, 20.0, 10.0)
+    blocks = AttentionBlocks(512.0, 20.0, 10.0)
     assert blocked_flops(blocks, 1.0, float(long), False) < blocked_flops(blocks, 1.0, float(short), False)
 
 
 def test_a_gpu_charges_attention_and_kernels_as_its_own_tables_say() -> None:
     """Devices without rates by kind have no blocks and stream at one rate."""
     rates = rates_of(find_device("h100-sxm-80gb").device, "bf16", 0.0, Efficiencies())
-    assert not rates.blocks.keys
-    assert rates.streams.rate(3.0, "activation") == 3.0
+    assert not rates.attention_blocks.keys
+    assert rates.bandwidth_shares.rate(3.0, "activation") == 3.0
 
 
 def test_a_norm_in_steps_takes_longer_than_a_fused_one() -> None:
@@ -78,8 +78,8 @@ def test_other_processors_take_the_constants_of_the_measured_one_and_say_so() ->
 def test_ideal_kernels_have_neither_kinds_nor_blocks() -> None:
     """Where all efficiencies are one, kinds do not differ."""
     rates = rates_of(CPU, "fp32", 0.0, Efficiencies(ideal=True))
-    assert not rates.blocks.keys
-    assert not rates.streams.shares
+    assert not rates.attention_blocks.keys
+    assert not rates.bandwidth_shares.shares
 
 
 def test_operators_are_told_apart_by_what_they_do() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwise.cost import Efficiencies, rates_of
 from shardwise.cost._operators import head_share, kernel_seconds
-from shardwise.cost._tiles import Streams, kind_of
+from shardwise.cost._tiles import BandwidthShares, kind_of
 from shardwise.hardware import find_device
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
@@ -40,7 +40,7 @@ def test_rows_gathered_for_experts_move_below_the_streaming_rate() -> None:
     assert kind_of(dispatch) == "permute"
     started = kernel_seconds(rates, dispatch, "forward") - dispatch.kernels * rates.memory_start
     assert started == pytest.approx(dispatch.forward_bytes / (0.69 * rates.memory_bytes))
-    assert Streams((("other", 0.5, 0.25),)).share("permute") == 0.5
+    assert BandwidthShares((("other", 0.5, 0.25),)).share("permute") == 0.5
 
 
 def test_tokens_that_are_sent_once_are_gathered_once() -> None:

@@ -314,9 +314,9 @@ def test_short_replays_run_at_a_higher_clock() -> None:
 
 def test_what_stays_in_the_cache_is_not_read_again() -> None:
     """A product that fits the last cache finds its input there, and its output where that is kept; others nothing."""
-    cached = replace(RATES, secondary=replace(RATES.secondary, cached_bytes=5e7, cached_share=0.0))
-    bare = replace(cached, secondary=replace(cached.secondary, cached_bytes=0.0))
-    both = replace(cached, secondary=replace(cached.secondary, keeps_outputs=True))
+    cached = replace(RATES, corrections=replace(RATES.corrections, cached_bytes=5e7, cached_share=0.0))
+    bare = replace(cached, corrections=replace(cached.corrections, cached_bytes=0.0))
+    both = replace(cached, corrections=replace(cached.corrections, keeps_outputs=True))
     small, large = ((float(m), 512.0, 512.0, 1.0) for m in (8192, 2**20))
     seconds = [gemm_seconds(r, small, 2.0 * (8192 * 1024 + 2**18)) for r in (both, cached, bare)]
     assert seconds[0] < seconds[1] < 0.98 * seconds[2]

@@ -216,7 +216,7 @@ def test_no_operator_beats_the_roofline(device: str, kind: Any, shape: tuple[int
     for efficiencies in (Efficiencies(), IDEAL, Efficiencies(compute=0.5, memory=0.5)):
         rates = rates_of(found, "bf16", 0.0, efficiencies)
         seconds, peak = op_seconds(rates, op), found.peak_flops("bf16")
-        moved, product, cached = op.forward_bytes, kind == "matmul", rates.secondary.cached_bytes
+        moved, product, cached = op.forward_bytes, kind == "matmul", rates.corrections.cached_bytes
         held = inside_share(moved / cached) if product and cached else held_share(rates, op, moved)
         bandwidth = max(found.memory_bytes_per_second, rates.cached_rate if held > 0 and not product else 0.0)
         read = 2.0 * op.columns * op.inner if held > 0 and product else moved

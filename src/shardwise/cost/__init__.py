@@ -89,5 +89,5 @@ from shardwise.cost._tables import (
     record,
     stored,
 )
-from shardwise.cost._tiles import ELEMENT_BYTES, MEASURED_KERNELS, Blocks, blocked_flops, one_query_seconds
+from shardwise.cost._tiles import ELEMENT_BYTES, MEASURED_KERNELS, AttentionBlocks, blocked_flops, one_query_seconds
 from shardwise.ledger.op import Verb

@@ -96,7 +96,7 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
 
 def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
     """Return seconds of a batch of (m, k) by (k, n) products that move so many bytes; the shape is (m, n, k, batch)."""
-    (m, n, k, batch), s = shape, r.secondary
+    (m, n, k, batch), s = shape, r.corrections
     charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
     worked = charged / r.matmul_flops
     if s.burst_share:
@@ -154,7 +154,7 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
 
 def _apart_seconds(r: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
     """Return the seconds of products of one input that run one by one, each with its part of the columns."""
-    m, k, width = op.rows, op.inner, r.secondary.width
+    m, k, width = op.rows, op.inner, r.corrections.width
     seconds = []
     for n in op.parts:
         shape = {"forward": (m, n, k, 1), "input": (m, k, n, 1), "weight": (k, n, m, 1)}[which]
@@ -183,7 +183,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
         if r.pair_dims and op.region.endswith("core"):
             rate = rate * named(head_share(op.inner / 2, r.pair_dims), "share of the rate of heads of 128")
-        flops = blocked_flops(r.blocks, flops, op.columns, which != "forward")
+        flops = blocked_flops(r.attention_blocks, flops, op.columns, which != "forward")
         return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
     streamed = _streamed_seconds(r, op, which, moved)
@@ -192,9 +192,9 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
 
 def held_share(r: Rates[X], op: Op[X], moved: X) -> X:
     """Return the share of what the kernels of an operator move that the last cache still holds of the one before."""
-    if not r.cached_rate or not r.secondary.cached_bytes or op.kind not in ("memory", "scan"):
+    if not r.cached_rate or not r.corrections.cached_bytes or op.kind not in ("memory", "scan"):
         return 0 * moved
-    return inside_share(moved / (maximum(op.kernels, 1) * r.secondary.cached_bytes))
+    return inside_share(moved / (maximum(op.kernels, 1) * r.corrections.cached_bytes))
 
 
 def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
@@ -202,8 +202,8 @@ def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
 
     A kernel reads what the one before it wrote; what was kept for backward comes from memory again.
     """
-    streaming = r.streams.rate(r.memory_bytes, kind_of(op), which != "forward")
-    if not r.cached_rate or not r.secondary.cached_bytes:
+    streaming = r.bandwidth_shares.rate(r.memory_bytes, kind_of(op), which != "forward")
+    if not r.cached_rate or not r.corrections.cached_bytes:
         return moved / streaming
     kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
     near = maximum(moved - kept, 0 * moved) * held_share(r, op, moved)
@@ -271,7 +271,7 @@ def _added(r: Rates[X], op: Op[X], which: str) -> X | float:
     """Return the seconds of adding up the input gradients of products that ran apart, in 16 bits or wider."""
     if which != "input":
         return 0.0
-    return op.apart * max(r.secondary.width, 2.0) * (op.rows * op.inner) / r.memory_bytes + r.memory_start
+    return op.apart * max(r.corrections.width, 2.0) * (op.rows * op.inner) / r.memory_bytes + r.memory_start
 
 
 def _finish(r: Rates[X], op: Op[X]) -> X | float:

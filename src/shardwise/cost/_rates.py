@@ -9,7 +9,7 @@ from typing import Any, Generic
 from shardwise.cost._power import derated_attention, derated_gemm, power_share, steady_state_rate
 from shardwise.cost._records import AttentionFit, DeviceFamily, Gemm, GroupedGemm, MemoryKernels
 from shardwise.cost._tables import bandwidth_of, constants, family_of, last_cache_bytes, matmul_row
-from shardwise.cost._tiles import ELEMENT_BYTES, Blocks, Streams, Tiling, tiling_of
+from shardwise.cost._tiles import ELEMENT_BYTES, AttentionBlocks, BandwidthShares, Tiling, tiling_of
 from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
@@ -71,7 +71,7 @@ WIDE_DTYPES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Secondary:
+class GemmCorrections:
     """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal."""
 
     burst_share: float = 0.0
@@ -90,7 +90,7 @@ class Secondary:
     """Bytes of an element of the operands."""
 
     @classmethod
-    def stated(cls, row: Gemm, dtype: str, device: Device) -> Secondary:
+    def stated(cls, row: Gemm, dtype: str, device: Device) -> GemmCorrections:
         """Return what a row of products and a device's family state, with the device's own last cache.
 
         `launches` of a table share the time before clocks fall.
@@ -120,7 +120,7 @@ class GemmRates(Generic[X]):
     ramp_seconds: float = 0.0
     """What filling and draining pipelines of loads costs products of many more bytes than `ramp_traffic`."""
     ramp_traffic: float = 1.0
-    secondary: Secondary = Secondary()
+    corrections: GemmCorrections = GemmCorrections()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +151,8 @@ class Rates(GemmRates[X]):
     """Bytes moved to cast one element again, scaled along its other side, for a weight gradient."""
     family: str
     assumptions: tuple[str, ...] = ()
-    blocks: Blocks = Blocks()
-    streams: Streams = Streams()
+    attention_blocks: AttentionBlocks = AttentionBlocks()
+    bandwidth_shares: BandwidthShares = BandwidthShares()
     experts_in_turn: bool = False
     wide: GemmRates[X] | None = None
     """Rates of products that stay in 16 bits beside narrower ones."""
@@ -216,7 +216,7 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
         tiling=Tiling(0, 0.0) if imposed.ideal else tiling_of(device, dtype, row, flops),
         ramp_seconds=0.0 if imposed.ideal else row.ramp_seconds,
         ramp_traffic=row.ramp_traffic,
-        secondary=Secondary() if imposed.ideal else Secondary.stated(row, dtype, device),
+        corrections=GemmCorrections() if imposed.ideal else GemmCorrections.stated(row, dtype, device),
     )
 
 
@@ -346,10 +346,10 @@ def rates_of(
         recast_traffic=0.0,
         family=family,
         assumptions=tuple(notes),
-        blocks=Blocks() if imposed.ideal else Blocks.stated(attention),
-        streams=Streams()
+        attention_blocks=AttentionBlocks() if imposed.ideal else AttentionBlocks.stated(attention),
+        bandwidth_shares=BandwidthShares()
         if imposed.ideal or imposed.memory or imposed.memory_bytes_per_second
-        else Streams.stated(memory, dtype),
+        else BandwidthShares.stated(memory, dtype),
         experts_in_turn=grouped.in_turn,
         cached_rate=_cached_rate(device, memory, imposed),
         wide=_wide(device, dtype, imposed, node_busy),

@@ -105,13 +105,13 @@ _BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager", "sca
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
+class BandwidthShares:
     """Shares of the streaming rate by kind of operator: (kind, forward, backward); one where a kind is not listed."""
 
     shares: tuple[tuple[str, float, float], ...] = ()
 
     @classmethod
-    def stated(cls, memory: MemoryKernels, dtype: str) -> Streams:
+    def stated(cls, memory: MemoryKernels, dtype: str) -> BandwidthShares:
         """Return the shares that a family states for a data type, and those of all types."""
         kinds = {**memory.kinds_by_type.get(dtype, {}), **memory.kinds}
         return cls(tuple((name, ahead, back) for name, (ahead, back) in kinds.items()))
@@ -123,7 +123,7 @@ class Streams:
     def share(self, kind: str, backward: bool = False) -> float:
         """Return the share of a kind in one pass.
 
-        >>> Streams((("add", 0.9, 0.8),)).share("add", backward=True), Streams().share("add")
+        >>> BandwidthShares((("add", 0.9, 0.8),)).share("add", backward=True), BandwidthShares().share("add")
         (0.8, 1.0)
         """
         found = {name: back if backward else ahead for name, ahead, back in self.shares}
@@ -131,7 +131,7 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class AttentionBlocks:
     """How attention is cut: blocks of `keys` whole keys, and what packing them costs beside a row of queries.
 
     `forward_rows` and `backward_rows` are that cost in rows of a block. No keys means that nothing is cut. One query
@@ -146,7 +146,7 @@ class Blocks:
     cached_start_seconds: float = 0.0
 
     @classmethod
-    def stated(cls, attention: AttentionFit) -> Blocks:
+    def stated(cls, attention: AttentionFit) -> AttentionBlocks:
         """Return the blocks that a family's attention states, none where it has no such kernel."""
         return cls(attention.block_keys, *(getattr(attention, f.name) for f in fields(cls)[1:]))
 
@@ -162,12 +162,12 @@ def block_rows(keys: X) -> X:
     return above(keys, 767, 256 + 0 * keys, above(keys, 191, 64 + 0 * keys, 32 + 0 * keys))
 
 
-def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
+def blocked_flops(b: AttentionBlocks, flops: X, keys: X, backward: bool) -> X:
     """Return FLOPs that attention in blocks is charged: whole blocks of keys, and what each block of queries packs.
 
     Of S keys a causal query meets (S + 1) / 2 in the mean; whole blocks of b are (S + min(S, b)) / 2.
 
-    >>> blocked_flops(Blocks(512, 0, 0), 1.0, 511, False)
+    >>> blocked_flops(AttentionBlocks(512, 0, 0), 1.0, 511, False)
     1.99609375
     """
     if not b.keys:
@@ -176,10 +176,10 @@ def blocked_flops(b: Blocks, flops: X, keys: X, backward: bool) -> X:
     return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
 
 
-def one_query_seconds(b: Blocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
+def one_query_seconds(b: AttentionBlocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:
     """Return seconds of one new query a sequence over a cache; `peaks` are FLOP/s and bytes/s of the device.
 
-    >>> one_query_seconds(Blocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
+    >>> one_query_seconds(AttentionBlocks(512, 0, 0, 0.5, 0.5, 1.0), 2.0, 3.0, (4.0, 6.0))
     3.0
     """
     return flops / (b.cached_compute * peaks[0]) + cache_bytes / (b.cached_memory * peaks[1]) + b.cached_start_seconds

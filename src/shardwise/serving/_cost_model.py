@@ -107,8 +107,8 @@ def _decode_attention(costs: EngineCostModel[X], op: Op[X]) -> X:
         return cached_seconds(costs.attention, _chip(costs), op)
     edges = costs.activation_width * op.rows * op.batch * op.inner
     cache = maximum(op.forward_bytes - edges, 1.0)
-    if costs.rates.blocks.cached_compute:
-        return one_query_seconds(costs.rates.blocks, op.flops, cache, (costs.peak, costs.bandwidth))
+    if costs.rates.attention_blocks.cached_compute:
+        return one_query_seconds(costs.rates.attention_blocks, op.flops, cache, (costs.peak, costs.bandwidth))
     if costs.kernels.decode is None:
         worked = maximum((cache + edges) / costs.rates.memory_bytes, op.flops / costs.rates.attention_forward_flops)
         return worked + costs.rates.attention_start
@@ -221,7 +221,9 @@ def _charged_elsewhere(costs: EngineCostModel[X], op: Op[X]) -> bool:
 
     The calls that the tables of attention time also write the cache (accuracy/notes/causes.md).
     """
-    measured = costs.attention or (costs.decoding and costs.kernels.decode and not costs.rates.blocks.cached_compute)
+    measured = costs.attention or (
+        costs.decoding and costs.kernels.decode and not costs.rates.attention_blocks.cached_compute
+    )
     if op.role in costs.engine.attention.includes and measured:
         return True
     return op.kind == "none" or op.kernels == 0 or (costs.fused_experts and _in_experts(op))

@@ -136,7 +136,7 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     every = (0.0 if early else r.stack.buffer_passes) * p.gradient_bytes * (whole[0] + whole[1])
     # A group of one rank splits no gradients: its buffer is the whole one.
     passes = above(z.shard_share, 1, 0 * every, every) if r.shards_gradients else every
-    moved_seconds = (streamed + passes) / m.rates.streams.rate(m.rates.memory_bytes, o.name)
+    moved_seconds = (streamed + passes) / m.rates.bandwidth_shares.rate(m.rates.memory_bytes, o.name)
     if not o.matrix.block or is_plain(m.rates.vector_flops, 0):
         return moved_seconds
     coded = constants().rules.update_in_steps.coded_flops * o.matrix.count * own(*whole)

@@ -27,7 +27,7 @@ SLOTS, CACHE, TOKENS, STEP = range(4)
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-Blocks: TypeAlias = Sequence[tuple[int, int]]
+CacheBlocks: TypeAlias = Sequence[tuple[int, int]]
 """Name and tokens of each block of a request, of its prompt and then of its answer."""
 
 
@@ -41,7 +41,7 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: Blocks = ()
+        self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: CacheBlocks = ()
     ) -> None:
         self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
         self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), -1
@@ -110,7 +110,7 @@ class Request:
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
-def request_of(arrival: float, drawn: tuple[int, int, int, Blocks, int], user: int = -1) -> Request:
+def request_of(arrival: float, drawn: tuple[int, int, int, CacheBlocks, int], user: int = -1) -> Request:
     """Return a request as a workload draws it."""
     found = Request(arrival, *drawn[:4])
     found.kind, found.user = drawn[4], user
@@ -149,7 +149,7 @@ class PrefixCache:
         """Tokens of idle blocks."""
         self.users: dict[int, int] = {}
 
-    def hits(self, blocks: Blocks) -> tuple[int, int]:
+    def hits(self, blocks: CacheBlocks) -> tuple[int, int]:
         """Return how many whole blocks from the start of a request are cached, and how many tokens."""
         tokens = 0
         for index, (name, size) in enumerate(blocks):
@@ -159,12 +159,12 @@ class PrefixCache:
                 return index, tokens
         return len(blocks), tokens
 
-    def warm(self, blocks: Blocks) -> None:
+    def warm(self, blocks: CacheBlocks) -> None:
         """Hold blocks that were computed before the first request."""
         self.idle.update(blocks)
         self.tokens = sum(self.idle.values())
 
-    def shared(self, blocks: Blocks) -> int:
+    def shared(self, blocks: CacheBlocks) -> int:
         """Return the tokens of a request's first blocks that others hold as it comes."""
         return sum(size for _, size in takewhile(lambda one: one[0] in self.users, blocks))
 
