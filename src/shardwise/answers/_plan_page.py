@@ -35,7 +35,7 @@ def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[
 
     best = [
         {
-            **train_tree(_with_assumptions(report), found.options.risk),
+            **train_tree(replace(report, assumptions=assumed(report.case, report)), found.options.risk),
             "choice": choice_tree(report.case),
             "group": found.group_of(place),
             "alternatives": list(found.alternatives(report)[1:]),
@@ -124,10 +124,6 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
 
         said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(said))
-
-
-def _with_assumptions(report: TrainReport) -> TrainReport:
-    return replace(report, assumptions=assumed(report.case, report))
 
 
 def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:

@@ -107,7 +107,7 @@ def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) 
         if inputs.values.keys() & FROM.keys():
             take(inputs)
         inputs.problems.raise_if_any()
-        found = _trained(inputs) if task == "train" else _served(inputs)
+        found = _trained(inputs) if task == "train" else _plan_infer.ask(inputs)
     except InputError as error:
         return [{**start, "rank": None, "problem": "; ".join(map(str, error.problems)), "release": __version__}]
     counts = {"plans": found.num_plans, "legal": found.counts.legal, "fitting": found.counts.fitting}
@@ -137,10 +137,6 @@ def _trained(inputs: Inputs) -> Any:
         # An interrupted search is no answer.
         raise KeyboardInterrupt
     return found
-
-
-def _served(inputs: Inputs) -> Any:
-    return _plan_infer.ask(inputs)
 
 
 def _row(found: Any, report: Any) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
     for key, value in raw.items():
         named = isinstance(value, Mapping) and (key in _SECTIONS or any(word in key for word in _WORDS))
         if key != section and value and (named or key in _NAMES or (key in of_class and key not in _TEXT)):
-            found[key] = _said(value)
+            found[key] = value.get("model_type") or "an object" if isinstance(value, Mapping) else value
     if section or not found:
         found |= {key: "left to its class" for key in of_class if key not in _TEXT and raw.get(key) is None}
     return found
@@ -258,11 +258,6 @@ def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 def _of_class(word: object) -> list[str]:
     return list(wrappers().get(word, {}).get("parts", ())) if isinstance(word, str) else []
-
-
-def _said(value: Any) -> Any:
-    """What a file says of a part: its type where it is an object."""
-    return value.get("model_type") or "an object" if isinstance(value, Mapping) else value
 
 
 def _tied(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,13 +61,9 @@ def _compressor(y: Layout[X], m: CompressedAttention, D: int, source: Tensor[X])
         *_pooling(y, "indexer", m, (D, x.head_dim), source),
         down(y, "indexer.q", COMPRESSOR, (m.q_lora_rank, x.heads * x.head_dim), queries),
         down(y, "indexer.weights", COMPRESSOR, (D, x.heads), source),
-        scoring(y, x, COMPRESSOR, _scored_pairs(y, m), compressed_keys(y, m)),
+        # The indexer scores every compressed entry, not only those it picks.
+        scoring(y, x, COMPRESSOR, picked_pairs(y, replace(m, indexer=None)), compressed_keys(y, m)),
     ]
-
-
-def _scored_pairs(y: Layout[X], m: CompressedAttention) -> X:
-    """The indexer scores every compressed entry, not only those it picks."""
-    return picked_pairs(y, replace(m, indexer=None))
 
 
 def _pooling(y: Layout[X], name: str, m: CompressedAttention, sizes: tuple[int, int], source: Tensor[X]) -> list[Op[X]]:

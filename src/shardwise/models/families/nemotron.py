@@ -20,7 +20,7 @@ _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: w
 
 def build(config: Config) -> Architecture:
     """Return Nemotron-H."""
-    blocks = _blocks(config, "rmsnorm")
+    blocks = _Blocks(config, "rmsnorm")
     kinds = spelled(config, "hybrid_override_pattern") or listed(config, "layers_block_type")
     if not kinds:
         config.problems.add("layers_block_type", None, "is missing", "list the kind of each layer")
@@ -74,10 +74,6 @@ class _Blocks:
         if kind == "moe":
             return replace(one, feed_forward=_experts(c), extra_vectors=_latent_bias(c))
         return replace(one, feed_forward=parts.mlp(c, gated=False, bias=c.flag("mlp_bias"), act="relu2"))
-
-
-def _blocks(config: Config, norm: NormKind) -> _Blocks:
-    return _Blocks(config, norm)
 
 
 def mamba2(config: Config) -> Mamba2:

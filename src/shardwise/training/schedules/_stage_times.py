@@ -287,7 +287,7 @@ def waiting_seconds(
     Folded, the last stage of the way down is the first of the way up: a slow stage waits for its fill and drain alone.
     """
     p, m, v = shape.num_stages, shape.num_micro, shape.num_chunks
-    costs = [_chunk(run, v) for run in runs]
+    costs = [(run.forward / v, run.backward_input / v, run.backward_weight / v) for run in runs]
     sums = tuple(total((run.count * c[i] for run, c in zip(runs, costs, strict=True)), 0 * p) for i in range(3))
     mean = v * total(sums) / p
     inner, hop = minimum(p - 1, 1), shape.send if shape.overlap_send else 0 * shape.send
@@ -306,10 +306,6 @@ def waiting_seconds(
         before = before + run.count
         fill, drain = fill + run.count * own[0], drain + run.count * own[1]
     return largest(lengths)
-
-
-def _chunk(run: StageRun[X], v: X) -> tuple[X, X, X]:
-    return run.forward / v, run.backward_input / v, run.backward_weight / v
 
 
 def _length(wait: StageWait[X], others: tuple[X, ...], own: tuple[X, X, X], hop: X) -> X:
