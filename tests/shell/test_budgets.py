@@ -190,5 +190,6 @@ def test_the_interpreter_is_importable_alone() -> None:
         "errors",
         "records",
         "shell",
+        "_lazy",
         "_version",
     }
