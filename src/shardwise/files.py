@@ -94,12 +94,12 @@ def parse_json(text: str, source: str | os.PathLike[str], field: str = "file", c
     """
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        tree = dict(pairs)
+        if len(tree) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise _fail(field, source, f"has the key {cut(twice)} twice", "keep one")
-        return found
+        return tree
 
     def constant(word: str) -> float:
         if constants:

@@ -124,20 +124,20 @@ def column_of(values: Iterable[Any]) -> Any:
     """
     if isinstance(values, np.ndarray):
         return values
-    found = list(values)
-    known = [value for value in found if value is not None]
-    if all(isinstance(value, bool) for value in known) and known and len(known) == len(found):
-        return np.array(found, dtype=bool)
+    items = list(values)
+    known = [value for value in items if value is not None]
+    if all(isinstance(value, bool) for value in known) and known and len(known) == len(items):
+        return np.array(items, dtype=bool)
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known) and known:
-        if len(known) == len(found) and all(isinstance(value, int) for value in known):
-            return np.array(found, dtype=np.int64)
-        return np.array([float("nan") if value is None else float(value) for value in found])
-    return found if all(isinstance(value, str) for value in found) else [_word(value) for value in found]
+        if len(known) == len(items) and all(isinstance(value, int) for value in known):
+            return np.array(items, dtype=np.int64)
+        return np.array([float("nan") if value is None else float(value) for value in items])
+    return items if all(isinstance(value, str) for value in items) else [_word(value) for value in items]
 
 
 def _plain(values: Any) -> list[Any]:
-    found = values.tolist() if hasattr(values, "tolist") else list(values)
-    return [None if isinstance(value, float) and value != value else value for value in found]
+    items = values.tolist() if hasattr(values, "tolist") else list(values)
+    return [None if isinstance(value, float) and value != value else value for value in items]
 
 
 def _word(value: object) -> str | None:
@@ -206,9 +206,9 @@ _RELEASE_SCHEMA, _RELEASE_ARRAY, _RELEASE_STREAM = (_releaser(kind) for kind in 
 
 def _keep(*things: Any) -> int:
     """Return the key under which things live until they are released."""
-    held = list(things)
-    _KEPT[id(held)] = held
-    return id(held)
+    kept = list(things)
+    _KEPT[id(kept)] = kept
+    return id(kept)
 
 
 def _pointers(children: list[Any]) -> Any:

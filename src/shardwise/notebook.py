@@ -52,11 +52,13 @@ def in_words(record: Any, *left_out: str) -> str:
     >>> in_words(Plan(tp=4, sharding="fsdp", sequence_parallel=False))
     'tp 4, sequence parallel off, sharding fsdp'
     """
-    said = ((one.name, getattr(record, one.name)) for one in fields(record) if one.name not in left_out)
+    given = ((one.name, getattr(record, one.name)) for one in fields(record) if one.name not in left_out)
     usual = {one.name: one.default for one in fields(record)}
     words = {True: "on", False: "off"}
-    found = ((name, words[value] if isinstance(value, bool) else value) for name, value in said if value != usual[name])
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found) or "one device, nothing split"
+    shown = (
+        (name, words[value] if isinstance(value, bool) else value) for name, value in given if value != usual[name]
+    )
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown) or "one device, nothing split"
 
 
 def plain_line(answer: object) -> str:
@@ -66,8 +68,8 @@ def plain_line(answer: object) -> str:
     >>> plain_line(load_model("gpt2"))
     'gpt2: 12 layers of 768, vocabulary of 50257'
     """
-    found = re.fullmatch(r"<\w+ (?:of )?(.*)>", repr(answer), re.DOTALL)
-    return found[1] if found else repr(answer)
+    match = re.fullmatch(r"<\w+ (?:of )?(.*)>", repr(answer), re.DOTALL)
+    return match[1] if match else repr(answer)
 
 
 def card(line: str, facts: Iterable[CardLine]) -> str:

@@ -40,21 +40,21 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
     written = {name for name, value in vars(cls).items() if name != "__hash__" or value is not None}
     # A record whose base is frozen must be frozen for the standard library too, which then compiles how.
     derived = frozen and any(is_dataclass(base) for base in cls.__mro__[1:])
-    found: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
-    named = fields(found)
-    twin = _open_twin(found) if frozen and options.get("slots") and len(named) >= _MANY else None
-    methods = {"__init__": _init(found, named, frozen, twin), **_compared(named, frozen, order)}
+    made: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
+    named = fields(made)
+    twin = _open_twin(made) if frozen and options.get("slots") and len(named) >= _MANY else None
+    methods = {"__init__": _init(made, named, frozen, twin), **_compared(named, frozen, order)}
     if repr:
         methods["__repr__"] = _text(tuple(f.name for f in named if f.repr))
     if frozen:
-        methods |= _frozen(found, frozenset(f.name for f in named))
+        methods |= _frozen(made, frozenset(f.name for f in named))
     if frozen and options.get("slots"):
         methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
     for name, method in methods.items():
         if name not in written:
-            setattr(found, name, method)
-    found.__dataclass_params__.frozen = frozen
-    return found
+            setattr(made, name, method)
+    made.__dataclass_params__.frozen = frozen
+    return made
 
 
 # Frozen records of so many fields are filled as their open twin; below that the two changes of class cost more.
@@ -98,10 +98,10 @@ def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twin: type | N
     last = ["*", *given[True]] if given[True] else []
     source = f"def __init__({', '.join(['self', *given[False], *last])}):\n  " + "\n  ".join(lines or ["pass"])
     exec(source, scope)
-    found: Callable[..., None] = scope["__init__"]
-    found.__qualname__ = f"{cls.__qualname__}.__init__"
-    found.__annotations__ = {**{f.name: f.type for f in named if f.init}, "return": None}
-    return found
+    init: Callable[..., None] = scope["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {**{f.name: f.type for f in named if f.init}, "return": None}
+    return init
 
 
 def _values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -121,8 +121,8 @@ def _compared(named: tuple[Field[Any], ...], frozen: bool, order: bool) -> dict[
         return values(self) < values(other) if other.__class__ is self.__class__ else NotImplemented
 
     keys = _values([f.name for f in named if (f.compare if f.hash is None else f.hash)])
-    found = {"__eq__": eq, "__hash__": (lambda self: hash(keys(self))) if frozen else None}
-    return {**found, "__lt__": lt} if order else found
+    methods = {"__eq__": eq, "__hash__": (lambda self: hash(keys(self))) if frozen else None}
+    return {**methods, "__lt__": lt} if order else methods
 
 
 def _text(names: tuple[str, ...]) -> Callable[[Any], str]:

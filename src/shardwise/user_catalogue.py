@@ -49,12 +49,12 @@ def folders() -> tuple[Path, ...]:
 
 def own_files(kind: str) -> tuple[OwnFile, ...]:
     """Return the files of one kind in all folders, by name; of two with one name the first folder's."""
-    found: dict[str, OwnFile] = {}
+    files: dict[str, OwnFile] = {}
     for folder in folders():
         for path in _files(folder / kind, KINDS[kind]):
             name = path.parent.name if path.name == "config.json" else path.stem
-            found.setdefault(plain(name), OwnFile(name.lower(), str(path), path.stat().st_mtime_ns))
-    return tuple(sorted(found.values()))
+            files.setdefault(plain(name), OwnFile(name.lower(), str(path), path.stat().st_mtime_ns))
+    return tuple(sorted(files.values()))
 
 
 def _files(folder: Path, ending: str) -> list[Path]:

@@ -170,8 +170,8 @@ def tie_factor(quantity: str) -> float:
     >>> 1 < tie_factor("step_seconds") < 1.3, tie_factor("")
     (True, 1.0)
     """
-    found = spreads()[quantity].paired if quantity else None
-    return math.exp(found.log) if found else 1.0
+    paired = spreads()[quantity].paired if quantity else None
+    return math.exp(paired.log) if paired else 1.0
 
 
 def typical_slack(family: str) -> float:
@@ -180,8 +180,8 @@ def typical_slack(family: str) -> float:
     >>> typical_slack("ampere") > typical_slack("blackwell") > 0
     True
     """
-    found = spreads()["step_seconds"].slower
-    return math.expm1(found.get(family, found.get("", 0.0)))
+    slower = spreads()["step_seconds"].slower
+    return math.expm1(slower.get(family, slower.get("", 0.0)))
 
 
 def memory_band(stack: str, tuned: bool = False) -> Band:

@@ -280,9 +280,9 @@ def kernel_costs(
     row = table.engines.get(kernel[0], {}).get(kernel[1]) if table else None
     if table is None or row is None:
         return None
-    taken = row.heads[runs_as(head, windowed, row.heads)]
+    head_costs = row.heads[runs_as(head, windowed, row.heads)]
     scale = table.by_device.get(device.name, 1.0)
-    return KernelCosts(costs=part_costs(kind, table.costs, taken), packs=row.packs, scale=scale)
+    return KernelCosts(costs=part_costs(kind, table.costs, head_costs), packs=row.packs, scale=scale)
 
 
 def nearest_costs(device: Device, engine: str, family: str = "") -> tuple[KernelCosts, str]:

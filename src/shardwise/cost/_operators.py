@@ -42,10 +42,10 @@ def _charged(maths: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...
         wave: Any = math.inf
         for tiles, charge in waves:
             wave = least(wave, maths.ceil(tiles * parts) * charge)
-        taken = maths.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
+        charged = maths.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
         if parts > 1:
-            taken = taken + t.split_flops + t.join_flops * parts * (m * n * batch)
-        best = least(best, taken)
+            charged = charged + t.split_flops + t.join_flops * parts * (m * n * batch)
+        best = least(best, charged)
     return best
 
 
@@ -104,9 +104,9 @@ def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) ->
         worked = short * (1 + s.burst_left * s.burst_share * short / (short + s.burst_seconds))
     written, streamed = 2 * m * n * batch, moved
     if s.cached_bytes:
-        found = (1 - s.cached_share) * inside_share(moved / s.cached_bytes)
-        held = s.width * m * k * batch + (written if s.keeps_outputs else 0.0)
-        streamed = maximum(moved - found * held, 0 * moved)
+        cached_share = (1 - s.cached_share) * inside_share(moved / s.cached_bytes)
+        cached_bytes = s.width * m * k * batch + (written if s.keeps_outputs else 0.0)
+        streamed = maximum(moved - cached_share * cached_bytes, 0 * moved)
     if s.write_share:
         worked = worked + s.write_share * written / r.matmul_bytes
     seconds = blend(worked, streamed / r.matmul_bytes, r.sharpness)
@@ -223,8 +223,8 @@ def _gemm_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     )
     if which != "weight":
         return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
-    again = r.recast_traffic * (op.rows * (op.inner + op.columns)) / r.memory_bytes if not wide else 0.0
-    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op) + again
+    recast_seconds = r.recast_traffic * (op.rows * (op.inner + op.columns)) / r.memory_bytes if not wide else 0.0
+    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op) + recast_seconds
 
 
 def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:

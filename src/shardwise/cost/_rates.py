@@ -256,10 +256,10 @@ def contention_of(device: Device, imposed: Efficiencies) -> float:
     >>> round(contention_of(find_device("a100-sxm-80gb").device, Efficiencies()), 3)
     0.421
     """
-    held = constants().rules.message_cores.count
-    if imposed.ideal or not device.knows("num_cores") or device.num_cores < 2 * held:
+    cores = constants().rules.message_cores.count
+    if imposed.ideal or not device.knows("num_cores") or device.num_cores < 2 * cores:
         return 0.0
-    return float(held / (device.num_cores - held))
+    return float(cores / (device.num_cores - cores))
 
 
 def narrowed(family: str, row: Gemm) -> float:
@@ -274,10 +274,10 @@ def grouped_by(row: GroupedGemm, kernel: str) -> GroupedGemm:
 
 def relative(device: Device, row: Gemm, measured: str) -> float:
     """Return the rate of a device's products over those of the device on which another kernel was measured."""
-    found = 1.0
+    share = 1.0
     for rows in (row.by_device, row.steady_state_by_device):
-        found *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
-    return float(found)
+        share *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
+    return float(share)
 
 
 def weight_gradient(family: DeviceFamily) -> float:

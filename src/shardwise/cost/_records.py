@@ -283,8 +283,8 @@ class DeviceFamily:
 
     def attention_table(self, kind: str) -> AttentionTable | None:
         """Return the attention kernels of a kind: prefill, decode, latent_prefill or latent_decode."""
-        found: AttentionTable | None = getattr(self, f"{kind}_kernels")
-        return found
+        kernels: AttentionTable | None = getattr(self, f"{kind}_kernels")
+        return kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

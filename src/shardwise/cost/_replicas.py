@@ -40,9 +40,9 @@ class OverlapSlowdown:
         """
         most = maximum(minimum(self.most_cores / 8 * at[0], self.node_cores), self.most_cores)
         across = minimum(self.rank_cores * at[0], most)
-        held = above(at[-1], at[0], across, 0 * across + self.node_cores)
-        share = held / self.cores
-        return above(held, self.spare_cores, maximum(share, 0.5), share) * self.longer
+        cores = above(at[-1], at[0], across, 0 * across + self.node_cores)
+        share = cores / self.cores
+        return above(cores, self.spare_cores, maximum(share, 0.5), share) * self.longer
 
 
 def overlap_slowdown(cluster: Cluster, dtype: str, imposed: Efficiencies) -> OverlapSlowdown | None:

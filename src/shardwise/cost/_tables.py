@@ -26,11 +26,11 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     >>> merged({"a": {"b": 1}}, {"a": {"c": 2}})
     {'a': {'b': 1, 'c': 2}}
     """
-    found = dict(base)
+    table = dict(base)
     for key, value in more.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = merged(found[key], value) if both else value
-    return found
+        both = isinstance(value, dict) and isinstance(table.get(key), dict)
+        table[key] = merged(table[key], value) if both else value
+    return table
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -189,19 +189,19 @@ def record(cls: type[T], row: Mapping[str, Any], where: str) -> T:
     ValueError: power: exponents is no constant of PowerConstants; exponent may be meant
     """
     spec = _spec_of(cls)
-    found, rest = {}, {}
+    values, rest = {}, {}
     for key, value in row.items():
         if key in spec.converts and key != spec.rest:
-            found[key] = spec.converts[key](value, f"{where}.{key}")
+            values[key] = spec.converts[key](value, f"{where}.{key}")
         elif spec.rest and isinstance(value, Mapping):
             rest[key] = value
         elif key not in _SAID and not _beside(key, spec.converts):
             raise _unknown(key, cls, spec, where)
     if spec.rest:
-        found[spec.rest] = spec.converts[spec.rest](rest, where)
-    if missing := [name for name in spec.required if name not in found]:
+        values[spec.rest] = spec.converts[spec.rest](rest, where)
+    if missing := [name for name in spec.required if name not in values]:
         raise ValueError(f"{where}: {', '.join(missing)} of {cls.__name__} is not stated")
-    return cls(**found)
+    return cls(**values)
 
 
 def _unknown(key: str, cls: type[Any], spec: _Spec, where: str) -> ValueError:

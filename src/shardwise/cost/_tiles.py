@@ -126,8 +126,8 @@ class BandwidthShares:
         >>> BandwidthShares((("add", 0.9, 0.8),)).share("add", backward=True), BandwidthShares().share("add")
         (0.8, 1.0)
         """
-        found = {name: back if backward else ahead for name, ahead, back in self.shares}
-        return found.get(kind, found.get("other", 1.0) if kind in ("permute", "eager") else 1.0)
+        shares = {name: back if backward else ahead for name, ahead, back in self.shares}
+        return shares.get(kind, shares.get("other", 1.0) if kind in ("permute", "eager") else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,11 +254,11 @@ def _price(draft: _Draft) -> float | None:
     if "price" in draft.given:
         return draft.given["price"]
     if draft.device.usd_per_device_hour is None:
-        found = cheapest(draft.device.name, "on-demand")
-        if found is None:
+        offer = cheapest(draft.device.name, "on-demand")
+        if offer is None:
             return None
-        draft.assume(found.price_note("on-demand"))
-        return found.device_usd("on-demand")
+        draft.assume(offer.price_note("on-demand"))
+        return offer.device_usd("on-demand")
     fact: Fact = draft.device.fact("usd_per_device_hour")
     draft.assume(f"price = {fact.value:g} USD per device and hour: {fact.source}, {fact.date}")
     return draft.device.usd_per_device_hour

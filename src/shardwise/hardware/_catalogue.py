@@ -132,8 +132,8 @@ def _read(name: str) -> Device:
 
 
 def _strings(table: dict[str, object], key: str) -> dict[str, object]:
-    found = table[key]
-    return found if isinstance(found, dict) else {}
+    values = table[key]
+    return values if isinstance(values, dict) else {}
 
 
 def _rows(table: dict[str, object], key: str) -> dict[str, dict[str, str]]:
@@ -242,15 +242,15 @@ def _flat(facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def _sources(table: Mapping[str, object], problems: Problems) -> dict[str, tuple[str, str]]:
-    found = {}
+    sources = {}
     for key, entry in table.items():
         match entry:
             case [str(source), str(date)] if source.strip() and date.strip():
-                found[key] = (source, date)
+                sources[key] = (source, date)
             case _:
                 rule, remedy = "must be the pair [source, date]", 'write ["datasheet", "2023-03"]'
                 problems.add(f"sources.{key}", plain(entry), rule, remedy)
-    return found
+    return sources
 
 
 def _fact(name: str, entry: object, sources: Mapping[str, tuple[str, str]]) -> Fact:

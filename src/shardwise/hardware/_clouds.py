@@ -115,11 +115,11 @@ def instance_names() -> tuple[str, ...]:
 @cache
 def _by_instance() -> dict[str, list[Offer]]:
     """Return the offers of each instance that has a name."""
-    found: dict[str, list[Offer]] = {}
+    by_instance: dict[str, list[Offer]] = {}
     for offer in offers():
         if offer.instance:
-            found.setdefault(_squeezed(offer.instance), []).append(offer)
-    return found
+            by_instance.setdefault(_squeezed(offer.instance), []).append(offer)
+    return by_instance
 
 
 def find_rented(name: str) -> Rented | None:
@@ -130,8 +130,8 @@ def find_rented(name: str) -> Rented | None:
     """
     wanted = _squeezed(name)
     wanted = _table()["same"].get(wanted, wanted)
-    found = _by_instance().get(wanted)
-    return _instance(found) if found else _slice(wanted)
+    rented = _by_instance().get(wanted)
+    return _instance(rented) if rented else _slice(wanted)
 
 
 def of_family(name: str) -> Rented | None:

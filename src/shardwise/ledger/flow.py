@@ -82,13 +82,13 @@ def _narrowed(op: Op[X], into: bool, weight: bool, needs: set[str], idle: bool) 
     backward = tuple(c for c in op.backward if _wanted(c.read_for, into, weight, needs))
     if not (gone or idle) and len(saves) == len(op.saves) and len(backward) == len(op.backward):
         return op
-    found = replace(op, saves=saves, backward=backward, without=gone, reads=() if idle else op.reads)
+    narrowed = replace(op, saves=saves, backward=backward, without=gone, reads=() if idle else op.reads)
     zero = 0 * op.forward_bytes
     if "input" in gone:
-        found = replace(found, backward_flops=zero, backward_bytes=zero)
+        narrowed = replace(narrowed, backward_flops=zero, backward_bytes=zero)
     if "weight" in gone:
-        found = replace(found, weight_flops=zero, weight_bytes=zero, finish_bytes=0)
-    return found
+        narrowed = replace(narrowed, weight_flops=zero, weight_bytes=zero, finish_bytes=0)
+    return narrowed
 
 
 def gradient_passes(op: Op[X]) -> int:

@@ -145,8 +145,8 @@ def maximum(a: X, b: X | float) -> X:
     if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
         larger: X = _MAX(a, b)
         return larger
-    found: X = evaluate("max", a, b)
-    return found
+    value: X = evaluate("max", a, b)
+    return value
 
 
 def minimum(a: X, b: X | float) -> X:
@@ -158,8 +158,8 @@ def minimum(a: X, b: X | float) -> X:
     if type(a) in _PLAIN_TYPES and type(b) in _PLAIN_TYPES:
         smaller: X = _MIN(a, b)
         return smaller
-    found: X = evaluate("min", a, b)
-    return found
+    value: X = evaluate("min", a, b)
+    return value
 
 
 def ceil(a: X) -> X:
@@ -204,8 +204,8 @@ def divide(a: X | float, b: X | float) -> X:
     >>> divide(38_000_000_000_000_000_001, 1), divide(7, 2)
     (38000000000000000001, 3.5)
     """
-    found: X = evaluate("divide", a, b)
-    return found
+    value: X = evaluate("divide", a, b)
+    return value
 
 
 def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
@@ -217,8 +217,8 @@ def above(a: X, threshold: X | float, then: X | float, other: X | float) -> X:
     if type(a) in _PLAIN_TYPES and type(threshold) in _PLAIN_TYPES:
         chosen: X = _choose(a, threshold, then, other)
         return chosen
-    found: X = evaluate("above", a, threshold, then, other)
-    return found
+    value: X = evaluate("above", a, threshold, then, other)
+    return value
 
 
 def total(items: Iterable[X], zero: X | float = 0) -> X:
@@ -227,10 +227,10 @@ def total(items: Iterable[X], zero: X | float = 0) -> X:
     >>> total([1, 2, 3])
     6
     """
-    found: Any = zero
+    value: Any = zero
     for item in items:
-        found = found + item
-    whole: X = found
+        value = value + item
+    whole: X = value
     return whole
 
 

@@ -68,12 +68,14 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> SavedTenso
                 continue
             made = [region for region in (tensor.born, tensor.made_in) if region]
             makers = [u for u in units if any(map(u.holds, made))]
-            again = bool(makers) and (unit in makers or makers[0].discards_output)
-            if again and tensor.name not in saved:
+            recomputed = bool(makers) and (unit in makers or makers[0].discards_output)
+            if recomputed and tensor.name not in saved:
                 # Made again on the way, and read by no gradient.
                 continue
-            again = again and not (unit and unit.alternates and op.kind == "attention" and tensor.born == op.region)
-            (dropped if again else kept)[tensor.name] = tensor
+            recomputed = recomputed and not (
+                unit and unit.alternates and op.kind == "attention" and tensor.born == op.region
+            )
+            (dropped if recomputed else kept)[tensor.name] = tensor
     for unit in units:
         kept |= {tensor.name: tensor for tensor in _results(_inside(ops, unit), unit)}
     return SavedTensors(kept=tuple(kept.values()), dropped=tuple(t for n, t in dropped.items() if n not in kept))
@@ -89,16 +91,16 @@ def _chosen(inside: list[Op[X]]) -> list[tuple[Op[X], X | float]]:
     Joint products count as the separate ones that they stand for. A router is not counted (torchtitan since 2025:
     per_op_sac_force_recompute_mm_shapes_by_fqns), nor are products of 4 bits, which are operators of their own.
     """
-    found: list[tuple[Op[X], X | float]] = []
+    chosen: list[tuple[Op[X], X | float]] = []
     place = 0
     for op in inside:
         if op.kind != "matmul" or not op.weights or op.role == "router" or op.dtype == "fp4":
             continue
         parts = op.parts or (op.columns,)
         ours = total((n for i, n in enumerate(parts, start=place) if i % 2 == 0), 0 * op.columns)
-        found.append((op, ours / total(parts, 0 * op.columns)))
+        chosen.append((op, ours / total(parts, 0 * op.columns)))
         place += len(parts)
-    return found
+    return chosen
 
 
 def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
@@ -123,16 +125,16 @@ def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
 def recomputed_shares(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> dict[int, X | float]:
     """Return which share of each operator backward runs again, by identity; others are left out."""
     ops = tuple(ops)
-    found: dict[int, X | float] = {id(op): 1.0 for op in recomputed_ops(ops, tuple(u for u in units if not u.tiles))}
+    shares: dict[int, X | float] = {id(op): 1.0 for op in recomputed_ops(ops, tuple(u for u in units if not u.tiles))}
     for unit in units:
         if unit.tiles:
-            found |= {id(op): found.get(id(op), 0.0) + 1.0 for op in _inside(ops, unit)}
+            shares |= {id(op): shares.get(id(op), 0.0) + 1.0 for op in _inside(ops, unit)}
         if unit.alternates:
             inside = _inside(ops, unit)
             kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside)}
             kept |= {id(op): 1.0 for op in inside if op.kind == "attention"}
-            found = {key: 1 - kept.get(key, 0.0) for key in found}
-    return found
+            shares = {key: 1 - kept.get(key, 0.0) for key in shares}
+    return shares
 
 
 def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple[Op[X], ...]:
@@ -143,11 +145,11 @@ def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple
     product of a unit and what follows it are not run again; reentrant checkpoints run everything.
     """
     ops = tuple(ops)
-    again: set[int] = set()
+    recomputed: set[int] = set()
     for unit in units:
         inside = _inside(ops, unit)
-        again.update(id(op) for op in (_until_saved(inside) if unit.stops_early else inside))
-    return tuple(op for op in ops if id(op) in again)
+        recomputed.update(id(op) for op in (_until_saved(inside) if unit.stops_early else inside))
+    return tuple(op for op in ops if id(op) in recomputed)
 
 
 def _until_saved(ops: list[Op[X]]) -> list[Op[X]]:

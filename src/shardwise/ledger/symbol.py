@@ -30,12 +30,12 @@ class Graph:
 
     def enter(self, key: Key, level: int) -> Node:
         """Return the symbol of an operation and its arguments."""
-        found = self.known.get(key)
-        if found is None:
-            found = Node(self, key, level)
-            self.known[key] = found
-            self.nodes.append(found)
-        return found
+        node = self.known.get(key)
+        if node is None:
+            node = Node(self, key, level)
+            self.known[key] = node
+            self.nodes.append(node)
+        return node
 
 
 class Node:
@@ -111,8 +111,8 @@ def _paired(op: str, a: Any, b: Any) -> Node:
     else:
         graph, level = a.graph, a.level | b.level
         key = (op, b, a) if op in _COMMUTING and a.place > b.place else (op, a, b)
-    found: Node | None = graph.known.get(key)
-    return graph.enter(key, level) if found is None else found
+    known: Node | None = graph.known.get(key)
+    return graph.enter(key, level) if known is None else known
 
 
 def _above(args: tuple[Any, ...]) -> Any:
@@ -152,11 +152,11 @@ def needed(outputs: Iterable[Any]) -> list[Node]:
     >>> [symbol.op for symbol in needed([twice + 0 * y])]
     ['given', 'multiply']
     """
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     waiting = [o for o in outputs if o.__class__ is Node]
     while waiting:
         symbol = waiting.pop()
-        if symbol.place not in found:
-            found[symbol.place] = symbol
+        if symbol.place not in nodes:
+            nodes[symbol.place] = symbol
             waiting += [a for a in symbol.key if a.__class__ is Node]
-    return [found[place] for place in sorted(found)]
+    return [nodes[place] for place in sorted(nodes)]

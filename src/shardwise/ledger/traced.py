@@ -67,10 +67,10 @@ class Traced:
 
     def __str__(self) -> str:
         """Return the number and what sums to it, each with its share, or the formula where it is no sum."""
-        if not (found := self.contributions):
+        if not (sums := self.contributions):
             return f"{self.name} = {_digits(self.value)} = {formula(self)}"
-        rows = [f"{p.amount / (self.value or 1):7.1%} {_digits(p.amount):>20}  {p.label:.80}" for p in found[:_PRINTED]]
-        rest = [f"        and {len(found) - _PRINTED} more"] if len(found) > _PRINTED else []
+        rows = [f"{p.amount / (self.value or 1):7.1%} {_digits(p.amount):>20}  {p.label:.80}" for p in sums[:_PRINTED]]
+        rest = [f"        and {len(sums) - _PRINTED} more"] if len(sums) > _PRINTED else []
         return "\n".join([f"{self.name} = {_digits(self.value)}", *rows, *rest])
 
     @property
@@ -193,7 +193,7 @@ def _neutral(x: Traced) -> Any:
 
 def branches(x: Traced) -> list[Any]:
     """Return what a maximum of maxima, or a minimum of minima, chooses from, each once."""
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     waiting, seen = list(map(core, reversed(x.args))), set[int]()
     while waiting:
         arg = waiting.pop()
@@ -202,8 +202,8 @@ def branches(x: Traced) -> list[Any]:
             if _opens(arg, False) and arg.op == x.op:
                 waiting += map(core, reversed(arg.args))
             else:
-                found[id(arg)] = arg
-    return list(found.values())
+                values[id(arg)] = arg
+    return list(values.values())
 
 
 _SIGNS = {"+": "+", "-": "-", "*": "*", "/": "/", "divide": "/"}
@@ -266,7 +266,7 @@ def operands(x: Traced) -> list[Traced]:
     >>> operands(Traced(8, "*", (Traced(4, label=("width", "", "")), 2)))
     [Traced(4, name='width')]
     """
-    found: dict[tuple[str, Any], Traced] = {}
+    named: dict[tuple[str, Any], Traced] = {}
     waiting, seen = [_inner(x, True)], set[int]()
     while waiting:
         node, top = waiting.pop()
@@ -276,8 +276,8 @@ def operands(x: Traced) -> list[Traced]:
         if _opens(node, top):
             waiting += [(core(a), False) for a in reversed(node.args)]
         elif node.name:
-            found.setdefault((node.name, plain(node)), node)
-    return list(found.values())
+            named.setdefault((node.name, plain(node)), node)
+    return list(named.values())
 
 
 _Choice = tuple[str, tuple[Rival, ...]]
@@ -379,19 +379,19 @@ def _edges(x: Traced, told: bool) -> list[tuple[Any, float, _Choice]]:
 
 def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
     """Return the branches that lost, nearest first, each once; ties and those that are nothing are left out."""
-    found = {}
+    rivals = {}
     for other in others:
         amount = float(plain(other))
         if amount and abs(value - amount) > 1e-9 * abs(amount):
             label = formula(other, False)
-            found[label] = Rival(label if len(label) <= 100 else _gist(other), amount, abs(value - amount))
-    return tuple(sorted(found.values(), key=lambda r: r.slack)[:8])
+            rivals[label] = Rival(label if len(label) <= 100 else _gist(other), amount, abs(value - amount))
+    return tuple(sorted(rivals.values(), key=lambda r: r.slack)[:8])
 
 
 def _gist(x: Any) -> str:
     """Return what a long branch is mostly made of: its largest named parts, whose own rivals nobody asked for."""
-    said = [p for p in parts(x, told=False) if p.node is not None and p.node.name]
-    return " + ".join(f"{p.times:.4g} x {p.label}" for p in said[:2]) or formula(x, False)[:100] + " ..."
+    opened = [p for p in parts(x, told=False) if p.node is not None and p.node.name]
+    return " + ".join(f"{p.times:.4g} x {p.label}" for p in opened[:2]) or formula(x, False)[:100] + " ..."
 
 
 def ratio(x: Traced) -> tuple[Any, Any] | None:

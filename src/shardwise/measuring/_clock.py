@@ -143,7 +143,7 @@ class Clock:
 
     def run(self, cases: Sequence[TimedCase], together: int = 8) -> list[tuple[str, Timing]]:
         """Time all cases, `together` of them in turns; noisy ones come up to three times again, the best kept."""
-        found: list[tuple[str, Timing]] = []
+        timings: list[tuple[str, Timing]] = []
         best: dict[str, Timing] = {}
         wanted, began = list(cases), time.perf_counter()
         for _ in range(4):
@@ -156,8 +156,8 @@ class Clock:
             wanted = [case for case in cases if best[case.name].noisy]
         for case in cases:
             case.row(best[case.name])
-            found.append((case.name, best[case.name]))
-        return found
+            timings.append((case.name, best[case.name]))
+        return timings
 
     def _timed(self, cases: Sequence[TimedCase], together: int) -> Iterator[tuple[TimedCase, Timing]]:
         for first in range(0, len(cases), together):

@@ -63,10 +63,10 @@ def copies_of(machine: Machine) -> tuple[int, ...]:
 
 def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measurement]:
     """Return the timings of forward products (m, k) by (k, n) in every type, and of copies of so many bytes."""
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
 
     def keep(head: tuple[str, str, int, int, int, float], timing: Timing) -> None:
-        found.append(Measurement(*head, timing.seconds, timing.spread, timing.others))
+        measurements.append(Measurement(*head, timing.seconds, timing.spread, timing.others))
 
     cases = []
     for size in copies:
@@ -77,7 +77,7 @@ def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measureme
             row = partial(keep, ("product", dtype, m, n, k, float(width * (m * k + n * k + m * n))))
             cases.append(TimedCase(f"{dtype} {m} {n} {k}", product_of("fwd", (m, n, k), clock.device, dtype), row))
     clock.run(cases)
-    return found
+    return measurements
 
 
 def measurements_csv(rows: Sequence[Measurement]) -> str:
@@ -234,19 +234,19 @@ def keep_freed_memory() -> bool:
 
 def _cpu_name() -> str:
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def _hertz() -> float:
     """Return the clock that the processor states for itself; virtual machines print their nominal one."""
     try:
-        found = re.findall(r"cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        clocks = re.findall(r"cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
-        found = []
-    return max(map(float, found)) * 1e6 if found else 0.0
+        clocks = []
+    return max(map(float, clocks)) * 1e6 if clocks else 0.0
 
 
 def _key(name: str, cores: int) -> str:

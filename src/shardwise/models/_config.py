@@ -273,11 +273,11 @@ class Config:
 
     def _in_file(self, name: str, keys: tuple[str, ...]) -> tuple[str, Any]:
         """The first key that the file holds; others that agree are read along, others that disagree are a problem."""
-        found = [key for key in dict.fromkeys((*keys, *keys_of(name))) if key in self.raw]
-        if not found:
+        present = [key for key in dict.fromkeys((*keys, *keys_of(name))) if key in self.raw]
+        if not present:
             return name, _MISSING
-        self._read.update(found)
-        given = [key for key in found if self.raw[key] is not None] or found
+        self._read.update(present)
+        given = [key for key in present if self.raw[key] is not None] or present
         first = given[0]
         for other in given[1:]:
             if _uniform(self.raw[other]) != _uniform(self.raw[first]) and name not in self.overrides:
@@ -330,18 +330,18 @@ class Config:
                 self.problems.add(key, value, "must be true or false", "write true or false")
 
     def _say_overrides(self) -> list[str]:
-        told = [(name, self.overrides[name], old) for name, old in self._overridden.items()]
-        told += [(key, self.raw[key], old) for key, old in self.replaced.items()]
+        overridden = [(name, self.overrides[name], old) for name, old in self._overridden.items()]
+        overridden += [(key, self.raw[key], old) for key, old in self.replaced.items()]
         return [
             f"override: {name} = {new!r}" + ("" if old is _MISSING or old is None else f" (was {old!r})")
-            for name, new, old in told
+            for name, new, old in overridden
         ]
 
     def _say_defaults(self) -> list[str]:
-        told = {k: v for k, v in self._defaulted.items() if v or k == "tie_word_embeddings"}
-        if not told:
+        defaulted = {k: v for k, v in self._defaulted.items() if v or k == "tie_word_embeddings"}
+        if not defaulted:
             return []
-        listing = ", ".join(f"{key} = {value!r}" for key, value in told.items())
+        listing = ", ".join(f"{key} = {value!r}" for key, value in defaulted.items())
         return [f"absent from the file, so the {self.model_type} default: {listing}"]
 
     def _say_ignored(self) -> list[str]:

@@ -122,8 +122,8 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
 def _why_not(missing: list[str], strange: list[str], alone: bool) -> str:
     lacks = f"lacks {', '.join(missing)}" if missing else ""
     has = f"has {', '.join(strange)}" if strange else ""
-    beside = "" if alone else "has parts beside it"
-    reasons = " and ".join(filter(None, (lacks, has, beside)))
+    others = "" if alone else "has parts beside it"
+    reasons = " and ".join(filter(None, (lacks, has, others)))
     return f"is not a supported family, and cannot be read as llama: it {reasons}"
 
 
@@ -208,8 +208,8 @@ class LanguageModelKeys:
         """Return a problem for each part beside the language model."""
         remedy = "count the language model alone with --part text (part='text')"
         return [
-            Problem(name, said, "is a part of the model that is not understood", remedy)
-            for name, said in self.others.items()
+            Problem(name, value, "is a part of the model that is not understood", remedy)
+            for name, value in self.others.items()
         ]
 
 
@@ -245,15 +245,15 @@ def unwrap(raw: Mapping[str, Any]) -> LanguageModelKeys:
 
 def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
     """The parts beside the language model: sections that the file has, and those that its class always has."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     of_class = _of_class(raw.get("model_type"))
     for key, value in raw.items():
         named = isinstance(value, Mapping) and (key in _SECTIONS or any(word in key for word in _WORDS))
         if key != section and value and (named or key in _NAMES or (key in of_class and key not in _TEXT)):
-            found[key] = value.get("model_type") or "an object" if isinstance(value, Mapping) else value
-    if section or not found:
-        found |= {key: "left to its class" for key in of_class if key not in _TEXT and raw.get(key) is None}
-    return found
+            parts[key] = value.get("model_type") or "an object" if isinstance(value, Mapping) else value
+    if section or not parts:
+        parts |= {key: "left to its class" for key in of_class if key not in _TEXT and raw.get(key) is None}
+    return parts
 
 
 def _of_class(word: object) -> list[str]:

@@ -125,9 +125,9 @@ def found_architecture(
     own = find_own("models", word)
     if own is not None:
         return _from_own(own, overrides, part)
-    found = find(word)
-    if found is not None:
-        return _from_catalogue(found, overrides)
+    architecture = find(word)
+    if architecture is not None:
+        return _from_catalogue(architecture, overrides)
     path = os.path.expanduser(word)
     if os.path.exists(path) or word.endswith(".json"):
         return _from_path(path, overrides, part)
@@ -198,8 +198,8 @@ def _index() -> dict[str, str]:
 def _spellings(entry: Mapping[str, Any]) -> list[str]:
     """Return other names of a model: hub ids, with an underscore for the slash too, and their last parts."""
     hubs: list[str] = entry.get("hub", [])
-    said = [word for hub in hubs for word in (hub, hub.replace("/", "_"), hub.rpartition("/")[2])]
-    return said + [word for also in entry.get("also", []) for word in (also, also.replace("/", "_"))]
+    spellings = [word for hub in hubs for word in (hub, hub.replace("/", "_"), hub.rpartition("/")[2])]
+    return spellings + [word for also in entry.get("also", []) for word in (also, also.replace("/", "_"))]
 
 
 def find(word: str) -> str | None:

@@ -88,13 +88,13 @@ def _name(fields: Mapping[str, Any]) -> str:
 def _checked(sizes: _Sizes, config: dict[str, Any], name: str) -> Architecture:
     """Return the model, or raise what is wrong with single fields, what contradicts, and what the importer finds."""
     try:
-        found = architecture_from_config(config, name=name, notes=sizes.notes)
+        architecture = architecture_from_config(config, name=name, notes=sizes.notes)
     except InputError as error:
         # What follows from a field that is missing or wrong here already says nothing new.
         seen = {p.field for p in sizes.problems.items}
         raise InputError([*sizes.problems.items, *(p for p in error.problems if p.field not in seen)]) from None
     sizes.problems.raise_if_any()
-    return found
+    return architecture
 
 
 def _refuse_others(sizes: _Sizes) -> None:
@@ -171,15 +171,15 @@ def _feed_forward(sizes: _Sizes, hidden: int, layers: int) -> dict[str, Any]:
     width = sizes.scaled("ffn", "ffn_ratio", hidden, "hidden_size")
     if not {"ffn", "ffn_ratio"} & sizes.given.keys():
         width = sizes.get("ffn", 4 * hidden, "four times the width")
-    found: dict[str, Any] = {} if "ffn" in sizes.given else {"ffn": width or 1}
+    keys: dict[str, Any] = {} if "ffn" in sizes.given else {"ffn": width or 1}
     if not sizes.whole("num_experts"):
-        return found
-    found["experts_per_token"] = sizes.get("experts_per_token", 1, "each token visits one expert")
-    found["expert_ffn"] = sizes.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
+        return keys
+    keys["experts_per_token"] = sizes.get("experts_per_token", 1, "each token visits one expert")
+    keys["expert_ffn"] = sizes.get("expert_ffn", width or 1, "as wide as a dense feed-forward")
     every = sizes.get("expert_interval", 1, "every layer is MoE")
     if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every <= max(layers, 1):
         rule = f"must be a whole number from 1 to the {layers} layers"
         sizes.problems.add("expert_interval", every, rule, "write 2 for every other layer")
         every = 1
-    found["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, 10_000) or 1)]
-    return found
+    keys["moe_layer_freq"] = [int(i % every == every - 1) for i in range(min(layers, 10_000) or 1)]
+    return keys

@@ -32,15 +32,15 @@ class CapabilityRule:
 
     def broken(self, get: Callable[[str, Values], Any]) -> Any:
         """Return whether the rule is broken, `get` saying of a field whether its value is one of some."""
-        found: Any = True
+        holds: Any = True
         for name, values in self.where:
-            found = found & get(name, values)
-            if found is False:
+            holds = holds & get(name, values)
+            if holds is False:
                 return False
         kept: Any = True
         for name, values in self.needs:
             kept = kept & get(name, values)
-        return found & (kept ^ True)
+        return holds & (kept ^ True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,16 +96,16 @@ class Capabilities:
 
 
 def _whole_order(text: str) -> tuple[str, ...]:
-    found = text.split("-")
-    return tuple(found if "tp2" in found else (*found[: found.index("tp") + 1], "tp2", *found[found.index("tp") + 1 :]))
+    axes = text.split("-")
+    return tuple(axes if "tp2" in axes else (*axes[: axes.index("tp") + 1], "tp2", *axes[axes.index("tp") + 1 :]))
 
 
 def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
     """Return the record of a table of stacks.toml."""
-    found: dict[str, Any] = {f.name: row[f.name] for f in fields(Capabilities)}
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    found["rules"] = tuple(_rule(one) for one in row["rules"])
-    return Capabilities(**found)
+    values: dict[str, Any] = {f.name: row[f.name] for f in fields(Capabilities)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    values["rules"] = tuple(_rule(one) for one in row["rules"])
+    return Capabilities(**values)
 
 
 def _rule(row: Mapping[str, Any]) -> CapabilityRule:
@@ -194,8 +194,8 @@ def _refused_places(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
     if not any(wide(order) == wide(plan.order) for order in runs.orders):
         yield Refusal("order", "-".join(wide(plan.order)), "lays ranks out in an order of its own", runs.order)
     if plan.fast and not runs.any_place:
-        said = ",".join(f"{axis}={n}" for axis, n in zip(AXES, plan.fast, strict=False) if n > 1)
-        yield Refusal("fast", said, "fills the fastest domain in the order of its axes", ("the order alone",))
+        places = ",".join(f"{axis}={n}" for axis, n in zip(AXES, plan.fast, strict=False) if n > 1)
+        yield Refusal("fast", places, "fills the fastest domain in the order of its axes", ("the order alone",))
 
 
 def _many(degree: object) -> bool:
@@ -231,8 +231,8 @@ def shown(value: object) -> str:
 
 def _broken(rule: CapabilityRule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
     """Yield the fields that a broken rule needs otherwise, each with what it is beside."""
-    beside = ", ".join(f"{name} {shown(_value(plan, job, name))}" for name, _ in rule.where)
+    others = ", ".join(f"{name} {shown(_value(plan, job, name))}" for name, _ in rule.where)
     for name, values in rule.needs:
         value = _value(plan, job, name)
         if not _is_one_of(value, values, plan):
-            yield Refusal(name, value, f"does not run this beside {beside}", values)
+            yield Refusal(name, value, f"does not run this beside {others}", values)

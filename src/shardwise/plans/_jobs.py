@@ -219,21 +219,21 @@ def objective_problems(job: Training) -> Problems:
     >>> print(objective_problems(Training(seq_len=1, global_batch=1, reference="copy")).items[0])
     reference = 'copy': is read by dpo, grpo, ppo, and the method is sft; leave it out, or add --method dpo
     """
-    found = Problems()
+    problems = Problems()
     if job.method not in OBJECTIVES:
-        found.add("method", job.method, "is not a known method", "use one of " + ", ".join(OBJECTIVES))
+        problems.add("method", job.method, "is not a known method", "use one of " + ", ".join(OBJECTIVES))
     if job.reference and job.reference not in REFERENCES:
-        found.add("reference", job.reference, "is not a known reference", "use one of " + ", ".join(REFERENCES))
-    if found.items:
-        return found
+        problems.add("reference", job.reference, "is not a known reference", "use one of " + ", ".join(REFERENCES))
+    if problems.items:
+        return problems
     readers = [name for name, one in OBJECTIVES.items() if one.reference]
     if job.reference and job.method not in readers:
         rule = f"is read by {', '.join(readers)}, and the method is {job.method}"
-        found.add("reference", job.reference, rule, "leave it out, or add --method dpo")
+        problems.add("reference", job.reference, rule, "leave it out, or add --method dpo")
     elif job.reference in ("base", "adapter") and not job.adapter:
         rule = "is the frozen base of adapters, and there are none"
-        found.add("reference", job.reference, rule, "use --reference copy, or add --adapter lora")
-    return found
+        problems.add("reference", job.reference, rule, "use --reference copy, or add --adapter lora")
+    return problems
 
 
 def reference_of(job: Training, own: str = "") -> str:

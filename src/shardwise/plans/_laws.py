@@ -229,12 +229,12 @@ def offload_laws(plan: Plan, found: Problems) -> None:
     Gradients go where the optimizer reads them (deepspeed/runtime/zero/stage_1_and_2.py cpu_offload); parameters are
     copied unit by unit as sharded ones are gathered (torch.distributed.fsdp CPUOffloadPolicy; ZeRO-3 offload_param).
     """
-    said = ",".join(plan.offload)
+    offloads = ",".join(plan.offload)
     if "gradients" in plan.offload and "optimizer" not in plan.offload:
-        found.add("offload", said, "sends gradients where no optimizer is", f"use {said},optimizer")
+        found.add("offload", offloads, "sends gradients where no optimizer is", f"use {offloads},optimizer")
     if "parameters" in plan.offload and not plan.sharding_rules.weights:
         rule = f"brings parameters in unit by unit, which sharding {plan.sharding} does not"
-        found.add("offload", said, rule, "use sharding fsdp or zero3, or leave parameters out")
+        found.add("offload", offloads, rule, "use sharding fsdp or zero3, or leave parameters out")
 
 
 def divisors(n: int, limit: int = 10**9) -> list[int]:

@@ -139,10 +139,10 @@ def find_optimizer(name: str, rank: int = 0) -> Optimizer:
     if name not in OPTIMIZERS:
         rule = "is not a known optimizer"
         raise InputError([Problem("optimizer", name, rule, "use one of " + ", ".join(OPTIMIZERS))])
-    found = OPTIMIZERS[name]
+    optimizer = OPTIMIZERS[name]
     if not rank:
-        return found
-    if not found.matrix.rank:
+        return optimizer
+    if not optimizer.matrix.rank:
         able = ", ".join(n for n, one in OPTIMIZERS.items() if one.matrix.rank)
         raise InputError([Problem("optimizer_rank", rank, f"is not of {name}", f"leave it out, or use {able}")])
-    return replace(found, matrix=replace(found.matrix, rank=rank))
+    return replace(optimizer, matrix=replace(optimizer.matrix, rank=rank))

@@ -68,15 +68,15 @@ def dense_group_shapes(
     >>> dense_group_shapes(size, order, (8, 64), fast={"tp": 2, "tp2": 1, "cp": 1, "dp": 4, "pp": 1})["dp"]
     (4, 8)
     """
-    found: Placed = {}
+    shapes: Placed = {}
     stride: Any = 1
     for part in radices(size, order, fast):
         for axis, degree in part.items():
             here = tuple(inside(stride, degree, d, how) for d in domains[:-1])
-            known = found.get(axis)
-            found[axis] = here if known is None else tuple(a * b for a, b in zip(known, here, strict=True))
+            known = shapes.get(axis)
+            shapes[axis] = here if known is None else tuple(a * b for a, b in zip(known, here, strict=True))
             stride = stride * degree
-    return {axis: (*at, size[axis]) for axis, at in found.items()}
+    return {axis: (*at, size[axis]) for axis, at in shapes.items()}
 
 
 def radices(
@@ -103,33 +103,33 @@ def steps(plan: Plan, axis: str) -> tuple[int, ...]:
     >>> steps(Plan(tp=2, dp=4), "dp"), steps(Plan(tp=2, dp=4, fast=(1, 1, 1, 2, 1)), "dp")
     ((0, 2, 4, 6), (0, 1, 4, 5))
     """
-    found, stride = [0], 1
+    offsets, stride = [0], 1
     for part in radices(degrees(plan), plan.order, fast_ranks(plan)):
         for name, degree in part.items():
             if name == axis:
-                found = [at + i * stride for i in range(degree) for at in found]
+                offsets = [at + i * stride for i in range(degree) for at in offsets]
             stride *= degree
-    return tuple(found)
+    return tuple(offsets)
 
 
 def with_groups(dense: Placed, sizes: Mapping[str, Any], how: WholeNumbers = PLAIN) -> Placed:
     """Return group shapes of the dense axes with those of groups made of them; `sizes` has dp, shard, ep and etp."""
-    found, gcd = dict(dense), how.gcd
-    found["dp_cp"] = tuple(a * b for a, b in zip(found["dp"], found["cp"], strict=True))
+    groups, gcd = dict(dense), how.gcd
+    groups["dp_cp"] = tuple(a * b for a, b in zip(groups["dp"], groups["cp"], strict=True))
     shard = sizes["shard"]
-    inner = tuple(gcd(d, shard) for d in found["dp"])
-    found["shard"] = tuple(a * b for a, b in zip(inner, found["cp"], strict=True))
-    found["replicate"] = tuple(d // a for d, a in zip(found["dp"], inner, strict=True))
-    stage = [math.prod(at) for at in zip(*(found[a] for a in STAGE_AXES), strict=True)]
+    inner = tuple(gcd(d, shard) for d in groups["dp"])
+    groups["shard"] = tuple(a * b for a, b in zip(inner, groups["cp"], strict=True))
+    groups["replicate"] = tuple(d // a for d, a in zip(groups["dp"], inner, strict=True))
+    stage = [math.prod(at) for at in zip(*(groups[a] for a in STAGE_AXES), strict=True)]
     etp = tuple(gcd(sizes["etp"], s) for s in stage)
     ep = tuple(gcd(sizes["ep"], s // e) for s, e in zip(stage, etp, strict=True))
-    found["etp"], found["ep"] = etp, ep
+    groups["etp"], groups["ep"] = etp, ep
     expert_dp = stage[-1] // (sizes["ep"] * sizes["etp"])
-    found["edp"] = tuple(gcd(expert_dp, s // (a * b)) for s, a, b in zip(stage, etp, ep, strict=True))
+    groups["edp"] = tuple(gcd(expert_dp, s // (a * b)) for s, a, b in zip(stage, etp, ep, strict=True))
     expert_shard = how.largest(1, expert_dp * shard // sizes["dp"])
-    found["expert_shard"] = tuple(gcd(d, expert_shard) for d in found["edp"])
-    found["expert_replicate"] = tuple(d // a for d, a in zip(found["edp"], found["expert_shard"], strict=True))
-    return found
+    groups["expert_shard"] = tuple(gcd(d, expert_shard) for d in groups["edp"])
+    groups["expert_replicate"] = tuple(d // a for d, a in zip(groups["edp"], groups["expert_shard"], strict=True))
+    return groups
 
 
 def shard_of(plan: Plan) -> int:

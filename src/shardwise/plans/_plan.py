@@ -84,9 +84,9 @@ class Plan:
     """Ranks of each of `AXES` that share the fastest domain; left out, the first axes of the order fill it."""
 
     def _repr_html_(self) -> str:
-        said = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
+        stated = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
         return card(
-            f"Plan for {counted(self.num_devices, 'device')}", (CardLine(name, str(value)) for name, value in said)
+            f"Plan for {counted(self.num_devices, 'device')}", (CardLine(name, str(value)) for name, value in stated)
         )
 
     @property
@@ -175,8 +175,8 @@ def distinct_shardings() -> tuple[str, ...]:
     >>> distinct_shardings()
     ('none', 'zero1', 'zero2', 'shard-grad-op', 'zero3')
     """
-    found = {rules: word for word, rules in reversed(SHARDING_RULES.items()) if not rules.hybrid}
-    return tuple(reversed(found.values()))
+    words = {rules: word for word, rules in reversed(SHARDING_RULES.items()) if not rules.hybrid}
+    return tuple(reversed(words.values()))
 
 
 def alike(one: str, other: str) -> bool:

@@ -137,14 +137,14 @@ _BYTES = ("weight_bytes", "activation_bytes", "gradient_bytes", "master_bytes", 
 def _own_precision(file: OwnFile) -> Precision:
     """Return the recipe that a TOML file states; what is missing or wrong names the file and the key."""
     table = read_toml(file.path)
-    found = Problems()
+    problems = Problems()
     for key in table.keys() - {"name", "compute", "source", *_BYTES}:
-        found.add(f"{file.path}: {key}", str(table[key]), "is not a key of a precision", f"use {', '.join(_BYTES)}")
+        problems.add(f"{file.path}: {key}", str(table[key]), "is not a key of a precision", f"use {', '.join(_BYTES)}")
     compute = table.get("compute")
     if not isinstance(compute, str):
-        found.add(f"{file.path}: compute", compute, "must be the data type of products", 'write for example "bf16"')
-    widths = {key: _width(f"{file.path}: {key}", key, table, found) for key in _BYTES}
-    found.raise_if_any()
+        problems.add(f"{file.path}: compute", compute, "must be the data type of products", 'write for example "bf16"')
+    widths = {key: _width(f"{file.path}: {key}", key, table, problems) for key in _BYTES}
+    problems.raise_if_any()
     return Precision(name=file.name, compute=str(compute), note=note_of(file), **widths)
 
 

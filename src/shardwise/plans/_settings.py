@@ -112,28 +112,28 @@ class Settings:
 
     def problems(self) -> Problems:
         """Return what is wrong with single settings."""
-        found = Problems()
+        problems = Problems()
         if self.norm_bytes not in (0, 1, 2, 4, 8):
-            found.add("norm_bytes", self.norm_bytes, "is the width of a number in bytes", "use 2 or 4")
+            problems.add("norm_bytes", self.norm_bytes, "is the width of a number in bytes", "use 2 or 4")
         for name in ("mlp_input_bits", "activation_input_bits", "mlp_product_bits"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
-                found.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
-        self._rollout_problems(found)
+                problems.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
+        self._rollout_problems(problems)
         if self.fp8_recipe and self.fp8_recipe not in SCALINGS:
-            found.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
+            problems.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
         if self.loss and self.loss not in LOSSES:
-            found.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
+            problems.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
         if isinstance(self.tile_mlp, bool) or not isinstance(self.tile_mlp, int) or self.tile_mlp < 1:
-            found.add("tile_mlp", self.tile_mlp, "must be a whole number of pieces of at least 1", "use 1 for none")
+            problems.add("tile_mlp", self.tile_mlp, "must be a whole number of pieces of at least 1", "use 1 for none")
         if isinstance(self.optimizer_instances, bool) or not self.optimizer_instances >= 1:
-            found.add("optimizer_instances", self.optimizer_instances, "must be at least 1", "use 1")
+            problems.add("optimizer_instances", self.optimizer_instances, "must be at least 1", "use 1")
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type == "float" and (isinstance(value, bool) or not 0 <= value < float("inf")):
-                found.add(one.name, value, "must be a number of at least 0", "use 0 to leave it out")
+                problems.add(one.name, value, "must be a number of at least 0", "use 0 to leave it out")
         for one in fields(self):
             name = one.name
             if one.type == "bool" and not isinstance(getattr(self, name), bool):
-                found.add(name, getattr(self, name), "must be true or false", "use true or false")
-        return found
+                problems.add(name, getattr(self, name), "must be true or false", "use true or false")
+        return problems

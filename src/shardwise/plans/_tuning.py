@@ -99,8 +99,8 @@ class BaseFormat:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = own_table(__file__, "precisions.toml")["base"]
-    return found
+    bases: dict[str, dict[str, Any]] = own_table(__file__, "precisions.toml")["base"]
+    return bases
 
 
 def base_names() -> tuple[str, ...]:
@@ -197,12 +197,12 @@ def layers_of(word: str, num_layers: int) -> range:
     >>> layers_of("last:8", 32), layers_of("layers:24-31", 32), layers_of("head", 32)
     (range(24, 32), range(24, 32), range(0, 0))
     """
-    found = _LAYERS.fullmatch(word)
-    if found is None:
+    match = _LAYERS.fullmatch(word)
+    if match is None:
         return range(0)
-    if found[1]:
-        return range(int(found[2]), int(found[3] or found[2]) + 1)
-    return range(int(found[5])) if found[4] == "first" else range(num_layers - int(found[5]), num_layers)
+    if match[1]:
+        return range(int(match[2]), int(match[3] or match[2]) + 1)
+    return range(int(match[5])) if match[4] == "first" else range(num_layers - int(match[5]), num_layers)
 
 
 def adapter_precision(job: Training, stack: Stack) -> Precision:
@@ -261,25 +261,25 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
 
 def tuning_problems(job: Training) -> Problems:
     """Return what is wrong with a job's fine-tuning by itself."""
-    found = Problems()
+    problems = Problems()
     if job.adapter and job.adapter not in ADAPTERS:
-        found.add("adapter", job.adapter, "is not a known method", "use one of " + ", ".join(ADAPTERS))
+        problems.add("adapter", job.adapter, "is not a known method", "use one of " + ", ".join(ADAPTERS))
     if job.base and job.base not in _table():
-        found.add("base", job.base, "is not a known format", "use one of " + ", ".join(_table()))
+        problems.add("base", job.base, "is not a known format", "use one of " + ", ".join(_table()))
     if not isinstance(job.rank, int) or isinstance(job.rank, bool) or job.rank < 0:
-        found.add("rank", job.rank, "must be a whole number of at least 1", "use 16")
+        problems.add("rank", job.rank, "must be a whole number of at least 1", "use 16")
     if not isinstance(job.oft_block_size, int) or isinstance(job.oft_block_size, bool) or job.oft_block_size < 0:
-        found.add("oft_block_size", job.oft_block_size, "must be a whole number of features of at least 2", "use 32")
+        problems.add("oft_block_size", job.oft_block_size, "must be a whole number of features of at least 2", "use 32")
     if job.adapter_precision not in ("", "fp32", "bf16"):
-        found.add("adapter_precision", job.adapter_precision, "is not a known type of adapters", "use fp32 or bf16")
+        problems.add("adapter_precision", job.adapter_precision, "is not a known type of adapters", "use fp32 or bf16")
     if isinstance(job.adapter_dropout, bool) or not 0 <= job.adapter_dropout < 1:
-        found.add("adapter_dropout", job.adapter_dropout, "is a share of at least 0 and below 1", "use 0.05")
+        problems.add("adapter_dropout", job.adapter_dropout, "is a share of at least 0 and below 1", "use 0.05")
     if unknown := [word for word in job.trains if word not in TRAINS and not _LAYERS.fullmatch(word)]:
         known = f"use one of {', '.join(TRAINS)}, {LAYER_WORDS}"
-        found.add("trains", ",".join(unknown), "is no part of a model", known)
-    if not found.items:
-        _together(job, found)
-    return found
+        problems.add("trains", ",".join(unknown), "is no part of a model", known)
+    if not problems.items:
+        _together(job, problems)
+    return problems
 
 
 def _together(job: Training, found: Problems) -> None:

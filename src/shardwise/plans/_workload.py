@@ -90,14 +90,14 @@ class Length:
 
     def problems(self, name: str, least: int) -> Problems:
         """Return what is wrong with the distribution of the field `name`."""
-        found = Problems()
+        problems = Problems()
         if not math.isfinite(self.mean) or self.mean < least:
-            found.add(name, self.mean, f"must be at least {least} on average", f"use {least} or more")
+            problems.add(name, self.mean, f"must be at least {least} on average", f"use {least} or more")
         if not 0 <= self.cv <= 10:
-            found.add(f"{name}_cv", self.cv, "must lie between 0 and 10", "use for example 0.8")
+            problems.add(f"{name}_cv", self.cv, "must lie between 0 and 10", "use for example 0.8")
         if self.high and self.low > self.high:
-            found.add(name, f"{self.low}..{self.high}", "must rise", f"write {self.high}..{self.low}")
-        return found
+            problems.add(name, f"{self.low}..{self.high}", "must rise", f"write {self.high}..{self.low}")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +149,10 @@ class Arrivals:
         (0.0, 0.5, 1.0, 2.0)
         """
         times, start, passed = list[float](), 0.0, 0.0
-        found = replace(self, rate=1.0).problems()
+        problems = replace(self, rate=1.0).problems()
         if self.kind not in ("constant", "poisson", "gamma"):
-            found.add("arrivals", self.kind, "has no rate that stages change", "use poisson, constant or gamma:CV")
-        found.raise_if_any()
+            problems.add("arrivals", self.kind, "has no rate that stages change", "use poisson, constant or gamma:CV")
+        problems.raise_if_any()
         steady = self.kind == "constant"
         gaps = accumulate(repeat(1.0), initial=0.0) if steady else accumulate(self._gaps(random))
         at = next(gaps)
@@ -162,30 +162,30 @@ class Arrivals:
                 at = next(gaps)
             passed, start = passed + rate * seconds, start + seconds
         if not times:
-            found.add("stages", passed, "have no request", "write longer stages, or higher rates")
-        found.raise_if_any()
+            problems.add("stages", passed, "have no request", "write longer stages, or higher rates")
+        problems.raise_if_any()
         return Arrivals(kind="trace", times=tuple(time - times[0] for time in times))
 
     def problems(self) -> Problems:
         """Return what is wrong with the arrivals."""
-        found = Problems()
+        problems = Problems()
         if self.kind == "closed":
             if self.users < 1:
-                found.add("users", self.users, "must be at least 1", "use for example 64")
+                problems.add("users", self.users, "must be at least 1", "use for example 64")
             if not (math.isfinite(self.think_seconds) and self.think_seconds >= 0):
-                found.add("think_seconds", self.think_seconds, "must be 0 or more", "use for example 2s")
+                problems.add("think_seconds", self.think_seconds, "must be 0 or more", "use for example 2s")
         elif self.kind == "trace":
             if not self.times:
-                found.add("trace", 0, "has no request", "give a file with at least one")
+                problems.add("trace", 0, "has no request", "give a file with at least one")
             elif any(b < a for a, b in zip(self.times, self.times[1:], strict=False)):
-                found.add("trace", len(self.times), "must be sorted by time", "sort its rows by arrival")
+                problems.add("trace", len(self.times), "must be sorted by time", "sort its rows by arrival")
         elif self.kind != "burst" and not (math.isfinite(self.rate) and 0 < self.rate <= 1e6):
-            found.add(
+            problems.add(
                 "rate", self.rate, "must be more than 0 and at most 1e6 requests a second", "use for example 50/s"
             )
         if self.kind == "gamma" and not 0.05 <= self.cv <= 20:
-            found.add("cv", self.cv, "must lie between 0.05 and 20", "use 1 for Poisson arrivals")
-        return found
+            problems.add("cv", self.cv, "must lie between 0.05 and 20", "use 1 for Poisson arrivals")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,15 +201,15 @@ class RequestClass:
 
     def problems(self) -> Problems:
         """Return what is wrong with the class, each field under its name."""
-        found = self.input_tokens.problems("input_tokens", 1)
-        found.items.extend(self.output_tokens.problems("output_tokens", 1).items)
+        problems = self.input_tokens.problems("input_tokens", 1)
+        problems.items.extend(self.output_tokens.problems("output_tokens", 1).items)
         if not 0 < self.share <= 1:
-            found.add("share", self.share, "must be more than 0 and at most 1", "use for example 0.5")
+            problems.add("share", self.share, "must be more than 0 and at most 1", "use for example 0.5")
         if not 0 <= self.prefix_tokens < max(self.input_tokens.mean, 1):
             rule = f"must be 0 or more, and less than the {self.input_tokens.mean:g} tokens of a prompt"
-            found.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
+            problems.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
         named = Problems()
-        for one in found.items:
+        for one in problems.items:
             named.items.append(replace(one, field=f"{self.name}.{one.field}"))
         return named
 
@@ -273,10 +273,10 @@ class Workload:
                 prompts, answers = lengths[of]
                 tokens, made = next(prompts), next(answers)
             if self.blocks:
-                again, at = divmod(index, len(self.blocks))
+                turn, at = divmod(index, len(self.blocks))
                 blocks = self.blocks[at]
-                if again:
-                    blocks = tuple((block + again * apart, size) for block, size in blocks)
+                if turn:
+                    blocks = tuple((block + turn * apart, size) for block, size in blocks)
                 known = takewhile(lambda one: one[0] in seen, blocks)
                 yield tokens, made, min(sum(size for _, size in known), tokens), blocks, 0
                 seen.update(block for block, _ in blocks)
@@ -306,44 +306,44 @@ class Workload:
 
     def problems(self) -> Problems:
         """Return everything that is wrong with the workload."""
-        found = Problems()
+        problems = Problems()
         for part in (
             self.arrivals.problems(),
             self.input_tokens.problems("input_tokens", 1),
             self.output_tokens.problems("output_tokens", 1),
         ):
-            found.items.extend(part.items)
+            problems.items.extend(part.items)
         if not self.pairs and self.prefix_tokens >= max(self.input_tokens.mean, 1):
             rule = f"must be shorter than the {self.input_tokens.mean:g} tokens of a prompt"
-            found.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
+            problems.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
         if self.prefix_tokens < 0:
-            found.add("prefix_tokens", self.prefix_tokens, "must be 0 or more", "use 0 for none")
-        found.items.extend(self._of_classes().items)
+            problems.add("prefix_tokens", self.prefix_tokens, "must be 0 or more", "use 0 for none")
+        problems.items.extend(self._of_classes().items)
         if not 0 <= self.cached_share <= 1:
-            found.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
+            problems.add("cached_share", self.cached_share, "must lie between 0 and 1", "use 0 for none")
         if any(self.blocks):
             for name in ("prefix_tokens", "cached_share"):
                 if value := getattr(self, name):
                     rule = "is given beside a trace that says what prompts share"
-                    found.add(name, value, rule, "leave it out, or take hash_ids or conversations out of the trace")
+                    problems.add(name, value, rule, "leave it out, or take hash_ids or conversations out of the trace")
         if not 1 <= self.count <= MOST_REQUESTS:
-            found.add("requests", self.count, f"must lie between 1 and {MOST_REQUESTS:,}", "use for example 2000")
+            problems.add("requests", self.count, f"must lie between 1 and {MOST_REQUESTS:,}", "use for example 2000")
         if self.arrivals.kind == "closed" and self.count < self.arrivals.users:
             rule = f"must be at least the {self.arrivals.users} users"
-            found.add("requests", self.count, rule, f"use {10 * self.arrivals.users}")
-        return found
+            problems.add("requests", self.count, rule, f"use {10 * self.arrivals.users}")
+        return problems
 
     def _of_classes(self) -> Problems:
         """Return what is wrong with the classes of requests."""
-        found, names = Problems(), [one.name for one in self.classes]
+        problems, names = Problems(), [one.name for one in self.classes]
         for one in self.classes:
-            found.items.extend(one.problems().items)
+            problems.items.extend(one.problems().items)
         if len(set(names)) < len(names):
-            found.add("classes", ", ".join(names), "must each have a name of its own", "name them apart")
+            problems.add("classes", ", ".join(names), "must each have a name of its own", "name them apart")
         total = sum(one.share for one in self.classes)
         if self.classes and abs(total - 1) > 1e-6:
-            found.add("classes", total, "must have shares that add up to 1", "divide each share by their sum")
-        return found
+            problems.add("classes", total, "must have shares that add up to 1", "divide each share by their sum")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,9 +368,9 @@ class Limit:
 
     def problems(self) -> Problems:
         """Return what is wrong with the limit."""
-        found = Problems()
+        problems = Problems()
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            found.add(
+            problems.add(
                 f"{self.quantile}_{self.metric}", self.seconds, "must be more than 0 seconds", "use for example 1s"
             )
-        return found
+        return problems

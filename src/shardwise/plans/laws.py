@@ -70,28 +70,32 @@ def _is_whole(value: object) -> bool:
 
 def field_problems(plan: Plan) -> Problems:
     """Return what is wrong with the fields of a plan taken one by one."""
-    found = Problems()
+    problems = Problems()
     for name in _COUNTS:
         if not is_count(getattr(plan, name)):
-            found.add(name, getattr(plan, name), "must be a whole number of at least 1", "use 1 to leave it out")
+            problems.add(name, getattr(plan, name), "must be a whole number of at least 1", "use 1 to leave it out")
     for name, allowed in _CHOICES.items():
         if getattr(plan, name) not in allowed:
-            found.add(name, getattr(plan, name), "is not a known choice", one_of(allowed))
-    _unknown_words(plan, found)
+            problems.add(name, getattr(plan, name), "is not a known choice", one_of(allowed))
+    _unknown_words(plan, problems)
     for name in _WHOLES:
         if not _is_whole(getattr(plan, name)):
-            found.add(name, getattr(plan, name), "must be a whole number of at least 0", "use 0 to leave it out")
+            problems.add(name, getattr(plan, name), "must be a whole number of at least 0", "use 0 to leave it out")
     for name in _SWITCHES:
         if not isinstance(getattr(plan, name), bool):
-            found.add(name, getattr(plan, name), "must be true or false", "use true or false")
+            problems.add(name, getattr(plan, name), "must be true or false", "use true or false")
     if not all(_is_whole(n) for n in plan.stage_layers):
-        found.add("stage_layers", plan.stage_layers, "must be whole numbers of layers", "leave it out for equal stages")
+        problems.add(
+            "stage_layers", plan.stage_layers, "must be whole numbers of layers", "leave it out for equal stages"
+        )
     if sorted(plan.order) != sorted(AXES):
-        found.add("order", ",".join(map(str, plan.order)), "must name every axis once", f"for example {','.join(AXES)}")
+        problems.add(
+            "order", ",".join(map(str, plan.order)), "must name every axis once", f"for example {','.join(AXES)}"
+        )
     if plan.fast and not (len(plan.fast) == len(AXES) and all(map(is_count, plan.fast))):
         rule = "must give whole numbers of ranks of " + ", ".join(AXES)
-        found.add("fast", str(plan.fast), rule, "leave it out to fill the fastest domain in order")
-    return found
+        problems.add("fast", str(plan.fast), rule, "leave it out to fill the fastest domain in order")
+    return problems
 
 
 def _unknown_words(plan: Plan, found: Problems) -> None:
@@ -110,20 +114,20 @@ def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]
 
     A length of 0 leaves the laws of the sequence out.
     """
-    found = field_problems(plan)
-    if found.items:
-        return tuple(found.items)
+    problems = field_problems(plan)
+    if problems.items:
+        return tuple(problems.items)
     blocks = tuple(all_blocks(model))
-    tensor_laws(model, blocks, plan, found)
-    expert_laws(model, blocks, plan, found)
-    pipeline_laws(model, plan, found)
-    module_laws(model, blocks, plan, found)
-    context_laws(blocks, plan, seq_len, found)
-    summa_laws(model, blocks, plan, seq_len, found)
-    sharding_laws(plan, found)
-    offload_laws(plan, found)
-    _fast_laws(plan, found)
-    return tuple(dict.fromkeys(found.items))
+    tensor_laws(model, blocks, plan, problems)
+    expert_laws(model, blocks, plan, problems)
+    pipeline_laws(model, plan, problems)
+    module_laws(model, blocks, plan, problems)
+    context_laws(blocks, plan, seq_len, problems)
+    summa_laws(model, blocks, plan, seq_len, problems)
+    sharding_laws(plan, problems)
+    offload_laws(plan, problems)
+    _fast_laws(plan, problems)
+    return tuple(dict.fromkeys(problems.items))
 
 
 def _fast_laws(plan: Plan, found: Problems) -> None:
@@ -140,11 +144,11 @@ def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
     >>> [str(p) for p in domain_problems(Plan(tp=16, fast=(16, 1, 1, 1, 1)), 8)]
     ['fast = 16: ranks multiplied must divide the 8 devices of the fastest domain; use one of 1, 2, 4, 8']
     """
-    found, ranks = Problems(), prod(plan.fast)
+    problems, ranks = Problems(), prod(plan.fast)
     if plan.fast and domain % ranks:
         rule = f"ranks multiplied must divide the {domain} devices of the fastest domain"
-        found.add("fast", ranks, rule, one_of(divisors(domain)))
-    return tuple(found.items)
+        problems.add("fast", ranks, rule, one_of(divisors(domain)))
+    return tuple(problems.items)
 
 
 def batch_problems(
@@ -159,19 +163,19 @@ def batch_problems(
     >>> batch_problems(Plan(dp=2, micro_batch=2), 6, splits_batch=True)
     ()
     """
-    found = Problems()
+    problems = Problems()
     cuts = splits_batch and plan.pp == 1
     unit = plan.dp * (1 if cuts else plan.micro_batch)
     if not is_count(global_batch):
         rule = "must be a whole number of sequences of at least 1"
-        found.add("global_batch", global_batch, rule, f"use {unit}, or a multiple of it")
+        problems.add("global_batch", global_batch, rule, f"use {unit}, or a multiple of it")
     elif global_batch % unit:
         low = max(unit, global_batch // unit * unit)
         rule = f"must be a multiple of dp{'' if cuts else ' x micro_batch'} = {unit}"
-        found.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
+        problems.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
     elif not cuts:
-        _micro_batches(plan, global_batch // unit, rounds, found)
-    return tuple(found.items)
+        _micro_batches(plan, global_batch // unit, rounds, problems)
+    return tuple(problems.items)
 
 
 def _micro_batches(plan: Plan, count: int, rounds: Rounds, found: Problems) -> None:

@@ -88,12 +88,12 @@ def shifted(sizes: tuple[int, ...], shift: str) -> tuple[int, ...]:
     """
     off = [place for place, less in zip((0, len(sizes) - 1), SHIFTS[shift], strict=True) if less]
     others = [place for place in range(len(sizes)) if place not in off]
-    found = list(sizes)
+    layers = list(sizes)
     if others and all(sizes[place] for place in off):
         for place, taker in zip(off, reversed(others * 2), strict=False):
-            found[place] -= 1
-            found[taker] += 1
-    return tuple(found)
+            layers[place] -= 1
+            layers[taker] += 1
+    return tuple(layers)
 
 
 def split_layers(layers: int, pieces: int, partition: str) -> tuple[int, ...]:
@@ -130,5 +130,5 @@ def with_stage_layers(plan: Plan, layers: int, partition: str) -> Plan:
     pieces = plan.pp * plan.vpp
     if plan.stage_layers or not 1 < pieces <= layers:
         return plan
-    found = split_layers(layers, pieces, partition)
-    return replace(plan, stage_layers=found) if min(found) < max(found) else plan
+    layers_of_pieces = split_layers(layers, pieces, partition)
+    return replace(plan, stage_layers=layers_of_pieces) if min(layers_of_pieces) < max(layers_of_pieces) else plan

@@ -59,10 +59,10 @@ def value_of(text: str, lookup: Lookup, depth: int = MOST_DEPTH) -> int | None:
         return None
     expression = _Expression(tokens, lookup, depth)
     try:
-        found = expression.choice()
+        value = expression.choice()
     except _Unfinished:
         return None
-    return found if expression.at == len(tokens) else None
+    return value if expression.at == len(tokens) else None
 
 
 class _Unfinished(Exception):
@@ -83,15 +83,15 @@ class _Expression:
         self.depth -= 1
         if self.depth < 0:
             raise _Unfinished
-        found = self._binary(1)
+        value = self._binary(1)
         if self._here() == "?":
             self.at += 1
             yes = self.choice()
             self._step(":")
             no = self.choice()
-            found = None if found is None else yes if found else no
+            value = None if value is None else yes if value else no
         self.depth += 1
-        return found
+        return value
 
     def _step(self, mark: str) -> None:
         if self._here() != mark:
@@ -111,11 +111,11 @@ class _Expression:
         while self._here() in ("-", "+", "!", "~"):
             marks.append(self._here())
             self.at += 1
-        found = self._operand()
+        value = self._operand()
         for mark in reversed(marks):
-            if found is not None:
-                found = _wrapped({"-": -found, "+": found, "!": int(not found), "~": ~found}[mark])
-        return found
+            if value is not None:
+                value = _wrapped({"-": -value, "+": value, "!": int(not value), "~": ~value}[mark])
+        return value
 
     def _operand(self) -> int | None:
         token = self._here()

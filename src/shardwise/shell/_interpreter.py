@@ -62,14 +62,14 @@ class Shell:
 
     def words(self, word: Word) -> list[str]:
         """Return the words that one word expands to."""
-        found = self._words(word)
-        self.budget.spend(len(found))
-        return found
+        fields = self._words(word)
+        self.budget.spend(len(fields))
+        return fields
 
     def _words(self, word: Word) -> list[str]:
         if len(word.pieces) == 1 and (whole := self._array(word.pieces[0][1])) is not None:
             return whole if word.pieces[0][0] == "double" else " ".join(whole).split()
-        found, current, started = [], "", False
+        fields, current, started = [], "", False
         for quote, text in word.pieces:
             if quote != "bare":
                 current += text if quote == "single" else self.expand(text)
@@ -78,15 +78,15 @@ class Shell:
             expanded = self.expand(text)
             parts = _PIECE.findall(expanded) if "$" in text or "`" in text else [expanded]
             if expanded[:1].isspace() and current:
-                found.append(current)
+                fields.append(current)
                 current = ""
             for i, part in enumerate(parts):
                 if i:
-                    found.append(current)
+                    fields.append(current)
                     current = ""
                 current += part
                 started = started or bool(part)
-        return [*found, current] if started or current else found
+        return [*fields, current] if started or current else fields
 
     def _array(self, text: str) -> list[str] | None:
         """Return the items of "${NAME[@]}" and "$@", where the text is that alone."""
@@ -164,9 +164,9 @@ class Shell:
     def arithmetic(self, text: str) -> str:
         """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
         expanded = self.expand(text)
-        found = value_of(expanded, self._known_name)
-        if found is not None:
-            return str(found)
+        value = value_of(expanded, self._known_name)
+        if value is not None:
+            return str(value)
         return "$((" + _WORD.sub(lambda one: self._known_name(one[0]) or one[0], expanded) + "))"
 
     def _known_name(self, name: str) -> str | None:
@@ -263,18 +263,18 @@ class Shell:
             self._assign(words.pop(0))
         if not words or node.words[0].bare in _KEEPS:
             return True
-        found = [text for word in words for text in self.words(word)]
-        if found and found[0] in self.functions:
+        fields = [text for word in words for text in self.words(word)]
+        if fields and fields[0] in self.functions:
             outside = self.arrays.get("@", [])
-            self._pass(found[1:])
-            self.run(self.functions[found[0]])
+            self._pass(fields[1:])
+            self.run(self.functions[fields[0]])
             self._pass(outside)
-        elif found and found[0] == "eval":
-            self.run(parsed(" ".join(found[1:]), self.budget)[0])
-        elif found and found[0] in ("source", "."):
-            self.note(f"{' '.join(found)} of the script is not read")
-        elif found:
-            self.commands.append(found)
+        elif fields and fields[0] == "eval":
+            self.run(parsed(" ".join(fields[1:]), self.budget)[0])
+        elif fields and fields[0] in ("source", "."):
+            self.note(f"{' '.join(fields)} of the script is not read")
+        elif fields:
+            self.commands.append(fields)
         return True
 
     def _pass(self, words: list[str]) -> None:
@@ -349,13 +349,13 @@ def _slurm(text: str) -> dict[str, str]:
         "gres": ("SLURM_GPUS_PER_NODE",),
         "ntasks": ("SLURM_NTASKS",),
     }
-    found: dict[str, str] = {}
+    directives: dict[str, str] = {}
     for line in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
         for key, value in re.findall(r"(?:^|\s)--?([\w-]+)[= ]+([^\s-]\S*)", line):
             number = value.rpartition(":")[2]
             if whole_of(number) is not None:
-                found |= dict.fromkeys(names.get(key, ()), number)
-    return found
+                directives |= dict.fromkeys(names.get(key, ()), number)
+    return directives
 
 
 def flat(words: Sequence[str]) -> list[str]:
@@ -364,15 +364,15 @@ def flat(words: Sequence[str]) -> list[str]:
     >>> flat(["srun", "bash", "-c", "python a.py --x 1"])
     ['srun', 'bash', '-c', 'python', 'a.py', '--x', '1']
     """
-    found: list[str] = []
+    names: list[str] = []
     for word in words:
         if re.search(r"\s--?\w", word) or (" " in word and ".py" in word):
             try:
-                found += flat(shlex.split(word))
+                names += flat(shlex.split(word))
             except ValueError:
-                found.append(word)
-        elif found and found[-1].startswith("<") and not found[-1].endswith(">") and not word.startswith("--"):
-            found[-1] += " " + word
+                names.append(word)
+        elif names and names[-1].startswith("<") and not names[-1].endswith(">") and not word.startswith("--"):
+            names[-1] += " " + word
         else:
-            found.append(word)
-    return found
+            names.append(word)
+    return names

@@ -61,13 +61,13 @@ class Lexer:
 
     def tokens(self, closing: str = "") -> list[Token]:
         """Return the tokens up to the end, or up to an unquoted closing mark."""
-        found: list[Token] = []
+        tokens: list[Token] = []
         waiting: list[str] = []
         while self.at < len(self.text):
             char = self.text[self.at]
             if closing and char == closing:
                 self.at += 1
-                return found
+                return tokens
             if self.text.startswith("\\\n", self.at):
                 self.at += 2
             elif char in " \t":
@@ -77,17 +77,17 @@ class Lexer:
             elif self.text.startswith("<<", self.at) and not self.text.startswith("<<<", self.at):
                 waiting.append(self._delimiter())
             elif char in "<>":
-                self._redirection(found)
+                self._redirection(tokens)
             elif operator := next((o for o in _OPERATORS if self.text.startswith(o, self.at)), ""):
                 self.at += len(operator)
                 joins = self.in_test and operator in ("&&", "||")
-                found.append(Word([("single", operator)]) if joins else operator)
+                tokens.append(Word([("single", operator)]) if joins else operator)
                 if operator == "\n":
                     self._documents(waiting)
             else:
-                found.append(word := self._word())
+                tokens.append(word := self._word())
                 self.in_test = (self.in_test or word.bare == "[[") and word.bare != "]]"
-        return found
+        return tokens
 
     def _skip_line(self) -> None:
         end = self.text.find("\n", self.at)
@@ -166,24 +166,24 @@ class Lexer:
     def _double(self) -> str:
         """Return what stands between double quotes; a backslash keeps its meaning before $ only for the expansion."""
         self.at += 1
-        found: list[str] = []
+        pieces: list[str] = []
         while self.at < len(self.text) and self.text[self.at] != '"':
             char, after = self.text[self.at], self.text[self.at + 1 : self.at + 2]
             if char == "\\" and after == "\n":
                 self.at += 2
             elif char == "\\" and after in ('"', "\\", "`"):
-                found.append(after)
+                pieces.append(after)
                 self.at += 2
             elif char == "\\" and after == "$":
-                found.append("\\$")
+                pieces.append("\\$")
                 self.at += 2
             elif char in "$`":
-                found.append(self._expansion())
+                pieces.append(self._expansion())
             else:
-                found.append(char)
+                pieces.append(char)
                 self.at += 1
         self.at += 1
-        return "".join(found)
+        return "".join(pieces)
 
     def _expansion(self) -> str:
         """Return a variable or a substitution as it stands, brackets balanced."""

@@ -86,7 +86,7 @@ class Parser:
 
     def nodes(self, *ends: str) -> list[Node]:
         """Return commands up to one of the ends, which is left standing."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         after = ""
         while self.at < len(self.tokens) and self._here() not in ends:
             token = self.tokens[self.at]
@@ -100,8 +100,8 @@ class Parser:
             if isinstance(node, Simple):
                 node.after = after
             after = ""
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _here(self) -> str:
         """Return the operator or the reserved word at hand."""

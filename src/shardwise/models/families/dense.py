@@ -154,12 +154,12 @@ def _with_cross_attention(config: Config, model: Architecture) -> Architecture:
     core = parts.attention(config)
     mixer = replace(core, qk_norm="head", rotary=False)
     cross = replace(self_layer, mixers=(mixer,), extra_vectors=2)
-    held = Block(mixers=(), feed_forward=None, norms=0, idle=(cross,))
+    cross_block = Block(mixers=(), feed_forward=None, norms=0, idle=(cross,))
     if crossing:
         config.note(
             "layers with cross-attention are held and do not run: the language model alone has no image to attend to"
         )
-    layers = tuple(held if i in (crossing or ()) else block for i, block in enumerate(model.layers))
+    layers = tuple(cross_block if i in (crossing or ()) else block for i, block in enumerate(model.layers))
     return replace(model, layers=layers, extra_embedding=8 * model.hidden)
 
 
@@ -238,8 +238,8 @@ def _pattern(config: Config, style: Style) -> tuple[str, ...]:
             return style.pattern
         return tuple("full" if letter == "G" else "sliding" for letter in letters)
     period = config.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
-    told = period > 0 or config.has("layer_types") or not config.count("window")
-    config.expect(told, "sliding_window_pattern", "must be at least 1 beside a window", "write a whole number")
+    stated = period > 0 or config.has("layer_types") or not config.count("window")
+    config.expect(stated, "sliding_window_pattern", "must be at least 1 beside a window", "write a whole number")
     return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
 
 

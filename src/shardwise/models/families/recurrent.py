@@ -166,8 +166,8 @@ def olmo_hybrid(config: Config) -> Architecture:
 
 def _rotates(config: Config) -> bool:
     """Whether positions rotate queries and keys: the released models set the base of the rotation to null."""
-    said = config.raw.get("rope_parameters")
-    return not isinstance(said, Mapping) or said.get("rope_theta", 0) is not None
+    rope = config.raw.get("rope_parameters")
+    return not isinstance(rope, Mapping) or rope.get("rope_theta", 0) is not None
 
 
 def minimax(config: Config) -> Architecture:

@@ -86,11 +86,11 @@ def _with_task(config: Config, model: Architecture, default: str, pooler: int = 
     if name.endswith("Model"):
         return replace(model, extras=(*model.extras, first)) if pooler else model
     heads = {"ForImageClassification": ("classifier",), "WithTeacher": ("classifier", "distillation_classifier")}
-    found = next((heads[end] for end in heads if name.endswith(end)), ())
+    heads_of_task = next((heads[end] for end in heads if name.endswith(end)), ())
     rule, remedy = "has a head that is not understood", "name the class that ends in Model or ForImageClassification"
-    config.expect(found != (), "architectures", rule, remedy)
+    config.expect(heads_of_task != (), "architectures", rule, remedy)
     classes = parts.labels(config)
-    return replace(model, extras=(*model.extras, *(replace(first, name=one, outputs=classes) for one in found)))
+    return replace(model, extras=(*model.extras, *(replace(first, name=one, outputs=classes) for one in heads_of_task)))
 
 
 def vit(config: Config) -> Architecture:

@@ -62,8 +62,8 @@ def find_schedule(name: Schedule) -> PipelineSchedule:
     >>> find_schedule("dualpipe").mirrored
     True
     """
-    found: PipelineSchedule = import_module(f"{__name__}._{name.replace('-', '_')}").SCHEDULE
-    return found
+    schedule: PipelineSchedule = import_module(f"{__name__}._{name.replace('-', '_')}").SCHEDULE
+    return schedule
 
 
 def pipeline_time(schedule: Schedule, runs: tuple[StageRun[X], ...], shape: PipelineShape[X]) -> PipelineTime[X]:
@@ -127,8 +127,8 @@ def in_flight(schedule: Schedule, shape: PipelineShape[X], stage: X) -> X:
     >>> [in_flight("1f1b", shape, stage) for stage in range(4)]
     [4, 3, 2, 1]
     """
-    held: X = find_schedule(schedule).in_flight(shape, stage)
-    return held
+    micro_batches: X = find_schedule(schedule).in_flight(shape, stage)
+    return micro_batches
 
 
 def schedule_problems(schedule: Schedule, num_stages: int, num_micro: int, num_chunks: int) -> Problems:
@@ -140,22 +140,22 @@ def schedule_problems(schedule: Schedule, num_stages: int, num_micro: int, num_c
     ...     print(problem)
     num_micro = 6: is not enough: DualPipe needs an even number of at least 2 x pp = 8; use 8, or another schedule
     """
-    found, rules = Problems(), find_rules(schedule)
+    problems, rules = Problems(), find_rules(schedule)
     for field, value in (("num_stages", num_stages), ("num_micro", num_micro), ("num_chunks", num_chunks)):
         if value < 1:
-            found.add(field, value, "must be at least 1", "use 1 or more")
+            problems.add(field, value, "must be at least 1", "use 1 or more")
     if num_chunks not in rules.chunks_of([num_chunks]) and num_stages > 1:
         least, most = rules.chunks
         rule = f"must be {most or f'{least} or more'} for {schedule}"
-        found.add("num_chunks", num_chunks, rule, f"use {most or least}, or another schedule")
+        problems.add("num_chunks", num_chunks, rule, f"use {most or least}, or another schedule")
     if num_stages <= 1 or num_micro < 1:
-        return found
+        return problems
     if rules.even_stages and num_stages % 2:
-        found.add("num_stages", num_stages, f"must be even for {schedule}", f"use {num_stages + 1}")
+        problems.add("num_stages", num_stages, f"must be even for {schedule}", f"use {num_stages + 1}")
     if (next_count := rules.next_count(num_stages, num_micro)) != num_micro:
         needs = rules.needs.format(pp=num_stages, twice=2 * num_stages)
-        found.add("num_micro", num_micro, f"is not enough: {needs}", f"use {next_count}, or another schedule")
-    return found
+        problems.add("num_micro", num_micro, f"is not enough: {needs}", f"use {next_count}, or another schedule")
+    return problems
 
 
 def device_order(schedule: Schedule, shape: tuple[int, int, int], device: int) -> Order:

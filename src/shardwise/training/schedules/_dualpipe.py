@@ -83,15 +83,15 @@ _Costs = tuple[X, ...]
 
 def _segments(runs: Sequence[StageRun[X]]) -> list[tuple[X, _Costs[X]]]:
     """Devices in a row whose early and late stages lie in one run each: their count and six costs, absent ones zero."""
-    found: list[tuple[X, _Costs[X]]] = []
+    segments: list[tuple[X, _Costs[X]]] = []
     for (i, k), count in overlaps(runs).items():
         if is_plain(count, 0):
             continue
         early, late, on = runs[i], runs[k], minimum(count, 1)
         costs = (early.forward, early.backward_input, early.backward_weight,
                  late.forward, late.backward_input, late.backward_weight)  # fmt: skip
-        found.append((count, tuple(there(on, cost) for cost in costs)))
-    return found
+        segments.append((count, tuple(there(on, cost) for cost in costs)))
+    return segments
 
 
 def _half(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> _Half[X]:

@@ -29,13 +29,13 @@ def looped_bfs_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> 
     whole = replace(shape, send=shape.send * v)
     pipe = pipeline(runs, whole)
     wrap = whole.send * minimum(shape.num_stages - 1, 1)
-    found = 0 * m
+    seconds = 0 * m
     for slowest, path in (
         (largest([x.forward for x in pipe.points]), pipe.forward_path),
         (largest([x.gradient for x in pipe.points]), pipe.gradient_path),
     ):
-        found = found + path + (m - 1) * slowest + (v - 1) * maximum(m * slowest, path + wrap)
-    return found / v
+        seconds = seconds + path + (m - 1) * slowest + (v - 1) * maximum(m * slowest, path + wrap)
+    return seconds / v
 
 
 def _held(shape: PipelineShape[X], stage: X) -> X:

@@ -74,11 +74,11 @@ def distinct(offsets: list[X]) -> list[X]:
     >>> distinct([0, 0, 3])
     [0, 3]
     """
-    found: list[X] = []
+    values: list[X] = []
     for offset in offsets:
-        if not (isinstance(offset, (int, float)) and any(is_plain(other, offset) for other in found)):
-            found.append(offset)
-    return found
+        if not (isinstance(offset, (int, float)) and any(is_plain(other, offset) for other in values)):
+            values.append(offset)
+    return values
 
 
 def slowest_work(runs: Sequence[StageRun[X]], *, mirrored: bool) -> X:
@@ -93,8 +93,8 @@ def slowest_work(runs: Sequence[StageRun[X]], *, mirrored: bool) -> X:
     ]
     if not mirrored:
         return largest([above(run.count, 0, own, 0) for run, own in zip(runs, work, strict=True)])
-    held = overlaps(runs)
-    return largest([above(count, 0, (work[i] + work[k]) / 2, 0) for (i, k), count in held.items()])
+    overlapped = overlaps(runs)
+    return largest([above(count, 0, (work[i] + work[k]) / 2, 0) for (i, k), count in overlapped.items()])
 
 
 def _work_of(index: int, count: int) -> str:

@@ -30,13 +30,13 @@ def v_half_pattern(p: int, i: int) -> Pattern:
 def _weights(slots: _Slots) -> _Slots:
     """Add the weight gradients, each in the first slot without a pass after its backward (put_w)."""
     passes = {slot: kind for kind, several in enumerate(slots) for slot in several}
-    last, waiting, found = max(passes), 0, []
+    last, waiting, weights = max(passes), 0, []
     for slot in range(last + 1):
         if slot not in passes:
-            found += [slot] if waiting else []
+            weights += [slot] if waiting else []
             waiting -= bool(waiting)
         waiting += passes.get(slot, 0) >= 2
-    return [*slots, [*found, *range(last + 1, last + 1 + waiting)]]
+    return [*slots, [*weights, *range(last + 1, last + 1 + waiting)]]
 
 
 def _most_held(slots: _Slots) -> int:
@@ -74,7 +74,7 @@ def _reordered(stages: list[_Slots], m: int, *, filling: bool) -> list[_Slots]:
     """Move the passes of fill and drain up, none beyond the memory of the pattern; the steady state stays (reorder)."""
     stages = [[list(several) for several in (_weights(slots) if filling else slots)] for slots in stages]
     most = max(map(_most_held, stages))
-    taken: list[set[int]] = [set() for _ in stages]
+    used: list[set[int]] = [set() for _ in stages]
     steady = ended = False
     for slot, i, kind, k in _slot_order(stages):
         steady |= kind == 3 and not i
@@ -84,10 +84,10 @@ def _reordered(stages: list[_Slots], m: int, *, filling: bool) -> list[_Slots]:
             backward = [sorted(own[2] + own[3])[k]] if kind == _WEIGHT else []
             for early in range(max(_made(stages, i, kind, k) + backward, default=-1) + 1, slot + 1):
                 own[kind][k] = early
-                if early == slot or (early not in taken[i] and _most_held(own) <= most):
+                if early == slot or (early not in used[i] and _most_held(own) <= most):
                     break
         ended |= last
-        taken[i].add(stages[i][kind][k])
+        used[i].add(stages[i][kind][k])
     return _squeezed(stages if filling else [_weights(slots) for slots in stages])
 
 
@@ -149,12 +149,12 @@ _WAYS: tuple[Row, ...] = (
 def ways_around(rows: Sequence[Row], shape: PipelineShape[X], steady: X, odd: X) -> list[StageWait[X]]:
     """Return the ways of a table as what a stage waits for, with the times that the steady state comes round."""
     p, m = shape.num_stages, shape.num_micro
-    found = []
+    ways = []
     for slope, each, once, more, sent in rows:
         passes = [a * steady + b * p + c + d * odd for a, b, c, d in zip(slope, each, once, more, strict=True)]
         hops = sent[0] * m + sent[1] * p + sent[2]
-        found.append(StageWait(others=(passes[0], passes[1], passes[2]), own=(0 * p, 0 * p, 0 * p), hops=hops))
-    return found
+        ways.append(StageWait(others=(passes[0], passes[1], passes[2]), own=(0 * p, 0 * p, 0 * p), hops=hops))
+    return ways
 
 
 def v_half_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:

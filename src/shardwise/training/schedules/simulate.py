@@ -172,17 +172,17 @@ def simulate(schedule: Schedule, stages: Sequence[SimulatedStage], shape: Pipeli
 
 def _check(schedule: Schedule, stages: Sequence[SimulatedStage], sizes: tuple[int, int, int]) -> None:
     p, v, m = sizes
-    found = schedule_problems(schedule, p, m, v)
+    problems = schedule_problems(schedule, p, m, v)
     if len(stages) != p:
-        found.add("stages", len(stages), f"must be {p}, one for each stage", "give the seconds of every stage")
-    found.raise_if_any()
+        problems.add("stages", len(stages), f"must be {p}, one for each stage", "give the seconds of every stage")
+    problems.raise_if_any()
 
 
 def _peak(order: Order) -> int:
     """The most chunks held at once; a slot takes up what its forward makes before its backward gives any back."""
-    held = peak = 0
+    in_flight = peak = 0
     for slot in order:
-        held += sum(task.kind == F for task in slot)
-        peak = max(peak, held)
-        held -= sum(task.kind in (FULL, W) for task in slot)
+        in_flight += sum(task.kind == F for task in slot)
+        peak = max(peak, in_flight)
+        in_flight -= sum(task.kind in (FULL, W) for task in slot)
     return peak
