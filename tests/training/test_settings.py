@@ -15,7 +15,7 @@ from shardwise.ledger.traced import parts
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
-from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.plans import Plan, Settings, Sharding, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 
 MODEL = load_model("llama-2-7b")
@@ -123,6 +123,21 @@ def test_buckets_are_buffers(elements: float, held: float | None) -> None:
     stage = terms(plain)["weights"] / 2
     assert changed(terms(plain), terms(other)) == {"buffers": pytest.approx((4 + 2) * (held or stage))}
     assert other.step_seconds == plain.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("sharding", "hides", "held"), [("zero2", True, 2), ("zero2", False, 1), ("zero3", True, 1), ("none", True, 0)]
+)
+def test_zero_s_own_buckets_are_whole(sharding: Sharding, hides: bool, held: int) -> None:
+    """DeepSpeed's take 2 bytes for each of 1e9 elements, two under overlap_comm before ZeRO-3, however few train."""
+    plan = Plan(dp=0, micro_batch=1, sharding=sharding, recompute="full")
+    job = replace(JOB, adapter="lora", rank=8)
+    stack = replace(find_stack("deepspeed"), overlap_gradients=hides)
+    found = [
+        train(MODEL, CLUSTER, plan, job, TrainingOptions(stack=replace(stack, settings=s))).evaluation.memory[0].buffers
+        for s in (Settings(bucket_elements=1e9), Settings(bucket_elements=5e8))
+    ]
+    assert found[0] - found[1] == held * 2 * 5e8
 
 
 @pytest.mark.parametrize("live", [1.0, 5e8, 1e9, 1e12])

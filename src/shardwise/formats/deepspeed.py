@@ -14,7 +14,7 @@ from typing import Any
 from shardwise.files import parse_json
 from shardwise.formats._exported import ExportCase, Exported, changed, plan_changes, refuse, untold, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
-from shardwise.plans import Plan, Sharding, Training, find_stack
+from shardwise.plans import Plan, Sharding, Stack, Training, find_stack
 
 _TABLE = "deepspeed.toml"
 _STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
@@ -54,7 +54,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     plan, job = _plan(keys, num_devices), _job(keys)
     stage = _STAGES.index(plan.sharding) if plan.sharding in _STAGES else 3
     overlap = keys.flag("zero_optimization.overlap_comm")
-    stack = find_stack("deepspeed")
+    stack = _bucketed(keys, find_stack("deepspeed"))
     return keys.case(
         source,
         model=None,
@@ -64,6 +64,21 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         num_devices=num_devices,
         accumulation=keys.whole("gradient_accumulation_steps") or 0,
     )
+
+
+_BUCKET = "zero_optimization.reduce_bucket_size"
+
+
+def _bucketed(keys: Keys, stack: Stack) -> Stack:
+    """Return the stack with the size of a bucket of gradients that a file states.
+
+    Under "auto" transformers fills in the hidden size squared (integrations/deepspeed.py), which is not counted.
+    """
+    if keys.values.get(_BUCKET) == "auto":
+        keys.assumed.append(f"no bucket counted: {_BUCKET} is the hidden size squared, half a gigabyte at most")
+        return replace(stack, bucket_elements=0.0)
+    elements = keys.whole(_BUCKET) or 0
+    return replace(stack, settings=replace(stack.settings, bucket_elements=float(elements)))
 
 
 def _plan(keys: Keys, num_devices: int) -> Plan:
@@ -149,6 +164,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     p, job = case.plan, case.job
     stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 0
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": case.stack.overlap_gradients}
+    if buckets := case.stack.settings.bucket_elements:
+        zero["reduce_bucket_size"] = int(buckets)
     if "optimizer" in p.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     if "parameters" in p.offload:
@@ -185,6 +202,7 @@ def export(case: ExportCase) -> Exported:
         "optimizer": (case.job.optimizer, back.job.optimizer),
         "global_batch": (case.job.global_batch, back.job.global_batch),
         "stack": (case.stack.name, "deepspeed"),
+        "bucket_elements": (case.stack.settings.bucket_elements, back.stack.settings.bucket_elements),
     }
     refuse("DeepSpeed", found | changed(told), case)
     notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say", _RATE]

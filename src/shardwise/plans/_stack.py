@@ -132,6 +132,8 @@ class Stack:
     """The 16-bit gradients of a backward pass are added to wider ones when all are there."""
     widens_gradients: bool
     """16-bit gradients are kept in fp32 too from a step to the next."""
+    flattens_gradients: bool
+    """Gradients are copied into whole buckets, two where their reduction hides, and made flat in fp32 to update."""
     accumulates_whole: Literal["", "trained", "units"]
     """What has whole gradients between micro-batches though they are sharded, as FSDP's no_sync leaves them: weights
     that train, or whole flat parameters, frozen weights too."""

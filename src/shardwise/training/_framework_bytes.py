@@ -6,10 +6,12 @@ plans/stacks.toml has the file of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
-from shardwise.training._parts import ModelBlocks, Recipe, StageMemory
+from shardwise.training._parts import ModelBlocks, Recipe, StageMemory, held_as
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -68,6 +70,52 @@ def flat_gradients(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], table:
     narrow = wide * r.precision.gradient_bytes / r.precision.master_bytes
     one = above(table, narrow, wide, narrow + wide)
     return named(above(table, narrow + wide, zero, one), "segments of the flat gradients")
+
+
+def bucket_bytes(r: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, X], X]]) -> X:
+    """Return bytes of the buckets of a sharded optimizer: one of gradients, one of weights on their way.
+
+    `classes` are the recipe, the parameters and the largest tensor of each kind of parameter that trains. DeepSpeed's
+    reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage. Where
+    gradients of 16 bits are added to fp32 ones a bucket holds at least one tensor, whatever its size
+    (deepspeed/runtime/engine.py buffered_allreduce_fallback, split_half_float_double). ZeRO's own are of gradients
+    alone and whole, two where one is reduced while the other fills (deepspeed/runtime/zero/stage_1_and_2.py).
+    """
+    zero = 0 * classes[0][2]
+    if not (r.bucket_elements and r.shards_optimizer):
+        return zero
+    if r.stack.flattens_gradients:
+        many = 2 if r.stack.overlap_gradients and not r.shards_weights else 1
+        return held_as("buffers", zero + many * r.precision.activation_bytes * r.bucket_elements, "reduce buckets")
+    found = zero
+    for own, params, biggest in classes:
+        elements = minimum(total(params), r.bucket_elements)
+        reduced = maximum(elements, biggest) if adds_narrow(own) else elements
+        found = found + own.precision.gradient_bytes * reduced + own.precision.weight_bytes * elements
+    return held_as("buffers", found, "gathered in buckets")
+
+
+def adds_narrow(r: Recipe) -> bool:
+    """Return whether 16-bit gradients of a whole backward pass are added to fp32 ones behind it."""
+    return r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4
+
+
+_SUB_GROUP = 1e9
+
+
+def flat_update(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of a shard's gradients made flat, and then fp32, beside those that the passes have reduced.
+
+    DeepSpeed runtime/zero/stage_1_and_2.py, step; ZeRO-3 takes sub-groups of 1e9 in turn (stage3.py sub_group_size).
+    """
+    zero = 0 * params[0]
+    if not (r.stack.flattens_gradients and r.shards_optimizer and r.precision.master_bytes):
+        return zero
+    master, own = r.precision.master_bytes, r.precision.gradient_bytes
+    wide = _wide_gradients(r, z, params)
+    if r.shards_weights:
+        wide = minimum(wide, master * _SUB_GROUP)
+    return named(wide * (own / master + (own < master)), "flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:

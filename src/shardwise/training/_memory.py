@@ -14,7 +14,10 @@ from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
 from shardwise.training._framework_bytes import (
+    adds_narrow,
+    bucket_bytes,
     flat_gradients,
+    flat_update,
     late_block,
     shares,
     stand_in_bytes,
@@ -135,27 +138,6 @@ def stage_buffers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X
     return named(above(z.pp, 1, ahead + behind, zero), "buffers between stages")
 
 
-def bucket_bytes(r: Recipe, params: tuple[X, X, X, X], biggest: X) -> X:
-    """Return bytes of the buckets of a sharded optimizer: one of gradients, one of weights on their way.
-
-    DeepSpeed's reduce_bucket_size and allgather_bucket_size, in elements; no bucket is larger than the stage. Where
-    gradients of 16 bits are added to fp32 ones a bucket holds at least one tensor, whatever its size
-    (deepspeed/runtime/engine.py buffered_allreduce_fallback, split_half_float_double).
-    """
-    zero = 0 * params[0]
-    if not (r.bucket_elements and r.shards_optimizer):
-        return zero
-    elements = minimum(total(params), r.bucket_elements)
-    reduced = maximum(elements, biggest) if _adds_narrow(r) else elements
-    held = r.precision.gradient_bytes * reduced + r.precision.weight_bytes * elements
-    return held_as("buffers", held, "gathered in buckets")
-
-
-def _adds_narrow(r: Recipe) -> bool:
-    """Return whether 16-bit gradients of a whole backward pass are added to fp32 ones behind it."""
-    return r.stack.micro_gradients and r.precision.compute == "bf16" and r.precision.gradient_bytes == 4
-
-
 def update_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], biggest: X) -> X:
     """Return temporaries of the optimizer step: those of the framework, and fp32 copies of a tensor that it makes.
 
@@ -240,7 +222,10 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     widened = none if hosted else total(widened_bytes(own, z, owned(some, s)) for own, some in classes)
     m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients, home.activations))
     moments = moments_of(r, z, parts, s, m)
-    made = total(update_bytes(own, z, owned(some, s), _biggest_tensor(some, s)) for own, some in classes)
+    made = total(
+        update_bytes(own, z, owned(some, s), _biggest_tensor(some, s)) + flat_update(own, z, owned(some, s))
+        for own, some in classes
+    )
     update = widened + (none if hosted else made)
     moments["optimizer step"] = named(m.lasting + gradients + update, "optimizer step")
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(r, parts, s)
@@ -294,7 +279,7 @@ def made_of(
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     classes = trained(r, parts)
-    buckets = total(bucket_bytes(own, owned(some, s), _biggest_tensor(some, s)) for own, some in classes)
+    buckets = bucket_bytes(r, [(own, owned(some, s), _biggest_tensor(some, s)) for own, some in classes])
     last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = held_as("logits", (depth.heads - 1) * s.heads * last, "logits that wait for backward")
@@ -377,7 +362,7 @@ def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], 
     if r.scorings:
         # Without gradients a layer frees what it made before the next, and the last before the logits.
         moments["scoring"] = base + whole.forward + maximum(m.again + m.last_layer + m.transient, m.logits)
-    if _adds_narrow(r):
+    if adds_narrow(r):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(r.precision.activation_bytes * total(owned(parts, s)), "16-bit gradients")
         done = minimum(saved_bytes(parts, s.layers, s.embeds, 0 * s.count), m.activations)
