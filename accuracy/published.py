@@ -118,6 +118,9 @@ def joined(extra: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
+_UNREAD = {"not read from a file", "only the fields of the fixture"}
+
+
 class Published(Context):
     """What rows of published tables are read with: more frameworks and engines, and whole arguments of cases."""
 
@@ -126,9 +129,10 @@ class Published(Context):
     engines = joined(read("engines.toml"), known("engines.toml"))
 
     def _find_model(self, key: str) -> Model:
-        """Return the model of a key: the catalogue's, where the file beside the rows is written from memory."""
-        remembered = "not read from a file" in self._entries.get(key, {}).get("uncertain", ())
-        return load_model(key) if remembered and key in model_names() else super()._find_model(key)
+        """Return the model of a key: the catalogue's, where the file beside the rows has not read the model's own."""
+        unread = set(self._entries.get(key, {}).get("uncertain", ())) & _UNREAD
+        name = key.removesuffix("-it")
+        return load_model(name) if unread and name in model_names() else super()._find_model(key)
 
     @cached_property
     def arguments(self) -> dict[str, dict[str, Any]]:

@@ -149,7 +149,7 @@ def flat_plans(draw: st.DrawFn, shardings: tuple[Any, ...], kinds: tuple[Any, ..
 
 ZERO = flat_plans(("none", "zero1", "zero2", "zero3"), ("all-to-all",)).filter(lambda one: legal(*one))
 SHARDED = flat_plans(("shard-grad-op", "fsdp", "hsdp"), ("ring", "all-gather")).filter(lambda one: legal(*one))
-NARROW = st.sampled_from(("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "amp-bf16"))
+NARROW = st.sampled_from(("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "amp-bf16", "amp-fp16"))
 
 
 @MANY
@@ -169,7 +169,7 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
 
 
 @MANY
-@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "fp32")), stack=st.sampled_from(("accelerate", "fsdp2")))
+@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "amp-fp16", "fp32")), stack=st.sampled_from(("accelerate", "fsdp2")))
 def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str, stack: str) -> None:
     """A legal sharded plan written as accelerate's YAML is read back as it was; batches are the script's to say."""
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)

@@ -126,8 +126,7 @@ def _precision(keys: Keys) -> str:
     axolotl 0.21.0 utils/config/__init__.py resolve_dtype sets torch_dtype, which loaders/model.py loads in.
     """
     if keys.flag("fp16") or keys.flag("float16"):
-        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
-        return "amp-bf16"
+        return "amp-fp16"
     wide = keys.flag("float32") or (keys.raw("bf16") is False and not keys.flag("bfloat16"))
     return "fp32" if wide else "bf16-pure"
 

@@ -24,6 +24,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16-grads16": {"fp16": {"enabled": True}},
     "fp16": {"fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
     "amp-bf16": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    "amp-fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
     "fp32": {},
 }
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
@@ -149,7 +150,7 @@ def _precision(keys: Keys) -> str:
         keys.fail("fp16.enabled", "contradicts bf16.enabled", "enable one of them")
     whole = keys.word("data_types.grad_accum_dtype") == "fp32"
     if keys.flag("torch_autocast.enabled"):
-        return "amp-bf16"
+        return "amp-fp16" if keys.word("torch_autocast.dtype") in ("fp16", "float16", "half") else "amp-bf16"
     if bf16 or fp16:
         return ("bf16" if bf16 else "fp16") + ("" if whole else "-grads16")
     for path in ("bf16.enabled", "fp16.enabled"):

@@ -27,11 +27,11 @@ _SHARDINGS: dict[str, Sharding] = {
     "hybrid_shard_zero2": "shard-grad-op",
 }
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
-_PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-bf16", "fp8": "fp8"}
+_PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-fp16", "fp8": "fp8"}
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 # CPUOffload of FSDP moves parameters and gradients, and so the optimizer that updates them.
 HOST = ("optimizer", "gradients", "parameters")
-_MIXED = {"fp32": "no", "amp-bf16": "bf16"}
+_MIXED = {"fp32": "no", "amp-bf16": "bf16", "amp-fp16": "fp16"}
 _SIZES = "parallelism_config.parallelism_config_"
 _HEADS = _SIZES + "sp_size"
 
@@ -121,8 +121,6 @@ def _precision(keys: Keys) -> str:
     word = keys.word("mixed_precision")
     if word not in _PRECISIONS:
         keys.fail("mixed_precision", "is not known", "use no, bf16, fp16 or fp8")
-    if word == "fp16":
-        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
     return _PRECISIONS.get(word, "fp32")
 
 

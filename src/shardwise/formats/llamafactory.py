@@ -141,8 +141,8 @@ def _precision(keys: Keys) -> str:
     if keys.flag("pure_bf16"):
         return "bf16-pure"
     if keys.flag("fp16"):
-        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
-    return "amp-bf16" if keys.flag("bf16") or keys.flag("fp16") else "fp32"
+        return "amp-fp16"
+    return "amp-bf16" if keys.flag("bf16") else "fp32"
 
 
 def _optimizer(keys: Keys) -> str:

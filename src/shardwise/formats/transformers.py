@@ -191,11 +191,12 @@ def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:
     """Return the recipe: whether products take 16 bits beside fp32 weights, or the weights are loaded in 16."""
     if keys.word("dtype") == "bfloat16" or keys.word("torch_dtype") == "bfloat16":
         return "bf16-pure"
-    said = keys.flag("bf16")
     if keys.flag("fp16"):
-        keys.assumed.append("precision amp-bf16: fp16 autocast has the same bytes")
-    narrow = (said if said is not None else trl) or keys.flag("fp16")
-    return "amp-bf16" if narrow or (beside and beside.job.precision == "amp-bf16") else "fp32"
+        return "amp-fp16"
+    said = keys.flag("bf16")
+    if said if said is not None else trl:
+        return "amp-bf16"
+    return beside.job.precision if beside and beside.job.precision.startswith("amp-") else "fp32"
 
 
 # Switches of scripts in the manner of Alpaca: of Qwen's and LLaVA's, which adapt all linear layers, and of FastChat's.
