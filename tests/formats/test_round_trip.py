@@ -169,7 +169,11 @@ def test_deepspeed_brings_back_every_field(case: tuple[Model, Plan, Training], p
 
 
 @MANY
-@given(case=SHARDED, precision=st.sampled_from(("amp-bf16", "amp-fp16", "fp32")), stack=st.sampled_from(("accelerate", "fsdp2")))
+@given(
+    case=SHARDED,
+    precision=st.sampled_from(("amp-bf16", "amp-fp16", "fp32")),
+    stack=st.sampled_from(("accelerate", "fsdp2")),
+)
 def test_accelerate_brings_back_every_field(case: tuple[Model, Plan, Training], precision: str, stack: str) -> None:
     """A legal sharded plan written as accelerate's YAML is read back as it was; batches are the script's to say."""
     model, plan, job = case[0], case[1], replace(case[2], precision=precision)
