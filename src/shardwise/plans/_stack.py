@@ -215,6 +215,14 @@ class Stack:
     grouped_streams: int
     """Streams that run grouped products, each with scratch of its own."""
 
+    def reduce_buckets(self, shards_weights: bool) -> int:
+        """Return how many buckets of gradients ZeRO holds: two where one fills while the other is reduced.
+
+        >>> find_stack("deepspeed").reduce_buckets(False), find_stack("deepspeed").reduce_buckets(True)
+        (2, 1)
+        """
+        return 2 if self.overlap_gradients and not shards_weights else 1
+
     @property
     def whole_gradients(self) -> Literal["", "trained", "units"]:
         """What has whole gradients between micro-batches: nothing where the user has them reduced in each."""

@@ -85,7 +85,7 @@ def bucket_bytes(r: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, X], X
     if not (r.bucket_elements and r.shards_optimizer):
         return zero
     if r.stack.flattens_gradients:
-        many = 2 if r.stack.overlap_gradients and not r.shards_weights else 1
+        many = r.stack.reduce_buckets(r.shards_weights)
         return held_as("buffers", zero + many * r.precision.activation_bytes * r.bucket_elements, "reduce buckets")
     found = zero
     for own, params, biggest in classes:
