@@ -101,7 +101,8 @@ def test_equal_stages_match_the_simulation(schedule: Schedule, v: int) -> None:
     """With equal stages and free messages every form is the simulation to 1e-9, but for those that are fitted."""
     for p, m in sizes(schedule, v):
         loose = FITTED.get(schedule, 1e-9) / (2 if schedule in FITTED and p > 2 else 1)
-        for costs in RATIOS:
+        # Long pipelines, whose simulation takes long, have one ratio each.
+        for costs in RATIOS if p * m <= 64 else RATIOS[(p + m) % 5 :][:1]:
             shape = shape_of(p, m, v)
             found = pipeline_time(schedule, (run_of(p, costs),), shape).total
             assert found == pytest.approx(simulated(schedule, [costs] * p, shape).seconds, rel=loose), (p, m, costs)
@@ -141,7 +142,7 @@ def test_unequal_stages_stay_near_the_simulation(schedule: Schedule, v: int, tog
     """Stages that differ by up to 20 % cost 1 % of accuracy with 1F1B and 3 % with the others; GPipe stays exact."""
     source = random.Random(f"{schedule} {v} {together}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
-    for p, m in source.sample(table, min(60, len(table))):
+    for p, m in source.sample(table, min(40, len(table))):
         costs = varied(source, p, together=together)
         shape = shape_of(p, m, v)
         found = closed(schedule, costs, shape).total
@@ -170,7 +171,7 @@ def test_messages_between_unequal_stages(schedule: Schedule, v: int, overlap: bo
     """Messages of a tenth of a forward leave the forms within 3 % of the simulation, or within the form's tolerance."""
     source = random.Random(f"{schedule} {v} {overlap}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
-    for p, m in source.sample(table, min(30, len(table))):
+    for p, m in source.sample(table, min(20, len(table))):
         costs = varied(source, p, together=True)
         shape = shape_of(p, m, v, 0.05 if schedule in WAITING else 0.1, overlap=overlap)
         found = closed(schedule, costs, shape).total
