@@ -273,7 +273,7 @@ def every() -> dict[str, Command]:
         **{name: command(name) for name in NAMES},
         "plan infer": command("plan", "infer"),
         "plan serve": command("plan", "serve"),
-        "export " + "/".join(SERVERS): command("export", SERVERS[0]),
+        "export " + "/".join(SERVERS): command("export", next(iter(SERVERS))),
     }
 
 

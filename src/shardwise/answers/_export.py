@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
-# What a server is called as an engine; vLLM is the one of the devices where none is named.
-_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp"}
 # Systems whose servers are told that they compute prompts, or decode.
 _POOLED = ("vllm", "sglang", "dynamo")
 # What says when requests arrive.
@@ -98,8 +96,9 @@ def _named(inputs: Inputs) -> str:
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
-    if target in _ENGINES:
-        inputs.values.setdefault("engine", _ENGINES[target])
+    # vLLM may be another one on these devices, where none is named.
+    if SERVERS[target] != "vllm":
+        inputs.values.setdefault("engine", SERVERS[target])
     workers = inputs.get("prefill_workers", 0)
     if workers and target not in _POOLED:
         rule = "are started by an orchestrator of its own, which is not written"

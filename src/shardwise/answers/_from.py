@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 6
-# Engines of the targets of an export that are not vLLM's.
-_ENGINES = {"sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp"}
 
 
 def take(inputs: Inputs) -> None:
@@ -85,7 +83,7 @@ def _take_server(inputs: Inputs) -> None:
         return
     kind, target = inputs.get("what", ""), inputs.get("target", "")
     given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, kind or target).flags
-    own_engine = _ENGINES.get(target, "vllm")
+    own_engine = SERVERS.get(target, "vllm")
     if target and not server.values.get("engine", own_engine).startswith(own_engine):
         # Each engine spells its share of the memory in its own way.
         own = {key: value for key, value in server.values.items() if key in ("engine", "memory_fraction")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwise._lazy import lazily
+from shardwise.formats._systems import SERVERS, SYSTEMS
 
 if TYPE_CHECKING:
     from shardwise.formats._exported import ExportCase, Exported
@@ -12,14 +13,6 @@ if TYPE_CHECKING:
     from shardwise.formats._imported import ImportContext, Imported, ReadArgument
     from shardwise.formats._launched import Launched
     from shardwise.formats.megatron import from_megatron_args
-
-SYSTEMS = (
-    "deepspeed", "axolotl", "llamafactory", "nanotron", "torchtune", "verl", "nemo", "trl", "transformers", "fsdp",
-    "torchtitan", "megatron",
-)  # fmt: skip
-"""Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
-SERVERS = ("vllm", "sglang", "trtllm", "llamacpp", "dynamo")
-"""Engines that an export writes the launch line of."""
 
 __getattr__ = lazily(
     __name__,

@@ -16,11 +16,11 @@ from typing import cast
 
 from shardwise import files
 from shardwise.errors import InputError, Problem, bounded
-from shardwise.formats import SYSTEMS
 from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 from shardwise.formats._pointed import pointed
+from shardwise.formats._systems import SYSTEMS
 
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""

@@ -18,12 +18,13 @@ from typing import Any
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.formats._imported import ReadArgument, table
 from shardwise.formats._launch import unread
+from shardwise.formats._systems import SERVERS
 from shardwise.models import load_model
 from shardwise.models._model import find, namesake
 from shardwise.records import dataclass
 from shardwise.shell import Budget, commands_of, left_open
 
-ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
+ENGINES = tuple(name for name in SERVERS if name != "dynamo")
 """The engines whose launch lines are read."""
 WIDE = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """16-bit types and fp32, by the words that engines have for them."""

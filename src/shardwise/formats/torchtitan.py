@@ -359,7 +359,7 @@ def _lost(case: ExportCase, back: Imported) -> Found:
             back.stack.settings.fp8_recipe or "tensorwise",
         ),
     }
-    if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
+    if case.model.has_experts:
         own = case.model.name in table(_TABLE)["models"]
         pairs["model"] = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
     return changed(pairs)

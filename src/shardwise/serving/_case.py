@@ -209,8 +209,7 @@ def _replicas(question: ServingQuestion, plan: Plan, found: Problems, notes: lis
 
 def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
     """Spread experts over the tensor-parallel ranks that the plan leaves over, as engines do by default."""
-    moes = any(b.feed_forward is not None and hasattr(b.feed_forward, "experts") for b in model.kinds)
-    if not moes or plan.ep * plan.etp >= plan.tp or plan.tp % plan.ep:
+    if not model.has_experts or plan.ep * plan.etp >= plan.tp or plan.tp % plan.ep:
         return plan
     etp = plan.tp // plan.ep
     notes.append(f"etp {etp}: experts are split over the tensor-parallel ranks, as engines do by default")

@@ -1,0 +1,15 @@
+"""The systems whose files are read and written; each is the module of its name."""
+
+SYSTEMS = (
+    "deepspeed", "axolotl", "llamafactory", "nanotron", "torchtune", "verl", "nemo", "trl", "transformers", "fsdp",
+    "torchtitan", "megatron",
+)  # fmt: skip
+"""Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
+SERVERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "tensorrt-llm",
+    "llamacpp": "llama.cpp",
+    "dynamo": "vllm",
+}
+"""What an export writes the launch of -> its engine, of which the devices may run a variant."""
