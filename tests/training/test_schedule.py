@@ -171,7 +171,7 @@ def test_messages_between_unequal_stages(schedule: Schedule, v: int, overlap: bo
     """Messages of a tenth of a forward leave the forms within 3 % of the simulation, or within the form's tolerance."""
     source = random.Random(f"{schedule} {v} {overlap}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
-    for p, m in source.sample(table, min(20, len(table))):
+    for p, m in source.sample(table, min(30, len(table))):
         costs = varied(source, p, together=True)
         shape = shape_of(p, m, v, 0.05 if schedule in WAITING else 0.1, overlap=overlap)
         found = closed(schedule, costs, shape).total
