@@ -22,7 +22,14 @@ NAMES = {
     "load.requests_per_second": "under load, requests a second",
 }
 """Headlines in words."""
-DEVICES = {"cpu": "CPU", "cdna": "CDNA", "blackwell-gddr": "Blackwell GDDR", "generic": "other devices", "any": "any"}
+DEVICES = {
+    "cpu": "CPU",
+    "cdna": "CDNA 3",
+    "cdna4": "CDNA 4",
+    "blackwell-gddr": "Blackwell GDDR",
+    "generic": "other devices",
+    "any": "any",
+}
 """Families of devices in words, where those are not their names."""
 OTHERS = "others"
 # Targets (results/targets.toml) that sum up the tables.
@@ -42,7 +49,7 @@ def family(name: str) -> str:
     """Return a family of devices in words.
 
     >>> family("hopper"), family("cdna")
-    ('Hopper', 'CDNA')
+    ('Hopper', 'CDNA 3')
     """
     return DEVICES.get(name, name.capitalize())
 

@@ -21,7 +21,7 @@ from shardwise.serving.load import limits_of
     [
         ({"engine": "vllm", "engine_version": "0.2.1"}, "a100-sxm-80gb", "vllm-0.2"),
         ({"engine": "vllm", "engine_version": "0.6.1"}, "a100-sxm-80gb", "vllm-v0"),
-        ({"engine": "vllm", "engine_version": "0.6.1"}, "mi300x", "vllm-rocm"),
+        ({"engine": "vllm", "engine_version": "0.6.1"}, "mi300x", "vllm-rocm-0.6"),
         ({"engine": "vllm", "engine_version": "0.6.6"}, "mi300x", "vllm-v0"),
         ({"engine": "vllm", "engine_version": "0.11.0"}, "mi300x", "vllm-0.13"),
             ({"engine": "vllm", "engine_version": "0.14.0"}, "mi300x", "vllm-2025"),

@@ -197,9 +197,7 @@ def test_questions_that_cannot_be_asked_are_refused(words: tuple[str, ...], fiel
     assert run(*INFER, *words, "--json").fields == [field]
 
 
-@pytest.mark.parametrize(
-    ("on", "engine"), [("mi300x", "vllm-rocm"), ("apple-m3-max-40core", "llama.cpp"), ("h100", "vllm")]
-)
+@pytest.mark.parametrize(("on", "engine"), [("mi300x", "vllm"), ("apple-m3-max-40core", "llama.cpp"), ("h100", "vllm")])
 def test_a_vendor_has_its_usual_engine(on: str, engine: str) -> None:
     """Without --engine each device of a table is asked with what people run on it, and the page says so."""
     found = run("infer", "llama-3.1-8b", "--on", f"1x{on}", "--weights", "q4_k_m", "--json")
@@ -223,7 +221,7 @@ def test_a_vendor_has_its_usual_stack(on: str, stack: str) -> None:
 @pytest.mark.parametrize("words", [("plan", "infer", "--top", "1"), ("plan", "serve", "--rate", "1/s", "--top", "1")])
 def test_a_search_runs_the_engine_of_the_vendor(words: tuple[str, ...]) -> None:
     """A search proposes what `infer` would take on such devices, and what it is told where it is told."""
-    for more, engine in (((), "vllm-rocm"), (("--engine", "sglang"), "sglang")):
+    for more, engine in (((), "vllm"), (("--engine", "vllm-2025"), "vllm-2025")):
         found = run(*words, "llama-3.1-8b", "--on", "2xmi300x", *more, "--json")
         best = found.tree["best"][0]
         assert best["plan"].get("engine", best.get("engine")) == engine

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from shardwise.cost import Efficiencies, collective_seconds, network_of, reduce_of, reduce_seconds
+from shardwise.cost import Efficiencies, collective_seconds, network_of, reduce_of, reduce_seconds, unlinked
 from shardwise.hardware import Cluster, find_device
 from shardwise.ledger.op import Verb
 
@@ -97,6 +97,25 @@ def test_generic_links_say_so() -> None:
     """Links of a device that was not measured are an assumption that is stated."""
     assert net(device="gaudi2", imposed=Efficiencies()).assumptions
     assert not net(imposed=Efficiencies()).assumptions
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "size", "seconds"),
+    [
+        ("mi300x", 4, 2**14, 7.26e-6),  # github.com/vllm-project/vllm pull 19744
+        ("mi300x", 4, 2**22, 63.86e-6),
+        ("mi355x", 8, 3 * 2**19, 12.9e-6),  # pull 39080
+    ],
+)
+def test_the_all_reduce_of_an_engine_has_the_links_of_its_group(
+    device: str, ranks: int, size: int, seconds: float
+) -> None:
+    """Four of eight devices of a mesh reduce over three of seven links: within a tenth of the published kernel."""
+    cluster = Cluster.parse(f"8x{device}")
+    own, link = reduce_of(cluster.device, "vllm"), network_of(cluster, Efficiencies()).links[0]
+    rate = link.nominal_bytes_per_second / unlinked(link.wire("all_reduce"), ranks)
+    assert own is not None
+    assert reduce_seconds(own, rate, size, ranks) == pytest.approx(seconds, rel=0.1)
 
 
 def test_a_mesh_gives_a_pair_its_own_links_only() -> None:

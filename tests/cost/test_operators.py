@@ -207,6 +207,7 @@ def test_rates_explain_where_they_come_from() -> None:
         ("rtx-pro-6000-server", "blackwell-gddr"),
         ("v100-sxm-32gb", "volta"),
         ("mi300x", "cdna"),
+        ("mi355x", "cdna4"),
         ("gaudi2", "generic"),
     ],
 )
@@ -215,7 +216,7 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     found = find_device(device).device
     assert family_of(found) == family
     notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
-    assert any("no kernel measurements" in n for n in notes) == (family in ("generic", "volta", "cdna"))
+    assert any("no kernel measurements" in n for n in notes) == (family in ("generic", "volta", "cdna", "cdna4"))
 
 
 def test_a_data_type_without_a_rate_is_refused() -> None:

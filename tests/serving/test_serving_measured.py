@@ -2,7 +2,8 @@
 
 Sources: LLM-Inference-Bench (arXiv:2411.00136, github.com/argonne-lcf, All_results.csv, seconds of a batch);
 TensorRT-LLM v0.9 performance overview (docs/source/performance, output tokens a second and GPU);
-github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference (README, llama.cpp output tokens a second).
+github.com/XiongjieDai/GPU-Benchmarks-on-LLM-Inference (README, llama.cpp output tokens a second);
+github.com/ROCm/vllm (docs/dev-docker/README.md at 040de12, seconds of a batch on 8 MI300X).
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ ROWS = (
     ("llama-3-8b", "a100-sxm-40gb", 4, "tensorrt-llm-0.11", "fp16", 32, 1024, 1024, 10.654),  # row 646
     ("llama-2-70b", "h100-sxm-80gb", 4, "vllm-v0", "fp16", 32, 1024, 1024, 28.855),  # row 1549
     ("llama-3-8b", "a100-sxm-40gb", 2, "tensorrt-llm-0.11", "fp16", 16, 256, 256, 2.76),
-    ("llama-3-70b", "mi300x", 2, "vllm-rocm", "fp16", 64, 128, 128, 18.69),
-    ("qwen2-7b", "mi300x", 1, "vllm-rocm", "fp16", 16, 2048, 2048, 30.98),
+    ("llama-3-70b", "mi300x", 2, "vllm-rocm-0.6", "fp16", 64, 128, 128, 18.69),
+    ("qwen2-7b", "mi300x", 1, "vllm-rocm-0.6", "fp16", 16, 2048, 2048, 30.98),
+    ("llama-3.1-70b", "mi300x", 8, "vllm-0.13", "fp8", 1, 128, 2048, 17.236),  # ROCm/vllm docs/dev-docker at 0.10.0
+    ("llama-3.1-70b", "mi300x", 8, "vllm-0.13", "fp8", 128, 128, 2048, 46.484),
+    ("llama-3.1-405b", "mi300x", 8, "vllm-0.13", "fp8", 32, 128, 2048, 68.901),
     ("llama-2-7b", "a100-sxm-40gb", 2, "deepspeed-mii", "fp16", 1, 1024, 1024, 12.25),
     ("llama-2-70b", "a100-sxm-80gb", 8, "tensorrt-llm-0.9", "fp16", 512, 128, 2048, 512 * 2048 / (8 * 684)),
     ("llama-2-70b", "h200-sxm-141gb", 1, "tensorrt-llm-0.9", "fp8", 1024, 128, 128, 1024 * 128 / 3989),

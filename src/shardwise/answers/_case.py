@@ -281,7 +281,7 @@ def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training
 
 
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
-ENGINES = {"AMD": "vllm-rocm", "Apple": "llama.cpp"}
+ENGINES = {"Apple": "llama.cpp"}
 # The framework that trains on them: nothing else runs on TPUs but through XLA.
 STACKS = {"Google": "xla"}
 

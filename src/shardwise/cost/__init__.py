@@ -53,6 +53,7 @@ from shardwise.cost._network import (
     reduce_of,
     reduce_seconds,
     sent_bytes,
+    unlinked,
     with_peers,
 )
 from shardwise.cost._operators import (

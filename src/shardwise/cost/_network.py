@@ -187,9 +187,20 @@ def _wire(wire: CollectiveRates[X], volume: X, hops: X, at: X) -> X:
         full = volume / wire.bytes_per_second + hops * wire.long_step_seconds
         return minimum(volume / wire.low_bytes_per_second, full)
     if wire.peers:
-        volume = volume * maximum(wire.peers / maximum(at - 1, 1), 1)
+        volume = volume * unlinked(wire, at)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
+
+
+def unlinked(wire: CollectiveRates[X], at: X) -> X:
+    """Return how many times longer a group of a mesh takes than all of it would: it has only the links inside.
+
+    >>> from shardwise.hardware import Cluster
+    >>> wire = network_of(Cluster.parse("8xmi300x"), Efficiencies()).links[0].wire("all_reduce")
+    >>> [round(unlinked(wire, at), 2) for at in (2, 4, 8)]
+    [7.0, 2.33, 1.0]
+    """
+    return maximum(wire.peers / maximum(at - 1, 1), 1)
 
 
 def _tree_seconds(wire: CollectiveRates[X], tree: Tree, volume: X, below: X, levels: X) -> X:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise import files
+from shardwise.cost import family_of
 from shardwise.errors import Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
@@ -33,7 +34,7 @@ from shardwise.formats._served import (
 )
 from shardwise.serving import InferReport
 
-_ENGINES = ("vllm", "vllm-2025", "vllm-0.13", "vllm-flashinfer", "vllm-rocm")
+_ENGINES = ("vllm", "vllm-2025", "vllm-0.13", "vllm-flashinfer", "vllm-rocm-0.6")
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -95,6 +96,13 @@ def words_of(one: Deployment) -> Words:
     return words
 
 
+def _kernels(report: InferReport) -> str:
+    """Return the assignment that switches on AITER, whose kernels an answer assumes on Instinct (vllm/envs.py)."""
+    case = report.case
+    tuned = family_of(case.cluster.device).startswith("cdna") and not case.engine.operators.library_shares
+    return "VLLM_ROCM_USE_AITER=1 " if tuned else ""
+
+
 def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exported:
     """Return the script that starts a server as an answer assumed it, or one of a pool that has a role."""
     case = report.case
@@ -104,7 +112,7 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
         said = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
         words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
-    start = f"{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(one.model)}"
+    start = f"{_kernels(report)}{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(one.model)}"
     if one.nodes == 1:
         return written(one, "vllm", start, words, notes)
     # docs/serving/parallelism_scaling.md and data_parallel_deployment.md: one node answers, the others have no server.

@@ -20,6 +20,7 @@ from shardwise.cost import (
     one_query_seconds,
     rates_of,
     reduce_seconds,
+    unlinked,
     with_peers,
 )
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
@@ -79,8 +80,10 @@ class EngineCostModel(CostModel[X]):
         own = self.kernels.all_reduce
         if message.verb != "all_reduce" or own is None:
             return seconds
-        group, rate = self.group_shapes[message.axis], self.network.links[0].nominal_bytes_per_second
-        inside = above(group[-1], group[0], seconds, reduce_seconds(own, rate, message.size_bytes, group[-1]))
+        group, link = self.group_shapes[message.axis], self.network.links[0]
+        wire, rate = link.wire("all_reduce"), link.nominal_bytes_per_second
+        used: X | float = rate / unlinked(wire, group[-1]) if wire.peers else rate
+        inside = above(group[-1], group[0], seconds, reduce_seconds(own, used, message.size_bytes, group[-1]))
         return above(message.size_bytes, 0, inside, 0 * inside)
 
 
@@ -162,7 +165,7 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds of a matrix product; up to 64 rows, kernels with tiles of 16 rows compete with the large tiles.
+    """Return seconds of a matrix product; for few rows, kernels with tiles of 16 rows compete with the large tiles.
 
     Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
     """
@@ -188,7 +191,7 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
         large = large + above(
             op.rows, costs.engine.quantisation.dequantise_above_rows, _written_out(costs, op), 0 * large
         )
-    return above(op.rows, 64, large, minimum(large, small + rates.matmul_start))
+    return above(op.rows, costs.kernels.thin_rows, large, minimum(large, small + rates.matmul_start))
 
 
 def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:

@@ -53,6 +53,8 @@ class EngineKernels:
     """Rate of a core where no context is cut (0: it is)."""
     thin_bytes_per_second: float
     """Rate of a core in products of few rows (0: only the memory bounds them)."""
+    thin_rows: float
+    """Rows up to which products may run in a kernel that spreads over all cores whatever their shape."""
     cached_rate: float
     """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
     sources: tuple[str, ...]
@@ -89,6 +91,18 @@ def replay_seconds(vendor: str) -> float:
     (3.9e-06, 0.0)
     """
     return float(engine_tables()["measured"]["replay_seconds"].get(vendor, 0.0))
+
+
+def thin_rows(family: str, untuned: bool = False) -> float:
+    """Return the rows up to which products on a family of devices may run in a kernel that spreads over all cores.
+
+    Shares of an `untuned` library were fitted with those of other families.
+
+    >>> thin_rows("cdna"), thin_rows("hopper")
+    (4.0, 64.0)
+    """
+    rows = engine_tables()["measured"]["thin_rows"]
+    return float(rows["any"] if untuned else rows.get(family, rows["any"]))
 
 
 _Experts: TypeAlias = Mapping[str, Mapping[str, ExpertsFit]]
@@ -172,6 +186,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
         all_reduce=None if reduce and reduce.fit.crowding > 1 else reduce,
         head_bytes_per_second=engine.attention.bytes_per_second_per_core
         or _core_rate("own_heads", device, family, engine.attention.shared_query_heads > 1 and not imposed.ideal),
+        thin_rows=thin_rows(family, device.name in dict(engine.operators.library_shares)),
         cached_rate=float(engine_tables()["measured"]["cached_rate"].get(family, 1.0)),
         thin_bytes_per_second=_core_rate(
             "thin_products", device, family, engine.operators.gemv_bound_by_cores and not imposed.ideal

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from shardwise.cost import Rates, constants, family_of, rates_of
+from shardwise.cost import Rates, constants, family_of, gemm_rates, rates_of
 from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.serving._case import ServingCase
@@ -60,7 +60,17 @@ def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> 
     why = dict(case.engine.sources)[f"operators.{name}"]
     flops = leaf("achievable matrix FLOP/s", compute * device.peak_flops(dtype), why)
     moved = leaf("achievable HBM bytes/s", memory * device.memory_bytes_per_second, why)
-    return replace(rates, matmul_flops=flops, matmul_bytes=moved)
+    rates = replace(rates, matmul_flops=flops, matmul_bytes=moved)
+    return rates if dtype == "fp8" else _untuned(rates, case)
+
+
+def _untuned(rates: Any, case: ServingCase) -> Any:
+    """Return rates of a library whose kernels were not measured: its tiles are the middle of other libraries'."""
+    families = constants().families
+    row = replace(families["generic"].matmul["bf16"], compute=families[rates.family].matmul["bf16"].compute)
+    middle = gemm_rates(case.cluster.device, case.dtype, row, case.efficiencies)
+    form = ("matmul_start", "sharpness", "tiling", "ramp_seconds", "ramp_traffic", "corrections")
+    return replace(rates, **{name: getattr(middle, name) for name in form})
 
 
 def _on_processor(rates: Any, case: ServingCase) -> Any:
