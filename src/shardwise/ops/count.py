@@ -91,10 +91,10 @@ def _by_tuning(y: Layout[float], model: Model) -> Iterator[tuple[Layout[float], 
     if y.choices.tuning is None or not y.choices.tuning.layer_words:
         yield y, model.kinds
         return
-    found: dict[Tuning, Counter[Block]] = {}
+    blocks: dict[Tuning, Counter[Block]] = {}
     for at, block in enumerate(model.layers):
-        found.setdefault(y.choices.tuning.of_layer(at, model.num_layers), Counter())[block] += 1
-    for tuning, kinds in found.items():
+        blocks.setdefault(y.choices.tuning.of_layer(at, model.num_layers), Counter())[block] += 1
+    for tuning, kinds in blocks.items():
         yield replace(y, choices=replace(y.choices, tuning=tuning)), kinds
 
 
@@ -110,11 +110,11 @@ def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iter
 def _opened(block: Block) -> Counter[Block]:
     """A block and those inside it, each on its own; what is held and never runs stands in a block of its own."""
     runs = bool(block.mixers or block.feed_forward or not block.idle)
-    found = Counter([replace(block, also=(), idle=())] if runs else [])
-    found.update(Block(mixers=(), feed_forward=None, norms=0, idle=(one,)) for one in block.idle)
+    opened = Counter([replace(block, also=(), idle=())] if runs else [])
+    opened.update(Block(mixers=(), feed_forward=None, norms=0, idle=(one,)) for one in block.idle)
     for other in block.also:
-        found.update(_opened(other))
-    return found
+        opened.update(_opened(other))
+    return opened
 
 
 def component(part: Part, op: Op[float]) -> str:
@@ -152,17 +152,17 @@ def parameters_by_component(model: Model) -> dict[str, int]:
     >>> parameters_by_component(Model.load("gpt2"))["embedding"]
     39383808
     """
-    found = _counted(model)
-    return {name: found[name] for name in COMPONENTS if found[name]}
+    counts = _counted(model)
+    return {name: counts[name] for name in COMPONENTS if counts[name]}
 
 
 @lru_cache(maxsize=64)
 def _counted(model: Model) -> Counter[str]:
     """Parameters of each component, and of prediction layers under "mtp"."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line, op, weight in _weights(model):
-        found[component(line.part, op)] += int(weight.whole) * line.copies
-    return found
+        counts[component(line.part, op)] += int(weight.whole) * line.copies
+    return counts
 
 
 def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
@@ -175,14 +175,14 @@ def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
     >>> trainable_parameters(Model.load("llama-3.1-8b"), tuning_of(job, find_stack("transformers")))
     {'q': 4194304, 'v': 2621440}
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line in lines(model, whole_layout(tuning=tuning)):
         for op in line.ops if line.part != "mtp" else ():
             for weight in op.weights:
                 if weight.trainable and weight.elements:
                     name = op.modules[0] if weight.adapter and op.modules else component(line.part, op)
-                    found[name] += int(weight.whole) * line.copies
-    return dict(found)
+                    counts[name] += int(weight.whole) * line.copies
+    return dict(counts)
 
 
 def prediction_parameters(model: Model) -> int:
@@ -258,12 +258,12 @@ def count_flops(model: Model, batch: int, seq_len: int, coverage: Coverage = "fu
     >>> sum(count_flops(Model.load("gpt2"), 1, 1024).values())
     291648307200
     """
-    found: dict[str, float] = {}
+    flops: dict[str, float] = {}
     for line, op in _runs(model, batch, seq_len, coverage):
         if line.part != "mtp" and op.flops:
             name = _component(line, op)
-            found[name] = found.get(name, 0) + op.flops * line.times
-    return found
+            flops[name] = flops.get(name, 0) + op.flops * line.times
+    return flops
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +375,8 @@ def train_flops(model: Model, seq_len: int, convention: str = "model-full", reco
     total = rule.of(model, forward_flops(model, seq_len))
     if recompute != "none":
         # A convention takes so many forward passes: one more of what runs again, attention counted its way.
-        again = forward_flops(model, seq_len, RECOMPUTED[recompute])
-        total += rule.of(model, again) / (2 if convention == "lora" else 3)
+        recomputed = forward_flops(model, seq_len, RECOMPUTED[recompute])
+        total += rule.of(model, recomputed) / (2 if convention == "lora" else 3)
     return total / seq_len
 
 

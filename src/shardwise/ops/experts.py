@@ -131,13 +131,13 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     )
     down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias,
                  role="down")  # fmt: skip
-    found = (
+    ops = (
         _grouped(y, e, f"{region}.up", up, permuted),
         *_clamps(y, m, e, region),
         act,
         _grouped(y, e, f"{region}.down", down, _weighted(y, m, region, product)),
     )
-    return (*found, *_added_bias(y, m, e, region))
+    return (*ops, *_added_bias(y, m, e, region))
 
 
 # Widths of the experts that clamping moves, forward and backward. Forward: gate and up are clamped each (2 + 2) and

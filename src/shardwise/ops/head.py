@@ -51,14 +51,14 @@ def tables(y: Layout[X], m: Model) -> tuple[Weight[X], ...]:
     rows_of_tokens = table(
         "embedding.weight", divide(local * width, second), m.vocab * width, (local, divide(zero + width, second))
     )
-    found = [replace(rows_of_tokens, role="embedding")]
+    ops = [replace(rows_of_tokens, role="embedding")]
     if m.extra_embedding:
         local = divide(divide(zero + m.extra_embedding, y.vocab_ranks), second)
-        found.append(table("embedding.extra", local, m.extra_embedding))
+        ops.append(table("embedding.extra", local, m.extra_embedding))
     rows = (m.positions + m.token_types) * m.hidden
     if rows:
-        found.append(table("positions.weight", zero + rows, rows, (m.positions + m.token_types, m.hidden)))
-    return tuple(found)
+        ops.append(table("positions.weight", zero + rows, rows, (m.positions + m.token_types, m.hidden)))
+    return tuple(ops)
 
 
 def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:

@@ -134,7 +134,7 @@ def linear_weights(name: str, shape: LinearShape[X], sides: tuple[X, X]) -> tupl
     outputs, inputs = sides
     elements = inputs * outputs
     zero = 0 * elements
-    found = [
+    weights = [
         Weight(
             name=f"{name}.weight",
             elements=elements,
@@ -145,8 +145,8 @@ def linear_weights(name: str, shape: LinearShape[X], sides: tuple[X, X]) -> tupl
         )
     ]
     if shape.bias:
-        found.append(Weight(name=f"{name}.bias", elements=outputs, whole=zero + shape.whole_outputs, kind="vector"))
-    return tuple(found)
+        weights.append(Weight(name=f"{name}.bias", elements=outputs, whole=zero + shape.whole_outputs, kind="vector"))
+    return tuple(weights)
 
 
 def matmul_flops(m: X, n: X, k: X) -> X:
@@ -249,12 +249,12 @@ class OneD(Layout[X]):
         last: Hiding = "late" if self.stack.overlap_input_gradients else "exposed"
         if self.choices.sequence_parallel:
             gather = Collective(axis="tp", verb="all_gather", size_bytes=full, tensor="input", shape=at)
-            again = (replace(gather, hides="compute", read_for="weight"),) if self.stack.regathers_inputs else ()
+            regathered = (replace(gather, hides="compute", read_for="weight"),) if self.stack.regathers_inputs else ()
             scatter = replace(gather, verb="reduce_scatter", hides=last, tensor="input gradient", read_for="input")
-            back = (*again, scatter)
+            back = (*regathered, scatter)
             forward: tuple[Collective[X], ...] = (self._pipelined(gather),)
             kept = Tensor(name=f"{region}: gathered {source.name}", size_bytes=full, born=region)
-            more |= {} if again else {"saves": (kept,)}
+            more |= {} if regathered else {"saves": (kept,)}
         else:
             forward = ()
             # Products that run apart reduce their input gradients apart: q, k, v, gate and up (DTensor's column plan).

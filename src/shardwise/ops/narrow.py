@@ -97,10 +97,10 @@ def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -
     """
     if op.role == "out" and op.region == "attention" and scaling.keeps_attention:
         return {}
-    again = op.split == "outputs" and y.choices.sequence_parallel
+    gathered = op.split == "outputs" and y.choices.sequence_parallel
 
     def copy(t: Tensor[X]) -> Tensor[X]:
-        width = scaling.gathered_bytes if again and t.born in normed else scaling.input_bytes
+        width = scaling.gathered_bytes if gathered and t.born in normed else scaling.input_bytes
         name, size = f"{op.name}: {t.name} as multiplied", t.size_bytes * (width / y.a)
         return replace(t, name=name, size_bytes=size, made_in=op.region)
 

@@ -105,12 +105,12 @@ def _panels(m: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> l
     """
     sends = [m.message(c) for c in panels]
     one_set = total(sends)
-    found = []
+    pairs = []
     for c, one in zip(panels, sends, strict=True):
         waits = one_set + (c.count - 1) * maximum(one_set - compute / c.count, 0.0)
         exposed = waits * (one / maximum(one_set, 1e-30))
-        found.append((exposed, one * c.count - exposed))
-    return found
+        pairs.append((exposed, one * c.count - exposed))
+    return pairs
 
 
 def exposed_and_hidden(
@@ -120,7 +120,7 @@ def exposed_and_hidden(
 
     `late` are the seconds of the weight gradient, which runs after the input gradient and covers what that one sends.
     """
-    found: list[tuple[X, X]] = []
+    pairs: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
     panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and m.may_overlap(c.axis))
     of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
@@ -129,8 +129,8 @@ def exposed_and_hidden(
         waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left[window])
         if c.hides in left:
             left[window] = maximum(left[window] - behind, 0.0)
-        found.append((waits, behind))
-    return found
+        pairs.append((waits, behind))
+    return pairs
 
 
 def messages(m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
@@ -166,10 +166,10 @@ def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterabl
     if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
         return t
     lost, lost_back = (
-        m.slowdown_seconds(total(said.values(), 0 * t.forward))
+        m.slowdown_seconds(total(hidden_seconds.values(), 0 * t.forward))
         if any(c.hides not in _NO_CORES for c in sent)
         else 0 * t.forward
-        for said, sent in zip(hidden, (op.forward, op.backward), strict=True)
+        for hidden_seconds, sent in zip(hidden, (op.forward, op.backward), strict=True)
     )
     return replace(
         t,

@@ -283,8 +283,8 @@ def c3a(p: AdapterPath[X]) -> None:
     kernel, narrow = divide(p.m * p.n, CIRCULANT), p.w != 4
     p.widen()
     p.enter()
-    found = (p.kept("kernel", 4 * kernel, "weight"),) if narrow else ()
-    p.pointwise("convolved", kernel, (replace(p.at, read_for="weight"), *found), kernels=8)
+    kernels = (p.kept("kernel", 4 * kernel, "weight"),) if narrow else ()
+    p.pointwise("convolved", kernel, (replace(p.at, read_for="weight"), *kernels), kernels=8)
     p.reach("convolved", p.n)
 
 
@@ -366,9 +366,9 @@ def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
 
 def beside(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product with the path of its method beside each of its layers."""
-    found = [op]
+    ops = [op]
     for module in chosen:
         path = AdapterPath(y, t, op, module)
         PATHS[t.adapter](path)
-        found += path.ops if t.adapter in ("beft", "road", "frod") else path.end()
-    return tuple(found)
+        ops += path.ops if t.adapter in ("beft", "road", "frod") else path.end()
+    return tuple(ops)

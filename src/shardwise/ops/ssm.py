@@ -229,9 +229,9 @@ def _passes(y: Layout[X], m: Mamba2) -> tuple[X, X]:
     chunk = minimum(y.work.S, m.chunk)
     stream, states, products = y.a * inner, STATE_BYTES * inner * m.state / chunk, STATE_BYTES * groups * chunk
     edges = 2 * y.a * groups * m.state
-    again = 2 * (stream + edges)
+    backward = 2 * (stream + edges)
     forward = 3 * stream + 4 * states + 2 * products + 2 * edges
-    return T * forward, T * (11 * stream + 10 * states + 4 * products + 6 * edges + again)
+    return T * forward, T * (11 * stream + 10 * states + 4 * products + 6 * edges + backward)
 
 
 def _gated_norm(y: Layout[X], m: Mamba2, groups: X, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -75,15 +75,15 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
         if trained:
             # The copy is no second weight of the model.
             weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
-    found = replace(op, weights=tuple(weights))
+    without_gradients = replace(op, weights=tuple(weights))
     matrices = [w for w in op.weights if quantised(t, op, w)]
     # Products of 8 bits read weights of 8 bits as they are stored.
     if not matrices or part or not t.base.widened_bytes or t.base.name == op.dtype:
-        return found
+        return without_gradients
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
     return replace(
-        found,
+        without_gradients,
         saves=tuple(_kept_of_narrow(y, t, op, elements)),
         widened_bytes=t.base.widened_bytes * elements,
         transient_bytes=op.transient_bytes + op.output_bytes + t.base.unpacked_bytes * one,

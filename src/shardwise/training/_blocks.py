@@ -143,7 +143,7 @@ def narrow_elements(ops: Sequence[Op[X]], zero: X) -> X:
 
 def tensor_sides(ops: Sequence[Op[X]]) -> dict[tuple[bool, bool], tuple[tuple[X, X, X], ...]]:
     """Return (elements, rows, columns) of the tensors by (of experts, matrices); joint GEMMs are of several."""
-    found: dict[tuple[bool, bool], list[tuple[X, X, X]]] = {}
+    sides: dict[tuple[bool, bool], list[tuple[X, X, X]]] = {}
     for op in ops:
         for w in op.weights:
             if not w.trainable or w.adapter or is_plain(w.elements, 0):
@@ -153,8 +153,8 @@ def tensor_sides(ops: Sequence[Op[X]]) -> dict[tuple[bool, bool], tuple[tuple[X,
             of = w.expert, w.kind == "matrix"
             joint = op.parts if len(op.parts) > 1 and not w.expert and w.kind in ("matrix", "vector") else (rows,)
             whole = total(joint, 0 * rows)
-            found.setdefault(of, []).extend((divide(w.elements * part, whole), part, columns) for part in joint)
-    return {of: tuple(some) for of, some in found.items()}
+            sides.setdefault(of, []).extend((divide(w.elements * part, whole), part, columns) for part in joint)
+    return {of: tuple(some) for of, some in sides.items()}
 
 
 def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X, adapter: bool = False) -> X:
@@ -162,14 +162,14 @@ def newton_schulz_flops(ops: Sequence[Op[X]], expert: bool, zero: X, adapter: bo
 
     r and c are the smaller and the larger side of a matrix as it lies on a rank (github.com/KellerJordan/Muon).
     """
-    found = zero
+    flops = zero
     for op in ops:
         own = [w for w in op.weights if w.trainable and w.adapter is adapter]
         matrices = [w for w in own if w.kind == "matrix" and w.expert is expert]
         if matrices and op.kind in ("matmul", "grouped"):
             small, large = minimum(op.columns, op.inner), maximum(op.columns, op.inner)
-            found = found + total((w.elements for w in matrices), zero) * (20 * small + 10 * small * small / large)
-    return found
+            flops = flops + total((w.elements for w in matrices), zero) * (20 * small + 10 * small * small / large)
+    return flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,7 +310,7 @@ def fold(
 
     Operators that come again, under other units, are priced once where they are `known`.
     """
-    zero, again = 0 * ops[0].forward_bytes, recomputed_shares(ops, units)
+    zero, shares = 0 * ops[0].forward_bytes, recomputed_shares(ops, units)
     routes = any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op in ops:
@@ -319,8 +319,8 @@ def fold(
             priced = priced_op(m, op)
             if known is not None:
                 known[op] = priced
-        sums.add(op, priced, again.get(id(op)))
-    launches, launches_back = host_passes(m, ops, again, zero)
+        sums.add(op, priced, shares.get(id(op)))
+    launches, launches_back = host_passes(m, ops, shares, zero)
     back = sums.backward + sums.weight
     late = host_late(m, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
     kept = keep(ops, units)
@@ -346,6 +346,6 @@ def fold(
         frozen=frozen_weights(ops, zero),
         narrow=narrow_elements(ops, zero),
         flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
-        + total((again[id(o)] * o.flops for o in ops if id(o) in again), zero),
+        + total((shares[id(o)] * o.flops for o in ops if id(o) in shares), zero),
         model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),
     )

@@ -122,9 +122,9 @@ class TrainingCase:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of layer of the model under the plan's recompute."""
-        again = self.plan.recompute != "none"
-        wakes = again and bool(self.job.adapter)
-        return kinds_of(self.order, self.partly, again or bool(self.plan.modules), wakes)
+        recomputes = self.plan.recompute != "none"
+        wakes = recomputes and bool(self.job.adapter)
+        return kinds_of(self.order, self.partly, recomputes or bool(self.plan.modules), wakes)
 
     @cached_property
     def tuning(self) -> Tuning | None:
@@ -153,28 +153,28 @@ def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
 
 def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
-    s, plan, found = case.stack.settings, case.plan, list[tuple[str, str]]()
+    s, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
     if s.partition_activations and plan.recompute != "full":
-        found.append(("partition_activations", "there are no checkpoints of whole layers"))
+        idle.append(("partition_activations", "there are no checkpoints of whole layers"))
     elif s.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
-        found.append(
+        idle.append(
             ("partition_activations", "tp is 1" if plan.tp == 1 else "sequence parallelism splits them already")
         )
     if s.bucket_elements and not case.recipe.shards_optimizer:
-        found.append(("bucket_elements", "no optimizer is sharded"))
+        idle.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
-        found.append(("max_live_parameters", "no weights are sharded"))
+        idle.append(("max_live_parameters", "no weights are sharded"))
     compute = case.recipe.precision.compute
     if s.fp8_recipe and compute != "fp8":
-        found.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))
+        idle.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))
     if s.fp8_param_gather and find_scaling(compute) is None:
-        found.append(("fp8_param_gather", f"GEMMs run in {compute}"))
-    return found
+        idle.append(("fp8_param_gather", f"GEMMs run in {compute}"))
+    return idle
 
 
 def reported_otherwise(case: TrainingCase) -> list[str]:
     """Return what the report of a stack's run states and the question does not, by flag, and what no flag says."""
-    plan, settings, found = case.plan, case.stack.settings, list[str]()
+    plan, settings, notes = case.plan, case.stack.settings, list[str]()
     for name, value in case.stack.reported:
         if name == "precision":
             same = case.recipe.precision.name == value
@@ -182,8 +182,8 @@ def reported_otherwise(case: TrainingCase) -> list[str]:
             same = {*value} <= {*plan.modules} if name == "modules" else getattr(settings, name) == value
         if not same:
             text = ",".join(value) if isinstance(value, tuple) else value
-            found.append(f"--{name.replace('_', '-')} {text}")
-    flags = [f"the report of its run has {' '.join(found)}"] if found else []
+            notes.append(f"--{name.replace('_', '-')} {text}")
+    flags = [f"the report of its run has {' '.join(notes)}"] if notes else []
     return [f"stack {case.stack.name}: {text}" for text in (*flags, *case.stack.uncounted)]
 
 

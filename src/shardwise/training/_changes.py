@@ -60,16 +60,16 @@ class Change:
 
 def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
     """Return (field, value) of plans that differ in one field and may need less memory; replicas follow the degrees."""
-    found: list[tuple[str, Any]] = []
-    found += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
+    values: list[tuple[str, Any]] = []
+    values += [("recompute", mode) for mode in ("selective", "attention", "full") if mode != plan.recompute]
     words = dict.fromkeys(map(runs.word, ("zero1", "zero2", "fsdp")))
-    found += [("sharding", s) for s in words if s != plan.sharding and plan.dp * plan.cp > 1]
+    values += [("sharding", s) for s in words if s != plan.sharding and plan.dp * plan.cp > 1]
     if plan.micro_batch > 1:
-        found.append(("micro_batch", plan.micro_batch // 2))
+        values.append(("micro_batch", plan.micro_batch // 2))
     if plan.tp > plan.etp:
-        found.append(("etp", plan.tp))
-    found += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
-    return found
+        values.append(("etp", plan.tp))
+    values += [(axis, getattr(plan, axis) * 2) for axis in ("tp", "pp", "cp", "ep") if axis == "ep" or plan.dp % 2 == 0]
+    return values
 
 
 def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) -> tuple[Change, ...]:
@@ -77,7 +77,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
 
     Of those the fastest stand first. Where the host of a node lacks memory, less may be kept there too.
     """
-    case, found = report.case, list[Change]()
+    case, changes = report.case, list[Change]()
     lacks = report.verdict.host_short_by_bytes > 0
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
     less = [("offload", tuple(o for o in case.plan.offload if o != one)) for one in case.plan.offload if lacks]
@@ -85,7 +85,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
         changed = changed_case(replace(case, plan=replace(case.plan, **{name: value})), refused)
         if changed is None or _lacking(answer := ask(changed), lacks) >= _lacking(report, lacks):
             continue
-        found.append(
+        changes.append(
             Change(
                 field=name,
                 value=value,
@@ -100,7 +100,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
         short = one.host_needed_bytes if lacks else one.needed_bytes
         return not one.fits, one.step_seconds if one.fits else short
 
-    return tuple(sorted(found, key=rank))
+    return tuple(sorted(changes, key=rank))
 
 
 def _lacking(report: JudgedPlan, host: bool) -> float:
@@ -147,16 +147,16 @@ def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan]
             rule = "belongs to a recomputation that is stated"
             raise InputError([Problem(name, value, rule, "leave it out, or state what is recomputed")])
     for mode, modules in recompute_steps(model, stack):
-        found = ask(replace(plan, recompute=mode, modules=modules))
-        if found.fits:
-            return found
+        report = ask(replace(plan, recompute=mode, modules=modules))
+        if report.fits:
+            return report
     most = ask(replace(plan, recompute="full"))
     low, high = 0, -(-model.num_layers // plan.pp)
     while most.fits and high - low > 1:
         middle = (low + high) // 2
-        found = ask(replace(plan, recompute="full", recompute_layers=middle))
-        low, high = (low, middle) if found.fits else (middle, high)
-        most = found if found.fits else most
+        report = ask(replace(plan, recompute="full", recompute_layers=middle))
+        low, high = (low, middle) if report.fits else (middle, high)
+        most = report if report.fits else most
     return most
 
 

@@ -180,12 +180,12 @@ class CommReport:
 
     def _tiers(self, name: str) -> dict[str, float]:
         tiers = self.report.case.cluster.tiers
-        found = dict.fromkeys((t.name for t in tiers), 0.0)
+        seconds = dict.fromkeys((t.name for t in tiers), 0.0)
         for group, amounts in self.traffic_map.by_tier.items():
             if self.names[group] == name:
                 for tier, amount in zip(tiers, amounts, strict=True):
-                    found[tier.name] += amount
-        return found
+                    seconds[tier.name] += amount
+        return seconds
 
     def _seconds(self, name: str) -> tuple[float, float]:
         """Return (exposed, hidden) seconds of an axis: its part of those that the training report gives the axis.
@@ -198,7 +198,7 @@ class CommReport:
             flows = self.on(name, slowest_stage(evaluation.step))
             return sum(f.exposed_seconds for f in flows), sum(f.hidden_seconds for f in flows)
         family = [axis for axis, (_, other) in TITLES.items() if other == parent]
-        found = []
+        rows = []
         for seconds, pick in zip(axis_seconds(evaluation.step), ("exposed_seconds", "hidden_seconds"), strict=True):
             of = [
                 {axis: sum(getattr(f, pick) for f in self.on(axis, i)) for axis in family}
@@ -206,8 +206,8 @@ class CommReport:
             ]
             most = max(of, key=lambda row: sum(row.values()))
             whole = sum(most.values())
-            found.append(seconds.get(parent, 0.0) * most[name] / whole if whole else 0.0)
-        return found[0], found[1]
+            rows.append(seconds.get(parent, 0.0) * most[name] / whole if whole else 0.0)
+        return rows[0], rows[1]
 
     @cached_property
     def whole(self) -> TrainReport:

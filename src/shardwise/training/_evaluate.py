@@ -200,8 +200,8 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
 
 def tables_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, as it runs under their schedule."""
-    found = tables_apart(case, m, z)
-    return replace(found, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), found.parts))
+    tables = tables_apart(case, m, z)
+    return replace(tables, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), tables.parts))
 
 
 def tables_apart(

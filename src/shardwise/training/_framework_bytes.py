@@ -87,12 +87,12 @@ def bucket_bytes(r: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, X], X
     if r.stack.flattens_gradients:
         many = r.stack.reduce_buckets(r.shards_weights)
         return held_as("buffers", zero + many * r.precision.activation_bytes * r.bucket_elements, "reduce buckets")
-    found = zero
+    size = zero
     for own, params, biggest in classes:
         elements = minimum(total(params), r.bucket_elements)
         reduced = maximum(elements, biggest) if adds_narrow(own) else elements
-        found = found + own.precision.gradient_bytes * reduced + own.precision.weight_bytes * elements
-    return held_as("buffers", found, "gathered in buckets")
+        size = size + own.precision.gradient_bytes * reduced + own.precision.weight_bytes * elements
+    return held_as("buffers", size, "gathered in buckets")
 
 
 def adds_narrow(r: Recipe) -> bool:
@@ -132,10 +132,10 @@ def stand_in_bytes(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     zero = 0 * s.count
     if not r.stack.gradient_stand_ins or r.stack.settings.separate_weight_gradients:
         return zero
-    held = [(n + m, k) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)]
-    names = dict.fromkeys(name for _, k in held for name in k.gradient_shapes)
+    layers = [(n + m, k) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)]
+    names = dict.fromkeys(name for _, k in layers for name in k.gradient_shapes)
     shapes = [
-        largest([above(n, 0, k.gradient_shapes[name], zero) for n, k in held if name in k.gradient_shapes])
+        largest([above(n, 0, k.gradient_shapes[name], zero) for n, k in layers if name in k.gradient_shapes])
         for name in names
     ]
     ends = [above(s.heads, 0, one, zero) for one in parts.head.gradient_shapes.values()]
@@ -159,6 +159,6 @@ def moved_pages(paged: X, held: X, room: float) -> X:
 def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
-    held = reserved + workspace * stack.reserved_over_allocated
+    reserved_bytes = reserved + workspace * stack.reserved_over_allocated
     beside = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    return held + stack.context_bytes + axes * stack.communicator_bytes + beside
+    return reserved_bytes + stack.context_bytes + axes * stack.communicator_bytes + beside

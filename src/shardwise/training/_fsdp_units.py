@@ -70,13 +70,13 @@ def _padded(r: Recipe, z: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X,
     def filled(elements: X, sides: X) -> X:
         return ceil(divide(sides, ranks)) * ranks * divide(elements, sides)
 
-    found = 0 * ranks
+    size = 0 * ranks
     for elements, rows, columns in tensors:
         one = filled(elements, rows)
         if expert and r.stack.fsdp_padding == "rows-or-columns":
             one = above(ranks, rows, filled(elements, columns), one)
-        found = found + one
-    return found
+        size = size + one
+    return size
 
 
 def unit_elements(r: Recipe, z: PlanSizes[X], e: ParameterCounts[X]) -> tuple[X, X]:
@@ -108,12 +108,12 @@ def scattered_elements(r: Recipe, z: PlanSizes[X], k: BlockCost[X]) -> tuple[X, 
 
 def scattered_ends(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return the parameters of a stage's ends whose gradients are scattered, as `end_units` parts them."""
-    found = end_units(r, parts, s)
+    ends = end_units(r, parts, s)
     for own, some in trained(r, parts)[1:]:
         share = own.precision.gradient_bytes / r.precision.gradient_bytes
         first, second = end_units(r, some, s)
-        found = (found[0] + share * first, found[1] + share * second)
-    return found
+        ends = (ends[0] + share * first, ends[1] + share * second)
+    return ends
 
 
 def end_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
@@ -134,9 +134,9 @@ def layer_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
     """Return the parameters that are gathered at once for the largest layer of a stage, and for all of its layers."""
     alone = r.stack.gathers_tensors
     units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
-    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
-    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(held, units, strict=True)])
-    return unit, total((n * u for n, u in zip(held, units, strict=True)), 0 * s.count)
+    layers = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    unit = largest([above(n, 0, u, 0 * u) for n, u in zip(layers, units, strict=True)])
+    return unit, total((n * u for n, u in zip(layers, units, strict=True)), 0 * s.count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,12 +174,12 @@ def _ends(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tu
         zero = 0 * s.count
         return zero, zero, zero, zero
     width = r.precision.activation_bytes
-    resharded, held = (width * one for one in end_units(r, parts, s))
-    both = resharded + held
+    resharded, kept = (width * one for one in end_units(r, parts, s))
+    both = resharded + kept
     if r.stack.fsdp_ends == "root" or parts.shared_table:
         return both, both, both, both
     # Backward frees final norm and head first, and gathers the embedding last.
-    during, late = (both if r.keeps_gathered else held), resharded
+    during, late = (both if r.keeps_gathered else kept), resharded
     if r.stack.pipeline_keeps_gathered:
         during, late = (above(z.pp, 1, both, one) for one in (during, late))
     return during, during, during, late

@@ -102,13 +102,13 @@ def recomputed_flops_per_token(case: TrainingCase) -> float:
     Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
     """
     y = whole_layout(1, case.job.seq_len, "full")
-    found = 0.0
+    flops = 0.0
     for i, kind in enumerate(case.kinds):
         units = units_of(case.plan, kind)
         layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
         ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
-        found += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
-    return found / case.job.seq_len
+        flops += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
+    return flops / case.job.seq_len
 
 
 def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"]) -> float:
@@ -119,11 +119,11 @@ def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"
     counts = Counter(once.order.layers)
     times = [*(counts[i] for i in range(len(once.order.blocks))), 1, 1, 1]
     parts = (*written.kinds, written.embedding, written.head, written.loss)
-    found = sum(
+    flops = sum(
         n * sum((1 + gradient_passes(op)) * op.model_flops for op in part.ops)
         for n, part in zip(times, parts, strict=True)
     )
-    return found / case.job.seq_len
+    return flops / case.job.seq_len
 
 
 IDEAL = Efficiencies(ideal=True)
@@ -168,14 +168,14 @@ def intervals(
     seconds, band = headlines["step_seconds"] or 0.0, band_of("step_seconds", known)
     least = min(floor_seconds, seconds)
     low, typical, high = (max(seconds * factor, least) / seconds for factor in (band.low, band.typical, band.high))
-    found: dict[str, tuple[float, float, float]] = {}
+    intervals_of: dict[str, tuple[float, float, float]] = {}
     for name in GROWING:
         if value := headlines[name]:
-            found[name] = value * low, value * typical, value * high
+            intervals_of[name] = value * low, value * typical, value * high
     for name in SHRINKING:
         value = headlines[name] or 0.0
-        found[name] = value / high, value / typical, value / low
+        intervals_of[name] = value / high, value / typical, value / low
     for name in BYTES:
         value = headlines[name] or 0.0
-        found[name] = value * memory.low, value * memory.typical, value * memory.high
-    return found
+        intervals_of[name] = value * memory.low, value * memory.typical, value * memory.high
+    return intervals_of

@@ -100,14 +100,14 @@ def tables_of_lines(
     case: TrainingCase, lines: Sequence[PartLedger[float]], times: Sequence[float], traffic: Traffic | None
 ) -> tuple[LayerTable, ...]:
     """Return the tables of the parts that run at all, the embedding first; with traffic, each with its messages."""
-    width, found = case.recipe.precision.weight_bytes, []
+    width, tables = case.recipe.precision.weight_bytes, []
     order = [len(lines) - 3, *range(len(lines) - 3), len(lines) - 2, len(lines) - 1]
     for i in order:
         if times[i] and lines[i].ops:
             sent = [] if traffic is None else [(t.message, t.count) for t in operator_messages(traffic, lines[i])]
             rows = tuple(_rows(lines[i], width, sent))
-            found.append(LayerTable(name=lines[i].label, times=times[i], rows=rows))
-    return tuple(found)
+            tables.append(LayerTable(name=lines[i].label, times=times[i], rows=rows))
+    return tuple(tables)
 
 
 def whole_tables(case: TrainingCase) -> tuple[LayerTable, ...]:
@@ -132,13 +132,13 @@ def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
 def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
     """Return every matrix product of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
-    found: dict[tuple[str, str], GemmShape] = {}
+    gemms: dict[tuple[str, str], GemmShape] = {}
     for whole, part in zip(lines_of(whole_case(case)), lines, strict=True):
         alone = {op.name: op for op in whole.ops}
         for after in part.ops:
             if after.kind in ("matmul", "grouped"):
                 before = alone[after.name]
-                found[part.label, after.name] = GemmShape(
+                gemms[part.label, after.name] = GemmShape(
                     part=part.label,
                     name=after.name,
                     before=(before.rows, before.inner, before.columns),
@@ -146,4 +146,4 @@ def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedge
                     efficiency_before=_efficiency(e, before, peak),
                     efficiency_after=_efficiency(e, after, peak),
                 )
-    return tuple(found.values())
+    return tuple(gemms.values())

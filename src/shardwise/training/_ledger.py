@@ -98,13 +98,15 @@ def partitioned(y: Layout[X], ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
     def shared(tensors: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
         return tuple(t if t.born else replace(t, size_bytes=divide(t.size_bytes, y.degrees.tp)) for t in tensors)
 
-    found = [replace(op, reads=shared(op.reads), saves=shared(op.saves)) for op in ops]
+    ops_of_shares = [replace(op, reads=shared(op.reads), saves=shared(op.saves)) for op in ops]
     whole = total((t.size_bytes for t in inputs.values()), 0 * y.tokens)
     gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=whole, tensor="checkpoint")
-    found[0] = replace(
-        found[0], backward=(gather, *found[0].backward), transient_bytes=found[0].transient_bytes + whole
+    ops_of_shares[0] = replace(
+        ops_of_shares[0],
+        backward=(gather, *ops_of_shares[0].backward),
+        transient_bytes=ops_of_shares[0].transient_bytes + whole,
     )
-    return tuple(found)
+    return tuple(ops_of_shares)
 
 
 def idle_layers(model: Model, tuning: Tuning | None) -> int:

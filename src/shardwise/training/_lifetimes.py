@@ -72,9 +72,9 @@ def _blocks(timeline: StepTimeline, stage: int, memory: StageMemory[float], pers
         MemoryBlock(category="gradients", name="gradients", bytes=memory.gradients, start=first, end=update),
     ]
     kept = _kept(spans, memory.activations)
-    lasting = memory.weights + memory.optimizer + memory.beside
+    whole_step = memory.weights + memory.optimizer + memory.beside
     found += kept
-    found += _working(spans, memory, lasting, kept[0].bytes if kept else 0.0)
+    found += _working(spans, memory, whole_step, kept[0].bytes if kept else 0.0)
     return [block for block in found if block.bytes > 0 and block.end > block.start]
 
 
@@ -136,11 +136,11 @@ def levels(blocks: Sequence[MemoryBlock]) -> tuple[list[float], dict[str, list[f
     """
     times = sorted({time for block in blocks for time in (block.start, block.end)})
     place = {time: i for i, time in enumerate(times)}
-    found = {category: [0.0] * len(times) for category in CATEGORIES}
+    levels = {category: [0.0] * len(times) for category in CATEGORIES}
     for block in blocks:
-        found[block.category][place[block.start]] += block.bytes
-        found[block.category][place[block.end]] -= block.bytes
-    for row in found.values():
+        levels[block.category][place[block.start]] += block.bytes
+        levels[block.category][place[block.end]] -= block.bytes
+    for row in levels.values():
         for i in range(1, len(row)):
             row[i] += row[i - 1]
-    return times, {category: [max(value, 0.0) for value in row] for category, row in found.items()}
+    return times, {category: [max(value, 0.0) for value in row] for category, row in levels.items()}

@@ -109,8 +109,8 @@ def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X])
     zero = 0 * s.count
     if not r.optimizer.paged:
         return zero
-    held = [owned_pages(some, s) for _, some in trained(r, parts)]
-    dense, expert = (total((one[i] for one in held), zero) for i in (0, 1))
+    pages = [owned_pages(some, s) for _, some in trained(r, parts)]
+    dense, expert = (total((one[i] for one in pages), zero) for i in (0, 1))
     if r.shards_optimizer:
         dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
     return (1 + r.critics) * (dense + expert)
@@ -119,8 +119,8 @@ def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X])
 def wide_tables(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
     """Return bytes that the embedding table takes beyond those of other weights, where the recipe keeps it wider."""
     wider = r.precision.embedding_bytes - r.precision.weight_bytes
-    held = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
-    return named(divide(held, z.shard_share) if r.shards_weights else held, "wide embedding table")
+    tables = (s.embeddings * parts.table + tied_copy(parts, s)) * wider
+    return named(divide(tables, z.shard_share) if r.shards_weights else tables, "wide embedding table")
 
 
 def stage_buffers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
@@ -156,8 +156,8 @@ def update_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], biggest:
 
 
 def _largest_layer(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
-    held = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
-    return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(held, parts.kinds, strict=True)])
+    layers = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    return largest([above(n, 0, pick(k), 0 * s.count) for n, k in zip(layers, parts.kinds, strict=True)])
 
 
 def saved_bytes(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
@@ -265,9 +265,9 @@ def fragmented_bytes(
         return largest(found.values())
     during = ("forward", "loss", "backward")
     others = [value - (m.standing if name in during else m.gradients) for name, value in found.items()]
-    held = in_compute(r, parts)
-    unit, _ = layer_units(r, held, s)
-    gathered = r.precision.activation_bytes * (maximum(*end_units(r, held, s)) + unit)
+    parts_in_compute = in_compute(r, parts)
+    unit, _ = layer_units(r, parts_in_compute, s)
+    gathered = r.precision.activation_bytes * (maximum(*end_units(r, parts_in_compute, s)) + unit)
     return named(largest(others) + m.gradients + gathered, "peak of the pools")
 
 
@@ -275,7 +275,7 @@ def made_of(
     r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X], state: tuple[X, X, X]
 ) -> Moment[X]:
     """Return what the moments of a stage are made of; `state` is what lasts, the gradients, and what is in flight."""
-    lasting, gradients, activations = state
+    whole_step, gradients, activations = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = gradients if r.stack.gradients == "persistent" else above(z.num_micro, 1, gradients, 0 * gradients)
     classes = trained(r, parts)
@@ -284,7 +284,7 @@ def made_of(
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = held_as("logits", (depth.heads - 1) * s.heads * last, "logits that wait for backward")
     return Moment(
-        lasting=lasting,
+        lasting=whole_step,
         standing=standing,
         buckets=buckets,
         gathered=gathered_bytes(r, z, parts, s),
@@ -314,8 +314,8 @@ def recomputed_streams(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     zero = 0 * parts.stream_bytes
     if r.adapters is None or r.adapters.compute != "fp32" or r.stack.adapter_joint or r.stack.activation != "eager":
         return zero
-    again = _largest_layer(parts, s, lambda k: k.dropped_bytes)
-    return named(above(again, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
+    recomputed = _largest_layer(parts, s, lambda k: k.dropped_bytes)
+    return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
 def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> tuple[X, X, X]:
@@ -335,8 +335,8 @@ def _table_gradients(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stage
     head = width * s.heads * parts.head.elements.dense
     early = named(above(z.num_micro, 1, shared, head + shared), "gradient of the head")
     late = named(above(z.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
-    again = above(z.num_micro, 1, width * s.embeddings * parts.embedding.elements.largest, zero)
-    return early, late, named(maximum(m.flowing + again + shared, 2 * shared + again), "gradients of tables at work")
+    second = above(z.num_micro, 1, width * s.embeddings * parts.embedding.elements.largest, zero)
+    return early, late, named(maximum(m.flowing + second + shared, 2 * shared + second), "gradients of tables at work")
 
 
 def moments_of(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> dict[MemoryMoment, X]:

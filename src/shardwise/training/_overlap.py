@@ -41,9 +41,9 @@ def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> Mode
     def beside(k: BlockCost[X]) -> BlockCost[X]:
         if "ep" not in k.exposed:
             return k
-        found = paired(k, share)
-        lost = named(m.slowdown_seconds(k.exposed["ep"] - found.exposed["ep"]), "slowed by expert messages")
-        return replace(found, backward_input=found.backward_input + lost, compute=found.compute + lost)
+        pairs = paired(k, share)
+        lost = named(m.slowdown_seconds(k.exposed["ep"] - pairs.exposed["ep"]), "slowed by expert messages")
+        return replace(pairs, backward_input=pairs.backward_input + lost, compute=pairs.compute + lost)
 
     return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
 
@@ -107,12 +107,12 @@ def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X, X]:
     FSDPModule). Gradients that are whole until the last micro-batch are scattered once a step (FSDP's no_sync).
     """
     one = 0 * z.num_micro + 1
-    again = 0 * one if r.keeps_gathered else one
+    regathers = 0 * one if r.keeps_gathered else one
     reduced = one / z.num_micro if r.stack.whole_gradients and r.shards_weights else one
     if not r.stack.pipeline_keeps_gathered:
-        return one, again, reduced
+        return one, regathers, reduced
     once = one / z.num_micro
-    return above(z.pp, 1, once, one), above(z.pp, 1, 0 * one, again), above(z.pp, 1, once, reduced)
+    return above(z.pp, 1, once, one), above(z.pp, 1, 0 * one, regathers), above(z.pp, 1, once, reduced)
 
 
 def once_a_step(z: PlanSizes[X], r: Recipe) -> X:
@@ -202,24 +202,24 @@ def end_messages(
     zero = 0 * s.count
     if not r.shards_gradients:
         return ()
-    resharded, held = end_units(r, in_compute(r, parts), s)
+    resharded, kept = end_units(r, in_compute(r, parts), s)
     often, twice, reduced = unit_rounds(z, r)
     apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
     names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
     hides = apart and m.may_overlap("dp") and r.stack.overlap_gradients
     ahead, behind = (one if hides else zero for one in _mean_layer(parts, s))
-    found: list[EndMessages[X]] = []
+    messages: list[EndMessages[X]] = []
 
     def add(unit: str, backward: bool, sent: tuple[StateMessage[X], ...], count: X, beside: X) -> None:
         seconds = count * state_seconds(m, sent, zero)
         waits = maximum(seconds - beside, 0.0)
         label = f"{'scattering' if backward else 'gathering'} the {unit}"
-        found.append(
+        messages.append(
             EndMessages(unit=unit, backward=backward, messages=sent, count=count, exposed=named(waits, label),
                         hidden=seconds - waits)
         )  # fmt: skip
 
-    gathered = [gathers(r, one, 0 * one) if r.shards_weights else () for one in (resharded, held)]
+    gathered = [gathers(r, one, 0 * one) if r.shards_weights else () for one in (resharded, kept)]
     scattered = [scatters(z, r, (one, 0 * one)) for one in scattered_ends(r, parts, s)]
     if apart:
         add(names[0], False, gathered[0], often, zero)
@@ -228,7 +228,7 @@ def end_messages(
     if apart:
         add(names[0], True, gathered[0], often * twice, behind)
         add(names[0], True, scattered[0], reduced, zero)
-    return tuple(found)
+    return tuple(messages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,10 +120,10 @@ MemoryMoment: TypeAlias = Literal[
 
 def held_as(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
     """Return bytes under a name, of a category of memory."""
-    found = named(size_bytes, name, source)
-    if isinstance(found, Traced):
-        found.category = category
-    return found
+    size = named(size_bytes, name, source)
+    if isinstance(size, Traced):
+        size.category = category
+    return size
 
 
 def category_of(part: Part) -> str:
@@ -200,17 +200,19 @@ def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[
     get_pp_rank_microbatches, combined_1f1b.py).
     """
     shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
-    held = in_flight(schedule, shape, s.position)
-    zero = 0 * held
+    micro_batches = in_flight(schedule, shape, s.position)
+    zero = 0 * micro_batches
     if stack.buffered_stages:
-        deep = above(s.heads, 0, held, minimum(z.num_micro, stack.buffered_stages * z.pp))
-        held = above(z.pp, 1, deep, held)
+        deep = above(s.heads, 0, micro_batches, minimum(z.num_micro, stack.buffered_stages * z.pp))
+        micro_batches = above(z.pp, 1, deep, micro_batches)
     if pairing(stack, schedule) == "always" and not find_rules(schedule).paired:
-        held = minimum(held + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), z.num_micro)
+        micro_batches = minimum(micro_batches + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), z.num_micro)
     if find_schedule(schedule).mirrored:
-        mirrored = held * divide(s.position + 1, z.pp + 1)
-        return InFlight(own=held - mirrored, mirrored=mirrored, heads=zero + 1)
-    return InFlight(own=held, mirrored=zero, heads=held if find_schedule(schedule).holds_heads else zero + 1)
+        mirrored = micro_batches * divide(s.position + 1, z.pp + 1)
+        return InFlight(own=micro_batches - mirrored, mirrored=mirrored, heads=zero + 1)
+    return InFlight(
+        own=micro_batches, mirrored=zero, heads=micro_batches if find_schedule(schedule).holds_heads else zero + 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,15 +263,15 @@ def in_compute(r: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
 
 def all_elements(r: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCounts[X]:
     """Return all weights of a block as parameters as wide as compute's input."""
-    found = one.elements
+    elements = one.elements
     for dense, expert, most in _beside(one, r.precision.activation_bytes):
-        found = replace(
-            found,
-            dense_other=found.dense_other + dense,
-            expert_other=found.expert_other + expert,
-            largest=maximum(found.largest, most),
+        elements = replace(
+            elements,
+            dense_other=elements.dense_other + dense,
+            expert_other=elements.expert_other + expert,
+            largest=maximum(elements.largest, most),
         )
-    return found
+    return elements
 
 
 def _beside(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator[tuple[X, X, X]]:
@@ -287,8 +289,8 @@ def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
         return zero, zero
 
     def of(pick: Callable[[FrozenWeights[X]], X]) -> X:
-        held = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
-        return _owned(held, s, lambda e: e.largest)
+        frozen = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
+        return _owned(frozen, s, lambda e: e.largest)
 
     table = above(s.heads, 0, above(s.embeddings, 0, zero, zero + parts.frozen_table), zero)
     return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes)

@@ -55,14 +55,14 @@ class Question:
 
 def job_problems(job: Training, model: Model) -> Problems:
     """Return what is wrong with a job by itself."""
-    found = Problems()
+    problems = Problems()
     if not is_count(job.seq_len):
-        found.add("seq_len", job.seq_len, "must be a whole number of tokens of at least 1", "for example 4096")
+        problems.add("seq_len", job.seq_len, "must be a whole number of tokens of at least 1", "for example 4096")
     elif model.positions and job.seq_len > model.positions:
         rule = f"exceeds the {model.positions} learned positions of {model.name}"
-        found.add("seq_len", job.seq_len, rule, f"use at most {model.positions}, or override max_context")
+        problems.add("seq_len", job.seq_len, rule, f"use at most {model.positions}, or override max_context")
     if not isinstance(job.global_batch, int) or isinstance(job.global_batch, bool) or job.global_batch < 0:
-        found.add("global_batch", job.global_batch, "must be a whole number of sequences", "use 0 to deduce it")
+        problems.add("global_batch", job.global_batch, "must be a whole number of sequences", "use 0 to deduce it")
     for name in (
         "token_budget",
         "sample_budget",
@@ -73,16 +73,16 @@ def job_problems(job: Training, model: Model) -> Problems:
     ):
         value = getattr(job, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < float("inf"):
-            found.add(name, value, "must be a number of at least 0", "use 0 to leave it out")
-    _budget(job, found)
-    with found.collect():
+            problems.add(name, value, "must be a number of at least 0", "use 0 to leave it out")
+    _budget(job, problems)
+    with problems.collect():
         find_optimizer(job.optimizer, job.optimizer_rank)
-    _experts(job, found)
-    found.items += objective_problems(job).items
+    _experts(job, problems)
+    problems.items += objective_problems(job).items
     if job.tuning not in TUNINGS:
-        found.add("tuning", job.tuning, "is not a way that runs are tuned", one_of(TUNINGS))
+        problems.add("tuning", job.tuning, "is not a way that runs are tuned", one_of(TUNINGS))
     if not 0 < job.attention_density <= 1:
-        found.add(
+        problems.add(
             "attention_density",
             job.attention_density,
             "is a share of the attention square, above 0 and at most 1",
@@ -90,18 +90,18 @@ def job_problems(job: Training, model: Model) -> Problems:
         )
     if job.failures_per_device_hour and not job.checkpoint_interval_seconds:
         rule = "is needed with failures: each loses half of it"
-        found.add("checkpoint_interval", job.checkpoint_interval_seconds, rule, "for example 30min")
+        problems.add("checkpoint_interval", job.checkpoint_interval_seconds, rule, "for example 30min")
     if job.restart_seconds and not job.failures_per_device_hour:
         rule = "has no effect without failures"
-        found.add("restart", job.restart_seconds, rule, "give failures_per_device_hour, or leave it out")
+        problems.add("restart", job.restart_seconds, rule, "give failures_per_device_hour, or leave it out")
     if job.checkpoint_seconds and not job.checkpoint_interval_seconds:
-        found.add(
+        problems.add(
             "checkpoint_interval",
             job.checkpoint_interval_seconds,
             "is needed with the seconds of a checkpoint",
             "for example 30min",
         )
-    return found
+    return problems
 
 
 def _experts(job: Training, found: Problems) -> None:
@@ -165,21 +165,21 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     Any two of global batch, micro-batch and accumulation give the third. With the batch alone the micro-batch is the
     one whose step is the fastest of those that fit; with none it is the largest that fits, at least 1.
     """
-    found, notes = job_problems(q.job, q.model), list[str]()
-    found.items += q.stack.settings.problems().items
+    problems, notes = job_problems(q.job, q.model), list[str]()
+    problems.items += q.stack.settings.problems().items
     plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)
     broken = field_problems(plan).items
-    found.items += broken
+    problems.items += broken
     if q.accumulation and not is_count(q.accumulation):
-        found.add(
+        problems.add(
             "accumulation",
             q.accumulation,
             "must be a whole number of micro-batches of at least 1",
             "use 0 to deduce it",
         )
     if broken:
-        found.raise_if_any()
-    plan = replace(_replicas(q, found, notes), micro_batch=q.plan.micro_batch)
+        problems.raise_if_any()
+    plan = replace(_replicas(q, problems, notes), micro_batch=q.plan.micro_batch)
     plan = _worded(q, plan, notes)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
         plan = replace(plan, sequence_parallel=False)
@@ -188,18 +188,18 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
         pieces = counted(plan.pp * plan.vpp, "stage") if plan.vpp == 1 else f"{plan.pp} x {plan.vpp} chunks"
         cut = ",".join(map(str, plan.stage_layers))
         notes.append(f"stage_layers {cut}: {q.model.num_layers} layers over {pieces} as {q.stack.name} cuts them")
-    found.items += fine_tuning_problems(q.model, plan, q.job, q.stack).items
-    notes += [] if found.items else tuning_notes(q.job, q.stack)
-    _paging_laws(q, plan, found)
+    problems.items += fine_tuning_problems(q.model, plan, q.job, q.stack).items
+    notes += [] if problems.items else tuning_notes(q.job, q.stack)
+    _paging_laws(q, plan, problems)
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
-    found.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
-    found.items += domain_problems(plan, q.cluster.tiers[0].size)
-    found.raise_if_any()
-    plan, job = _batch(q, plan, found, notes, seconds)
+    problems.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
+    problems.items += domain_problems(plan, q.cluster.tiers[0].size)
+    problems.raise_if_any()
+    plan, job = _batch(q, plan, problems, notes, seconds)
     plan = _cut(q.stack, plan, job.global_batch, notes)
-    found.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds, q.stack.runs.splits_batch)
-    _settings_laws(q.stack, plan, job, found)
-    found.raise_if_any()
+    problems.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds, q.stack.runs.splits_batch)
+    _settings_laws(q.stack, plan, job, problems)
+    problems.raise_if_any()
     return plan, job, tuple(notes)
 
 
@@ -313,10 +313,10 @@ def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed)
     fitting: list[tuple[float, tuple[Plan, Training]]] = []
     # Memory never falls with a larger micro-batch: the first that does not fit is the last that is asked for.
     for one in legal:
-        taken = seconds(*one)
-        if taken is None:
+        best_seconds = seconds(*one)
+        if best_seconds is None:
             break
-        fitting.append((taken, one))
+        fitting.append((best_seconds, one))
     if not fitting:
         best, why = legal[0], "the smallest"
     elif job.global_batch:

@@ -84,12 +84,12 @@ def flags_of(changes: Changes) -> str:
     >>> flags_of({"offload": ("optimizer", "gradients"), "updates_in_backward": True})
     '--offload optimizer,gradients --optimizer-in-backward'
     """
-    said = []
+    flags = []
     for name, value in changes.items():
         flag = "--" + _FLAGS.get(name, name).replace("_", "-")
         text = ",".join(value) if isinstance(value, tuple) else str(value)
-        said.append(flag if value is True else f"{flag} {text}")
-    return " ".join(said)
+        flags.append(flag if value is True else f"{flag} {text}")
+    return " ".join(flags)
 
 
 _DENSE = ("attention",)
@@ -150,18 +150,18 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
     """Return what changes of a report do, under its own framework or the one that is named."""
     flags = flags_of({**changes, **({"stack": stack} if stack else {})})
     try:
-        found = ask(_changed(report.case, changes, stack))
+        report_with = ask(_changed(report.case, changes, stack))
     except InputError as error:
         return MemorySaver(flags=flags, problem=str(error.problems[0]))
-    new = _newly(report, found.unlaunched)
+    new = _newly(report, report_with.unlaunched)
     return MemorySaver(
         flags=flags,
-        saved_bytes=report.device_bytes - found.device_bytes,
-        added_seconds=found.step_seconds - report.step_seconds,
-        device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes,
-        step_seconds=found.step_seconds,
-        fits=found.fits,
+        saved_bytes=report.device_bytes - report_with.device_bytes,
+        added_seconds=report_with.step_seconds - report.step_seconds,
+        device_bytes=report_with.device_bytes,
+        host_bytes=report_with.host_bytes,
+        step_seconds=report_with.step_seconds,
+        fits=report_with.fits,
         problem=str(new[0]) if new else "",
     )
 
@@ -187,8 +187,8 @@ def _launches(report: AnsweredPlan, changes: Changes) -> bool:
 
 def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """Return every single saver: what may be done first, what saves most before the others."""
-    found = [tried(report, ask, changes) for changes in singles(report) if _news(report, changes)]
-    return tuple(sorted(found, key=lambda one: (bool(one.problem), -one.saved_bytes)))
+    savers = [tried(report, ask, changes) for changes in singles(report) if _news(report, changes)]
+    return tuple(sorted(savers, key=lambda one: (bool(one.problem), -one.saved_bytes)))
 
 
 def _news(report: AnsweredPlan, changes: Changes) -> Changes:
@@ -202,12 +202,12 @@ def _news(report: AnsweredPlan, changes: Changes) -> Changes:
 
 def _distinct(report: AnsweredPlan, bundles: Iterable[Changes]) -> list[Changes]:
     """Return bundles without what the report has already, each once."""
-    found: list[Changes] = []
+    distinct: list[Changes] = []
     for changes in bundles:
         news = _news(report, changes)
-        if news and news not in found:
-            found.append(news)
-    return found
+        if news and news not in distinct:
+            distinct.append(news)
+    return distinct
 
 
 def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
@@ -215,14 +215,14 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
 
     Where none fits the one that needs least is returned alone.
     """
-    found = []
+    proposed = []
     for changes in _distinct(report, bundles(report)):
         own = report.case.stack.name == _ELSE or _launches(report, changes)
         one = tried(report, ask, changes) if own else None
         if one is None or (one.problem and report.case.stack.name != _ELSE):
             one = tried(report, ask, changes, _ELSE)
-        found.append(one)
-    able = [one for one in found if not one.problem]
+        proposed.append(one)
+    able = [one for one in proposed if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
     return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])
 

@@ -89,11 +89,11 @@ def kinds_of(order: LayerOrder, partly: bool, recomputes: bool, wakes: bool) -> 
 
 
 def _chunks(order: Sequence[int], sizes: tuple[int, ...]) -> list[list[int]]:
-    found, at = [], 0
+    chunks, at = [], 0
     for size in sizes:
-        found.append(list(order[at : at + size]))
+        chunks.append(list(order[at : at + size]))
         at += size
-    return found
+    return chunks
 
 
 @lru_cache(maxsize=4096)
@@ -114,10 +114,10 @@ def stage_layers(
 def _counts(layers: tuple[int, ...], num_blocks: int, recomputed: int | None) -> tuple[int, ...]:
     """Return layers of each kind; with `recomputed` layers of the stage run again, the first so many."""
     if recomputed is None:
-        found = Counter(layers)
-        return tuple(found[b] for b in range(num_blocks))
-    again, rest = Counter(layers[:recomputed]), Counter(layers[recomputed:])
-    return (*(again[b] for b in range(num_blocks)), *(rest[b] for b in range(num_blocks)))
+        counts = Counter(layers)
+        return tuple(counts[b] for b in range(num_blocks))
+    recomputing, rest = Counter(layers[:recomputed]), Counter(layers[recomputed:])
+    return (*(recomputing[b] for b in range(num_blocks)), *(rest[b] for b in range(num_blocks)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

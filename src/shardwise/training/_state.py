@@ -45,10 +45,10 @@ def message_seconds(m: CostModel[X], one: StateMessage[X]) -> X:
 
 def state_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
     """Return the seconds of messages one after another."""
-    found = zero
+    seconds = zero
     for one in messages:
-        found = found + message_seconds(m, one)
-    return found
+        seconds = seconds + message_seconds(m, one)
+    return seconds
 
 
 def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
@@ -57,14 +57,14 @@ def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMess
     Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
     """
     groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
-    found: list[StateMessage[X]] = []
+    messages: list[StateMessage[X]] = []
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
         size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
-        found.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
+        messages.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
         if r.replicates_shards:
             rest = divide(size, share)
-            found.append(StateMessage(group=outer, verb="all_reduce", size_bytes=rest, tensor=f"shard of {tensor}"))
-    return tuple(found)
+            messages.append(StateMessage(group=outer, verb="all_reduce", size_bytes=rest, tensor=f"shard of {tensor}"))
+    return tuple(messages)
 
 
 def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:

@@ -82,7 +82,7 @@ def weighted(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]],
 
 def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], dict[str, X]]) -> dict[str, X]:
     """Return numbers by axis of every block of a stage, added up."""
-    found: dict[str, X] = {}
+    axes: dict[str, X] = {}
     rows = [
         *zip(s.layers, parts.kinds, strict=True),
         (s.embeds, parts.embedding),
@@ -91,8 +91,8 @@ def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost
     ]
     for n, folded in rows:
         for axis, seconds in pick(folded).items():
-            found[axis] = found[axis] + n * seconds if axis in found else n * seconds
-    return found
+            axes[axis] = axes[axis] + n * seconds if axis in axes else n * seconds
+    return axes
 
 
 def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> StageSeconds[X]:

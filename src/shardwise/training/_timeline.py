@@ -93,10 +93,10 @@ def _shares(m: CostModel[float], z: PlanSizes[float], r: Recipe, parts: ModelBlo
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
     waits, often = sharding_waits(m, z, r, parts, s), 1 - once_a_step(z, r)
     first = weighted_axes(parts, s, lambda k: k.forward_exposed)
-    again = weighted_axes(parts, s, lambda k: k.replay_exposed)
+    replayed = weighted_axes(parts, s, lambda k: k.replay_exposed)
     every = weighted_axes(parts, s, lambda k: k.exposed)
     back = {axis: seconds - first.get(axis, 0.0) for axis, seconds in every.items()}
-    replay = weighted(parts, s, lambda k: k.replay) - sum(again.values())
+    replay = weighted(parts, s, lambda k: k.replay) - sum(replayed.values())
     forward = weighted(parts, s, lambda k: k.forward) - sum(first.values())
     inputs = weighted(parts, s, lambda k: k.backward_input + k.replay) - sum(back.values()) - replay
     return _Cut(
@@ -222,12 +222,12 @@ class _Drawing:
             send=self.send,
             overlap_send=self.overlaps,
         )
-        found = simulate(self.plan.schedule, chunks, shape)
-        end = at + found.seconds
-        events = sorted(found.events, key=lambda event: (event.stage, event.start))
+        timeline = simulate(self.plan.schedule, chunks, shape)
+        end = at + timeline.seconds
+        events = sorted(timeline.events, key=lambda event: (event.stage, event.start))
         for stage, own in groupby(events, key=lambda event: event.stage):
             self._stage(stage, list(own), (at, end))
-        self._messages(found.events, at)
+        self._messages(timeline.events, at)
         return end
 
     def _stage(self, stage: int, events: Sequence[Event], pipeline: tuple[float, float]) -> None:

@@ -230,24 +230,24 @@ def fsdp_unit_messages(t: Traffic, part: str, folded: BlockCost[float]) -> list[
     if not r.shards_gradients:
         return []
     ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
-    held, made = gathered_elements(r, z, folded), scattered_elements(r, z, folded)
-    gather, (often, twice, reduced) = gathers(r, *held) if r.shards_weights else (), unit_rounds(z, r)
+    gathered, made = gathered_elements(r, z, folded), scattered_elements(r, z, folded)
+    gather, (often, twice, reduced) = gathers(r, *gathered) if r.shards_weights else (), unit_rounds(z, r)
     first = _state(t, gather, part, "forward")
-    again = _state(t, gather if twice else (), part, "backward")
+    regathers = _state(t, gather if twice else (), part, "backward")
     made_whole = _state(t, scatters(z, r, made), part, "backward")
     forward = [(one, often) for one in first]
-    backward = [*((one, often) for one in again), *((one, reduced) for one in made_whole)]
+    backward = [*((one, often) for one in regathers), *((one, reduced) for one in made_whole)]
     return [*_shared(forward, ahead), *_shared(backward, behind)]
 
 
 def embedding_and_head_messages(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
     """Return the messages of the units that hold embedding, final norm and head of a stage in one micro-batch."""
-    found: list[TimedMessage] = []
+    messages: list[TimedMessage] = []
     for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
         sent = _state(t, one.messages, one.unit, "backward" if one.backward else "forward")
         if one.count:
-            found += _shared([(each, one.count) for each in sent], one.exposed)
-    return found
+            messages += _shared([(each, one.count) for each in sent], one.exposed)
+    return messages
 
 
 def _once(t: Traffic, index: int) -> Iterator[Flow]:
@@ -328,11 +328,11 @@ def _between(t: Traffic, index: int) -> Iterator[Flow]:
 def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
     """Return everything that a device of a run of stages sends in a step of `times` micro-batches' worth of seconds."""
     e, s = t.evaluation, t.evaluation.stages[index]
-    found: list[Flow] = []
+    flows: list[Flow] = []
 
     def add(timed: list[TimedMessage], often: float, seconds_of: float) -> None:
         for one in timed:
-            found.append(
+            flows.append(
                 Flow(
                     message=one.message,
                     per_micro_batch=often * one.count,
@@ -350,4 +350,4 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
             units = fsdp_unit_messages(t, lines.label, folded) if i < layers else []
             add([*part_messages(t, lines, folded), *units], often, own[i])
     add(embedding_and_head_messages(t, s), 1.0, 1.0)
-    return (*found, *_once(t, index), *_between(t, index))
+    return (*flows, *_once(t, index), *_between(t, index))

@@ -57,23 +57,23 @@ class TrafficMap:
 
 def talking_groups(plan: Plan, name: str) -> list[tuple[int, ...]]:
     """Return the groups of a kind; of a shared table only the pairs."""
-    found = list(named_groups(plan, name))
-    most = max(map(len, found))
-    return [g for g in found if len(g) == most]
+    groups = list(named_groups(plan, name))
+    most = max(map(len, groups))
+    return [g for g in groups if len(g) == most]
 
 
 def stage_of_ranks(plan: Plan) -> list[int]:
     """Return the pipeline stage of every rank."""
-    found = [0] * plan.num_devices
+    stages = [0] * plan.num_devices
     for line in talking_groups(plan, "pp"):
         for stage, rank in enumerate(line):
-            found[rank] = stage
-    return found
+            stages[rank] = stage
+    return stages
 
 
 def _patterns(flows: Sequence[Flow]) -> dict[tuple[str, str, int], float]:
     """Return bytes that a device sends in a step by (group, pattern, fanout or direction)."""
-    found: dict[tuple[str, str, int], float] = {}
+    patterns: dict[tuple[str, str, int], float] = {}
     for flow in flows:
         m = flow.message
         key = (m.group, "ring", 1)
@@ -81,8 +81,8 @@ def _patterns(flows: Sequence[Flow]) -> dict[tuple[str, str, int], float]:
             key = (m.group, "exchange", m.fanout)
         elif m.group == "pp":
             key = (m.group, "send", m.toward)
-        found[key] = found.get(key, 0.0) + flow.sent_per_step
-    return found
+        patterns[key] = patterns.get(key, 0.0) + flow.sent_per_step
+    return patterns
 
 
 def check_devices(plan: Plan) -> None:
@@ -204,11 +204,11 @@ def tier_of(source: int, target: int, sizes: Sequence[int]) -> int:
 
 def _within(group: tuple[int, ...], size: int, amounts: Sequence[float]) -> dict[int, tuple[int, float]]:
     """Return how many ranks of a group each domain of a size has, and the bytes that they send."""
-    found: dict[int, tuple[int, float]] = {}
+    amounts_of: dict[int, tuple[int, float]] = {}
     for rank in group:
-        many, amount = found.get(rank // size, (0, 0.0))
-        found[rank // size] = many + 1, amount + amounts[rank]
-    return found
+        many, amount = amounts_of.get(rank // size, (0, 0.0))
+        amounts_of[rank // size] = many + 1, amount + amounts[rank]
+    return amounts_of
 
 
 def _deduplicated(group: tuple[int, ...], cluster: Cluster, fanout: int) -> list[float]:
@@ -261,12 +261,12 @@ def traffic_map_of(
 
 def _busiest(leaving: Sequence[list[float]], cluster: Cluster, rates: Mapping[str, float]) -> BusiestLink | None:
     sizes = (1, *(t.size for t in cluster.tiers[:-1]))
-    found = []
+    busiest = []
     for tier, size, amounts in zip(cluster.tiers, sizes, leaving, strict=True):
         domain = max(range(len(amounts)), key=amounts.__getitem__)
         ranks = min(size, cluster.num_devices - domain * size)
         amount = amounts[domain]
         seconds = amount / (ranks * rates[tier.name])
-        found.append(BusiestLink(tier=tier.name, domain=domain, ranks=ranks, bytes_per_step=amount, seconds=seconds))
-    most = max(found, key=lambda b: b.seconds)
+        busiest.append(BusiestLink(tier=tier.name, domain=domain, ranks=ranks, bytes_per_step=amount, seconds=seconds))
+    most = max(busiest, key=lambda b: b.seconds)
     return most if most.seconds else None

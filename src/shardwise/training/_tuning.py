@@ -39,29 +39,29 @@ def module_names(model: Model) -> tuple[str, ...]:
 
 def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) -> Problems:
     """Return what is wrong with a job's fine-tuning, of a model laid out by a plan."""
-    found = tuning_problems(job)
-    tuning = None if found.items else tuning_of(job, stack)
+    problems = tuning_problems(job)
+    tuning = None if problems.items else tuning_of(job, stack)
     if tuning is None:
-        return found
+        return problems
     if plan.layout == "summa":
-        found.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
-    _layers(model, tuning, found)
-    if not tuning.adapter and not found.items and not any(trainable_parameters(model, tuning).values()):
+        problems.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
+    _layers(model, tuning, problems)
+    if not tuning.adapter and not problems.items and not any(trainable_parameters(model, tuning).values()):
         rule = f"trains nothing of {model.name}"
-        found.add("trains", ",".join(tuning.trains), rule, "name a part that it has, or add --adapter lora")
+        problems.add("trains", ",".join(tuning.trains), rule, "name a part that it has, or add --adapter lora")
     if not tuning.adapter:
-        return found
-    _targets(model, job, tuning, found)
-    if not found.items and not _adapter_parameters(model, tuning):
+        return problems
+    _targets(model, job, tuning, problems)
+    if not problems.items and not _adapter_parameters(model, tuning):
         rule = f"has no parameters in {model.name}, so that nothing of it would train"
-        found.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
+        problems.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
     if plan.tp > 1 and tuning.adapter in PATHS:
         rule = f"splits layers whose {tuning.adapter} no framework splits"
-        found.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
+        problems.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
     if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
-        found.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
-    return found
+        problems.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
+    return problems
 
 
 def _layers(model: Model, tuning: Tuning, found: Problems) -> None:
@@ -182,14 +182,14 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     tuning = tuning_of(job, stack)
     if tuning is None:
         return None
-    held, kept = trainable_parameters(model, tuning), tuning.precision.weight_bytes
+    trainable, kept = trainable_parameters(model, tuning), tuning.precision.weight_bytes
     return TuningSummary(
         adapter=tuning.adapter,
         rank=tuning.rank if tuning.adapter and tuning.adapter != "ia3" else 0,
         targets=tuning.targets if tuning.adapter and tuning.adapter not in VIRTUAL else (),
         base=tuning.base.name,
         adapter_precision="" if not tuning.adapter else "fp32" if tuning.width == 2 < kept else tuning.precision.name,
-        trainable_by_module=held,
+        trainable_by_module=trainable,
         parameters=count_parameters(model),
         adapter_bytes=float(_adapter_parameters(model, tuning) * tuning.precision.weight_bytes),
     )

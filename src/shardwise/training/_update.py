@@ -34,8 +34,8 @@ def tensor_bytes(moments: Moments, sides: tuple[X, X, X], width: float) -> X:
         return moments.element_bytes(width) * n
     blocks = ceil(divide(n, moments.block))
     whole = moments.count * (moments.small_width or width) * n
-    found = above(n, moments.least - 1, moments.count * (moments.width * n + 4 * blocks + moments.table_bytes), whole)
-    return above(blocks * moments.block, n, whole, found) if moments.whole_blocks else found
+    size = above(n, moments.least - 1, moments.count * (moments.width * n + 4 * blocks + moments.table_bytes), whole)
+    return above(blocks * moments.block, n, whole, size) if moments.whole_blocks else size
 
 
 def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
