@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.plans import AXES, DEGREES, Plan
 from shardwise.records import dataclass
 from shardwise.search._blocks import BlockKeys
-from shardwise.search._columns import Columns
+from shardwise.search._columns import Columns, runs
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid
 from shardwise.search._placements import GroupShapes
@@ -135,20 +135,18 @@ class PlanSelection:
     inputs: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     @cached_property
-    def heads(self) -> Any:
-        """Where rows begin that differ from the one before in more than the micro-batch."""
-        own = self.sets[self.rows]
-        return np.flatnonzero(np.r_[True, own[1:] != own[:-1]])
+    def _splits(self) -> tuple[Any, Any]:
+        """Where rows begin that differ from the one before in more than the micro-batch, and the split of each row."""
+        return runs(self.sets[self.rows])
 
     def shape(self, modes: int) -> ProgramShape:
         """Return the shape of what programs compute of the plans."""
-        size, heads = len(self.rows), self.heads
-        split = np.repeat(np.arange(len(heads)), np.diff(heads, append=size))
-        return ProgramShape(rows=size, modes=modes, row=self.row, splits=len(heads), split=split)
+        start, split = self._splits
+        return ProgramShape(rows=len(self.rows), modes=modes, row=self.row, splits=len(start), split=split)
 
     def among(self, axis: int) -> Any:
-        """Return the rows of an axis of what programs compute: all of them, or the first of each set."""
-        return self.rows[self.heads] if axis == SPLIT else self.rows
+        """Return the rows of an axis of what programs compute: all of them, or the first of each split."""
+        return self.rows[self._splits[0]] if axis == SPLIT else self.rows
 
 
 @dataclass(frozen=True, slots=True)

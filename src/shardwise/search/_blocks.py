@@ -16,7 +16,7 @@ from shardwise.ledger.symbol import Graph, Node
 from shardwise.ops.overlap import Pairing, pairing
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_groups
 from shardwise.records import dataclass
-from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, runs, spread
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShapes
 from shardwise.search._program import BATCH, CELLS, MODE, PLACE, ROW, SPLIT, Program, ProgramShape, axis_of
@@ -306,7 +306,10 @@ class BlockKeys:
 
 def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> BlockKeys:
     """Return the keys of rows that come from one part of the base, with the sizes of their blocks."""
-    first, key = distinct_rows([columns[name] for name in (*_SPLIT, *SIZES)])
+    heads, split = runs(columns["set"])
+    # Rows of a set differ in the last size alone, the micro-batch.
+    _, own = distinct_rows([columns[name][heads] for name in (*_SPLIT, *SIZES[:-1])])
+    first, key = distinct_rows([own[split], columns[SIZES[-1]]])
     keys = {name: v[first] for name, v in columns.items()}
     found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
     return BlockKeys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
@@ -318,9 +321,7 @@ def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Column
     found: dict[str, Any] = {}
     count = np.bincount(row, minlength=len(keys["tp"])) + 1
     for way in some.programs:
-        here = np.ones(len(keys["tp"]), bool)
-        for name, value in zip(_SPLIT, way, strict=True):
-            here &= keys[name] == value
+        here = np.logical_and.reduce([keys[name] == value for name, value in zip(_SPLIT, way, strict=True)])
         # Keys are sorted by how a layer is split first, so those of one way follow each other, and so do their places.
         for some_keys in pieces(np.flatnonzero(here), count[here], CELLS):
             low, high = int(some_keys[0]), int(some_keys[-1]) + 1

@@ -66,6 +66,16 @@ def distinct(values: Any) -> Any:
     return values[np.r_[True, values[1:] != values[:-1]]] if len(values) else values
 
 
+def runs(values: Any) -> tuple[Any, Any]:
+    """Return where runs of equal values begin, and for each value the number of its run.
+
+    >>> [found.tolist() for found in runs(np.array([5, 5, 7, 5]))]
+    [[0, 2, 3], [0, 0, 1, 2]]
+    """
+    start = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+    return start, np.repeat(np.arange(len(start)), np.diff(start, append=len(values)))
+
+
 def spread(start: Any, count: Any) -> tuple[Any, Any]:
     """Return the numbers of ranges one after the other, given where each starts and how many it has.
 

@@ -26,7 +26,7 @@ from shardwise.search._batch import (
     key_of,
 )
 from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
-from shardwise.search._columns import Columns, distinct_rows, exact_sum, pieces, scattered, spread
+from shardwise.search._columns import Columns, distinct, distinct_rows, exact_sum, pieces, runs, scattered, spread
 from shardwise.search._composition import Composition, Compositions, composed_rows, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
@@ -79,8 +79,9 @@ class Evaluator:
         if not len(columns["tp"]):
             return
         keys = tabulate(self.compositions.blocks, grid, columns, (start, end))
-        first, columns["group"] = distinct_rows([columns[name] for name in KEYED])
-        rows = np.column_stack([columns[name][first] for name in KEYED]).tolist()
+        heads, split = runs(columns["set"])
+        first, group = distinct_rows([columns[name][heads] for name in KEYED])
+        rows, columns["group"] = np.column_stack([columns[name][heads[first]] for name in KEYED]).tolist(), group[split]
         degrees = {(grid.variant.choice, *one): place for place, one in enumerate(rows)}
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
@@ -94,19 +95,17 @@ class Evaluator:
                     yield from job.all(chosen, table)
             return
         # What is not timed has one cell for all of its places. Blocks are timed of rows that fit alone.
-        fitting = [(job, fit) for same in _alike(jobs) for job, fit in self._fitting(*same, most)]
+        fitting = [some for same in _alike(jobs) for some in self._fitting(*same, most) if some]
         if fitting:
-            table = keys.timed(np.concatenate([fit.rows for _, fit in fitting]))
-            yield from self._best_first([job.bounded(fit, table) for job, fit in fitting], table)
+            table = keys.timed(np.concatenate([fit.rows for some in fitting for _, fit in some]))
+            bounded = [one for some in fitting for one in _bounds_of(some, table)]
+            yield from self._best_first(bounded, table)
 
-    def _fitting(self, jobs: Sequence[_Job], allowed: Any, most: int) -> list[tuple[_Job, FeasiblePlans]]:
-        """Return what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
-        found: list[list[tuple[_Job, FeasiblePlans]]] = [[] for _ in jobs]
+    def _fitting(self, jobs: Sequence[_Job], allowed: Any, most: int) -> Iterator[list[tuple[_Job, FeasiblePlans]]]:
+        """Yield what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
         for rows in pieces(allowed, np.ones(len(allowed), np.int64), most):
             chosen = PlanSelection(rows, jobs[0].columns["set"])
-            for own, job in zip(found, jobs, strict=True):
-                own += [(job, fit) for fit in job.fitting(chosen)]
-        return [one for own in found for one in own]
+            yield [(job, fit) for job in jobs for fit in job.fitting(chosen)]
 
     def _best_first(self, bounded: Sequence[_Bounded], table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""
@@ -148,6 +147,12 @@ class _Bounded:
                 {s: v.take(some, axis=1) for s, v in one.items()} for one in (known.held, known.fits, self.bounds)
             )
             self.fitting = FeasiblePlans(known.rows[some], held, fits)
+
+
+def _bounds_of(some: Sequence[tuple[_Job, FeasiblePlans]], table: BlockTable) -> list[_Bounded]:
+    """Return what fits of jobs of about the same rows with its bounds; columns are gathered once for all of them."""
+    cells = PlanSelection(distinct(np.concatenate([fit.rows for _, fit in some])), some[0][0].columns["set"])
+    return [job.bounded(fit, cells, table) for job, fit in some]
 
 
 def _least_of(bounds: Mapping[str, Any], fits: Mapping[str, Any]) -> Any:
@@ -268,13 +273,13 @@ class _Job:
                 {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
 
-    def bounded(self, fitting: FeasiblePlans, table: BlockTable) -> _Bounded:
-        """Return seconds that no step of what fits is shorter than."""
-        composition, modes, chosen = self.composition, self.evaluator.num_modes, fitting.rows
-        cells = PlanSelection(chosen, self.columns["set"])
-        found = composition.least.run(self._given(composition.least, cells, table, least=True), cells.shape(modes))
+    def bounded(self, fitting: FeasiblePlans, cells: PlanSelection, table: BlockTable) -> _Bounded:
+        """Return seconds that no step of what fits is shorter than; its rows are among those of the cells."""
+        program, modes, size = self.composition.least, self.evaluator.num_modes, len(cells.rows)
+        found = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
         # Results of a program stay until the next run alone.
-        bounds = {s: np.array(np.broadcast_to(found[f"least {s}"], fitting.fits[s].shape)) for s in fitting.fits}
+        own = np.searchsorted(cells.rows, fitting.rows)
+        bounds = {s: np.broadcast_to(found[f"least {s}"], (modes, size)).take(own, axis=1) for s in fitting.fits}
         return self._wanted(_Bounded(self, fitting, bounds))
 
     def _wanted(self, bounded: _Bounded) -> _Bounded:
