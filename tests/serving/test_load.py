@@ -706,8 +706,8 @@ def test_the_command_answers(words: tuple[str, ...], status: int, said: str) -> 
     assert done.status == status, done.err
     assert done.out.startswith(said)
     assert ("a request alone takes" in done.out) == (said == "UNSTABLE")
-    tree = run(*COMMAND, *words, "--json").tree
-    assert tree["meets"] == (status == 0)
+    if said in ("MEETS", "MISSES"):
+        assert run(*COMMAND, *words, "--json").tree["meets"] == (status == 0)
 
 
 @pytest.mark.parametrize(

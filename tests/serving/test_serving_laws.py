@@ -16,6 +16,8 @@ from shardwise.plans import Plan, Serving
 from shardwise.serving import infer
 
 LAWS = settings(max_examples=40, deadline=None)
+# Of laws whose cases look for the largest batch or context.
+SEARCHING = settings(max_examples=20, deadline=None)
 DEVICE = st.sampled_from(DEVICES)
 
 
@@ -212,7 +214,7 @@ def test_prefill_in_steps_reads_the_weights_once_a_step(model, batch, step):
 @given(
     models(), jobs(weights=""), st.sampled_from((0.3, 0.6, 0.9)), st.sampled_from(("vllm", "sglang", "tensorrt-llm"))
 )
-@LAWS
+@SEARCHING
 def test_less_memory_never_holds_more_requests(model, job, fraction, engine):
     """A smaller share of memory never raises the concurrency, whatever the engine calls the share."""
     job = replace(job, memory_fraction=fraction)
@@ -242,7 +244,7 @@ ENGINES = st.sampled_from(("vllm", "vllm-v0", "sglang", "tensorrt-llm", "lmdeplo
 
 
 @given(models(), jobs(), DEVICE, ENGINES)
-@LAWS
+@SEARCHING
 def test_the_largest_batch_fits_and_one_more_does_not(model, job, device, engine):
     """`max_concurrency` is the largest batch that fits, whatever batch was asked."""
     asked = [ask(model, replace(job, batch=n), device=device, engine=engine) for n in (1, job.batch)]
@@ -254,7 +256,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, job, device, engine
 
 
 @given(models(("dense", "moe", "latent")), jobs(), DEVICE, ENGINES)
-@LAWS
+@SEARCHING
 def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, engine):
     """A job at its longest context fits, and one whose prompt has one token more does not."""
     job = replace(job, batch=8 * job.batch)
@@ -269,7 +271,7 @@ def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, 
 
 
 @given(models(), jobs(), DEVICE, ENGINES)
-@LAWS
+@SEARCHING
 def test_each_phase_holds_its_own_batch(model, job, device, engine):
     """A replica that only prefills holds the largest batch with nothing to generate; both phases hold no less alone."""
     found = ask(model, job, device=device, engine=engine).capacity
@@ -279,7 +281,7 @@ def test_each_phase_holds_its_own_batch(model, job, device, engine):
 
 
 @given(models(), jobs(), DEVICE)
-@LAWS
+@SEARCHING
 def test_requests_fill_the_tokens_of_the_cache(model, job, device):
     """The largest batch takes no more than the tokens of cache that it leaves room for.
 
