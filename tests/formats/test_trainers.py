@@ -547,6 +547,22 @@ def test_gradients_reduced_every_micro_batch_are_said_and_read_again(system: Any
     assert 0.7 < (peaks[1] - peaks[0]) / (2 * 1.24e9) < 1
 
 
+@pytest.mark.parametrize(("module", "stack"), [(axolotl, "axolotl"), (llamafactory, "llama-factory"), (trl, "trl")])
+@pytest.mark.parametrize(("base", "width"), [("", "bf16"), ("", "fp32"), ("nf4-dq", "bf16"), ("nf4-dq", "fp32")])
+def test_the_type_of_adapters_comes_back_or_is_refused(module: Any, stack: str, base: str, width: str) -> None:
+    """Trainers of peft keep adapters in 16 bits beside 16-bit weights if told; TRL does beside 4-bit ones, always."""
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("1xrtx-4090")
+    job = Training(seq_len=512, global_batch=1, adapter="lora", base=base, adapter_precision=width)
+    plan = Plan(dp=1, micro_batch=1, recompute="full")
+    case = ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=find_stack(stack))
+    narrow = width == "bf16"
+    if narrow != bool(base) if stack == "trl" else narrow and base:
+        with pytest.raises(InputError, match=r"adapter_precision|base"):
+            module.export(case)
+    else:
+        module.export(case)
+
+
 REFUSED = (
     (axolotl, "axolotl", {"sharding": "zero1"}, {}, {"sharding"}),
     (axolotl, "axolotl", {"pp": 2}, {"adapter": "vera"}, {"pp", "adapter"}),

@@ -28,6 +28,7 @@ from shardwise.plans import (
     in_groups,
     rank_of,
     reference_of,
+    tuning_of,
 )
 from shardwise.records import dataclass
 from shardwise.shell import left_open
@@ -335,8 +336,18 @@ def _lost(case: ExportCase, back: Imported) -> Found:
         "precision": (job.precision or case.stack.precision, theirs.precision or back.stack.precision),
         "stack": (case.stack.name, back.stack.name),
     }
+    if job.adapter and job.adapter == theirs.adapter:
+        pairs["adapter_precision"] = (_adapter_type(job, case.stack), _adapter_type(theirs, back.stack))
+        if not job.precision:
+            # Nothing but the adapters trains, whose type is compared by itself.
+            del pairs["precision"]
     found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}
     return found | lost_job(job, theirs)
+
+
+def _adapter_type(job: Training, stack: Stack) -> str:
+    tuning = tuning_of(job, stack)
+    return "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
 
 
 def lost_job(job: Training, theirs: Training) -> Found:
@@ -351,6 +362,7 @@ def lost_job(job: Training, theirs: Training) -> Found:
     if job.adapter and job.adapter == theirs.adapter:
         usual = (rank_of(job), job.targets or USUAL_TARGETS)
         pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
+        pairs["base"] = (job.base or "bf16", theirs.base or "bf16")
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

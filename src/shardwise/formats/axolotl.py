@@ -149,6 +149,8 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     found = _trainer.adapted(keys, kind, _ADAPTER)
     if keys.flag("lora_target_linear"):
         found["targets"] = ("all-linear",)
+    if keys.flag("peft_autocast_adapter_dtype") is False and not narrow and not wide:
+        found["adapter_precision"] = "bf16"
     # axolotl/loaders/model.py: BitsAndBytesConfig with bnb_4bit_use_double_quant True, nf4.
     return found | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
 
@@ -236,7 +238,8 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     elif job.adapter == "lora-plus":
         tree["loraplus_lr_ratio"] = 16
     saved = _trainer.saved_words(job)
-    return tree | ({"lora_modules_to_save": saved} if saved else {})
+    tree |= {"lora_modules_to_save": saved} if saved else {}
+    return tree | ({"peft_autocast_adapter_dtype": False} if job.adapter_precision == "bf16" else {})
 
 
 def _loss_words(stack: Stack) -> dict[str, Any]:

@@ -166,6 +166,8 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     if kind == "oft":
         side = keys.whole("oft_block_size") or OFT_BLOCK
         found["oft_block_size"] = 0 if found["rank"] or side == OFT_BLOCK else side
+    if keys.flag("pure_bf16") and not bits:
+        found["adapter_precision"] = "bf16"
     return found | {"base": _base(keys, bits)}
 
 
@@ -238,7 +240,9 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if p.sharding_rules.shards:
         tree |= {"fsdp": f"{'shard_grad_op' if p.sharding_rules.keeps_gathered else 'full_shard'} auto_wrap"}
     kinds = {"bf16-pure": "pure_bf16", "amp-bf16": "bf16", "amp-fp16": "fp16"}
-    tree |= {kinds[precision]: True} if precision in kinds else {}
+    # model/adapter.py: what trains, adapters too, is cast to fp32 unless pure_bf16.
+    narrow = bool(job.adapter) and job.adapter_precision == "bf16"
+    tree |= {"pure_bf16": True} if narrow else {kinds[precision]: True} if precision in kinds else {}
     if "activations" in p.offload:
         tree["use_unsloth_gc"] = True
     if case.stack.settings.loss == "fused-linear":

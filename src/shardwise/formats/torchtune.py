@@ -162,7 +162,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
     package, builder = table(_TABLE)["models"].get(case.model.name, ("", case.model.name))
-    kind = "" if not job.adapter else "qlora_" if job.base else "lora_"
+    kind = "" if not job.adapter else "qlora_" if job.base not in ("", "bf16") else "lora_"
     named = f"torchtune.models.{package}.{kind}{builder}" if package else f"torchtune.models.{case.model.name}"
     words = {ours: theirs for theirs, ours in reversed(_OPTIMIZERS.items())}
     tree: dict[str, Any] = {

@@ -19,6 +19,9 @@ Values: TypeAlias = tuple[Value, ...]
 Conditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
+JOB_WORDS = ("precision", "optimizer", "adapter_precision", "base")
+
+
 @dataclass(frozen=True, slots=True)
 class CapabilityRule:
     """Where all of some fields have one of their values, others must have one of theirs.
@@ -126,7 +129,7 @@ class Refusal:
 
 
 def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
-    """Yield everything of a plan, and of the job's precision and optimizer, that a framework does not run.
+    """Yield everything of a plan, and of the job's `JOB_WORDS`, that a framework does not run.
 
     >>> from shardwise.plans import find_stack
     >>> [one.field for one in refusals(find_stack("megatron").runs, Plan(tp2=2, pp=2, schedule="zb-h1"))]
@@ -203,7 +206,7 @@ def _many(degree: object) -> bool:
 
 
 def _value(plan: Plan, job: Mapping[str, str], name: str) -> object:
-    return job.get(name) if name in ("precision", "optimizer") else getattr(plan, name)
+    return job.get(name) if name in JOB_WORDS else getattr(plan, name)
 
 
 def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:

@@ -100,6 +100,8 @@ class Stack:
     # Fine-tuning
     adapter_precision: str
     """The recipe of adapters where a job names none ("": that of the job)."""
+    narrow_adapter_precision: str
+    """The same beside weights of fewer than 16 bits ("": as beside others)."""
     frozen_precision: str
     """The recipe of what trains beside frozen 16-bit weights where a job names none ("": that of the stack)."""
     reference: str

@@ -210,7 +210,8 @@ def adapter_precision(job: Training, stack: Stack) -> Precision:
 
     A framework whose own are fp32, whatever their products take, keeps to its own where fp32 is stated.
     """
-    own = find_precision(stack.adapter_precision or job.precision or stack.precision)
+    beside = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
+    own = find_precision(beside or stack.adapter_precision or job.precision or stack.precision)
     stated = {"fp32": "" if own.weight_bytes == 4 else "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
     return find_precision(stated) if stated else own
 

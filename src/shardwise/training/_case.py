@@ -85,8 +85,10 @@ class TrainingCase:
 
     @property
     def job_words(self) -> dict[str, str]:
-        """Precision and optimizer of the job by name, as a framework is asked whether it runs them."""
-        return {"precision": self.recipe.precision.name, "optimizer": self.job.optimizer}
+        """Precision, optimizer and adapters of the job by name, as a framework is asked whether it runs them."""
+        job = self.job
+        beside = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
+        return {"precision": self.recipe.precision.name, "optimizer": job.optimizer, **beside}
 
     @property
     def shapes_gradients(self) -> bool:
