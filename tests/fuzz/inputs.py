@@ -226,10 +226,11 @@ def _value(random: random.Random, flag: Flag) -> str:
 def words(random: random.Random) -> Input:
     """Return a command line of some command's flags, one in five mutated."""
     name = random.choice([n for n in _commands.NAMES for _ in range(1 if n in SLOW else 4)])
-    command: Command = _commands.command(name, random.choice(["train", "infer"]) if name == "plan" else "")
-    found = [name]
-    if name == "plan":
-        found += [random.choice(["train", "infer"])]
+    kind = random.choice(_commands.KINDS["plan"][1]) if name == "plan" else ""
+    command: Command = _commands.command(name, kind)
+    found = [name, *([kind] if kind else [])]
+    if kind == "serve" and random.random() < 0.5:
+        found += ["--rate", random.choice(["1/s", "20/s"])]
     for place in command.positionals:
         if place in ("model", "first", "search") and random.random() < 0.9:
             found.append(random.choice(MODELS))
