@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.records import dataclass
+from shardwise.serving.load._batch_times import FULL
 
 # Prompts of a step that are priced; between them lie lines.
 IN_A_STEP = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
@@ -83,5 +84,5 @@ def in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: 
         less = values - np.concatenate([values[1:], 0 * values[:1]])
         idle = (count - 1) * np.einsum("mkln,kln->mln", share * (1 - share) ** (count - 1), less)
         longer[:, rows] = np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + idle
-        busy[:, rows] = 0.0 if mixed else some[:, None, None]
+        busy[:, rows] = 0.0 if mixed else np.minimum(some, FULL)[:, None, None]
     return longer, busy
