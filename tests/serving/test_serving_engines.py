@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields, replace
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from serving.serving_cases import ask
 from shardwise.cost import constants
 from shardwise.cost._kernels import kernel_costs
+from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._engine import engine_names, find_engine, host_slowness
+from shardwise.serving._formats import cache_names, format_names
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of
@@ -250,3 +253,41 @@ def test_prompts_wait_for_python_to_launch_their_kernels(engine: str, device: st
         assert late.tpot_seconds == ahead.tpot_seconds
         assert (late.ttft_seconds > ahead.ttft_seconds) == bound
         assert late.ttft_seconds >= least
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "word", "device", "runs"),
+    [
+        ("vllm", "weights", "q4_k_m", "h100-sxm-80gb", False),
+        ("vllm-2025", "weights", "q4_k_m", "h100-sxm-80gb", True),
+        ("vllm", "kv_cache", "int8", "h100-sxm-80gb", False),
+        ("sglang", "weights", "q4_k_m", "h100-sxm-80gb", True),
+        ("tensorrt-llm", "weights", "nf4", "h100-sxm-80gb", False),
+        ("tensorrt-llm", "weights", "nvfp4", "h100-sxm-80gb", False),
+        ("tensorrt-llm", "weights", "nvfp4", "b200-sxm-180gb", True),
+        ("tensorrt-llm", "weights", "fp8", "a100-sxm-80gb", False),
+        ("tensorrt-llm", "kv_cache", "fp8", "a100-sxm-80gb", True),
+        ("llama.cpp", "weights", "fp8", "h100-sxm-80gb", False),
+        ("llama.cpp", "weights", "mxfp4", "h100-sxm-80gb", True),
+        ("llama.cpp-2024", "weights", "mxfp4", "h100-sxm-80gb", False),
+    ],
+)
+def test_an_engine_runs_its_own_formats(engine: str, field: str, word: str, device: str, runs: bool) -> None:
+    """What an engine does not load, or not on such a device, is refused by name with what it does."""
+    job = replace(Serving(input_tokens=100, output_tokens=2), **{field: word})  # type: ignore[arg-type]
+    if runs:
+        assert ask("llama-3.1-8b", job, device=device, engine=engine).fits
+        return
+    with pytest.raises(InputError) as refused:
+        ask("llama-3.1-8b", job, device=device, engine=engine)
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.value) == (field, word)
+    assert "bf16" in problem.remedy
+    assert word not in problem.remedy.split(", ")
+
+
+def test_patterns_of_formats_name_formats() -> None:
+    """Each pattern of an engine's formats matches one that is known: a word with a slip would refuse what it means."""
+    for runs in (find_engine(name).formats for name in engine_names()):
+        for patterns, names in ((runs.weights, format_names(False)), (runs.kv_cache, tuple(cache_names()))):
+            assert all(any(re.fullmatch(one, name) for name in names) for one in patterns)

@@ -12,7 +12,7 @@ from shardwise.measured._context import Context
 from shardwise.measured._frameworks import FIXED, engine_of, narrows_cache, served_step_tokens
 from shardwise.measured._inference_metrics import interval_of, value_of
 from shardwise.measured._load import metric_of, predicted, report_of, under_load
-from shardwise.measured._record import Record, refuse, words
+from shardwise.measured._record import Record, read, refuse, words
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import InferReport, ServingOptions, infer
@@ -255,7 +255,8 @@ def _weights(record: Record) -> str:
     if not word:
         record.rule_value("weight_dtype")
         return ""
-    found = words("weights").get(word)
+    own = read("rules.toml")["weights_of"].get(record.text("engine").lower(), {})
+    found = own.get(word) or words("weights").get(word)
     if found is None:
         raise refuse("weight_dtype", word, "is not a format that is modelled")
     # Meta's own checkpoint of 405B.

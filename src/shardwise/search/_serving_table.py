@@ -93,7 +93,7 @@ TITLES = {
     "tensor": "tensor parallelism divides heads and widths",
     "experts": "experts divide over ranks",
     "pipeline": "stages divide the layers",
-    FORMATS: "the device multiplies in the format",
+    FORMATS: "the engine and the device run the format",
     MEMORY: "more memory than the engine has, with the wanted chance to fit",
 }
 
@@ -247,7 +247,7 @@ class ServingGrid:
                 )  # fmt: skip
                 case, _ = complete(question)
             except InputError as error:
-                others = [p for p in error.problems if p.field not in ("compute", "dtype")]
+                others = [p for p in error.problems if p.field not in ("compute", "dtype", "weights", "kv_cache")]
                 if others:
                     raise InputError(others) from None
                 found[word] = word, _unusable(error.problems[0])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from shardwise.errors import known_name
+from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass
-from shardwise.serving._formats import WeightFormat
+from shardwise.serving._formats import WeightFormat, cache_names, format_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,6 +182,41 @@ class EngineAttention:
         return dict(self.decode_kernels_of).get(family, family)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFormats:
+    """What an engine loads and computes with; an empty tuple stands for what no source was read for, all of it."""
+
+    weights: tuple[str, ...] = ()
+    """Patterns of the names of quantization.toml."""
+    kv_cache: tuple[str, ...] = ()
+    families: tuple[tuple[str, str], ...] = ()
+    """Families of devices (patterns) that alone run weights of a pattern; one without a family is not judged."""
+
+    def problems(self, engine: str, words: Mapping[str, str], family: str) -> Problems:
+        """Return which formats, by field, the engine does not run on a family of devices.
+
+        >>> runs = find_engine("tensorrt-llm").formats
+        >>> [one.rule for one in runs.problems("TensorRT-LLM", {"weights": "nvfp4"}, "hopper").items]
+        ['is no format that TensorRT-LLM runs on this device (hopper)']
+        """
+        found = Problems()
+        for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
+            runs, word = [one for one in names if self.runs(field, one, family)], words.get(field, "")
+            if word in names and word not in runs:
+                rule = f"is no format that {engine} runs"
+                rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
+                found.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
+        return found
+
+    def runs(self, field: str, name: str, family: str) -> bool:
+        """Return whether the engine runs a format on a family of devices, as far as sources say."""
+        patterns = getattr(self, field)
+        if patterns and not any(re.fullmatch(one, name) for one in patterns):
+            return False
+        alone = [where for one, where in self.families if field == "weights" and re.fullmatch(one, name)]
+        return family == "generic" or all(re.fullmatch(where, family) for where in alone)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One inference engine: what it adds to the kernels of the ledger, in the groups of engines.toml."""
@@ -201,6 +236,7 @@ class Engine:
     operators: EngineOperators
     quantisation: EngineQuantisation
     attention: EngineAttention
+    formats: EngineFormats
 
     @cached_property
     def stack(self) -> Stack:
@@ -221,6 +257,7 @@ _GROUPS: dict[str, Any] = {
     "operators": EngineOperators,
     "quantisation": EngineQuantisation,
     "attention": EngineAttention,
+    "formats": EngineFormats,
 }
 
 

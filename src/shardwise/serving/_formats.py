@@ -75,13 +75,13 @@ def _table() -> dict[str, dict[str, Any]]:
     return own_table(__file__, "quantization.toml")
 
 
-def format_names() -> tuple[str, ...]:
-    """Return the names of the weight formats, other spellings included.
+def format_names(spellings: bool = True) -> tuple[str, ...]:
+    """Return the names of the weight formats, other spellings included unless they are not asked for.
 
     >>> "int4" in format_names()
     True
     """
-    return (*_table()["formats"], *_table()["aliases"])
+    return (*_table()["formats"], *(_table()["aliases"] if spellings else ()))
 
 
 def find_format(name: str, field: str = "weights") -> WeightFormat:
