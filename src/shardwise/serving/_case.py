@@ -335,8 +335,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     with found.collect():
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
     found.items += speculation_problems(question.job, question.model).items
-    runs = {"weights": form.name, "kv_cache": question.job.kv_cache}
-    found.items += engine.formats.problems(engine.title, runs, family_of(question.cluster.device)).items
+    found.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
     draft = None
     with found.collect():
         draft = draft_of(question.job, question.model) if not found.items else None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
+from shardwise.cost import family_of
 from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
@@ -242,6 +243,10 @@ class Engine:
     def stack(self) -> Stack:
         """The ledger's view of the engine: fused norms, attention and activations, no dropout."""
         return replace(find_stack(self.runs), name=self.name, title=self.title)
+
+    def refused_formats(self, weights: str, kv_cache: str, device: Device) -> Problems:
+        """Return which formats of weights and cache the engine does not run on a device."""
+        return self.formats.problems(self.title, {"weights": weights, "kv_cache": kv_cache}, family_of(device))
 
     @cached_property
     def prompt_stack(self) -> Stack:
