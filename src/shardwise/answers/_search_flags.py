@@ -34,7 +34,6 @@ LIMITS = {
     "max_usd": "max_cost",
     "min_free_bytes": "min_free",
 }
-OBJECTIVES = ("step", "throughput", "cost", "days", "memory", "headroom", "devices")
 # Fields of a single plan that a search has no range of.
 _GONE = keys((*PLAN, *TRAINING), searched="no")
 _STAGES = f"layers of the stages to try: {', '.join(SHIFTS)}, which take a layer off the first or last stage"
@@ -75,6 +74,8 @@ RANGE = Converter(_read_range, "N|A..B|N,N")
 @cache
 def plan_search_flags() -> dict[str, Flag]:
     """Return every flag of a search of training plans."""
+    from shardwise.search import OBJECTIVES
+
     plan = plan_flags()
     kept = {key: flag for key, flag in train_flags().items() if key not in _GONE}
     kinds = {key: several(plan[key].kind) if key in COUNTS else RANGE for key in (*WHOLES, *COUNTS)}
@@ -132,15 +133,20 @@ _SERVE_GONE = ("stage_layers", *keys(SERVING, searched="no"))
 @cache
 def serve_search_flags() -> dict[str, Flag]:
     """Return every flag of a search of deployments."""
+    from shardwise.search import SERVING_OBJECTIVES
+
     one = infer_flags()
     kept = {key: flag for key, flag in one.items() if key not in _SERVE_GONE}
     ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in SERVE_WHOLES}
     words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
     step = _flags("space", ("batch_step", k.WHOLE, "try every multiple of it in the range of batches too"))
-    objectives = k.choice("throughput", "cost", "ttft", "tpot", "latency", "devices")
     wanted = _flags(
         "search",
-        ("objective", objectives, "what the best has most or least of; left out, tokens a second and device"),
+        (
+            "objective",
+            k.choice(*SERVING_OBJECTIVES),
+            "what the best has most or least of; left out, tokens a second and device",
+        ),
         ("top", k.whole(1, 1000), "deployments to show, each with its best batch; left out, ten"),
         ("at_most", k.SWITCH, "try every smaller number of devices too"),
         ("save_best", k.FILE, "write the best plan as a case of infer to a TOML or JSON file"),
@@ -358,20 +364,10 @@ def show_limit(key: str, value: float | None) -> str:
 LOAD_WHOLES = tuple(name for name in DEPLOYED if name != "dp")
 # Of a deployment under load, what a search finds itself or does not take.
 _FOUND = (
-    "prefill_workers",
-    "prefill_tp",
-    "prefill_pp",
-    "prefill_ep",
-    "dp",
-    *_SERVE_GONE,
-    "users",
-    "think",
-    "trace",
-    "speed",
-    "finite",
-    "order",
-    *("last", "stages", "autoscale", "startup_time", "min_replicas", "scale_interval", "scale_down_after"),
-)
+    "prefill_workers", "prefill_tp", "prefill_pp", "prefill_ep", "dp", *_SERVE_GONE, "users", "think", "trace", "speed",
+    "finite", "order", "last", "stages", "autoscale", "startup_time", "min_replicas", "scale_interval",
+    "scale_down_after",
+)  # fmt: skip
 
 
 @cache

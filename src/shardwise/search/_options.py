@@ -21,11 +21,11 @@ OBJECTIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "step": lambda seconds, held, devices: seconds,
     "throughput": lambda seconds, held, devices: seconds * devices,
     "cost": lambda seconds, held, devices: seconds * devices,
-    "memory": lambda seconds, held, devices: held + 0 * seconds,
-    "devices": lambda seconds, held, devices: devices + 0 * seconds,
     # With failures, the seconds include the time they lose.
     "days": lambda seconds, held, devices: seconds,
+    "memory": lambda seconds, held, devices: held + 0 * seconds,
     "headroom": lambda seconds, held, devices: held + 0 * seconds,
+    "devices": lambda seconds, held, devices: devices + 0 * seconds,
 }
 # The headline that an objective is, where it is not that of a step or a request.
 _HEADLINES = {"memory": "memory.peak_bytes", "headroom": "memory.peak_bytes", "devices": ""}
