@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,20 @@ SOURCE = Path(shardwise.__file__).parent
 ACCURACY = Path(__file__).parents[2] / "accuracy"
 
 
+@cache
+def imports(source: Path) -> list[tuple[Path, ast.ImportFrom]]:
+    """Return the lines of every module below a folder that import names."""
+    trees = ((path, ast.parse(path.read_text(encoding="utf-8"))) for path in source.rglob("*.py"))
+    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+
+
 @pytest.mark.parametrize("package", ["cost", "plans"])
 def test_other_packages_use_the_surface_alone(package: str) -> None:
     """Nothing outside a package imports one of its private modules."""
     found = [
         f"{path.relative_to(SOURCE)}: {node.module}"
-        for path in SOURCE.rglob("*.py")
-        if SOURCE / package not in path.parents
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"shardwise.{package}._")
+        for path, node in imports(SOURCE)
+        if SOURCE / package not in path.parents and (node.module or "").startswith(f"shardwise.{package}._")
     ]
     assert not found
 
@@ -33,10 +39,8 @@ def test_the_surface_is_used() -> None:
     used = {
         name.name
         for source in (SOURCE, ACCURACY)
-        for path in source.rglob("*.py")
-        if SOURCE / "cost" not in path.parents
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module == "shardwise.cost"
+        for path, node in imports(source)
+        if SOURCE / "cost" not in path.parents and node.module == "shardwise.cost"
         for name in node.names
     }
     offered = {name for name, value in vars(cost).items() if name[0] != "_" and not inspect.ismodule(value)}
