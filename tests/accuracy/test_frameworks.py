@@ -93,7 +93,7 @@ def test_notes_say_what_the_user_set() -> None:
 
 
 def test_habits_belong_to_old_frameworks() -> None:
-    """Dropout is on by default before Megatron-Core, 16-bit gradients are those of four frameworks."""
+    """Dropout is on by default before Megatron-Core, 16-bit gradients are those of five frameworks."""
     assert [has_default(TABLE, name, "dropout") for name in ("megatron-2021", "megatron-scores", "megatron")] == [
         True,
         True,
@@ -104,6 +104,8 @@ def test_habits_belong_to_old_frameworks() -> None:
         "megatron-deepspeed",
         "oneflow",
         "internevo",
+        "deepspeed",
+        "deepspeed-2023",
     }
 
 

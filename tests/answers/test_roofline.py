@@ -166,7 +166,7 @@ NO_LIMITS = {
     " integer_share attention processor",
     "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
-    " thin_bytes_per_second cached_rate sources",
+    " thin_bytes_per_second thin_rows cached_rate sources",
     "KernelCosts": "costs packs scale",
 }
 

@@ -115,7 +115,7 @@ def flat_update(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
     wide = _wide_gradients(r, z, params)
     if r.shards_weights:
         wide = minimum(wide, master * _SUB_GROUP)
-    return named(wide * (own / master + (own < master)), "flat gradients")
+    return held_as("gradients", wide * (own / master + (own < master)), "flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
