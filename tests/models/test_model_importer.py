@@ -29,6 +29,8 @@ from shardwise.models.families import FAMILIES, SAME_AS
 from shardwise.ops import count_parameters
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+NVFP4 = "modelopt-nvfp4"
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -215,10 +217,22 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
         ({"quant_method": "awq", "bits": 4}, "awq-int4"),
         ({"quant_method": "gptq", "bits": 8}, "gptq-int8"),
         (None, ""),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.norm"]}, "modelopt-fp8"),
+        ({**MODELOPT, "ignore": ["model.layers.0.self_attn*", "*.1.*norm"]}, f"{NVFP4}+attention=bf16*1/3"),
+        ({**MODELOPT, "ignore": [f"model.layers.{i}.self_attn.{p}_proj" for i in range(3) for p in "qkvo"]},
+         f"{NVFP4}+attention=bf16"),
+        ({**MODELOPT, "ignore": [f"model.layers.{i}.self_attn.q_proj" for i in range(3)]},
+         f"{NVFP4}+attention=different"),
+        ({**MODELOPT, "ignore": ["model.layers.1*"]}, f"{NVFP4}+layers=different"),
+        ({**MODELOPT, "quantized_layers": {f"model.layers.{i}.mlp*": {"quant_algo": "NVFP4"} for i in range(3)}},
+         f"{NVFP4}+attention=bf16"),
+        ({"quant_method": "compressed-tensors", "ignore": ["re:.*self_attn.*"], "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}},
+         "compressed-tensors-nvfp4+attention=bf16"),
     ],
-)
+)  # fmt: skip
 def test_a_quantised_checkpoint_says_how(section: object, expected: str) -> None:
-    """The method of quantization_config, with its bits, is the model's quantization."""
+    """The method of quantization_config, with its bits and the parts that differ, is the model's quantization."""
     assert model_from_config({**LLAMA, "quantization_config": section}).quantization == expected
 
 

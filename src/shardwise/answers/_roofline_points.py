@@ -200,6 +200,8 @@ INSIDE: dict[type, tuple[str, ...]] = {
 
 def _only(thing: Any, kept: Bound) -> Any:
     """Return rates, kernels or a server with every limit taken away but one."""
+    if isinstance(thing, tuple):
+        return tuple((name, _only(one, kept)) for name, one in thing)
     changed: dict[str, Any] = {}
     for name, bound in LIMITS[type(thing)].items():
         if bound != kept:

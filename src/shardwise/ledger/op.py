@@ -19,6 +19,9 @@ tensor that must need one."""
 Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied"]
 OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
 WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
+Module: TypeAlias = Literal["", "attention", "recurrent", "shared", "latent"]
+"""The module of a layer that a weight belongs to, where formats tell it from others: a mixer that attends or one that
+keeps a state, experts that all tokens pass, the maps into their latent and out of it."""
 OpRole: TypeAlias = Literal[
     "embedding", "norm", "add", "head", "loss", "sampling",
     "qkv", "q_down", "q_up", "kv_down", "kv_up", "out",
@@ -53,6 +56,7 @@ class Weight(Generic[X]):
     role: OpRole = "other"
     stored_bytes: X | float = 0
     adapter: bool = False
+    module: Module = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from shardwise.errors import InputError, Problem, near
 from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
+from shardwise.models._quantised import quantization_of
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
 from shardwise.records import dataclass
 
@@ -74,7 +75,7 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
         rule = "gives layers attention to another part, which is not understood"
         config.expect(keys.get(key) is not True, key, rule, "describe a model without it")
     model = builder(model_type, described)(config)
-    quantization = _quantization(config)
+    quantization = quantization_of(config, model)
     return replace(model, quantization=quantization, assumptions=config.finish())
 
 
@@ -156,16 +157,6 @@ def _defaults(stated: str, model_type: str, nested: bool) -> dict[str, Any]:
         return defaults
     always = {key for name in _STATED for key in FIELDS[name].keys}
     return {key: value for key, value in defaults.items() if key not in always}
-
-
-def _quantization(config: Config) -> str:
-    """The method of a quantised checkpoint, such as fp8, mxfp4, awq or gptq with its bits; empty when there is none."""
-    if config.raw.get("quantization_config") is None:
-        config.accept("quantization_config")
-        return ""
-    section = config.section("quantization_config")
-    method, bits = section.text("quant_method"), section.count("bits")
-    return f"{method}-int{bits}" if bits else method or section.text("quant_algo")
 
 
 Part: TypeAlias = Literal["", "text"]

@@ -35,7 +35,7 @@ from shardwise.ops.experts import moe
 from shardwise.ops.feed_forward import mlp
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.latent import latent_attention
-from shardwise.ops.layout import Layout, LinearShape, lay_out, matmul
+from shardwise.ops.layout import Layout, LinearShape, belonging, lay_out, matmul
 from shardwise.ops.narrow import quantised, quantised_inputs
 from shardwise.ops.peft_adapters import SHARED, shared
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
@@ -56,11 +56,13 @@ _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
     Rwkv: rwkv,
     Mlstm: mlstm,
 }
+_ATTENDS = (Attention, LatentAttention, CompressedAttention)
 
 
 def mixer(y: Layout[X], m: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one mixer."""
-    return _MIXERS[type(m)](y, m, D, source)
+    ops = _MIXERS[type(m)](y, m, D, source)
+    return ops if y.work.phase == "train" else belonging(ops, "attention" if isinstance(m, _ATTENDS) else "recurrent")
 
 
 def feed_forward(y: Layout[X], m: FeedForward, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -15,7 +15,7 @@ from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
-from shardwise.ops.layout import Layout, LinearShape, memory_op
+from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
 from shardwise.records import dataclass
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
@@ -289,11 +289,9 @@ def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> t
     routed = [dispatch, *_expert_ops(y, m, e, name), combine]
     if m.latent:
         entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * m.latent, born=name)
-        routed = [
-            _small(y, f"{name}.latent_down", name, (D, m.latent), source),
-            *routed,
-            _small(y, f"{name}.latent_up", name, (m.latent, D), entry),
-        ]
+        into = _small(y, f"{name}.latent_down", name, (D, m.latent), source)
+        out = _small(y, f"{name}.latent_up", name, (m.latent, D), entry)
+        routed = [*belonging([into], "latent"), *routed, *belonging([out], "latent")]
     return (_router(y, m, D, source, name), *routed, *_shared(y, m, D, source, name))
 
 
@@ -302,7 +300,7 @@ def _shared(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> list[
     if m.shared is None:
         return []
     region = f"{name}.shared"
-    ops = list(mlp(y, m.shared, D, source, region))
+    ops = list(belonging(mlp(y, m.shared, D, source, region), "shared"))
     if m.shared_gate:
         ops.append(_small(y, f"{region}_gate", region, (D, 1), source))
         gate = Tensor(name=f"{region}.gate", size_bytes=y.a * y.residual_tokens, born=region)

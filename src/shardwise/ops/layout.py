@@ -8,12 +8,13 @@ collectives of FORMULAS in docs/formulas.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, Literal, cast
 
 from shardwise.ledger.number import X, divide, maximum
-from shardwise.ledger.op import Collective, Gradient, Hiding, Op, OpRole, Tensor, Weight
+from shardwise.ledger.op import Collective, Gradient, Hiding, Module, Op, OpRole, Tensor, Weight
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.plans import Stack
 from shardwise.records import dataclass
@@ -380,6 +381,11 @@ class Summa(Layout[X]):
     def whole(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
         """Small layers are products by panels too: nothing is replicated."""
         return self._panels(name, region, shape, source, shape.inputs, self.split(shape.whole_outputs))
+
+
+def belonging(ops: Iterable[Op[X]], module: Module) -> tuple[Op[X], ...]:
+    """Return operators whose weights belong to a module."""
+    return tuple(replace(op, weights=tuple(replace(w, module=module) for w in op.weights)) for op in ops)
 
 
 def lay_out(degrees: ParallelSizes[X], work: TokenBatch[X], choices: LayoutOptions) -> Layout[X]:

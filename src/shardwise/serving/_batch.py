@@ -232,5 +232,9 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
         request_seconds=named(request, "request"),
         sizes=sizes,
         family=costs.rates.family,
-        notes=(*costs.rates.assumptions, *costs.narrow.assumptions, *costs.network.assumptions),
+        notes=(
+            *costs.rates.assumptions,
+            *(note for _, one in costs.narrow for note in one.assumptions),
+            *costs.network.assumptions,
+        ),
     )

@@ -16,7 +16,7 @@ from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
 from shardwise.records import dataclass
 from shardwise.serving._engine import Engine, find_engine
-from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format
+from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
 from shardwise.serving._speculation import draft_of, speculation_problems, tokens_per_step
 
@@ -243,11 +243,10 @@ def _formats(
     """Return the weight format, the type of other products and the type of the format's products on a device."""
     form = find_format("bf16")
     with found.collect():
-        form = (
-            find_format(question.job.weights)
-            if question.job.weights
-            else checkpoint_format(question.model.quantization)
-        )
+        form = find_format(question.job.weights or checkpoint_format(question.model.quantization).name)
+    if question.job.weights:
+        form, why = recipe_of(form, question.model)
+        notes += [f"weights {form.name}: {why}"] * bool(why)
     if not question.job.weights and question.model.quantization:
         notes.append(f"weights {form.name}: the checkpoint is quantised ({question.model.quantization})")
     rates = device.matrix_flops

@@ -48,13 +48,15 @@ UNSHARED = 1000  # larger than any group of query heads
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCostModel(CostModel[X]):
-    """A device that serves: `rates` of 16-bit products, `narrow` of those in `narrow_dtype`, kernels and engine.
+    """A device that serves: `rates` of 16-bit products, `narrow` of those in other types, kernels and engine.
+
+    `narrow_dtype` is that of the format, in which experts are.
 
     Widths are bytes of an element of activations and of the cache; `widened` are cached elements that all
     cores widen in a second, 0 where that takes no time.
     """
 
-    narrow: Rates[X]
+    narrow: tuple[tuple[str, Rates[X]], ...]
     narrow_dtype: str
     bandwidth: X
     peak: X
@@ -88,7 +90,7 @@ class EngineCostModel(CostModel[X]):
 
 
 def _rates(costs: EngineCostModel[X], op: Op[X]) -> Rates[X]:
-    return costs.narrow if op.dtype == costs.narrow_dtype else costs.rates
+    return next((rates for dtype, rates in costs.narrow if dtype == op.dtype), costs.rates)
 
 
 def _chip(costs: EngineCostModel[X]) -> Datasheet[X]:
@@ -153,7 +155,7 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
         own = costs.engine.quantisation
         tiled = (op.rows + own.tile_rows / 2) / own.experts_share
         return _product(costs, replace(op, kind="matmul", rows=above(op.rows, 8, tiled, op.rows)))
-    narrow = op.dtype == costs.narrow_dtype and costs.narrow is not costs.rates
+    narrow = op.dtype == costs.narrow_dtype and op.dtype in (dtype for dtype, _ in costs.narrow)
     message, peak = (
         (costs.kernels.experts_narrow, costs.narrow_peak)
         if narrow
@@ -263,13 +265,14 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     device, wanted = case.cluster.device, case.efficiencies
     case = _alone(case)
     fitted = rates_of(device, case.dtype, 0.0, wanted)
-    apart = case.compute == ("fp8" if case.format.name == "fp8-block" else case.dtype)
-    kernels = kernels_of(device, fitted.family, case.format.name if apart else case.compute, case.engine, wanted)
-    wide, narrow = engine_rates(case, fitted)
+    apart = case.compute == ("fp8" if case.format.base == "fp8-block" else case.dtype)
+    kernels = kernels_of(device, fitted.family, case.format.base if apart else case.compute, case.engine, wanted)
+    narrow = engine_rates(case, fitted)
+    wide = narrow.pop(case.dtype)
     kept = device.memory_bytes_per_second if wanted.ideal else bandwidth_of(device)
     return EngineCostModel(
         rates=wide,
-        narrow=narrow,
+        narrow=tuple(narrow.items()),
         narrow_dtype=case.compute,
         network=with_peers(network_of(case.cluster, wanted)),
         group_shapes=sizes.group_shapes,

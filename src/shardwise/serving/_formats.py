@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, cast
 
 from shardwise.errors import InputError, Problem, near
 from shardwise.files import own_table
 from shardwise.ledger.op import Weight
+from shardwise.models import Model
 from shardwise.plans import DTYPES
 from shardwise.records import dataclass
 
@@ -35,6 +39,23 @@ class WeightFormat:
     table_bits: float = 0.0
     head_bits: float = 0.0
     expert_pads: tuple[int, ...] = ()
+    parts: tuple[tuple[str, WeightFormat], ...] = ()
+    """Parts of the model with a format of their own (`part_of`): "nvfp4+attention=bf16+shared=fp8" by name."""
+
+    @property
+    def base(self) -> str:
+        """The name of the format without its parts.
+
+        >>> find_format("nvfp4+attention=bf16").base
+        'nvfp4'
+        """
+        return self.name.partition("+")[0]
+
+    @property
+    def narrow(self) -> tuple[WeightFormat, ...]:
+        """The format and those of its parts that are narrower than what the rest stays in."""
+        own = {one.name: one for _, one in self.parts if one.bits < self.rest_bits}
+        return (self, *own.values())
 
     @property
     def bytes(self) -> float:
@@ -50,6 +71,11 @@ class WeightFormat:
         """Bytes of one element of the weights that do not take the format."""
         return self.bytes if self.scope == "all" else self.rest_bits / 8
 
+    def of(self, weight: Weight[Any]) -> WeightFormat | None:
+        """Return the format that a weight takes, this or that of its part; None for one that stays wide."""
+        own = dict(self.parts).get(part_of(weight), self)
+        return own if own.holds(weight) and (own is self or own.bits < self.rest_bits) else None
+
     def holds(self, weight: Weight[Any]) -> bool:
         """Return whether a weight takes the format: vectors never below 16 bits, routers only where all do."""
         if self.scope == "all":
@@ -64,14 +90,28 @@ class WeightFormat:
         """Return bytes of one element of a weight."""
         if self.layer_bits and weight.kind != "vector":
             return {"embedding": self.table_bits, "head": self.head_bits}.get(weight.kind, self.layer_bits) / 8
-        return self.bytes if self.holds(weight) else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
+        own = self.of(weight)
+        return own.bytes if own else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
+
+
+PARTS = ("attention", "recurrent", "feed-forward", "shared", "latent", "mtp")
+"""What formats tell apart from the routed experts: mixers that attend and that keep a state, feed-forwards that are no
+mixture, experts that all tokens pass, the maps into a latent of the experts and out of it, layers that predict more
+tokens."""
+
+
+def part_of(weight: Weight[Any]) -> str:
+    """Return the part that a matrix belongs to, "" where it is an expert's or none's."""
+    if weight.expert or weight.kind != "matrix" or weight.role == "router":
+        return ""
+    return weight.module or ("feed-forward" if weight.role in _FEED_FORWARD else "")
 
 
 _FEED_FORWARD = ("up", "down", "feed_forward", "router")
 
 
 @cache
-def _table() -> dict[str, dict[str, Any]]:
+def _table() -> dict[str, Any]:
     return own_table(__file__, "quantization.toml")
 
 
@@ -89,7 +129,56 @@ def find_format(name: str, field: str = "weights") -> WeightFormat:
 
     >>> find_format("fp4").name
     'nvfp4'
+    >>> find_format("nvfp4+attention=bf16+shared=fp8").parts[1][1].bytes
+    1.0
     """
+    name, plus, said = name.partition("+")
+    found = _plain(name, field)
+    return with_parts(found, dict(one.partition("=")[::2] for one in said.split("+")), field) if plus else found
+
+
+def with_parts(form: WeightFormat, parts: Mapping[str, str], field: str = "weights") -> WeightFormat:
+    """Return a format with formats of their own for parts of the model, by name; raises `InputError` for no part.
+
+    >>> with_parts(find_format("nvfp4"), {"attention": "bf16"}).name
+    'nvfp4+attention=bf16'
+    """
+    for part in parts:
+        if part not in PARTS or form.scope == "all":
+            rule = f"is not a part of the model that {form.name} can leave to another format"
+            raise InputError([Problem(field, part, rule, "use one of " + ", ".join(PARTS) + " beside fp8 or nvfp4")])
+    named = [(part, _in_some(form, word, field)) for part, word in parts.items()]
+    # What is wide beside experts stays wide.
+    own = tuple((part, one) for part, one in named if form.scope != "experts" or one.bits < form.rest_bits)
+    return replace(form, name="+".join((form.name, *(f"{part}={one.name}" for part, one in own))), parts=own)
+
+
+def _in_some(form: WeightFormat, word: str, field: str) -> WeightFormat:
+    """Return the format of a part; "bf16*3/32" is one of 3 of its 32 layers, whose mean counts in the others' type."""
+    name, star, said = word.partition("*")
+    one, layers = _plain(name, field), re.fullmatch(r"(\d{1,4})/(\d{1,4})", said)
+    if not star:
+        return one
+    if not layers or not 0 < int(layers[1]) < int(layers[2]):
+        raise InputError([Problem(field, word, "is not a format in some of a part's layers", "write bf16*3/32")])
+    share = int(layers[1]) / int(layers[2])
+    bits = 8 * (share * one.bytes + (1 - share) * form.bytes)
+    return replace(form, name=word, bits=bits, group=0, scale_bits=0.0)
+
+
+def recipe_of(form: WeightFormat, model: Model) -> tuple[WeightFormat, str]:
+    """Return a format with what published checkpoints of a model's family keep wider, and where that is stated.
+
+    >>> recipe_of(find_format("nvfp4"), Model.load("deepseek-v3"))[0].name
+    'nvfp4+attention=bf16+mtp=bf16'
+    """
+    for one in _table()["kept"]:
+        if form.name == one["format"] and model.has_experts and model.family in one["families"]:
+            return with_parts(form, one["parts"]), one["source"]
+    return form, ""
+
+
+def _plain(name: str, field: str) -> WeightFormat:
     if name in DTYPES:
         return _preset(name)
     table = _table()
@@ -122,12 +211,13 @@ def checkpoint_format(quantization: str) -> WeightFormat:
     ('int4', 'bf16')
     """
     known = _table()["checkpoints"]
+    method, plus, parts = quantization.partition("+")
     if not quantization:
         return find_format("bf16")
-    if quantization not in known:
+    if method not in known or "different" in parts:
         rule = f"the checkpoint's quantization {quantization!r} is not known"
         raise InputError([Problem("weights", "", rule, "state one of " + ", ".join(_table()["formats"]))])
-    return find_format(known[quantization])
+    return find_format(known[method] + plus + parts)
 
 
 def cache_names() -> dict[str, float]:

@@ -28,6 +28,7 @@ from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import reduces_branches_once
 from shardwise.serving._formats import WeightFormat
+from shardwise.serving._rates import type_of
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 
@@ -46,22 +47,23 @@ class EngineStep(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerViews(Generic[X]):
-    """One step laid out twice: with the format's bytes and type of products, and with those of the rest.
+    """One step laid out with the bytes and the type of products of the rest, and with those of each narrow format.
 
-    Both are the same layout where the format is that of the rest.
+    There are none where the format is that of the rest.
     """
 
     wide: Layout[X]
-    narrow: Layout[X]
+    narrow: tuple[tuple[WeightFormat, Layout[X]], ...]
     format: WeightFormat
 
     def ops(self, make: Callable[[Layout[X]], tuple[Op[X], ...]]) -> tuple[Op[X], ...]:
         """Return operators, each in the format of its own weights."""
         wide = make(self.wide)
-        if self.narrow is self.wide:
+        if not self.narrow:
             return wide
-        pairs = zip(wide, make(self.narrow), strict=True)
-        return tuple(n if any(map(self.format.holds, w.weights)) else w for w, n in pairs)
+        made = {form.name: make(layout) for form, layout in self.narrow}
+        held = [next(filter(None, map(self.format.of, op.weights)), None) for op in wide]
+        return tuple(made[form.name][i] if form else wide[i] for i, form in enumerate(held))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +211,8 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
     own, rest = case.format.bytes, case.format.rest_bytes if case.format.bits != 32 else 4.0
     wide = lay(rest, case.dtype)
     same = own == rest and case.compute == case.dtype
-    return LedgerViews(wide=wide, narrow=wide if same else lay(own, case.compute), format=case.format)
+    narrow = () if same else tuple((form, lay(form.bytes, type_of(case, form))) for form in case.format.narrow)
+    return LedgerViews(wide=wide, narrow=narrow, format=case.format)
 
 
 def label_of(block: Block, index: int) -> str:
@@ -319,11 +322,15 @@ _HEADS = ("mtp", "eagle")
 
 
 def draft_case(case: ServingCase) -> ServingCase | None:
-    """Return the case of the draft on the ranks of a case; None where no model guesses."""
+    """Return the case of the draft on the ranks of a case; None where no model guesses.
+
+    Layers that predict more tokens may have a format of their own.
+    """
     if case.draft is None:
         return None
     job = replace(case.job, speculative_method="", num_speculative_tokens=0)
-    return replace(case, model=case.draft, draft=None, job=job)
+    form = dict(case.format.parts).get("mtp", case.format) if case.job.speculative_method == "mtp" else case.format
+    return replace(case, model=case.draft, draft=None, job=job, format=form, compute=type_of(case, form))
 
 
 def draft_sizes(case: ServingCase, sizes: ServingSizes[X]) -> ServingSizes[X]:

@@ -11,19 +11,29 @@ from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
+from shardwise.serving._formats import WeightFormat
 from shardwise.serving._kernels import replay_seconds, steady_state_memory, watts_per_core
 
 
-def engine_rates(case: ServingCase, fitted: Rates[Any]) -> tuple[Rates[Any], Rates[Any]]:
-    """Return the rates of products in 16 bits, of which `fitted` are the device's, and in the type of the format."""
+def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
+    """Return the rates of products by type: in 16 bits, of which `fitted` are the device's, and in those of formats."""
     device, wanted = case.cluster.device, case.efficiencies
     replay = replay_seconds(device.vendor)
     own = _by_library(_summed(fitted, case), case)
-    wide = narrow = _on_processor(captured(own, case.engine, wanted.ideal, replay), case)
-    if case.compute != case.dtype:
-        narrow = captured(rates_of(device, case.compute, 0.0, wanted), case.engine, wanted.ideal, replay)
-        narrow = _on_processor(_fused_quantisation(_by_library(narrow, case, "fp8_shares"), case), case)
-    return wide, narrow
+    found = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, replay), case)}
+    for form in case.format.narrow:
+        if (dtype := type_of(case, form)) not in found:
+            one = replace(case, compute=dtype, format=form)
+            narrow = captured(rates_of(device, dtype, 0.0, wanted), case.engine, wanted.ideal, replay)
+            found[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
+    return found
+
+
+def type_of(case: ServingCase, form: WeightFormat) -> str:
+    """Return the type of products of the case's format, or of one of its parts, on the device."""
+    if form.name == case.format.name:
+        return case.compute
+    return form.compute if form.compute in case.cluster.device.matrix_flops else case.dtype
 
 
 def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
@@ -54,7 +64,7 @@ def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> 
     """Return rates of products as the engine's own library reaches them on a device that it names."""
     device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
     dtype = "fp8" if name == "fp8_shares" else case.dtype
-    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.name != "fp8"):
+    if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.base != "fp8"):
         return rates
     compute, memory = shares[device.name]
     why = dict(case.engine.sources)[f"operators.{name}"]

@@ -25,6 +25,7 @@ from shardwise.serving._ledger import (
 )
 from shardwise.serving._memory import layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
+from shardwise.serving._rates import type_of
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 
@@ -181,9 +182,9 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
 
 def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
     """Return the kernels that a step launches, those that quantise the inputs of narrow products among them."""
-    narrow = case.compute if case.compute != case.dtype else ""
+    narrow = {type_of(case, form) for form in case.format.narrow} - {case.dtype}
     counts = (
-        sum(op.launches + (op.dtype == narrow and bool(op.weights)) for op in ops if not _fused(case, op))
+        sum(op.launches + (op.dtype in narrow and bool(op.weights)) for op in ops if not _fused(case, op))
         for _, ops in ledger.lines
     )
     return sum(times * count for times, count in zip((*case.model.kinds.values(), 1, 1), counts, strict=True))

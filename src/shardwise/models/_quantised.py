@@ -1,0 +1,143 @@
+"""What a checkpoint's quantization_config says: the format of its experts or linear layers, and which parts differ.
+
+Sources: huggingface.co/docs/transformers quantization, github.com/NVIDIA/Model-Optimizer hf_quant_config.json
+(quant_algo, exclude_modules, quantized_layers), github.com/vllm-project/compressed-tensors (config_groups, ignore).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shardwise.models._architecture import MLP, Architecture, Block, MoE
+from shardwise.models._config import Config
+from shardwise.models._mixers import Attention, CompressedAttention, LatentAttention
+
+# The part of a model that a module's name belongs to, the first that is found; "" is wide in every format, or no part.
+_NAMES = (
+    (r"vision|visual|audio|projector|merger|embed|lm_head|output_layer|norm|router|conv1d", ""),
+    (r"(^|[._])gate\W*$", ""),
+    (r"mtp|nextn|eh_proj", "mtp"),
+    (r"latent", "latent"),
+    (r"shared_expert", "shared"),
+    (r"experts", "experts"),
+    (r"linear_attn|mamba|ssm|mixer\W+(in|out)_proj", "recurrent"),
+    (r"attn|attention|(q|k|v|o|qkv)_proj", "attention"),
+    (r"mlp|ffn|feed_forward|(up|down|gate)_proj", "feed-forward"),
+)
+_LAYER = re.compile(r"layers\W{1,3}(\d{1,4})(?!\d)")
+# One linear layer of several in a module, and those without which a module is not kept whole.
+_LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
+_LAST = frozenset(("o", "out", "down"))
+_KEPT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
+
+
+def quantization_of(config: Config, model: Architecture) -> str:
+    """Return how a checkpoint is quantised, such as fp8, awq-int4 or modelopt-nvfp4+attention=bf16; "" where it is not.
+
+    A part that is so in some layers says in how many; one that differs otherwise is "different", which no format is.
+    """
+    if config.raw.get("quantization_config") is None:
+        config.accept("quantization_config")
+        return ""
+    section = config.section("quantization_config")
+    method, bits = section.text("quant_method"), section.count("bits")
+    algo, groups = section.text("quant_algo").lower(), section.raw.get("config_groups")
+    names = [name for key in _KEPT if key in section.raw for name in section.words(key)]
+    formats = dict.fromkeys(names, "bf16")
+    layers, own, unnamed = section.raw.get("quantized_layers"), f"int{bits}" if bits else "", ""
+    if isinstance(layers, Mapping):
+        formats |= {str(name): _algo(said) for name, said in layers.items()}
+        own, unnamed = _of_experts(formats), "bf16"
+    elif algo:
+        own = algo
+    elif isinstance(groups, Mapping):
+        own, targets = _grouped(groups)
+        formats |= targets
+    return "-".join(filter(None, (method, own))) + _parts(formats, model, own, unnamed)
+
+
+def _algo(said: Any) -> str:
+    """Return the format of a layer that ModelOpt lists."""
+    word = said.get("quant_algo") if isinstance(said, Mapping) else said
+    return str(word).lower()[:24]
+
+
+def _of_experts(formats: Mapping[str, str]) -> str:
+    """Return the format of the experts among named modules, or of the first."""
+    own = [form for name, form in formats.items() if _part(name, 0) == "experts"]
+    return next(iter((*own, *formats.values())), "")
+
+
+def _grouped(groups: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the format of the group that holds all linear layers or the experts, and those of the others' targets."""
+    found: dict[str, str] = {}
+    for group in groups.values():
+        targets = group.get("targets") if isinstance(group, Mapping) else None
+        if isinstance(targets, list):
+            found |= dict.fromkeys((str(name) for name in targets), _scheme(group))
+    own = found.get("Linear") or _of_experts(found)
+    return own, {name: form for name, form in found.items() if name != "Linear" and form != own}
+
+
+def _scheme(group: Mapping[str, Any]) -> str:
+    """Return the format of a group of compressed-tensors."""
+    weights, inputs = (group.get(key) for key in ("weights", "input_activations"))
+    said = weights if isinstance(weights, Mapping) else {}
+    bits, kind = said.get("num_bits"), said.get("type")
+    if kind == "float":
+        blocks = "-block" if said.get("strategy") == "block" else ""
+        return "nvfp4" if bits == 4 and said.get("group_size") == 16 else "mxfp4" if bits == 4 else f"fp8{blocks}"
+    return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else "")
+
+
+def _part(name: str, layers: int) -> str:
+    """Return the part that a module belongs to, "" for one that is wide in every format."""
+    index = _LAYER.search(name)
+    if layers and index and int(index[1]) >= layers:
+        return "mtp"
+    return next((part for pattern, part in _NAMES if re.search(pattern, name[:200])), "?")
+
+
+def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: str) -> str:
+    """Return the parts with a format of their own as formats are written; `unnamed` is that of modules not named."""
+    layers, said = _layers(model), []
+    if any(_LAYER.search(name) and _part(name, len(model.layers)) == "?" for name in formats):
+        said.append("+layers=different")
+    for part, indices in layers.items():
+        named = {name: form for name, form in formats.items() if _part(name, len(model.layers)) == part}
+        if not named and unnamed and part != "mtp":
+            said.append(f"+{part}={unnamed}")
+        others = set(named.values()) - {own}
+        if others:
+            held = len(_held((name for name, form in named.items() if form != own), indices))
+            of = "" if held == len(indices) else f"*{held}/{len(indices)}"
+            said.append(
+                f"+{part}={others.pop()}{of}" if len(others) == 1 and (held or not of) else f"+{part}=different"
+            )
+    return "".join(said)
+
+
+def _held(names: Iterable[str], indices: frozenset[int]) -> frozenset[int]:
+    """Return the layers of a part that named modules are, by their last linear layer or as a whole."""
+    held: set[int] = set()
+    for name in names:
+        layer, linear = _LAYER.search(name), _LINEAR.search(name)
+        if linear is None or linear[1] in _LAST:
+            held |= {int(layer[1])} if layer else indices
+    return indices & held
+
+
+def _layers(model: Architecture) -> dict[str, frozenset[int]]:
+    """Return the layers that have each part beside the experts, where some have it."""
+    attends = (Attention, LatentAttention, CompressedAttention)
+    tests: dict[str, Callable[[Block], bool]] = {
+        "attention": lambda block: any(isinstance(m, attends) for m in block.mixers),
+        "recurrent": lambda block: any(not isinstance(m, attends) for m in block.mixers),
+        "feed-forward": lambda block: isinstance(block.feed_forward, MLP),
+        "shared": lambda block: isinstance(block.feed_forward, MoE) and block.feed_forward.shared is not None,
+        "latent": lambda block: isinstance(block.feed_forward, MoE) and bool(block.feed_forward.latent),
+    }
+    found = {part: frozenset(i for i, block in enumerate(model.layers) if test(block)) for part, test in tests.items()}
+    return {part: indices for part, indices in found.items() if indices} | ({"mtp": frozenset()} if model.mtp else {})
