@@ -35,6 +35,7 @@ def test_a_stack_that_nobody_ran_is_less_known() -> None:
     if "ada" not in spreads()["step_seconds"].seen["megatron"]:
         assert here < elsewhere
     assert here < width("step_seconds", unseen)
+    assert elsewhere <= width("step_seconds", replace(unseen, family="ada"))
 
 
 @pytest.mark.parametrize("quantity", sorted(spreads()))

@@ -134,7 +134,12 @@ class Spread:
 
     def scale_of(self, known: Conditions) -> float:
         """Return how far a run is off: the logarithm by which one of its kind usually is."""
-        return self.scale * math.prod(self.wider.get(word, 1.0) for word in known.known(self.seen, self.devices))
+        words = known.known(self.seen, self.devices)
+        wider = {word: self.wider.get(word, 1.0) for word in words}
+        if UNSEEN_STACK in wider and known.family:
+            # A stack without runs is no better known on a family than one with runs on others.
+            wider[UNSEEN_STACK] = max(wider[UNSEEN_STACK], self.wider.get(UNSEEN_PAIR, 1.0))
+        return self.scale * math.prod(wider.values())
 
     def band(self, known: Conditions) -> Band:
         """Return the band of a run."""
