@@ -202,10 +202,9 @@ def _only(thing: Any, kept: Bound) -> Any:
     """Return rates, kernels or a server with every limit taken away but one."""
     if isinstance(thing, tuple):
         return tuple((name, _only(one, kept)) for name, one in thing)
-    changed: dict[str, Any] = {}
-    for name, bound in LIMITS[type(thing)].items():
-        if bound != kept:
-            changed[name] = 0.0 if bound == "start" else _NO_LIMIT
+    changed: dict[str, Any] = {
+        name: 0.0 if bound == "start" else _NO_LIMIT for name, bound in LIMITS[type(thing)].items() if bound != kept
+    }
     for name in INSIDE.get(type(thing), ()):
         value = getattr(thing, name)
         changed[name] = value and _only(value, kept)
