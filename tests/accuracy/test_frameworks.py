@@ -70,8 +70,6 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("megatron", {"notes": "fused cross entropy"}, "loss", "vocab-parallel-compiled"),
         ("fsdp2", {"notes": "chunked cross-entropy"}, "loss", "chunked"),
         ("fsdp2-compiled-loss", {"notes": "chunked loss"}, "loss", "compiled"),
-        ("fsdp2", {"framework": "torchtitan 2025-06"}, "attention_kernel", "flash-2"),
-        ("fsdp2", {"framework": "torchtitan 2025-10"}, "attention_kernel", ""),
         ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
         ("megatron", {"notes": "tp-comm-overlap"}, "overlap_tensor", True),
         ("megatron", {"notes": "1F1B overlap"}, "overlap_experts", "always"),
