@@ -134,5 +134,5 @@ def test_overrides_lie_over_a_recipe_that_lacks_their_sections() -> None:
     assert (tree["train"]["train_iters"], tree["train"]["train_samples"]) == (10, None)
     bare = [word for word in found["nemo.sh"].split() if word.startswith(("comm_overlap.", "peft."))]
     assert "++comm_overlap._target_=" in found["nemo.sh"] and "++peft.dim=8" in found["nemo.sh"] and not bare
-    with pytest.raises(InputError, match="mixed_precision"):
+    with pytest.raises(InputError, match="precision"):
         nemo.export(replace(case, job=replace(job, precision="fp32")))

@@ -282,14 +282,15 @@ def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training
 
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
 ENGINES = {"Apple": "llama.cpp"}
+USUAL_ENGINE = "vllm"
 # The framework that trains on them: nothing else runs on TPUs but through XLA.
 STACKS = {"Google": "xla"}
 
 
 def engine_of(inputs: Inputs, cluster: Cluster) -> str:
     """Return the engine that was asked for, else the vendor's usual one, which is said where it is not vLLM."""
-    usual = ENGINES.get(cluster.device.vendor, "vllm")
-    if "engine" not in inputs.values and usual != "vllm":
+    usual = ENGINES.get(cluster.device.vendor, USUAL_ENGINE)
+    if "engine" not in inputs.values and usual != USUAL_ENGINE:
         inputs.notes.append(f"engine {usual}: not given, and the devices are of {cluster.device.vendor}")
     return cast(str, inputs.get("engine", usual))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer, print_error
+from shardwise.answers._case import USUAL_ENGINE
 from shardwise.answers._converters import fail
 from shardwise.answers._infer import ask as ask_batch
 from shardwise.answers._inputs import Inputs
@@ -60,6 +61,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     Raises `InputError` with every problem, and every field that cannot be told.
     """
     from shardwise.formats import ExportCase
+    from shardwise.formats._exported import unsaid
 
     target = inputs.get("target", "megatron")
     if target in SERVERS:
@@ -81,6 +83,8 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
 
         nodes, each = processes(stated)
         found = _wrapped(inputs, replace(found, nodes=nodes, node_devices=each), report)
+    apart = [f"{one}: no setting of {found.system} says it" for one in unsaid(stated.job, stated.stack.settings)]
+    report = replace(report, assumptions=(*report.assumptions, *apart))
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, said) for name, text in found.files.items()}
     return replace(found, files=files), report
@@ -96,9 +100,10 @@ def _named(inputs: Inputs) -> str:
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
-    # vLLM may be another one on these devices, where none is named.
-    if SERVERS[target] != "vllm":
-        inputs.values.setdefault("engine", SERVERS[target])
+    from shardwise.formats._served import Asked, engine_for
+
+    if engine_for(target) != USUAL_ENGINE:  # which the devices choose the release of
+        inputs.values.setdefault("engine", engine_for(target))
     workers = inputs.get("prefill_workers", 0)
     if workers and target not in _POOLED:
         rule = "are started by an orchestrator of its own, which is not written"
@@ -109,8 +114,6 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         rule = "are of a load, and nothing says when requests arrive"
         inputs.problems.add("prefill_workers", workers, rule, "add --rate, --users or --trace")
     inputs.problems.raise_if_any()
-    from shardwise.formats._served import Asked
-
     prefixes = bool({"prefix_tokens", "cached_share"} & {key for key, value in inputs.values.items() if value})
     load = None
     if inputs.values.keys() & _LOADS:

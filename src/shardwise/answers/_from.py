@@ -83,8 +83,7 @@ def _take_server(inputs: Inputs) -> None:
         return
     kind, target = inputs.get("what", ""), inputs.get("target", "")
     given, flags = inputs.values.keys() | inputs.bad, found(inputs.command, kind or target).flags
-    own_engine = SERVERS.get(target, "vllm")
-    if target and not server.values.get("engine", own_engine).startswith(own_engine):
+    if target and _of_another(server, target):
         # Each engine spells its share of the memory in its own way.
         own = {key: value for key, value in server.values.items() if key in ("engine", "memory_fraction")}
         said = ", ".join(f"{key} {value}" for key, value in own.items())
@@ -111,6 +110,15 @@ def _take_server(inputs: Inputs) -> None:
     inputs.notes += [f"{server.source}: {text}" for text in server.assumed]
     for word, readings in (("without effect", server.ignored), ("not known", server.unknown)):
         inputs.notes += [f"{server.source}: {one.argument} {word}: {one.meaning}" for one in readings]
+
+
+def _of_another(server: Launched, target: str) -> bool:
+    """Return whether a launch is of another engine than a target's."""
+    from shardwise.formats._served import engine_for
+    from shardwise.serving import find_engine
+
+    own = engine_for(target)
+    return find_engine(server.values.get("engine", own)).exporter != find_engine(own).exporter
 
 
 def read(inputs: Inputs) -> Imported:

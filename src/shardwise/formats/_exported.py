@@ -5,16 +5,33 @@ Two cases that mean the same are made equal first: what has no effect is left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import field, fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.models import Attention, Block, Mamba2, Mixer, Model
-from shardwise.plans import AXES, Axis, Plan, Sharding, Stack, Training
+from shardwise.plans import (
+    AXES,
+    SCALINGS,
+    USUAL_TARGETS,
+    Axis,
+    Plan,
+    Settings,
+    Sharding,
+    Stack,
+    Training,
+    rank_of,
+    reference_of,
+    tuning_of,
+)
+from shardwise.plans.fields import SETTINGS, TRAINING
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from shardwise.formats._imported import Imported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +85,16 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
         yield path, ours, theirs
 
 
-def refuse(
-    system: str,
-    found: Mapping[str, tuple[object, object]],
-    case: ExportCase | None = None,
-    adapters: bool = False,
-) -> None:
-    """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run.
-
-    A system whose files say `adapters` is asked for them in `found`.
-    """
-    problems: list[Problem] = []
-    if case is not None:
-        problems = [*_unlaunched(case), *(() if adapters else _tuned(case, system))]
+def refuse(system: str, found: Mapping[str, tuple[object, object]], case: ExportCase) -> None:
+    """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
+    problems = list(_unlaunched(case))
     named = {problem.field for problem in problems}
-    problems += [
-        Problem(path, _short(ours), f"cannot be said to {system}", _remedy(path, ours, theirs))
-        for path, (ours, theirs) in found.items()
-        if path not in named
-    ]
+    for path, (ours, theirs) in found.items():
+        if path == "method":
+            rule = f"is what a training script of its user's optimises: {system}'s files do not say it"
+            problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), "use sft")))
+        elif path not in named:
+            problems.append(Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs)))
     if problems:
         raise InputError(problems)
 
@@ -103,19 +111,6 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     return stack_problems(case.stack, case.plan, precision=precision, optimizer=case.job.optimizer)
 
 
-def _tuned(case: ExportCase, system: str) -> Iterator[Problem]:
-    """Yield what a fine-tuning asks that no file of a system says: the training script makes adapters."""
-    for name in ("adapter", "base", "trains"):
-        if value := getattr(case.job, name):
-            shown = ",".join(value) if isinstance(value, tuple) else value
-            yield Problem(name, shown, f"cannot be said to {system}", "leave it out: the training script says it")
-    if case.job.method != "sft":
-        yield Problem("method", case.job.method, _NO_METHOD.format(system=system), _RUNS_METHOD[case.job.method])
-    if case.job.capacity_factor and system != "Megatron-LM":
-        yield Problem("capacity_factor", case.job.capacity_factor, f"cannot be said to {system}", "leave it out")
-
-
-_NO_METHOD = "is what a training script of its user's optimises: {system}'s files do not say it"
 _RUNS_METHOD = dict.fromkeys(("dpo", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
 Found = dict[str, tuple[Any, Any]]
@@ -138,22 +133,114 @@ def changed(pairs: Mapping[str, tuple[object, object]]) -> Found:
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def plan_changes(ours: Plan, back: Plan) -> Found:
-    """Return every field of a plan that came back otherwise than it was."""
-    return {path: (a, b) for path, a, b in differences(ours, canonical_plan(back))}
+def lost(case: ExportCase, back: Imported, apart: Collection[str] = ()) -> Found:
+    """Return every field of a canonical plan, of a job and of a framework that came back otherwise than it was.
+
+    Fields of the job that are said `apart` from a file are not looked for in it.
+    """
+    plan = {path: (a, b) for path, a, b in differences(case.plan, canonical_plan(back.plan))}
+    return plan | _job_changes(case, back, apart) | _stack_changes(case, back.stack)
 
 
-def job_changes(case: ExportCase, back: Training) -> Found:
-    """Return the fields of a job that came back otherwise than they were."""
-    job, pairs = case.job, Found()
-    for name in ("seq_len", "global_batch", "optimizer", "capacity_factor", "pad_to_capacity"):
-        pairs[name] = (getattr(job, name), getattr(back, name))
-    pairs["precision"] = (job.precision or case.stack.precision, back.precision)
-    pairs["epochs"] = (job.epochs, 1.0)
-    tokens = job.token_budget or job.sample_budget * job.seq_len
-    if abs(tokens - back.token_budget) > job.seq_len:
-        pairs["token_budget"] = (tokens, back.token_budget)
-    return changed(pairs)
+_DROPOUTS = ("softmax_dropout", "attention_dropout", "hidden_dropout")
+_BUDGET = ("token_budget", "sample_budget", "epochs")
+
+
+def _meant(job: Training, model: Model, stack: Stack) -> dict[str, Any]:
+    """Return what the fields of a job that a framework is told mean, defaults filled in."""
+    names = {name for row in TRAINING if row.told for name in row.names} - {"dropout", *_BUDGET}
+    found = {f.name: getattr(job, f.name) for f in fields(Training) if f.name in names}
+    both = model.dropout if job.dropout is None else job.dropout
+    found |= {name: both if found[name] is None else found[name] for name in _DROPOUTS}
+    found["precision"] = job.precision or stack.precision
+    found["reference"] = reference_of(job, stack.reference)
+    if job.adapter:
+        found |= {"rank": rank_of(job), "targets": job.targets or USUAL_TARGETS}
+        tuning = tuning_of(job, stack)
+        found["adapter_precision"] = "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
+        found["base"] = job.base or "bf16"
+    return found | {"token_budget": job.run_tokens}
+
+
+def script_words(job: Training) -> str:
+    """Return what a training script says where a system's file does not: lengths of a sequence and of the run.
+
+    >>> script_words(Training(seq_len=2048, global_batch=1, token_budget=1e9))
+    'sequences of 2048 tokens, 1e+09 tokens in all'
+    """
+    return f"sequences of {job.seq_len} tokens" + (f", {job.run_tokens:g} tokens in all" if job.run_tokens else "")
+
+
+def unsaid(job: Training, settings: Settings) -> list[str]:
+    """Return what is assumed of data, machines and the run that differs from what is usual: no system is told it.
+
+    >>> unsaid(Training(seq_len=1, global_batch=1, expert_imbalance=1.5), Settings(misc_bytes=2.0**30))
+    ['expert_imbalance 1.5', 'misc_memory 1073741824.0']
+    """
+    pairs = ((row.key, name, part) for table, part in ((TRAINING, job), (SETTINGS, settings))
+             for row in table if not row.told for name in row.names)  # fmt: skip
+    usual = {f.name: f.default for kind in (Training, Settings) for f in fields(kind)}
+    found = {name: f"{key} {getattr(part, name)}" for key, name, part in pairs if getattr(part, name) != usual[name]}
+    return list(found.values())
+
+
+# What says nothing where it is 0: the run's length, and a factor that changes neither bytes nor seconds.
+_LEFT_OPEN = ("token_budget", "adapter_alpha")
+
+
+def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Found:
+    """Return the fields of a job that came back otherwise; the run's length may come back rounded to whole steps."""
+    ours = _meant(case.job, case.model, case.stack)
+    theirs = _meant(back.job, back.model or case.model, back.stack)
+    if abs(ours["token_budget"] - theirs["token_budget"]) <= case.job.tokens_per_step:
+        theirs["token_budget"] = ours["token_budget"]
+    open_ = [name for name in _LEFT_OPEN if not ours[name]]
+    open_ += ["reference"] if case.job.method != back.job.method else []
+    # Nothing but the adapters trains, whose type is compared by itself.
+    open_ += ["precision"] if case.job.adapter and not case.job.precision else []
+    return changed({name: (ours[name], theirs.get(name)) for name in ours if name not in (*apart, *open_)})
+
+
+def _stack_changes(case: ExportCase, back: Stack) -> Found:
+    """Return what came back otherwise of a framework: what its user set of it, and all else that moves the answer."""
+    own = case.stack
+    if own.runs.exporter != back.runs.exporter:
+        return {"stack": (own.name, back.name)}
+    ours, theirs = _parts_of(own), _parts_of(back)
+    set_ = {name for row in SETTINGS if row.told for name in row.names if ours[name] != _UNSET.get(name)}
+    assumed = {name for row in SETTINGS if not row.told for name in row.names}
+    pairs = changed({name: (ours[name], theirs[name]) for name in ours if name not in assumed})
+    found = {name: pair for name, pair in pairs.items() if name in set_ or _moves(case, name, pair[1])}
+    whole = own.name != back.name and not set_ & found.keys() and found
+    return {"stack": (own.name, back.name)} if whole else found
+
+
+_UNSET = {f.name: f.default for f in fields(Settings)} | {"fp8_recipe": SCALINGS[0]}
+# What tells stacks apart and no answer depends on.
+_OF_STACKS = ("name", "title", "sources", "settings", "runs", "reported", "uncounted")
+
+
+def _parts_of(stack: Stack) -> dict[str, Any]:
+    """Return what is set of a framework and what it does, by name; the loss is the one that runs."""
+    own = {f.name: getattr(stack.settings, f.name) for f in fields(Settings)}
+    found = {f.name: getattr(stack, f.name) for f in fields(Stack) if f.name not in _OF_STACKS}
+    return found | own | {"loss": stack.loss_kernel, "fp8_recipe": own["fp8_recipe"] or SCALINGS[0]}
+
+
+def _moves(case: ExportCase, name: str, value: object) -> bool:
+    """Return whether a case takes other bytes or seconds with another value of what its framework does."""
+    from shardwise.training import TrainingOptions, train
+
+    stack, one = case.stack, cast(dict[str, Any], {name: value})
+    other = replace(stack, settings=replace(stack.settings, **one)) if name in _UNSET else replace(stack, **one)
+    try:
+        first, second = (
+            train(case.model, case.cluster, case.plan, case.job, TrainingOptions(stack=which))
+            for which in (stack, other)
+        )
+    except InputError:  # a case that is refused as it is
+        return False
+    return (first.device_bytes, first.step_seconds) != (second.device_bytes, second.step_seconds)
 
 
 def _short(value: object) -> object:
@@ -169,9 +256,7 @@ def _short(value: object) -> object:
     return getattr(value, "name", "") or type(value).__name__
 
 
-def _remedy(path: str, ours: object, value: object) -> str:
-    if path == "method" and ours in _RUNS_METHOD:
-        return _RUNS_METHOD[str(ours)]
+def _remedy(value: object) -> str:
     return "leave it out" if is_dataclass(value) or value is None or value == () else f"use {_short(value)}"
 
 

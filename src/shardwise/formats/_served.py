@@ -12,7 +12,7 @@ from shardwise.formats._imported import table
 from shardwise.models._model import catalogue
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass
-from shardwise.serving import InferReport, checkpoint_format
+from shardwise.serving import InferReport, checkpoint_format, engine_names, find_engine
 
 Words = dict[str, str | int | float | bool]
 """Flags by name with their values; True stands alone."""
@@ -129,11 +129,23 @@ def hub_name(name: str) -> str:
     return str(catalogue().get(name, {}).get("hub", [name])[0])
 
 
-def check(one: Deployment, system: str, engines: Sequence[str], narrows: Sequence[str] = ("fp8",)) -> Problems:
+def engine_for(target: str) -> str:
+    """Return the engine whose launch a target writes; Dynamo's workers are vLLM's.
+
+    >>> engine_for("trtllm"), engine_for("dynamo")
+    ('tensorrt-llm', 'vllm')
+    """
+    written = "vllm" if target == "dynamo" else target
+    return next(name for name in engine_names() if find_engine(name).exporter == written)
+
+
+def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Problems:
     """Return what no launch line says, and an engine that is another; `narrows` are formats made as it starts."""
     found, case, job = Problems(), one.report.case, one.job
-    if case.engine.name not in engines:
-        found.add("engine", case.engine.name, f"is not {system}", f"use {engines[0]}, or leave it out")
+    own = find_engine(engine_for(target))
+    system = own.title
+    if case.engine.exporter != own.exporter:
+        found.add("engine", case.engine.name, f"is not {system}", f"use {own.name}, or leave it out")
     if not case.model.generates:
         found.add(
             "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"

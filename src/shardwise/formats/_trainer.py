@@ -13,22 +13,27 @@ from typing import Any
 from shardwise.errors import InputError, Problem
 from shardwise.files import JSON_BYTES, below, parse_json, read_text
 from shardwise.formats import _yaml, deepspeed
-from shardwise.formats._exported import ExportCase, Exported, Found, alone, canonical, plan_changes, refuse, untold
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    Found,
+    alone,
+    canonical,
+    lost,
+    refuse,
+    untold,
+)
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.models._model import catalogue, find, namesake
 from shardwise.plans import (
     OBJECTIVES,
-    USUAL_TARGETS,
     Plan,
     Recompute,
     Sharding,
     Stack,
     Training,
     in_groups,
-    rank_of,
-    reference_of,
-    tuning_of,
 )
 from shardwise.records import dataclass
 from shardwise.shell import left_open
@@ -136,7 +141,7 @@ def _value(word: str, name: str = "") -> Any:
     [8, 0.0001, True, 'full_shard auto_wrap', None]
     """
     lower = word.lower()
-    if name.endswith("_checkpointing_kwargs"):
+    if name.endswith("_checkpointing_kwargs") or word.startswith("{"):
         return parse_json(word, name, name)
     if lower in ("true", "false", "none", "null"):
         return {"true": True, "false": False}.get(lower)
@@ -239,6 +244,15 @@ def objective(keys: Keys, word: str, compares: bool = True) -> dict[str, Any]:
     return {"method": method, "reference": "none" if alone and OBJECTIVES[method].reference else ""}
 
 
+def lasting(job: Training, steps: int) -> Training:
+    """Return a job that runs so many steps.
+
+    >>> lasting(Training(seq_len=512, global_batch=4, method="dpo"), 10).token_budget
+    40960.0
+    """
+    return replace(job, token_budget=float(steps * job.tokens_per_step))
+
+
 def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding) -> Plan:
     """Return the degrees of a trainer's settings on a number of devices, 0 where that is not said.
 
@@ -323,47 +337,15 @@ def written(
     ours, found = untold(alone(case.plan), frozenset(told))
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     back = read(text, around=ImportContext(num_devices=ours.num_devices))
-    found |= plan_changes(ours, back.plan)
-    refuse(back.system, found | _lost(replace(case, plan=ours), back), case, adapters=True)
+    refuse(back.system, found | _lost(replace(case, plan=ours), back), case)
     return text
 
 
 def _lost(case: ExportCase, back: Imported) -> Found:
-    job, theirs = case.job, back.job
     alike = back.model is not None and canonical(back.model) == canonical(case.model)
-    pairs: Found = {
-        "model": (case.model.name, back.model.name if back.model else "none of the trainer's"),
-        "precision": (job.precision or case.stack.precision, theirs.precision or back.stack.precision),
-        "stack": (case.stack.name, back.stack.name),
-    }
-    if job.adapter and job.adapter == theirs.adapter:
-        pairs["adapter_precision"] = (_adapter_type(job, case.stack), _adapter_type(theirs, back.stack))
-        if not job.precision:
-            # Nothing but the adapters trains, whose type is compared by itself.
-            del pairs["precision"]
-    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (name == "model" and alike)}
-    return found | lost_job(job, theirs)
-
-
-def _adapter_type(job: Training, stack: Stack) -> str:
-    tuning = tuning_of(job, stack)
-    return "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
-
-
-def lost_job(job: Training, theirs: Training) -> Found:
-    """Return the fields of a job that did not come back, adapters included, as they were and as they came."""
-    names = (
-        "seq_len", "global_batch", "optimizer", "method", "adapter", "base", "trains", "adapter_dropout",
-        "oft_block_size",
-    )  # fmt: skip
-    pairs: Found = {name: (getattr(job, name), getattr(theirs, name)) for name in names}
-    if job.method == theirs.method:
-        pairs["reference"] = (reference_of(job), reference_of(theirs))
-    if job.adapter and job.adapter == theirs.adapter:
-        usual = (rank_of(job), job.targets or USUAL_TARGETS)
-        pairs |= {"rank": (usual[0], theirs.rank), "targets": (usual[1], theirs.targets)}
-        pairs["base"] = (job.base or "bf16", theirs.base or "bf16")
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    named = back.model.name if back.model else "none of the trainer's"
+    found = lost(case, back)
+    return found if alike or named == case.model.name else found | {"model": (case.model.name, named)}
 
 
 _SYNC = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"

@@ -50,16 +50,15 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     plan = replace(plan, recompute=_recompute(keys), offload=_offload(keys, plan))
     plan, batch, steps = _batches(keys, plan)
     seq_len = keys.whole("sequence_len") or 512
-    taken = keys.whole("max_steps") or 0
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        token_budget=float(taken * batch * seq_len),
         precision=_precision(keys) if launched is None else launched.job.precision,
         optimizer=_trainer.optimizer_of(keys, "optimizer"),
         **_adapter(keys),
         **_objective(keys),
     )
+    job = _trainer.lasting(job, keys.whole("max_steps") or 0)
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
     stack = _stack(keys, find_stack("axolotl") if launched is None else launched.stack)

@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.files import parse_json
-from shardwise.formats._exported import ExportCase, Exported, changed, plan_changes, refuse, untold, worded
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    lost,
+    refuse,
+    script_words,
+    untold,
+    worded,
+)
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack
 
@@ -28,6 +36,8 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
 }
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
+_SCRIPT = ("seq_len", "token_budget")
+_SPLIT = "activation_checkpointing.partition_activations"
 # deepspeed/runtime/engine.py hands optimizer.params on as they are; transformers and accelerate alone fill "auto" in.
 _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's default"
 _OPTIMIZERS = {"adam": "AdamW", "lion": "Lion", "muon": "Muon", "sgd": "SGD"}
@@ -56,6 +66,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     stage = _STAGES.index(plan.sharding) if plan.sharding in _STAGES else 3
     overlap = keys.flag("zero_optimization.overlap_comm")
     stack = _bucketed(keys, find_stack("deepspeed"))
+    stack = replace(stack, settings=replace(stack.settings, partition_activations=bool(keys.flag(_SPLIT))))
     return keys.case(
         source,
         model=None,
@@ -181,8 +192,12 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     tree |= _PRECISIONS.get(job.precision or case.stack.precision, {})
     if p.tp > 1:
         tree["tensor_parallel"] = {"autotp_size": p.tp}
-    if "activations" in p.offload:
-        tree["activation_checkpointing"] = {"cpu_checkpointing": True}
+    kept = {
+        "cpu_checkpointing": "activations" in p.offload,
+        "partition_activations": case.stack.settings.partition_activations,
+    }
+    if any(kept.values()):
+        tree["activation_checkpointing"] = {word: True for word, on in kept.items() if on}
     if p.cp > 1:
         tree["sequence_parallel_size"] = p.cp
     return tree
@@ -196,17 +211,8 @@ def export(case: ExportCase) -> Exported:
     ours, found = untold(ours, _TOLD)
     tree = tree_of(replace(case, plan=ours))
     back = read_tree(tree, num_devices=ours.num_devices)
-    found |= plan_changes(ours, back.plan)
-    precision = case.job.precision or case.stack.precision
-    told = {
-        "precision": (precision, back.job.precision),
-        "optimizer": (case.job.optimizer, back.job.optimizer),
-        "global_batch": (case.job.global_batch, back.job.global_batch),
-        "stack": (case.stack.name, "deepspeed"),
-        "bucket_elements": (case.stack.settings.bucket_elements, back.stack.settings.bucket_elements),
-    }
-    refuse("DeepSpeed", found | changed(told), case)
-    notes = [f"sequences of {case.job.seq_len} tokens and the model are the training script's to say", _RATE]
+    refuse("DeepSpeed", found | lost(replace(case, plan=ours), back, _SCRIPT), case)
+    notes = [f"for the training script: the model, {script_words(case.job)}", _RATE]
     if case.plan.recompute == "full":
         notes.append("full recompute: turn gradient checkpointing on in the training script")
     checked = table(_TABLE)["checked"]

@@ -11,7 +11,15 @@ from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
 from shardwise.formats import _yaml, deepspeed
-from shardwise.formats._exported import ExportCase, Exported, canonical_plan, changed, plan_changes, refuse, untold
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    canonical_plan,
+    lost,
+    refuse,
+    script_words,
+    untold,
+)
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, in_groups, shard_of
 
@@ -29,6 +37,7 @@ _SHARDINGS: dict[str, Sharding] = {
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-fp16", "fp8": "fp8"}
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
+_SCRIPT = ("seq_len", "global_batch", "optimizer", "token_budget")
 # CPUOffload of FSDP moves parameters and gradients, and so the optimizer that updates them.
 HOST = ("optimizer", "gradients", "parameters")
 _MIXED = {"fp32": "no", "amp-bf16": "bf16", "amp-fp16": "fp16"}
@@ -228,16 +237,10 @@ def export(case: ExportCase) -> Exported:
     text = _yaml.dump(tree)
     back = read(text)
     steps = case.job.global_batch // max(case.plan.micro_batch * case.plan.dp, 1)
-    found |= plan_changes(ours, back.plan)
-    precision = case.job.precision or case.stack.precision
-    # What is predicted for torchtitan's units runs under accelerate as well, with one root unit.
-    stack = back.stack.name if case.stack.name == "fsdp2" else case.stack.name
-    told = {"precision": (precision, back.job.precision), "stack": (stack, back.stack.name)}
-    told |= {name: (getattr(case.job, name), getattr(back.job, name)) for name in ("adapter", "base", "trains")}
-    refuse("accelerate", found | changed(told))
+    refuse("accelerate", found | lost(replace(case, plan=ours), back, _SCRIPT), case)
     note = (
-        f"for the training script: {case.plan.micro_batch} sequences of {case.job.seq_len} tokens on each device, "
-        f"{steps} accumulation steps, optimizer {case.job.optimizer}{switched}"
+        f"for the training script: {case.plan.micro_batch} a device of {script_words(case.job)}, {steps} accumulation "
+        f"steps, optimizer {case.job.optimizer}{switched}"
     )
     head = f"# {case.model.name} on {case.plan.num_devices} devices, for accelerate {checked['version']}.\n# {note}\n"
     files = {"accelerate.yaml": head + text}

@@ -43,7 +43,7 @@ def _quantised(name: str) -> str:
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that llama.cpp cannot be told."""
-    found = check(one, "llama.cpp", ("llama.cpp", "llama.cpp-2024"), _written_formats())
+    found = check(one, "llamacpp", _written_formats())
     p, job, cache = one.plan, one.job, one.job.kv_cache
     for name in ("adapter_rank", "speculative_method"):
         if value := getattr(job, name):

@@ -87,12 +87,12 @@ def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
         precision="bf16" if core else _precision(keys) if launched is None else launched.job.precision,
         optimizer=_optimizer(keys),
         **_adapter(keys),
         **_objective(keys),
     )
+    job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
     packed = keys.flag("packing") or keys.flag("neat_packing") or keys.word("stage") == "pt"
     if not packed:
         _trainer.say_unpacked(keys, seq_len)

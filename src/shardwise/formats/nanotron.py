@@ -108,9 +108,10 @@ def _optimizer(keys: Keys) -> str:
 
 def _stack(keys: Keys) -> Stack:
     stack = find_stack("nanotron")
-    kept = keys.flag(_P + "tp_recompute_allgather") is False
+    # parallel/tensor_parallel/functional.py: gathered again into MemoryBuffer, else into a tensor that is saved.
+    again = keys.flag(_P + "tp_recompute_allgather") is not False
     stack = replace(stack, overlap_input_gradients=bool(keys.flag(_P + "tp_linear_async_communication")))
-    return replace(stack, regathers_inputs=not kept, keeps_gathered=kept)
+    return replace(stack, regathers_inputs=again, keeps_gathered=again)
 
 
 def _model(keys: Keys) -> Model | None:

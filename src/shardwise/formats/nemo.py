@@ -19,7 +19,14 @@ from typing import Any
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._exported import ExportCase, Exported, Found, job_changes, plan_changes, refuse, untold, worded
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    lost,
+    refuse,
+    untold,
+    worded,
+)
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron import _job, _model, _plan, _write
@@ -328,7 +335,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
     precision = case.job.precision or case.stack.precision
-    word = _MIXED.get(precision.removesuffix("-grads16"), precision)
+    word = _MIXED.get(precision.removesuffix("-grads16"), _MIXED["bf16"])  # none is of 32 bits alone
     tree["mixed_precision"] = word.format(_SCALED[case.stack.settings.fp8_recipe or "tensorwise"])
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
     tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
@@ -370,7 +377,8 @@ def export(case: ExportCase) -> Exported:
     recipe = re.sub(r"[^a-z0-9]+", "_", case.model.name.lower().replace("llama-", "llama").replace(".", ""))
     mode = case.job.adapter or "pretrain"
     start = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} pretrain_with_yaml.py --config-file nemo.yaml"
-    refuse("Megatron-Bridge", found | _lost(case, text), case, adapters=True)
+    back = read_beside(text, case.model, case.plan.num_devices)
+    refuse("Megatron-Bridge", found | lost(case, back), case)
     made = _trainer.checked_file(case, _TABLE, "nemo.yaml", text, start)
     said = flat_keys(_yaml.parse(text))
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in said]
@@ -383,15 +391,6 @@ def export(case: ExportCase) -> Exported:
 
 # Sections that a recipe may lack, whose settings Hydra refuses unless they are forced.
 _FORCED = ("comm_overlap.", "peft.")
-
-
-def _lost(case: ExportCase, text: str) -> Found:
-    """Return every field that does not come back, as it was and as it came."""
-    back = read_beside(text, case.model, case.plan.num_devices)
-    found = plan_changes(case.plan, back.plan) | _trainer.lost_job(case.job, back.job) | job_changes(case, back.job)
-    if case.stack.runs.exporter != "nemo":
-        found["stack"] = (case.stack.name, back.stack.name)
-    return found
 
 
 def read_beside(text: str, model: Model, num_devices: int) -> Imported:

@@ -79,7 +79,7 @@ def _limits(one: Deployment) -> Words:
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
-    found = check(one, "SGLang", ("sglang",))
+    found = check(one, "sglang")
     words = _parallel(one, found) | _limits(one) | types(one, "SGLang", _CACHES, found) | _proposed(one, found)
     if one.role:
         words["--disaggregation-mode"] = one.role

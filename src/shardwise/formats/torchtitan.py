@@ -20,7 +20,7 @@ from shardwise.formats._exported import (
     Found,
     alone,
     changed,
-    plan_changes,
+    lost,
     refuse,
     untold,
 )
@@ -325,8 +325,7 @@ def export(case: ExportCase) -> Exported:
     ours, found = untold(alone(case.plan), _TOLD)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
-    found |= plan_changes(ours, back.plan)
-    refuse("torchtitan", found | _lost(case, back), case)
+    refuse("torchtitan", found | _lost(replace(case, plan=ours), back), case)
     name = file_name(case.model.name, ".toml")
     nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
@@ -345,21 +344,11 @@ def export(case: ExportCase) -> Exported:
 
 def _lost(case: ExportCase, back: Imported) -> Found:
     """Return what of the model and of the job does not come back."""
-    job, theirs = case.job, back.job
-    pairs: dict[str, tuple[object, object]] = {
-        "model": (case.model.name, back.model.name if back.model else ""),
-        "precision": (job.precision or case.stack.precision, theirs.precision),
-        "optimizer": (job.optimizer, theirs.optimizer),
-        "seq_len": (job.seq_len, theirs.seq_len),
-        "global_batch": (job.global_batch, theirs.global_batch),
-        "stack": (case.stack.name, back.stack.name),
-        "keeps_products": (case.stack.settings.keeps_products, back.stack.settings.keeps_products),
-        "fp8_recipe": (
-            case.stack.settings.fp8_recipe or "tensorwise",
-            back.stack.settings.fp8_recipe or "tensorwise",
-        ),
-    }
-    if case.model.has_experts:
+    found = lost(case, back)
+    if back.model is None or back.model.name != case.model.name:
+        found["model"] = (case.model.name, back.model.name if back.model else "")
+    if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
         own = case.model.name in table(_TABLE)["models"]
-        pairs["model"] = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
-    return changed(pairs)
+        pair = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
+        found |= changed({"model": pair})
+    return found

@@ -65,16 +65,15 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
         keys.assumed.append("no length of sequences: tokenizer.max_seq_len is not set, and the longest sample counts")
     elif not keys.flag("dataset.packed"):
         _trainer.say_unpacked(keys, seq_len)
-    taken = keys.whole("max_steps_per_epoch") or 0
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        token_budget=float(taken * batch * seq_len),
         precision=_precision(keys),
         optimizer=_optimizer(keys),
         **_adapter(keys, builder),
         **_objective(keys),
     )
+    job = _trainer.lasting(job, keys.whole("max_steps_per_epoch") or 0)
     return keys.case(
         source, model=model, plan=plan, job=job, stack=_stack(keys), num_devices=devices,
         accumulation=0 if batch else steps,
@@ -165,6 +164,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     kind = "" if not job.adapter else "qlora_" if job.base not in ("", "bf16") else "lora_"
     named = f"torchtune.models.{package}.{kind}{builder}" if package else f"torchtune.models.{case.model.name}"
     words = {ours: theirs for theirs, ours in reversed(_OPTIMIZERS.items())}
+    length = {"max_steps_per_epoch": round(job.run_tokens / job.tokens_per_step)} if job.run_tokens else {}
     tree: dict[str, Any] = {
         "model": {"_component_": named, **_adapter_words(job)},
         "tokenizer": {"max_seq_len": job.seq_len},
@@ -183,7 +183,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "data_parallel_shard_dim": shard_of(p),
         "data_parallel_replicate_dim": p.dp // shard_of(p),
     }
-    return tree
+    return tree | length
 
 
 def _checkpointing(case: ExportCase) -> dict[str, Any]:

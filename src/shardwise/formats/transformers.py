@@ -15,7 +15,14 @@ from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
-from shardwise.formats._exported import ExportCase, Exported, Found, changed, plan_changes, refuse, untold, worded
+from shardwise.formats._exported import (
+    ExportCase,
+    Exported,
+    lost,
+    refuse,
+    untold,
+    worded,
+)
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
@@ -66,12 +73,15 @@ def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> 
     return replace(case, assumed=(*found.notes, *case.assumed))
 
 
-def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported:
-    """Return the case of settings, as TRL's program has its defaults or as transformers has them."""
+def _case(keys: Keys, launch: Launch, source: str, around: ImportContext, beside: Imported | None = None) -> Imported:
+    """Return the case of settings, as TRL's program has its defaults or as transformers has them.
+
+    `beside` is accelerate's file, else the one that the launcher names.
+    """
     program = launch.program.rpartition("/")[2].removesuffix(".py").removeprefix("trl.scripts.")
     trl = program in _OF_TRL
     _yaml.refuse_open(keys)
-    beside = _beside(keys, launch, source, around)
+    beside = beside or _beside(keys, launch, source, around)
     devices = around.num_devices or (beside.num_devices if beside else 0) or launch.num_devices
     launched = _deepspeed(keys, source, replace(around, num_devices=devices))
     base = launched or beside
@@ -83,12 +93,12 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imp
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        token_budget=float((keys.whole("max_steps", rest=True) or 0) * batch * seq_len),
         precision=launched.job.precision if launched else _precision(keys, beside, trl),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
     )
+    job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
     stack = launched.stack if launched else _stack(keys, "trl" if trl else "transformers")
     return keys.case(
         source,
@@ -260,21 +270,6 @@ def _settings(case: ExportCase) -> dict[str, Any]:
     return words | _trainer.sync_words(case.stack)
 
 
-def _read_back(words: Mapping[str, Any], tree: str) -> tuple[Plan, Training]:
-    """Return the plan and the job of the arguments of the training script and accelerate's YAML."""
-    keys, beside = Keys(words, _TABLE), fsdp.read(tree)
-    plan = replace(beside.plan, recompute=_recompute(keys, False) if beside.plan.recompute == "none" else "full")
-    plan = replace(plan, offload=_offload(keys, plan))
-    plan, batch, _ = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
-    job = Training(
-        seq_len=_length(keys, False),
-        global_batch=batch,
-        precision=_precision(keys, beside, False),
-        optimizer=_trainer.optimizer_of(keys, "optim"),
-    )
-    return plan, job
-
-
 def export(case: ExportCase) -> Exported:
     """Return the files of a training; raises `InputError` naming every field that the Trainer cannot be told."""
     case = worded(case)
@@ -282,9 +277,9 @@ def export(case: ExportCase) -> Exported:
     stated = replace(case, plan=ours)
     words = _settings(stated)
     tree = _yaml.dump(fsdp.tree_of(stated) | {"mixed_precision": _mixed(case)})
-    plan, job = _read_back(words, tree)
-    found |= plan_changes(ours, plan)
-    refuse("transformers", found | _lost(case, job), case)
+    around = ImportContext(num_devices=ours.num_devices)
+    back = _case(Keys(words, _TABLE), Launch(), "train.sh", around, fsdp.read(tree))
+    refuse("transformers", found | lost(stated, back), case)
     checked, beside = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
     notes = ("data, learning rate and checkpoints are yours to add, behind the script's name",)
     head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {beside['version']}.\n"
@@ -294,20 +289,6 @@ def export(case: ExportCase) -> Exported:
 
 def _mixed(case: ExportCase) -> str:
     return _PRECISIONS.get(case.job.precision or case.stack.precision, ("no", ""))[0]
-
-
-def _lost(case: ExportCase, back: Training) -> Found:
-    job = case.job
-    pairs: dict[str, tuple[object, object]] = {
-        "precision": (job.precision or case.stack.precision, back.precision),
-        "optimizer": (job.optimizer, back.optimizer),
-        "seq_len": (job.seq_len, back.seq_len),
-        "global_batch": (job.global_batch, back.global_batch),
-    }
-    found = changed(pairs)
-    if case.stack.runs.exporter != "transformers":
-        found["stack"] = (case.stack.name, "transformers")
-    return found
 
 
 def _script(case: ExportCase, words: Mapping[str, Any], version: str) -> str:

@@ -62,7 +62,7 @@ def _cache(one: Deployment, found: Problems) -> dict[str, Any]:
 
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
-    found = check(one, "TensorRT-LLM", ("tensorrt-llm",), ())
+    found = check(one, "trtllm", ())
     tree = _parallel(one, found) | {
         "max_batch_size": one.sequences,
         "max_num_tokens": one.step_tokens,

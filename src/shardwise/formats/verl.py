@@ -271,18 +271,22 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     }
     whole = case.cluster.devices_per_node
     nodes, each = _trainer.processes(case) if p.num_devices > whole else (1, p.num_devices)
+    length = {"total_training_steps": round(job.run_tokens / job.tokens_per_step)} if job.run_tokens else {}
     return {
         "algorithm": {"adv_estimator": "gae" if job.method == "ppo" else "grpo"},
         "data": {"train_batch_size": prompts, "max_prompt_length": job.seq_len // 2,
                  "max_response_length": job.seq_len - job.seq_len // 2},
         "actor_rollout_ref": {"model": model, "actor": actor, "rollout": {"name": "vllm", "n": answers}},
-        "trainer": {"nnodes": nodes, "n_gpus_per_node": each},
+        "trainer": {"nnodes": nodes, "n_gpus_per_node": each, **length},
     }  # fmt: skip
 
 
 def export(case: ExportCase) -> Exported:
     """Return the launch of a policy's training; raises `InputError` naming every field that verl cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    own = case.stack.settings
+    if not own.rollout:
+        own = replace(own, rollout="asleep")
+    text = _trainer.written(replace(case, stack=replace(case.stack, settings=own)), _TOLD, tree_of, read)
     words = [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in flat_keys(_yaml.parse(text))
@@ -292,6 +296,7 @@ def export(case: ExportCase) -> Exported:
     script = " \\\n    ".join([f"{head}python3 -m verl.trainer.main_ppo", *map(shlex.quote, words), '"$@"']) + "\n"
     notes = (
         "data, rewards and the learning rate are yours to add, behind the script's name",
-        "half of a sequence is its prompt; what generates keeps verl's own settings: serve sizes it",
+        "half of a sequence is its prompt; what generates keeps verl's own settings, asleep while the policy trains: "
+        "--rollout asleep counts its context, serve sizes it",
     )
     return Exported(system=checked["system"], version=checked["version"], files={"verl.sh": script}, notes=notes)

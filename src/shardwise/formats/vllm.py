@@ -34,7 +34,6 @@ from shardwise.formats._served import (
 )
 from shardwise.serving import InferReport
 
-_ENGINES = ("vllm", "vllm-2025", "vllm-0.13", "vllm-flashinfer", "vllm-rocm-0.6")
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -86,7 +85,7 @@ def _limits(one: Deployment, found: Problems) -> Words:
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that vLLM cannot be told."""
-    found = check(one, "vLLM", _ENGINES)
+    found = check(one, "vllm")
     words = _parallel(one, found) | _limits(one, found) | types(one, "vLLM", _CACHES, found)
     method, draft = proposer(one, "vLLM", _PROPOSERS, found)
     if method:

@@ -235,16 +235,22 @@ class Stack:
         """The cross entropy that runs: what the user set, else the framework's own."""
         return self.settings.loss or self.loss
 
-    def workspace_bytes(self, family: str, grouped: bool = False) -> float:
+    def workspace_bytes(self, family: str, grouped: bool = False, split: bool = False) -> float:
         """Return the bytes of scratch that products, grouped ones too, hold for the whole run on a device of a family.
+
+        Where ranks split products and send beside them, each stream of user buffers has scratch of its own.
+        Source: TransformerEngine pytorch/cpp_extensions/gemm.py _NUM_MAX_UB_STREAMS.
 
         >>> find_stack("megatron-2023").workspace_bytes("hopper") / 2**20
         64.0
         """
         blas, library = dict(self.blas_workspace), dict(self.library_workspace)
         one = self.settings.blas_workspace_bytes or blas.get(family, blas["other"])
-        streams = 1 + (self.grouped_streams if grouped else 0)
+        streams = 1 + (self.grouped_streams if grouped else 0) + (_USER_BUFFERS if split and self.overlap_tensor else 0)
         return self.blas_handles * one + streams * library.get(family, library["other"])
+
+
+_USER_BUFFERS = 3
 
 
 @cache

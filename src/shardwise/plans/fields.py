@@ -47,7 +47,8 @@ class Field:
 
     `only_asked` are words that stand for a deduction. `searched` says how a search takes it: values to try, one value
     for all plans, or not at all. `taken_by` are commands that take it beside those of training cases. `in_blocks` is
-    whether what a block of layers costs may depend on it.
+    whether what a block of layers costs may depend on it. `told` is whether a framework is told it: the rest is what
+    is assumed of data, of machines and of how a run goes.
     """
 
     key: str
@@ -61,6 +62,7 @@ class Field:
     searched: Literal["values", "one", "no"] = "one"
     taken_by: str = ""
     in_blocks: bool = True
+    told: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +146,11 @@ def _job(key: str, type_: Type, meaning: str, **more: Any) -> Field:
     return Field(**{"key": key, "type": type_, "help": meaning, **more})
 
 
+def _assumed(key: str, type_: Type, meaning: str, **more: Any) -> Field:
+    """Return a field that no framework is told."""
+    return _job(key, type_, meaning, told=False, **more)
+
+
 def _counted(key: str, type_: Type, meaning: str, **more: Any) -> Field:
     return _job(key, type_, meaning, taken_by="count", **more)
 
@@ -165,12 +172,14 @@ TRAINING: tuple[Field, ...] = (
     _counted("tokens", "count", "tokens of the whole run, such as 15T", sets=("token_budget",)),
     _counted("samples", "count", "the same in sequences, images or fields", sets=("sample_budget",)),
     _counted("epochs", "count", "passes over those tokens or samples; 1 left out"),
-    _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _assumed("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
     _job("capacity_factor", "factor", "rows that an expert takes, over the mean, before tokens are dropped"),
     _job("pad_to_capacity", "switch", "fill every expert up to its capacity"),
-    _job("tuning", "choice", "how well the run is tuned: record, or typical of what people publish", choices=TUNINGS),
-    _job("attention_density", "share", "share of the attention square that packed documents leave"),
-    _job(
+    _assumed(
+        "tuning", "choice", "how well the run is tuned: record, or typical of what people publish", choices=TUNINGS
+    ),
+    _assumed("attention_density", "share", "share of the attention square that packed documents leave"),
+    _assumed(
         "document_lengths",
         "wholes",
         "tokens of documents packed into a sequence, for their attention density",
@@ -199,10 +208,10 @@ TRAINING: tuple[Field, ...] = (
     ),
     _job("method", "choice", "what is optimised: next tokens, or preferences or rewards", choices=tuple(OBJECTIVES)),
     _job("reference", "choice", "what the method compares with; left out, the framework's own", choices=REFERENCES),
-    _job("failures_per_device_hour", "failures", "failures of a device in an hour"),
-    _job("restart", "seconds", "time to come back after a failure", sets=("restart_seconds",)),
-    _job("checkpoint", "seconds", "time that a checkpoint stops the run", sets=("checkpoint_seconds",)),
-    _job("checkpoint_interval", "seconds", "time between checkpoints", sets=("checkpoint_interval_seconds",)),
+    _assumed("failures_per_device_hour", "failures", "failures of a device in an hour"),
+    _assumed("restart", "seconds", "time to come back after a failure", sets=("restart_seconds",)),
+    _assumed("checkpoint", "seconds", "time that a checkpoint stops the run", sets=("checkpoint_seconds",)),
+    _assumed("checkpoint_interval", "seconds", "time between checkpoints", sets=("checkpoint_interval_seconds",)),
 )
 
 _BITS = ("mlp_input_bits", "activation_input_bits", "mlp_product_bits")
@@ -226,7 +235,7 @@ SETTINGS: tuple[Field, ...] = (
     _job("tile_mlp", "whole", "pieces in which a feed-forward runs, each again in backward (ALST)", most=4096),
     _job("bucket_elements", "count", "elements of a bucket of gradients or weights, such as 5e8"),
     _job("max_live_parameters", "count", "parameters that ZeRO-3 keeps gathered, such as 1e9"),
-    _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
+    _assumed("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
     _job("rollout", "choice", "where the engine of rollouts is while the policy trains", choices=ROLLOUTS),
     _job("rollout_memory", "bytes", "memory that it takes when awake, such as 24GiB", sets=("rollout_bytes",)),
     _job("rollout_prompt_tokens", "whole", "tokens of a prompt; with it rollouts of grpo and ppo are timed (vLLM)"),

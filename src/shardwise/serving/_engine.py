@@ -230,6 +230,8 @@ class Engine:
     """The engine whose measured kernels it takes."""
     runs: str = "megatron"
     """The stack whose operators it runs."""
+    exporter: str = ""
+    """The format that writes its launch line; empty: none does."""
     memory: EngineMemory
     host: HostSeconds
     graphs: GraphCapture
@@ -309,7 +311,7 @@ def find_engine(word: str) -> Engine:
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
     }
-    own = {key: row[key] for key in ("title", "kernels", "runs") if key in row}
+    own = {key: row[key] for key in ("title", "kernels", "runs", "exporter") if key in row}
     return Engine(name=name, sources=tuple(_flat(row["sources"])), **own, **groups)
 
 

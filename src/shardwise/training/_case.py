@@ -99,7 +99,7 @@ class TrainingCase:
     def workspace_bytes(self) -> float:
         """Bytes of scratch that products hold on the device."""
         experts = self.model.has_experts
-        return self.stack.workspace_bytes(family_of(self.cluster.device), experts)
+        return self.stack.workspace_bytes(family_of(self.cluster.device), experts, self.plan.tp > 1)
 
     @property
     def memory_band(self) -> Band:

@@ -197,23 +197,21 @@ def _modules(r: Reader) -> bool:
 
 
 def _scratch(r: Reader, base: Stack) -> tuple[tuple[str, float], ...]:
-    """Return the scratch of Transformer Engine's products; user buffers have one for each of three streams more.
+    """Return the scratch of Transformer Engine's products.
 
-    A router runs on its products whatever the layers are (megatron/core/transformer/moe/moe_utils.py
-    router_gating_linear); TransformerEngine pytorch/cpp_extensions/gemm.py _NUM_MAX_UB_STREAMS.
+    A router runs on them whatever the layers are (megatron/core/transformer/moe/moe_utils.py router_gating_linear).
     """
-    if not (_modules(r) or r.whole("num_experts", 0)):
-        return (("other", 0.0),)
-    times = 4 if r.flag("tp_comm_overlap") else 1
-    return tuple((family, times * size) for family, size in base.library_workspace)
+    return base.library_workspace if _modules(r) or r.whole("num_experts", 0) else (("other", 0.0),)
 
 
 def _settings(r: Reader) -> Settings:
     """Return what the arguments set of buffers: how gradients are added, and masks that come with the data."""
+    # Those of Megatron-FSDP are groups of replicas, which the plan has.
+    grouped = r.flag("use_megatron_fsdp") or r.flag("use_custom_fsdp")
     return Settings(
         separate_weight_gradients=not r.flag("gradient_accumulation_fusion"),
         attention_mask=r.flag("create_attention_mask_in_dataloader"),
-        optimizer_instances=r.count("num_distributed_optimizer_instances"),
+        optimizer_instances=1 if grouped else r.count("num_distributed_optimizer_instances"),
         fp8_recipe=_fp8_recipe(r) if precision(r).startswith("fp8") else "",
         fp8_param_gather=r.flag("fp8_param_gather") or r.flag("fp4_param_gather"),
     )

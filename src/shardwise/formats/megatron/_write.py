@@ -19,8 +19,7 @@ from shardwise.formats._exported import (
     Found,
     canonical,
     differences,
-    job_changes,
-    plan_changes,
+    lost,
     refuse,
     untold,
     worded,
@@ -113,7 +112,8 @@ def _model(m: Model, job: Training) -> Words:
     rms = "rms" in m.norm
     core = _first(m, Attention)
     position = "learned_absolute" if m.positions else ("rope" if core is None or core.rotary else "none")
-    dropout = m.dropout if job.dropout is None else job.dropout
+    both = m.dropout if job.dropout is None else job.dropout
+    of_scores, of_stream = (both if one is None else one for one in (job.softmax_dropout, job.hidden_dropout))
     words: Words = {
         "--num-layers": None if _is_hybrid(m) else m.num_layers,
         "--hidden-size": m.hidden,
@@ -123,8 +123,8 @@ def _model(m: Model, job: Training) -> Words:
         "--vocab-size": m.vocab,
         "--normalization": "RMSNorm" if rms else "LayerNorm",
         "--untie-embeddings-and-output-weights": not m.tied,
-        "--attention-dropout": 0.1 if dropout else 0.0,
-        "--hidden-dropout": 0.1 if dropout else 0.0,
+        "--attention-dropout": 0.1 if of_scores else 0.0,
+        "--hidden-dropout": 0.1 if of_stream else 0.0,
         "--mtp-num-layers": len(m.mtp) if m.mtp and not _is_hybrid(m) else None,
         "--hybrid-layer-pattern": _letters(m) if _is_hybrid(m) else None,
     }
@@ -319,7 +319,7 @@ def _recompute(p: Plan) -> Words:
 def _job(case: ExportCase) -> Words:
     job, p = case.job, case.plan
     count = job.global_batch // (p.dp * p.micro_batch)
-    samples = round(job.token_budget / job.seq_len) if job.token_budget else round(job.sample_budget)
+    samples = round(job.run_tokens / job.seq_len)
     words: Words = {
         "--global-batch-size": job.global_batch,
         "--train-samples": samples or None,
@@ -349,8 +349,8 @@ def _stack(case: ExportCase) -> Words:
         "--no-overlap-p2p-communication": "interleaved" not in s.overlap_sends,
         "--make-vocab-size-divisible-by": s.vocab_multiple,
         fusion: s.activation == "eager",
-        "--cross-entropy-loss-fusion": s.loss in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
-        "--cross-entropy-fusion-impl": "te" if s.loss == "vocab-parallel-in-place" else None,
+        "--cross-entropy-loss-fusion": s.loss_kernel in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
+        "--cross-entropy-fusion-impl": "te" if s.loss_kernel == "vocab-parallel-in-place" else None,
     }
     words |= dict.fromkeys(_BESIDE, lets and s.overlap_experts == "always")
     return words | ({"--moe-token-dispatcher-type": "flex"} if s.dispatch == "deduplicated" and moe is not None else {})
@@ -360,13 +360,10 @@ def _lost(case: ExportCase, words: list[str]) -> Found:
     """Return every field that does not come back, as it was and as it came."""
     launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
     back = read_args(words, launch)
-    found = plan_changes(case.plan, back.plan)
+    found = lost(case, back)
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
             found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
-    found |= job_changes(case, back.job)
-    if case.stack.runs.exporter != "megatron":
-        found["stack"] = (case.stack.name, "megatron")
     return found
 
 

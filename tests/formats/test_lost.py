@@ -1,0 +1,106 @@
+"""No setting is lost: an export that is accepted is read back as a case of the same bytes and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import InputError
+from shardwise.formats import SYSTEMS, ExportCase, ImportContext, Imported, import_file
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Settings, Training, find_stack, stack_names
+from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, Field
+from shardwise.training import TrainingOptions, train
+
+# What a plan starts from where a system needs more than replicas: its sharding, and fields that it always has.
+STARTS: dict[str, dict[str, Any]] = {
+    "deepspeed": {"sharding": "zero3"}, "fsdp": {"sharding": "fsdp"}, "torchtitan": {"sharding": "fsdp"},
+    "transformers": {"sharding": "fsdp"}, "axolotl": {"sharding": "fsdp"}, "llamafactory": {"sharding": "fsdp"},
+    "torchtune": {"sharding": "fsdp"}, "trl": {"sharding": "fsdp"}, "verl": {"sharding": "fsdp"},
+    "megatron": {"sharding": "distributed-optimizer"}, "nanotron": {"sharding": "zero1"},
+    "nemo": {"sharding": "distributed-optimizer"},
+}  # fmt: skip
+BESIDE: dict[str, dict[str, Any]] = {
+    "verl": {"method": "grpo", "rollout": "asleep"}, "reference": {"method": "dpo"}, "epochs": {"token_budget": 1e9},
+    "optimizer_rank": {"optimizer": "galore"}, "shard": {"sharding": "hsdp"}, "tp2": {"layout": "summa", "tp": 2},
+    "fp8_param_gather": {"precision": "fp8"}, "recompute_layers": {"recompute": "full"},
+}  # fmt: skip
+OTHERS: dict[str, Any] = {
+    "adapter_precision": "fp32", "trains": ("head",), "targets": ("q_proj",), "precision": "fp32", "optimizer": "lion",
+    "modules": ("mlp",), "offload": ("activations",), "stage_layers": (15, 17),
+    "order": ("tp", "cp", "tp2", "pp", "dp"), "fast": (2, 1, 1, 2, 1), "sharding": "zero2", "seq_len": 1024,
+    "global_batch": 32, "reference": "none", "rollout": "awake", "rollout_bytes": 2.0**30,
+}  # fmt: skip
+ADAPTED = ("rank", "oft_block_size", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision", "base")
+
+
+def other(row: Field, name: str) -> Any:
+    """Return a value that a field is not left at."""
+    if name in OTHERS:
+        return OTHERS[name]
+    usual = {f.name: f.default for kind in (Plan, Training, Settings) for f in fields(kind)}[name]
+    if row.choices:
+        return next(one for one in row.choices if one not in (usual, "", "none"))
+    if row.type == "switch":
+        return not usual
+    return 4 if row.type == "whole" else 0.05 if row.type in ("part", "share") else 1e6
+
+
+def case_of(target: str, **changed: Any) -> ExportCase:
+    """Return a small case of a system with some fields changed."""
+    stack = find_stack(next(name for name in stack_names() if find_stack(name).runs.exporter == target))
+    stack = find_stack("accelerate") if target == "fsdp" else stack
+    asked = STARTS[target] | BESIDE.get(target, {}) | changed
+    own = {
+        kind: {f.name: asked[f.name] for f in fields(kind) if f.name in asked} for kind in (Plan, Training, Settings)
+    }
+    plan = Plan(**{"dp": 8, "sequence_parallel": False} | own[Plan])
+    plan = replace(plan, dp=max(plan.dp // (plan.tp * plan.tp2 * plan.cp * plan.pp), 1))
+    job = Training(**{"seq_len": 2048, "global_batch": 64} | own[Training])
+    settings = replace(stack.settings, **own[Settings])
+    cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+    stack = replace(stack, settings=settings)
+    return ExportCase(model=load_model("llama-3.1-8b"), cluster=cluster, plan=plan, job=job, stack=stack)
+
+
+def predicted(case: ExportCase, back: Imported | None = None) -> tuple[float, ...]:
+    """Return bytes, seconds and steps of a case, or of what its files say with what those leave to a script."""
+    plan, job, stack, model = case.plan, case.job, case.stack, case.model
+    if back is not None:
+        lent = {name for row in TRAINING if not row.told for name in row.names}
+        lent |= set() if back.job.seq_len else {"seq_len", "optimizer", "token_budget", "sample_budget", "epochs"}
+        lent |= set() if back.job.global_batch else {"global_batch"}
+        job = replace(back.job, **{f.name: getattr(job, f.name) for f in fields(Training) if f.name in lent})
+        plan = replace(back.plan, micro_batch=back.plan.micro_batch or plan.micro_batch)
+        plan = plan if back.model else replace(plan, recompute=case.plan.recompute)
+        stack, model = back.stack, back.model or model
+    found = train(model, case.cluster, plan, job, TrainingOptions(stack=stack))
+    steps = round(job.run_tokens / job.tokens_per_step) if case.job.run_tokens else 0
+    return found.device_bytes, found.step_seconds, steps
+
+
+TOLD = [(row, name) for table in (PLAN, TRAINING, SETTINGS) for row in table if row.told for name in row.names]
+
+
+@pytest.mark.parametrize("target", SYSTEMS)
+def test_every_setting_comes_back_or_is_refused(target: str, tmp_path: Path) -> None:
+    """One field after the other set otherwise: an export refuses what it cannot say, or its files mean the same."""
+    export = import_module(f"shardwise.formats.{target}").export
+    for row, name in TOLD:
+        beside = {"adapter": "oft" if name == "oft_block_size" else "lora"} if name in ADAPTED else {}
+        case = case_of(target, **{**BESIDE.get(name, {}), **beside, name: other(row, name)})
+        try:
+            if case.plan.pp > 1:
+                case = replace(case, plan=train(case.model, case.cluster, case.plan, case.job).plan)
+            files, asked = export(case).files, predicted(case)
+        except InputError:
+            continue
+        for file, text in files.items():
+            (tmp_path / file).write_text(text)
+        back = import_file(tmp_path / next(iter(files)), around=ImportContext(num_devices=case.plan.num_devices))
+        assert predicted(case, back) == pytest.approx(asked, rel=1e-4), name
