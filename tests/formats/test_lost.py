@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from shardwise.errors import InputError
-from shardwise.formats import SYSTEMS, ExportCase, ImportContext, Imported, import_file
+from shardwise.formats import SYSTEMS, ExportCase, ImportContext, Imported, import_file, import_server
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Settings, Training, find_stack, stack_names
@@ -104,3 +105,15 @@ def test_every_setting_comes_back_or_is_refused(target: str, tmp_path: Path) -> 
             (tmp_path / file).write_text(text)
         back = import_file(tmp_path / next(iter(files)), around=ImportContext(num_devices=case.plan.num_devices))
         assert predicted(case, back) == pytest.approx(asked, rel=1e-4), name
+
+
+@pytest.mark.parametrize("target", ["vllm", "sglang", "dynamo", "trtllm"])
+def test_stages_of_unequal_layers_come_back_from_a_launch(target: str, tmp_path: Path) -> None:
+    """Layers of every stage stand in a launch, most as a variable before its command, and are read from it."""
+    words = ["mixtral-8x7b", "--on", "4xh100", "--pp", "2", "--tp", "2", "--stage-layers", "15,17", "--batch", "4"]
+    done = run("export", target, *words, "--json")
+    assert done.status == 0, done.err
+    for name, text in done.tree["files"].items():
+        (tmp_path / name).write_text(text)
+    found = import_server(tmp_path / next(iter(done.tree["files"])))
+    assert found.values["stage_layers"] == (15, 17)

@@ -274,9 +274,25 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], beside: La
     if not found:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
     one: Launched = engine.read_words(found[0], source, replace(beside, documents=documents))
+    one = _staged(one, text, variables)
     if len(found) > 1:
         one = replace(one, assumed=(*one.assumed, f"the first of {len(found)} servers that the script starts"))
     return one
+
+
+# vllm/envs.py and sglang/srt/distributed/utils.py: layers of every stage of a pipeline, as a variable.
+_STAGES = re.compile(r"(?m)^[^#\n]*?\b((?:VLLM|SGLANG)_PP_LAYER_PARTITION)=[\"']?([0-9]{1,4}(?:,[0-9]{1,4})*)")
+
+
+def _staged(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
+    """Return a server with the layers of its stages where a variable of its launch or of its caller says them."""
+    said = {match[1]: match[2] for match in _STAGES.finditer(text)} | dict(variables)
+    name = f"{one.system.upper()}_PP_LAYER_PARTITION"
+    if one.values.get("pp", 1) == 1 or not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", said.get(name, "")):
+        return one
+    layers = tuple(int(word) for word in said[name].split(","))
+    read = ReadArgument(argument=name, value=said[name], meaning="stage_layers")
+    return replace(one, values={**one.values, "stage_layers": layers}, understood=(*one.understood, read))
 
 
 def _after(starts: str) -> Any:

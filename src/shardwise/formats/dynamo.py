@@ -17,7 +17,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
-from shardwise.formats._served import PLAIN, Asked, Deployment
+from shardwise.formats._served import PLAIN, Asked, Deployment, stage_variable
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(
@@ -148,7 +148,8 @@ def _worker(one: Deployment) -> dict[str, Any]:
     words |= {f"--is-{one.role}-worker": True} if one.role else {}
     model, each = one.model, one.plan.tp * one.plan.pp * one.together
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
-    line = shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
+    line = stage_variable(one, "VLLM_PP_LAYER_PARTITION")
+    line += shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
     worker: dict[str, Any] = {
         "componentType": "worker",
         "replicas": max(one.plan.dp // one.together, 1),

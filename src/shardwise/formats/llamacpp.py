@@ -48,6 +48,9 @@ def words_of(one: Deployment) -> Words:
     for name in ("adapter_rank", "speculative_method"):
         if value := getattr(job, name):
             found.add(name, value, "is a file of its own to llama.cpp", "leave it out, and add --lora or --model-draft")
+    if job.memory_fraction:
+        rule = "llama.cpp takes what its buffers need, whatever the share"
+        found.add("memory_fraction", job.memory_fraction, rule, "leave it out")
     if p.ep > 1 or (p.tp > 1 and p.pp > 1):
         name = "ep" if p.ep > 1 else "tp"
         rule = "llama.cpp splits a model by layers or by rows, one of both"
