@@ -23,7 +23,6 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("megatron-lm", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("megatron", "gpt-oss-20b", "16xh200-sxm-141gb"),
     ("megatron", "deepseek-v2-lite", "16xh200-sxm-141gb"),
-    ("megatron-scores", "gpt2", "8xa100-sxm-80gb"),
     ("megatron-bridge", "llama-3.2-1b", "8xh100-sxm-80gb"),
     ("deepspeed", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("fsdp2", "qwen2.5-0.5b", "16xa100-sxm-80gb"),

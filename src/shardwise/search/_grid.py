@@ -68,7 +68,7 @@ class PlanGrid:
     @property
     def job(self) -> dict[str, str]:
         """What of the job a framework may not run."""
-        return {"precision": self.case.recipe.precision.name, "optimizer": self.case.job.optimizer}
+        return self.case.job_words
 
     def launched(self, columns: Columns, **fixed: Any) -> Any:
         """Return which rows the framework launches; `fixed` are fields that all of them share."""

@@ -21,6 +21,7 @@ from shardwise.plans import (
     find_rules,
     find_sharding,
 )
+from shardwise.plans._capabilities import JOB_WORDS
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
@@ -117,7 +118,7 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
     def among(name: str, values: tuple[Any, ...]) -> Any:
         if name in ("offload", "modules"):
             return any(v in fixed.get(name, ()) for v in values)
-        at = fixed.get(name, columns.get(name))
+        at = fixed.get(name) if name in JOB_WORDS else fixed.get(name, columns.get(name))
         if at is None or isinstance(at, str):
             return at is None or any(alike(at, str(v)) for v in values) or at in values
         if name in WORDS:
