@@ -11,6 +11,7 @@ import numpy as np
 from shardwise.errors import Problems
 from shardwise.plans import (
     DEGREES,
+    JOB_WORDS,
     RECOMPUTES,
     SCHEDULES,
     Capabilities,
@@ -21,7 +22,6 @@ from shardwise.plans import (
     find_rules,
     find_sharding,
 )
-from shardwise.plans._capabilities import JOB_WORDS
 from shardwise.plans.laws import stack_problems
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
