@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE, load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import InferReport, ServingOptions, infer
+from shardwise.serving import InferReport, ServingOptions, find_engine, infer
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s")
 
@@ -68,6 +68,12 @@ def jobs(draw: st.DrawFn, **fixed: Any) -> Serving:
         "max_batched_tokens": draw(st.sampled_from((0, 512, 8192))),
     }
     return Serving(**{**values, **fixed})
+
+
+def loaded(job: Serving, engine: str, device: str) -> Serving:
+    """Return a job without the formats that an engine does not run on a device."""
+    refused = find_engine(engine).refused_formats(job.weights, job.kv_cache, Cluster.parse(device).device)
+    return replace(job, **{one.field: "" for one in refused.items})
 
 
 def ask(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.serving_cases import ask, dense_block, jobs, model_of, models, moe_block
+from serving.serving_cases import ask, dense_block, jobs, loaded, model_of, models, moe_block
 from serving.test_serving_laws import DEVICE, ENGINES, LAWS
 from shardwise.ledger.op import Weight
 from shardwise.models import (
@@ -96,7 +96,7 @@ def test_two_points_stand_for_a_series(first: int, more: int) -> None:
 @LAWS
 def test_a_phase_is_its_parts(model, job, device, engine, plan) -> None:
     """Operators, exposed messages and host work, less what overlaps, are the seconds of both phases."""
-    evaluation = ask(model, job, plan, device, engine=engine).evaluation
+    evaluation = ask(model, loaded(job, engine, device), plan, device, engine=engine).evaluation
     for phase in (evaluation.prefill, evaluation.decode):
         parts = sum(phase.operators.values()) + sum(phase.exposed.values()) + phase.overhead - phase.overlapped
         assert parts == pytest.approx(phase.seconds, rel=1e-9)
@@ -146,10 +146,12 @@ def test_which_weights_take_a_format(form: str, kind: str, held: bool) -> None:
     assert find_format(form).holds(weight) is held
 
 
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "4 bits"])
 @pytest.mark.parametrize("engine", ["mlc", "llama.cpp", "vllm", "tensorrt-llm"])
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "q4_0"])
 def test_longer_contexts_never_speed_up_a_step(engine: str, weights: str) -> None:
     """The mean decode step grows with input and output from the first token on, whatever the width of activations."""
+    if weights == "4 bits":
+        weights = "q4_0" if engine in ("mlc", "llama.cpp") else "int4"
     found = [
         ask(
             "llama-3-8b", Serving(batch=64, input_tokens=n, output_tokens=m, weights=weights), engine=engine

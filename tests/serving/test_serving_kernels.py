@@ -96,7 +96,7 @@ def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
         )
         alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
         own = table[dtype].quantise["vllm"].start_seconds if dtype == "fp4" else 0.0
-        assert float(server.narrow.matmul_start) == pytest.approx(float(alone) + own)
+        assert float(dict(server.narrow)[dtype].matmul_start) == pytest.approx(float(alone) + own)
 
 
 def test_kernels_over_latent_caches_are_planned_once_a_step() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.serving_cases import DEVICES, ask, dense_block, jobs, latent_block, model_of, models, moe_block
+from serving.serving_cases import DEVICES, ask, dense_block, jobs, latent_block, loaded, model_of, models, moe_block
 from shardwise.cost import Efficiencies
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
@@ -247,6 +247,7 @@ ENGINES = st.sampled_from(("vllm", "vllm-v0", "sglang", "tensorrt-llm", "lmdeplo
 @SEARCHING
 def test_the_largest_batch_fits_and_one_more_does_not(model, job, device, engine):
     """`max_concurrency` is the largest batch that fits, whatever batch was asked."""
+    job = loaded(job, engine, device)
     asked = [ask(model, replace(job, batch=n), device=device, engine=engine) for n in (1, job.batch)]
     most = asked[0].max_concurrency
     assert asked[1].max_concurrency == most
@@ -259,7 +260,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(model, job, device, engine
 @SEARCHING
 def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, engine):
     """A job at its longest context fits, and one whose prompt has one token more does not."""
-    job = replace(job, batch=8 * job.batch)
+    job = replace(loaded(job, engine, device), batch=8 * job.batch)
     longest = ask(model, job, device=device, engine=engine).capacity.longest_context
     edge = replace(job, input_tokens=longest - job.output_tokens)
     if longest:
@@ -274,6 +275,7 @@ def test_the_longest_context_fits_and_a_longer_one_does_not(model, job, device, 
 @SEARCHING
 def test_each_phase_holds_its_own_batch(model, job, device, engine):
     """A replica that only prefills holds the largest batch with nothing to generate; both phases hold no less alone."""
+    job = loaded(job, engine, device)
     found = ask(model, job, device=device, engine=engine).capacity
     prompts = replace(job, output_tokens=0)
     assert ask(model, prompts, device=device, engine=engine).max_concurrency == found.largest_prefill_batch
