@@ -194,7 +194,7 @@ def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:
 
     >>> from shardwise.plans import find_stack
     >>> [str(p) for p in stack_problems(find_stack("deepspeed"), Plan(pp=2, sharding="zero1"))]
-    ['pp = 2: deepspeed does not split over this axis; use 1, or stack megatron or megatron-bridge']
+    ['pp = 2: deepspeed does not split over this axis; use 1, or stack megatron or megatron-lm']
     """
     return tuple(_stack_problem(stack, one, plan, job) for one in dict.fromkeys(refusals(stack.runs, plan, **job)))
 
