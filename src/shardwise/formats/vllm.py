@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise import files
-from shardwise.cost import family_of
+from shardwise.cost import constants, family_of
 from shardwise.errors import Problems
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
@@ -98,8 +98,10 @@ def words_of(one: Deployment) -> Words:
 def _kernels(report: InferReport) -> str:
     """Return the assignment that switches on AITER, whose kernels an answer assumes on Instinct (vllm/envs.py)."""
     case = report.case
-    tuned = family_of(case.cluster.device).startswith("cdna") and not case.engine.operators.library_shares
-    return "VLLM_ROCM_USE_AITER=1 " if tuned else ""
+    family = constants().families.get(family_of(case.cluster.device))
+    timed = family.experts.get("vllm", {}).values() if family else ()
+    assumed = any("aiter" in kernels for kernels in timed) and not case.engine.operators.library_shares
+    return "VLLM_ROCM_USE_AITER=1 " if assumed else ""
 
 
 def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exported:
