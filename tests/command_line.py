@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,19 @@ def run(*words: str) -> Done:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(list(words))
     return Done(status, out.getvalue(), err.getvalue())
+
+
+# Work without a bound takes hours or does not end, bounded work a second or two: the line between them is drawn where
+# no busy machine reaches it, since a machine's speed is no claim of a test.
+BOUNDED_CPU_SECONDS = 60
+
+
+@contextlib.contextmanager
+def bounded_work() -> Iterator[None]:
+    """Fail where what is done inside takes so long that nothing can have bounded it."""
+    begin = time.process_time()
+    yield
+    assert time.process_time() - begin < BOUNDED_CPU_SECONDS
 
 
 @contextlib.contextmanager

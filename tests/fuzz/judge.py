@@ -18,7 +18,7 @@ from fuzz.inputs import Input, drawn
 from shardwise.answers._run import asks_for_json
 from shardwise.cli import main
 
-MOST_SECONDS = 10.0
+MOST_SECONDS = 20.0
 MOST_ERROR_CHARACTERS = 60_000
 FAILURES = {
     "full": OSError(28, "No space left on device"),
