@@ -36,6 +36,7 @@ CASES = {
     "moe": ("mixtral-8x7b", "4xa100-sxm-80gb", Plan(tp=4), "sglang"),
     "mla": ("deepseek-v2-lite", "1xh200-sxm-141gb", Plan(), "tensorrt-llm"),
 }
+STATE = {"state": ("mamba-2.8b", "1xmi300x", Plan(), "vllm")}
 
 
 def workload(rate: float = 0.0, count: int = 400, **more: Any) -> Workload:
@@ -50,7 +51,7 @@ SPREAD = Length(kind="lognormal", mean=100, cv=0.8)
 @cache
 def answer(name: str, asked: Workload, replicas: int = 1, job: Serving = Serving()) -> ServeReport:  # noqa: B008
     """Return the report of a case under a workload."""
-    model, cluster, plan, engine = CASES[name]
+    model, cluster, plan, engine = (CASES | STATE)[name]
     count, _, device = cluster.partition("x")
     machine = Cluster.parse(f"{int(count) * replicas}x{device}")
     options = LoadOptions(serving=ServingOptions(engine=engine))
@@ -105,6 +106,22 @@ def test_the_table_of_steps_is_the_price_of_steps(name: str) -> None:
         prompt = EngineStep(phase="prefill", sequences=1, tokens=tokens, context=0)
         wanted = float(step_cost(case, sizes, prompt, costs).seconds)
         assert table.mixed(0, 0.0, [(tokens, 0)]) == pytest.approx(wanted, rel=0.03)
+
+
+def test_a_prompt_beside_others_leaves_each_its_state() -> None:
+    """A step of many recurrent states and one prompt moves all of them, and is no shorter than without the prompt."""
+    report = answer("state", workload(1.0, 20))
+    case = report.base.case
+    table, sizes = StepTable(case, 1024, 8192, 1024), sizes_of(case.model, case.plan, case.job, case.domains)
+    costs = replace(engine_cost_model(case, sizes), decoding=True)
+    for count in (16, 256, 1024):
+        decode = step_cost(case, sizes, EngineStep(phase="decode", sequences=count, tokens=1, context=64), costs)
+        assert float(decode.of("state")) > 0.1 * decode.seconds
+        beside = table.mixed(count, 64.0, [(512, 0)]) - table.mixed(0, 0.0, [(512 + count, 0)])
+        assert beside > 0.9 * float(decode.of("state")) - table.mixed(0, 0.0, [(count, 0)])
+        assert table.mixed(count, 64.0, [(1, 0)]) >= table.decode(count, 64.0)
+    done = run("plan", "serve", "mamba-2.8b", "--rate", "20/s", "--on", "1xmi300x", "--json")
+    assert all(point["ttft_seconds"] > 0 for point in done.tree["front"])
 
 
 @pytest.mark.parametrize("name", CASES)

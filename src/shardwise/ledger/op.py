@@ -27,13 +27,13 @@ OpRole: TypeAlias = Literal[
     "qkv", "q_down", "q_up", "kv_down", "kv_up", "out",
     "rotary", "attention", "indexer", "scores", "softmax", "context", "cache_write",
     "up", "activation", "down", "feed_forward", "router", "dispatch", "combine",
-    "scan", "steps", "other",
+    "scan", "state", "steps", "other",
 ]  # fmt: skip
 """What an operator does, and so which of them a rule means; its name is for people.
 
 "up" and "down" are products of a feed-forward or of its experts, "feed_forward" its other maps, "scores" and "context"
-the two products of unfused attention, "scan" a recurrence over chunks in kernels of its own, "steps" element-wise
-kernels that run one by one whatever else is fused.
+the two products of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the
+recurrent state of each sequence that is served, "steps" element-wise kernels that run one by one whatever is fused.
 """
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, ceil, divide, minimum
-from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Mamba1, Mamba2
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, linear_weights, matmul, memory_op
@@ -46,14 +46,14 @@ def scan_op(
     zero = 0 * s.flops
     train = y.work.phase == "train"
     kept = 0 * s.moved if train else 2 * STATE_BYTES * y.work.B * s.state
-    chunked = s.chunked is not None and train
+    role: OpRole = "other" if train else "state"
     ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
     return Op(
         name=name, kind="scan", region=f"{REGION}.scan", flops=s.flops, forward_bytes=ahead + kept,
         kernels=s.kernels if train else 1, backward_flops=3 * s.flops, backward_bytes=back, weight_flops=zero,
         weight_bytes=zero, rows=y.tokens,
         columns=zero + 1, inner=zero + 1, reads=reads, saves=saves, model_flops=s.model_flops, dtype=y.work.dtype,
-        output_bytes=s.moved / 2, role="scan" if chunked else "other",
+        output_bytes=s.moved / 2, role="scan" if train and s.chunked is not None else role,
     )  # fmt: skip
 
 
@@ -66,9 +66,10 @@ def convolution(y: Layout[X], channels: X, whole: int, size: int, bias: bool = F
     weights = [Weight(name="conv.weight", elements=channels * size, whole=0 * channels + whole * size, kind="vector")]
     if bias:
         weights.append(vector("conv.bias", channels, whole))
-    state = 0 * stream if y.work.phase == "train" else 2 * y.a * y.work.B * channels * (size - 1)
+    train = y.work.phase == "train"
+    state = 0 * stream if train else 2 * y.a * y.work.B * channels * (size - 1)
     op = memory_op(y, "conv", f"{REGION}.conv", (2 * stream + state, 3 * stream), weights=tuple(weights),
-                   output_bytes=stream)  # fmt: skip
+                   output_bytes=stream, role="other" if train else "state")  # fmt: skip
     flops = 2 * size * y.tokens * channels
     return replace(op, flops=flops, backward_flops=flops, weight_flops=flops)
 

@@ -40,7 +40,7 @@ class ModelCost(Generic[X]):
 
 
 GROUPS: dict[str, tuple[OpRole, ...]] = {
-    "attention": ("attention", "scores", "softmax", "context", "cache_write", "rotary", "indexer"),
+    "attention": ("attention", "scores", "softmax", "context", "cache_write", "rotary", "indexer", "state"),
     "ends": ("embedding", "head", "sampling"),
     "small": ("norm", "add", "activation", "steps"),
 }
@@ -84,9 +84,12 @@ class StepCost(Generic[X]):
         return self.of("attention", "scores", "softmax", "context", "indexer")
 
     @property
-    def cache_write(self) -> X:
-        """Seconds of writing new keys and values to the cache."""
-        return self.of("cache_write")
+    def of_sequences(self) -> X:
+        """Seconds of what each sequence has of its own: attention, writes to its cache, its recurrent state.
+
+        Sequences of a step share all else, which its tokens alone decide.
+        """
+        return self.attention + self.of("cache_write", "state")
 
     @property
     def sampling(self) -> X:

@@ -49,7 +49,7 @@ class LoadPrices:
 
 
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return seconds of steps, of what reads or writes the cache, of sampling and of experts, as [layout, step]."""
+    """Return seconds of steps, of what sequences have of their own, of sampling and of experts, as [layout, step]."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
     each = taken(sizes, np.repeat(np.arange(rows), many))
     names = ("sequences", "tokens", "context")
@@ -58,7 +58,7 @@ def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: Engine
     costs = replace(engine_cost_model(case, each), decoding=step.phase == "decode")
     cost = (decode_cost if step.phase == "decode" else step_cost)(case, each, wide, costs)
     experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling, experts)
+    parts = (cost.seconds, cost.of_sequences, cost.sampling, experts)
     return tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)  # type: ignore[return-value]
 
 
@@ -183,10 +183,11 @@ class _Steps:
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             times = np.maximum(k / fit, 1.0) * steps
-            costs.append((np.maximum(step(many) + kept, prompts.least) - alone) * times)
+            # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
+            costs.append((np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times)
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
-        ahead = (step(fit) + kept - alone) * PROMPTS / fit * steps
+        ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
         return _Added(seconds=costs, ahead=ahead, experts=experts, pieces=steps, size=size)
 
     def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:

@@ -42,7 +42,7 @@ def grid(most: float, each: int, first: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Columns of steps: seconds of all, of what reads or writes the cache, of sampling, of products of experts."""
+    """Columns of steps: seconds of all, of what sequences have of their own, of sampling, of products of experts."""
 
     seconds: Any
     cached: Any
@@ -64,7 +64,7 @@ def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, contex
     cost = (decode_cost if phase == "decode" else step_cost)(case, sizes, step, costs)
     count = len(context)
     experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    parts = (cost.seconds, cost.attention + cost.cache_write, cost.sampling, experts)
+    parts = (cost.seconds, cost.of_sequences, cost.sampling, experts)
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
 
 
@@ -192,6 +192,8 @@ class StepTable:
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
         seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
-        if count:
-            seconds += self._guesses[count] + self._decode_attention(count, context)
-        return max(seconds, self._least)
+        if not count:
+            return max(seconds, self._least)
+        own = self._decode_attention(count, context)
+        # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
+        return max(seconds + self._guesses[count] + own, self._least, self._rest[count] + own)
