@@ -60,6 +60,8 @@ class Optimizer:
     other: Moments
     temporaries: int = 0
     paged: bool = False
+    orthogonalises: bool = False
+    """Whether the update of a matrix is made orthogonal, by products of its own."""
 
     @property
     def by_tensor(self) -> bool:
@@ -113,7 +115,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         _projected("apollo-mini", 1),
         _alike("lion", Moments(count=1)),
         _alike("lion8bit", replace(_EIGHT, count=1)),
-        replace(_alike("muon", _ADAM), matrix=Moments(count=1)),
+        replace(_alike("muon", _ADAM), matrix=Moments(count=1), orthogonalises=True),
         _alike("sgd", Moments(count=1)),
         _alike("sgd-plain", Moments(count=0)),
     )

@@ -230,7 +230,7 @@ def _paging_laws(q: Question, plan: Plan, found: Problems) -> None:
     bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr).
     """
     name = q.job.optimizer
-    if not name.startswith("paged-"):
+    if not find_optimizer(name).paged:
         return
     if q.cluster.device.vendor not in ("NVIDIA", "generic"):
         rule = f"needs CUDA's managed memory, which {q.cluster.device.name} has not"

@@ -18,7 +18,7 @@ from shardwise.training._parts import ModelBlocks, Recipe
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._state import boundary_messages, state_seconds, table_seconds
-from shardwise.training._update import muon_seconds, optimizer_seconds
+from shardwise.training._update import optimizer_seconds, orthogonal_seconds
 from shardwise.training.schedules import (
     PipelineShape,
     PipelineTime,
@@ -221,7 +221,7 @@ def update_seconds(
     """Return the seconds of the optimizer on the stage that takes longest."""
     return largest(
         [
-            above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + muon_seconds(m, r, z, parts, s), 0 * s.count)
+            above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + orthogonal_seconds(m, r, z, parts, s), 0 * s.count)
             for s in stages
         ]
     )

@@ -22,7 +22,7 @@ from shardwise.training._parts import ModelBlocks, Recipe
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StageSeconds, StepJob, once_seconds, tied_seconds, weighted, weighted_axes
-from shardwise.training._update import muon_seconds, optimizer_seconds
+from shardwise.training._update import optimizer_seconds, orthogonal_seconds
 from shardwise.training.schedules import FULL, B, F, Kind, PipelineShape, W, find_schedule
 from shardwise.training.schedules.simulate import Event, simulate
 from shardwise.training.schedules.simulate import SimulatedStage as Chunk
@@ -167,7 +167,7 @@ class _Drawing:
         passes = t.passes(covering_passes(e.sizes, self.plan.schedule))
         shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, passes)
         shared = (self.machine, case.recipe, e.sizes, e.parts, s)
-        update = optimizer_seconds(*shared) + muon_seconds(*shared)
+        update = optimizer_seconds(*shared) + orthogonal_seconds(*shared)
         return _Around(
             gather=waits + self.num_micro * t.first,
             gather_hidden=covered,

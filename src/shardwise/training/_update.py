@@ -143,14 +143,14 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     return maximum(moved_seconds, coded / m.rates.vector_flops)
 
 
-def muon_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
-    """Return seconds of Muon's orthogonalisation of the shard's matrices; zero for other optimizers.
+def orthogonal_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+    """Return seconds in which updates of the shard's matrices are made orthogonal; zero where an optimizer does not.
 
-    Five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
+    Muon: five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
     (github.com/KellerJordan/Muon), at the rate of matrix products.
     """
     zero = 0 * s.count
-    if r.optimizer.name != "muon":
+    if not r.optimizer.orthogonalises:
         return zero
     picks: tuple[Callable[[ParameterCounts[X]], X], ...] = (lambda e: e.dense_work, lambda e: e.expert_work)
     classes = trained(r, parts)
