@@ -13,6 +13,8 @@ from accuracy.power import rows, score
 from command_line import run
 from shardwise.cost import mean_watts
 from shardwise.hardware import find_device
+from shardwise.plans import Arrivals, Length, Workload
+from shardwise.serving.load import ServeReport, serve
 
 SHARE = st.floats(0, 1)
 
@@ -59,6 +61,52 @@ def test_a_larger_batch_takes_less_energy_a_token() -> None:
     )
     assert many.watts_per_device >= one.watts_per_device
     assert many.joules_per_token < one.joules_per_token / 5
+
+
+def loaded(cluster: str, *, users: int = 0, rate: float = 0.0, **layout: int) -> ServeReport:
+    """Return a load of Llama 3.1 8B: so many users who ask at once again, or requests at a rate."""
+    arrivals = Arrivals(kind="closed", users=users) if users else Arrivals(rate=rate)
+    sizes = Length(mean=512), Length(mean=128)
+    asked = Workload(input_tokens=sizes[0], output_tokens=sizes[1], arrivals=arrivals, count=800)
+    return serve(sw.load_model("llama-3.1-8b"), sw.Cluster.parse(cluster), sw.Plan(**layout), asked)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"dp": 2}])
+def test_a_load_that_is_always_there_takes_the_energy_of_its_batch(layout: dict[str, int]) -> None:
+    """Users who never pause are a batch, whose joules a token are near; stages are busy with one batch each."""
+    alone, copies = {**layout, "dp": 1}, layout.get("dp", 1)
+    job = sw.Serving(batch=32 // copies // layout.get("pp", 1), input_tokens=512, output_tokens=128)
+    cluster, plan = sw.Cluster.parse(f"{2 // copies}xh100"), sw.Plan(**alone)
+    many, one = loaded("2xh100", users=32, **layout), sw.infer(sw.load_model("llama-3.1-8b"), cluster, plan, job)
+    found, batch = sw.energy(many), sw.energy(one)
+    stages = layout.get("pp", 1)
+    assert found.memory_share == pytest.approx(stages * batch.memory_share, rel=0.15)
+    assert stages > 1 or found.joules_per_token == pytest.approx(batch.joules_per_token, rel=0.1)
+    assert found.waiting_share < 0.1
+
+
+def test_replicas_that_wait_cost_and_are_known_less_well() -> None:
+    """A load of one request in ten seconds takes more a token than one of ten, with a band that reaches lower."""
+    few, more = (sw.energy(loaded("1xh100", rate=rate)) for rate in (0.1, 10.0))
+    assert few.waiting_share > 0.8 and few.joules_per_token > 10 * more.joules_per_token
+    assert few.joules_low / few.joules < 0.3 < more.joules_low / more.joules
+
+
+def test_a_load_that_nobody_carries_has_no_energy() -> None:
+    """The page keeps its verdict, Python is told why."""
+    with pytest.raises(sw.InputError, match="not carried"):
+        sw.energy(loaded("1xh100", rate=500.0))
+    done = run("serve", "llama-3.1-8b", "--on", "1xh100", "--rate", "500", "--energy")
+    assert done.status == 1 and "UNSTABLE" in done.out and "ENERGY" not in done.out
+
+
+def test_pools_and_searches_say_energy() -> None:
+    """Prefill workers count with those that decode, and the best of a search comes with its energy."""
+    words = ("llama-3.1-8b", "--on", "2xh100", "--rate", "4", "--energy", "--grid-intensity", "400", "--json")
+    apart = json.loads(run("serve", *words, "--prefill-workers", "1").out)["energy"]
+    assert apart["kg_co2_per_million_tokens"] == pytest.approx(0.4 * apart["kwh_per_million_tokens"])
+    found = json.loads(run("plan", "serve", *words, "--top", "1", "--tp", "1..2").out)["best"][0]["energy"]
+    assert 0 < found["joules_per_token"] < apart["joules_per_token"]
 
 
 def test_the_command_says_energy_where_it_is_asked() -> None:

@@ -23,7 +23,8 @@ from shardwise import (
     TrainingOptions,
     TrainReport,
 )
-from shardwise.answers._roofline_points import INSIDE, LIMITS, whole_shares
+from shardwise.answers._answer import whole_shares
+from shardwise.answers._roofline_points import INSIDE, LIMITS
 from shardwise.answers._train_tree import step_tree
 
 TRAINED = {
@@ -40,6 +41,17 @@ SERVED = {
     "chunked": ("llama-3.1-8b", Plan(tp=2), Serving(batch=8, input_tokens=3000, max_batched_tokens=1024)),
     "experts in fp8": ("deepseek-v3", Plan(tp=8), Serving(batch=8)),
     "windows": ("mistral-7b-v0.1", Plan(), Serving(batch=2, input_tokens=4000, output_tokens=500)),
+    "guessed": (
+        "llama-3.1-70b",
+        Plan(tp=4),
+        Serving(
+            batch=8,
+            speculative_method="draft_model",
+            draft_model="llama-3.1-8b",
+            num_speculative_tokens=3,
+            acceptance_rate=0.7,
+        ),
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.answers import Counting, count, count_tree, roofline, train_tree
 from shardwise.answers._answer import whole_bytes
 from shardwise.answers._comm_tree import comm_tree
-from shardwise.answers._roofline_points import roofline_tree
+from shardwise.answers._roofline import roofline_tree
 from shardwise.training import comm
 
 

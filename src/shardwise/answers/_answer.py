@@ -185,3 +185,18 @@ def _drop(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
         os.close(nowhere)
+
+
+def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
+    """Return shares in percent with so many digits, rounded by largest remainder: they add up as the exact ones do.
+
+    >>> whole_shares({"a": 0.505, "b": 0.495}, 0)
+    {'a': '51%', 'b': '49%'}
+    """
+    scale = 10**digits
+    exact = {name: 100 * scale * share for name, share in shares.items()}
+    found = {name: math.floor(value) for name, value in exact.items()}
+    left = round(sum(exact.values())) - sum(found.values())
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:left]:
+        found[name] += 1
+    return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}

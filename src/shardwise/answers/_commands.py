@@ -73,7 +73,16 @@ def _serve() -> Command:
         "serve",
         SUMMARIES["serve"],
         ("model",),
-        {**_MODEL, **_flags.FROM_SERVER, **serve_flags(), **_flags.MANY, **_flags.PLOT, **AGAINST, **OUTPUT},
+        {
+            **_MODEL,
+            **_flags.FROM_SERVER,
+            **serve_flags(),
+            **_flags.ENERGY,
+            **_flags.MANY,
+            **_flags.PLOT,
+            **AGAINST,
+            **OUTPUT,
+        },
         exits,
         ("model", "on"),
     )
@@ -128,7 +137,7 @@ def _plan(kind: str = "") -> Command:
     many = {key: _flags.MANY[key] for key in ("vary", "solve", "rows")}
     if kind == "serve":
         exits = "exit status: 0 found, 1 nothing keeps the limits, 2 bad input"
-        flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **many, **_flags.PLOT, **OUTPUT}
+        flags = {"what": what, **_MODEL, **_flags.FROM_SERVER, **own, **_flags.ENERGY, **many, **_flags.PLOT, **OUTPUT}
         return Command("plan", SUMMARIES["plan"], ("what", "model"), flags, exits, ("what", "model", "on"))
     server = _flags.FROM_SERVER if kind == "infer" else {}
     flags = {"what": what, **_MODEL, **server, **own, **many, **_flags.PLOT, **OUTPUT}

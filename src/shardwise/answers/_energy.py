@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
@@ -15,7 +17,9 @@ from shardwise.records import dataclass
 from shardwise.units import show_count
 
 if TYPE_CHECKING:
+    from shardwise.answers._roofline_points import RooflinePoint
     from shardwise.serving import InferReport
+    from shardwise.serving.load import LengthMoments, ServeReport, Trace
     from shardwise.training import TrainReport
 
 _JOULES_PER_KWH = 3.6e6
@@ -26,14 +30,16 @@ ASSUMED = "energy is that of the devices; hosts, network and cooling are what --
 class Energy:
     """What devices draw and use, with 10 % and 90 % of the joules; None where there is no run or no grid.
 
-    `joules` are of a training step, or of a served batch; `tokens` those that they made. `compute_share` and
-    `memory_share` are of the datasheet's peaks, the mean over the time. With a PUE all but `watts_per_device` are at
-    the meter of the building. `source` are the measured loads that the watts rest on, of serving all.
+    `joules` are of a training step, of a served batch, or of all requests of a load; `tokens` those that they made.
+    `compute_share` and `memory_share` are of the datasheet's peaks, the mean over the time, `waiting_share` is that in
+    which no request is there. With a PUE all but `watts_per_device` are at the meter of the building. `source` are the
+    measured loads that the watts rest on, of serving all.
     """
 
     watts_per_device: float
     compute_share: float
     memory_share: float
+    waiting_share: float
     pue: float
     joules: float
     joules_low: float
@@ -48,11 +54,14 @@ class Energy:
     source: str
 
 
-def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: float | None = None) -> Energy:
-    """Return the energy of a training step and run, or of a served batch.
+AnyReport: TypeAlias = "TrainReport | InferReport | ServeReport"
+
+
+def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = None) -> Energy:
+    """Return the energy of a training step and run, of a served batch, or of the requests of a load.
 
     `pue` is the power of the building over that of the devices, `grid_intensity` grams of CO2 a kWh. Raises
-    `InputError` where the device's rated watts are not known. Sources: cost/power.toml.
+    `InputError` where the device's rated watts are not known, or nothing is served. Sources: cost/power.toml.
 
     >>> import shardwise as sw
     >>> job = sw.Training(seq_len=4096, global_batch=64)
@@ -62,37 +71,39 @@ def energy(report: TrainReport | InferReport, pue: float = 1.0, grid_intensity: 
     True
     """
     _check(pue, grid_intensity)
-    host = getattr(report.case, "host", None)
+    case = cast("InferReport", getattr(report, "base", report)).case
+    host = getattr(case, "host", None)
     if host is not None:
         name = host.cluster.device.name
         rule = f"runs a part of the model, and the watts of {name} under such a load are not known"
         raise InputError([Problem("host", name, rule, "ask for the energy of one device alone")])
-    compute, memory = _busy(report)
-    watts, low, high = mean_watts(report.case.cluster.device, compute, memory)
-    seconds, tokens = _work(report)
-    joules = watts * report.plan.num_devices * seconds * pue
-    per_token = joules / tokens if tokens else math.inf
+    work = _work(report)
+    compute, memory = (min(peak / work.device_seconds, 1.0) for peak in (work.arithmetic, work.moved))
+    watts, low, high = mean_watts(case.cluster.device, compute, memory, work.waiting)
+    joules = watts * work.device_seconds * pue
+    per_token = joules / work.tokens if work.tokens else math.inf
     kwh = per_token * 1e6 / _JOULES_PER_KWH
-    run = None
-    if isinstance(report.job, Training) and report.job.run_tokens:
-        run = per_token * report.job.run_tokens / _JOULES_PER_KWH
+    job, run = getattr(report, "job", None), None
+    if isinstance(job, Training) and job.run_tokens:
+        run = per_token * job.run_tokens / _JOULES_PER_KWH
     grams = None if grid_intensity is None else grid_intensity / 1000
     return Energy(
         watts_per_device=watts,
         compute_share=compute,
         memory_share=memory,
+        waiting_share=work.waiting,
         pue=pue,
         joules=joules,
         joules_low=joules * low / watts,
         joules_high=joules * high / watts,
-        tokens=tokens,
+        tokens=work.tokens,
         joules_per_token=per_token,
         kwh_per_million_tokens=kwh,
         tokens_per_second_per_megawatt=1e6 / per_token,
         run_kwh=run,
         run_kg_co2=None if run is None or grams is None else run * grams,
         kg_co2_per_million_tokens=None if grams is None else kwh * grams,
-        source=power_model(family_of(report.case.cluster.device)).source,
+        source=power_model(family_of(case.cluster.device)).source,
     )
 
 
@@ -107,34 +118,118 @@ def _check(pue: float, grid_intensity: float | None) -> None:
         raise InputError(problems)
 
 
-def _busy(report: TrainReport | InferReport) -> tuple[float, float]:
-    """Return shares of the datasheet's peaks of arithmetic and of memory, the mean over a step or a batch."""
-    from shardwise.answers._roofline_points import roofline
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What devices do: seconds of all of them, those that the datasheet's peaks would take, and the tokens made."""
 
-    again = {"decode": float(max(getattr(report.job, "output_tokens", 1) - 1, 0))}
+    device_seconds: float
+    arithmetic: float
+    moved: float
+    tokens: float
+    waiting: float = 0.0
+
+
+def _at_peak(points: Iterable[RooflinePoint], again: Mapping[str, float] = MappingProxyType({})) -> tuple[float, float]:
+    """Return seconds of a rank at the peaks of arithmetic and of memory, phases as often again as is said."""
     arithmetic = moved = 0.0
-    for point in roofline(report).points:
+    for point in points:
         times = point.times * again.get(point.phase, 1.0)
         arithmetic += times * point.flops / point.peak_flops_per_second
         moved += times * point.moved_bytes / point.peak_bytes_per_second
-    seconds, _ = _work(report)
-    return min(arithmetic / seconds, 1.0), min(moved / seconds, 1.0)
+    return arithmetic, moved
 
 
-def _work(report: TrainReport | InferReport) -> tuple[float, float]:
-    """Return seconds and tokens: of a training step, or of a batch from its arrival to its last token."""
-    job = report.job
+def _work(report: AnyReport) -> _Work:
+    """Return the work of a training step, of a batch from its arrival to its last token, or of a load."""
+    from shardwise.answers._roofline_points import roofline
+    from shardwise.serving.load import ServeReport
+
+    if isinstance(report, ServeReport):
+        return _of_load(report)
+    job, devices = report.job, report.plan.num_devices
     if isinstance(job, Training):
-        return cast("TrainReport", report).step_seconds, float(job.tokens_per_step)
-    served = cast("InferReport", report)
-    return served.request_seconds, float(served.batch_in_flight * (job.output_tokens or job.input_tokens))
+        seconds, tokens = cast("TrainReport", report).step_seconds, float(job.tokens_per_step)
+        ranks, again = float(devices), {}
+    else:
+        served = cast("InferReport", report)
+        seconds, tokens = (
+            served.request_seconds,
+            float(served.batch_in_flight * (job.output_tokens or job.input_tokens)),
+        )
+        # Its operators are of all layers, of which a stage has its part.
+        ranks, again = devices / report.plan.pp, {"decode": float(max(job.output_tokens - 1, 0))}
+    arithmetic, moved = _at_peak(roofline(report).points, again)
+    return _Work(device_seconds=devices * seconds, arithmetic=ranks * arithmetic, moved=ranks * moved, tokens=tokens)
 
 
-def asked_energy(inputs: Inputs, report: TrainReport | InferReport) -> Energy | None:
-    """Return the energy of a report where --energy, or what belongs to it, is given."""
+def _of_load(report: ServeReport) -> _Work:
+    """Return what all pools of a deployment do, from the first arrival to the last token."""
+    from shardwise.serving.load import lanes_of, moments_of
+
+    if not report.requests:
+        rule = "is not carried, so that nobody knows what is served"
+        raise InputError(
+            [Problem("load", f"{report.workload.arrivals.rate:g}/s", rule, "ask for less, or add devices")]
+        )
+    pools = [(report.base, report.traces, "decode" if report.prefill else "both", report.table)]
+    if report.prefill:
+        pools.append((report.prefill.base, report.prefill.traces, "prefill", report.prefill.table))
+    seconds = busy = arithmetic = moved = 0.0
+    for base, traces, stage, table in pools:
+        own = report.span_seconds * base.plan.num_devices
+        if report.scaling:
+            own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas
+        # A trace is of a group of attention, or of one of the batches that pass its stages in turn.
+        each, lanes = base.plan.num_devices / base.plan.dp, lanes_of(base.plan)
+        found = _of_pool(base, traces, moments_of(report.workload, report.policy, stage, table.made))
+        ranks = each / base.plan.pp
+        arithmetic, moved = arithmetic + ranks * found[0], moved + ranks * found[1]
+        seconds, busy = seconds + own, busy + each / lanes * sum(t.busy_seconds for t in traces)
+    return _Work(
+        device_seconds=seconds,
+        arithmetic=arithmetic,
+        moved=moved,
+        tokens=float(sum(request.output_tokens for request in report.requests)),
+        waiting=max(1 - busy / seconds, 0.0),
+    )
+
+
+def _of_pool(base: InferReport, traces: Sequence[Trace], moments: LengthMoments) -> tuple[float, float]:
+    """Return seconds at the peaks of arithmetic and of memory of one rank of each group of a pool, added up.
+
+    Each iteration reads the weights for the sequences that decode in it on average; prompts add what their tokens take
+    beyond that.
+    """
+    from shardwise.answers._roofline_points import step_points
+    from shardwise.serving._ledger import EngineStep
+
+    def priced(sequences: float, tokens: float, past: float) -> tuple[float, float]:
+        phase: Literal["prefill", "decode"] = "prefill" if tokens else "decode"
+        step = EngineStep(phase=phase, sequences=sequences, tokens=tokens or 1.0, context=past)
+        return _at_peak(step_points(base, phase, step, 1.0))
+
+    iterations = sum(t.iterations for t in traces)
+    decoded = sum(r.output_tokens - 1 for t in traces for r in t.finished) / moments.made if moments.steps else 0.0
+    beside = decoded / iterations
+    whole = priced(beside, 0.0, moments.context) if beside else priced(1.0, 1.0, 0.0)
+    total = [iterations * one for one in whole]
+    new = moments.new_tokens
+    many = sum(t.prompt_tokens for t in traces) / new / len(moments.prompts) if new else 0.0
+    for size, past in moments.prompts if many else ():
+        pair = priced(1.0, beside + size, past), priced(1.0, max(beside, 1.0), past)
+        total = [one + many * (more - less) for one, more, less in zip(total, *pair, strict=True)]
+    return total[0], total[1]
+
+
+def asked_energy(inputs: Inputs, report: AnyReport) -> Energy | None:
+    """Return the energy of a report where --energy, or what belongs to it, is given; None of a load nobody carries."""
     if not inputs.get("energy") and not {"pue", "grid_intensity"} & inputs.values.keys():
         return None
-    return energy(report, inputs.get("pue", 1.0), inputs.get("grid_intensity"))
+    pue, grid = inputs.get("pue", 1.0), inputs.get("grid_intensity")
+    if not getattr(report, "requests", True):
+        _check(pue, grid)
+        return None
+    return energy(report, pue, grid)
 
 
 def energy_tree(found: Energy | None) -> dict[str, Any]:
@@ -155,6 +250,8 @@ def energy_lines(page: Page, found: Energy | None, of: str) -> None:
         f"{found.watts_per_device:,.0f} W a device at {found.compute_share:.0%} of its FLOP/s and "
         f"{found.memory_share:.0%} of its memory's bandwidth; {rate} tokens/s a MW"
     )
+    if found.waiting_share >= 0.01:
+        page.note(f"{found.waiting_share:.0%} of the time no request is there: taken as between two kernels", "dim")
     low, high = found.joules_low / found.joules, found.joules_high / found.joules
     page.note(f"8 of 10 measured serving loads: {low:.2f} to {high:.2f} of it ({found.source})", "dim")
     carbon = found.run_kg_co2 if found.run_kg_co2 is not None else found.kg_co2_per_million_tokens

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
+from shardwise.answers._energy import Energy, asked_energy, energy_lines, energy_tree
 from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
@@ -116,15 +117,22 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
     def page() -> Page:
         shown = found.best[0] if found.best else found.nearest
-        return load_page(found, words(shown) if shown is not None else [], (tuple(inputs.notes), width))
+        command = words(shown) if shown is not None else []
+        return load_page(found, command, (tuple(inputs.notes), width), used[0] if used else None)
 
     def draw() -> Figure:
         from shardwise.answers._plots_serving import front_figure
 
         return front_figure(found)
 
+    used = [asked_energy(inputs, report) for report in found.best]
+
     def tree() -> dict[str, Any]:
-        return with_notes(load_tree(found, list(map(words, found.best))), inputs.notes)
+        trees = [
+            energy_tree(one) | {"command": " ".join(words(report))}
+            for report, one in zip(found.best, used, strict=True)
+        ]
+        return with_notes(load_tree(found, trees), inputs.notes)
 
     done = Answer(0 if found.best else 1, tree, page)
     return plotted(inputs, done, draw)
@@ -141,8 +149,8 @@ def _point(point: FrontPoint) -> dict[str, Any]:
     }
 
 
-def load_tree(found: LoadResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
+def load_tree(found: LoadResult, beside: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the answer of a search as plain values; `beside` is what else is said of each of the best."""
     return {
         "search": {
             "layouts": found.layouts,
@@ -150,9 +158,7 @@ def load_tree(found: LoadResult, commands: Sequence[Sequence[str]]) -> dict[str,
             "seconds": found.seconds,
             "objective": found.objective,
         },
-        "best": [
-            {**report.to_dict(), "command": " ".join(words)} for report, words in zip(found.best, commands, strict=True)
-        ],
+        "best": [{**report.to_dict(), **more} for report, more in zip(found.best, beside, strict=True)],
         "fewer": found.fewer.to_dict() if found.fewer is not None else None,
         "front": [_point(point) for point in found.front],
         "rejected": [asdict(row) for row in found.rejected],
@@ -178,8 +184,13 @@ def describe(report: ServeReport) -> str:
     return f"{many} of {degrees}: {report.base.case.engine.name}, {limits}"
 
 
-def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
-    """Return the answer of a search as a page."""
+def load_page(
+    found: LoadResult,
+    command: Sequence[str],
+    notes_and_width: tuple[Sequence[str], int],
+    used: Energy | None = None,
+) -> Page:
+    """Return the answer of a search as a page, with the energy of the best where it was asked for."""
     notes, width = notes_and_width
     page = Page(width)
     shown = found.best[0] if found.best else found.nearest
@@ -196,6 +207,7 @@ def load_page(found: LoadResult, command: Sequence[str], notes_and_width: tuple[
         f"{found.layouts:,} layouts and batch limits by the closed form, {found.simulated} simulated, "
         f"in {show_seconds(found.seconds)}", "dim",
     )  # fmt: skip
+    energy_lines(page, used, "all requests")
     page.blank()
     _front(page, found)
     rejected(page, found.rejected)

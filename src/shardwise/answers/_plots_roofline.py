@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers._answer import whole_shares
 from shardwise.answers._canvas import GREY, INK, RED
 from shardwise.answers._described import describe
 from shardwise.answers._plots import plan_words, sheet, title_of
-from shardwise.answers._roofline_points import Roofline, RooflinePoint, whole_shares
+from shardwise.answers._roofline_points import Roofline, RooflinePoint
 from shardwise.training import TrainReport
 from shardwise.units import show_count, show_seconds
 

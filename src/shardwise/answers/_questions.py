@@ -137,9 +137,8 @@ class VaryPoint:
         """Return the values and the headlines under their keys, None where nothing is answered."""
         found = {head.key: None if self.report is None else head.of(self.report) for head in headlines(inputs)}
         problem = "; ".join(map(str, self.problems)) or None
-        energy = {} if kind_of(inputs) == "serve" else {"kwh_per_million_tokens": self.kwh}
         plan = {"plan": self.plan or None} if inputs.command == "plan" else {}
-        return {**self.values, **found, **energy, **plan, "problem": problem}
+        return {**self.values, **found, "kwh_per_million_tokens": self.kwh, **plan, "problem": problem}
 
 
 class Questions:
@@ -177,7 +176,7 @@ class Questions:
             own.problems.raise_if_any()
             report = self._home.ask(own)
             plan = self._home.described(own, report) if own.command == "plan" else ""
-            return VaryPoint(values, report, kwh=None if kind_of(own) == "serve" else _kwh(own, report), plan=plan)
+            return VaryPoint(values, report, kwh=_kwh(own, report), plan=plan)
         except InputError as error:
             return VaryPoint(values, problems=error.problems)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _infer, _train
-from shardwise.answers._answer import Answer
+from shardwise.answers._answer import Answer, whole_bytes, whole_shares
 from shardwise.answers._described import describe
 from shardwise.answers._files import command_words
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.answers._roofline_points import Roofline, RooflinePoint, roofline, roofline_tree, whole_shares
+from shardwise.answers._roofline_points import Roofline, RooflinePoint, roofline
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -29,6 +30,27 @@ def ask(inputs: Inputs) -> TrainReport | InferReport:
     only = infer_flags().keys() - train_flags().keys()
     what = inputs.get("what", "infer" if only & inputs.values.keys() else "train")
     return _infer.ask(inputs) if what == "infer" else _train.ask(inputs)
+
+
+def roofline_tree(found: Roofline) -> dict[str, Any]:
+    """Return a roofline as plain values: FLOPs, bytes, seconds, and shares of the group."""
+    case = found.report.case
+    device = case.cluster.device
+    derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
+    tree = {
+        "model": case.model.name,
+        "device": device.name,
+        "plan": describe(found.report.plan),
+        "memory_bytes_per_second": device.memory_bytes_per_second,
+        "seconds": found.seconds,
+        "lost_seconds": found.lost_seconds,
+        "bound": found.bounds(),
+        "operators": [
+            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}
+            for point in found.points
+        ],
+    }
+    return cast(dict[str, Any], whole_bytes(tree))
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

@@ -6,14 +6,11 @@ priced twice. Roofline: Williams, Waterman, Patterson 2009.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from shardwise.answers._answer import whole_bytes
-from shardwise.answers._described import describe
 from shardwise.answers._train_tree import step_tree, without_residue
 from shardwise.cost import (
     DECODE_PARTS,
@@ -33,10 +30,21 @@ from shardwise.ledger.op import Op
 from shardwise.records import dataclass
 from shardwise.serving import InferReport
 from shardwise.serving._batch import decode_steps, prefill_step
+from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._cost_model import op_seconds as served_seconds
 from shardwise.serving._kernels import EngineKernels
-from shardwise.serving._ledger import EngineStep, step_ledger
+from shardwise.serving._ledger import (
+    EngineStep,
+    StepLedger,
+    draft_case,
+    draft_ledger,
+    draft_sizes,
+    step_ledger,
+    uses_heads,
+)
+from shardwise.serving._sizes import ServingSizes
+from shardwise.serving._speculation import tokens_per_step
 from shardwise.training import TrainReport
 from shardwise.training._evaluate import machine_of
 from shardwise.training._ledger import PartLedger, ledger_of
@@ -153,21 +161,6 @@ class Roofline:
         for point in self.points:
             found[self.group(point)][point.bound] += self.share(point)
         return found
-
-
-def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
-    """Return shares in percent with so many digits, rounded by largest remainder: they add up as the exact ones do.
-
-    >>> whole_shares({"a": 0.505, "b": 0.495}, 0)
-    {'a': '51%', 'b': '49%'}
-    """
-    scale = 10**digits
-    exact = {name: 100 * scale * share for name, share in shares.items()}
-    found = {name: math.floor(value) for name, value in exact.items()}
-    left = round(sum(exact.values())) - sum(found.values())
-    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:left]:
-        found[name] += 1
-    return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
 
 
 # Which limit each rate is, and which records hold rates of their own.
@@ -296,14 +289,15 @@ def _of_training(report: TrainReport) -> Roofline:
     )
 
 
-def _served(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[RooflinePoint]:
+def _served(
+    case: ServingCase, sizes: ServingSizes[float], ledger: StepLedger[float], phase: str, times: float
+) -> Iterable[RooflinePoint]:
     """Yield the operators of one engine step that runs so many times."""
-    case, sizes = report.case, report.evaluation.sizes
-    server = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    server = replace(engine_cost_model(case, sizes), decoding=ledger.step.phase == "decode")
     limits: dict[Bound, EngineCostModel[float]] = {kept: _only(server, kept) for kept in _BOUNDS}
     rows = [*case.model.kinds.values(), 1, 1]
     device = case.cluster.device
-    for (label, ops), count in zip(step_ledger(case, sizes, step).lines, rows, strict=True):
+    for (label, ops), count in zip(ledger.lines, rows, strict=True):
         for op in ops:
             seconds = float(served_seconds(server, op))
             if not seconds:
@@ -349,13 +343,29 @@ def _merged(points: list[RooflinePoint]) -> RooflinePoint:
     return replace(longest, times=times, shape=shape, flops=flops, moved_bytes=moved, seconds=seconds)
 
 
+def step_points(report: InferReport, phase: str, step: EngineStep[float], times: float) -> Iterable[RooflinePoint]:
+    """Yield the operators of one engine step; of a decode step those of a draft too, whose guesses it verifies."""
+    case, sizes, depth = report.case, report.evaluation.sizes, report.job.num_speculative_tokens
+    if step.phase != "decode" or not depth:
+        yield from _served(case, sizes, step_ledger(case, sizes, step), phase, times)
+        return
+    verified = replace(step, tokens=step.tokens * (depth + 1))
+    yield from _served(case, sizes, step_ledger(case, sizes, verified), phase, times)
+    draft = draft_case(case)
+    if draft is not None:
+        own = draft_sizes(draft, sizes)
+        for point in _served(draft, own, draft_ledger(draft, own, step, uses_heads(case)), phase, times * depth):
+            yield replace(point, operator=f"draft.{point.operator}")
+
+
 def _of_serving(report: InferReport) -> Roofline:
     """Return the operators of a prefill and of the mean decode step, all layers together."""
     case, sizes = report.case, report.evaluation.sizes
     step, count = prefill_step(case, sizes)
-    prefill = list(_served(report, "prefill", step, float(count)))
+    prefill = list(step_points(report, "prefill", step, float(count)))
     steps = decode_steps(case, sizes)
-    decode = [point for at, share in steps if share for point in _served(report, "decode", at, share)]
+    made = tokens_per_step(report.job)
+    decode = [point for at, share in steps if share for point in step_points(report, "decode", at, share / made)]
     what = {"prefill": "the prefill of a batch", "decode": "a decode step, the mean of the generation"}
     return Roofline(report, (*prefill, *_mean(decode)), what)
 
@@ -377,24 +387,3 @@ def roofline(report: TrainReport | InferReport) -> Roofline:
         rule = "runs a part of the model, and operators are held against the roofline of one device"
         raise InputError([Problem("host", report.job.host, rule, "ask for the roofline of either alone")])
     return _of_serving(report)
-
-
-def roofline_tree(found: Roofline) -> dict[str, Any]:
-    """Return a roofline as plain values: FLOPs, bytes, seconds, and shares of the group."""
-    case = found.report.case
-    device = case.cluster.device
-    derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
-    tree = {
-        "model": case.model.name,
-        "device": device.name,
-        "plan": describe(found.report.plan),
-        "memory_bytes_per_second": device.memory_bytes_per_second,
-        "seconds": found.seconds,
-        "lost_seconds": found.lost_seconds,
-        "bound": found.bounds(),
-        "operators": [
-            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}
-            for point in found.points
-        ],
-    }
-    return cast(dict[str, Any], whole_bytes(tree))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers import _case
 from shardwise.answers._answer import Answer
+from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._plot import check_drawable, plotted
@@ -316,11 +317,13 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         remedies = load_remedies(report)
 
+    used = asked_energy(inputs, report)
+
     def tree() -> dict[str, Any]:
-        return {**report.to_dict(), "remedies": [remedy_tree(one) for one in remedies]}
+        return {**report.to_dict(), **energy_tree(used), "remedies": [remedy_tree(one) for one in remedies]}
 
     def page() -> Page:
-        return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies)
+        return serve_page(report, command_words("serve", {**inputs.values, **fixed}), width, remedies, used)
 
     def draw() -> Figure:
         from shardwise.answers._plots_load import load_figure

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
 from shardwise.serving.load import PERCENTILES, ServeReport, around, headline_of
 from shardwise.units import show_bytes, show_seconds
@@ -203,8 +204,14 @@ def _why(page: Page, report: ServeReport, metric: Metric, quantile: str) -> None
         page.note(f"{show_seconds(seconds):>10}  {word}")
 
 
-def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: Sequence[LoadRemedy] = ()) -> Page:
-    """Return the page of a deployment under load."""
+def serve_page(
+    report: ServeReport,
+    words: Sequence[str],
+    width: int,
+    remedies: Sequence[LoadRemedy] = (),
+    used: Energy | None = None,
+) -> Page:
+    """Return the page of a deployment under load, with the energy where it was asked for."""
     page = Page(width)
     _verdict(report, page)
     if report.requests:
@@ -217,6 +224,7 @@ def serve_page(report: ServeReport, words: Sequence[str], width: int, remedies: 
     _remedies(page, remedies)
     page.blank()
     _cost(report, page)
+    energy_lines(page, used, "all requests")
     page.blank()
     page.label("ASSUMED", "")
     page.items(report.assumptions)

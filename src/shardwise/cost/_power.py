@@ -98,8 +98,11 @@ def power_model(family: str) -> PowerModel:
     return record(PowerModel, table[name], f"power.{name}")
 
 
-def mean_watts(device: Device, compute: float, memory: float) -> tuple[float, float, float]:
-    """Return the mean watts of a busy device and its band; raises `InputError` where its rated watts are not known.
+def mean_watts(device: Device, compute: float, memory: float, waiting: float = 0.0) -> tuple[float, float, float]:
+    """Return the mean watts of a device and its band; raises `InputError` where its rated watts are not known.
+
+    `waiting` is the share of the time without a request: measured loads were steady, so that what is drawn then is
+    known to lie between nothing and what a device draws between two kernels, which is taken.
 
     >>> from shardwise.hardware import find_device
     >>> [round(watts) for watts in mean_watts(find_device("a100-sxm-80gb").device, 0.4, 0.3)]
@@ -107,4 +110,5 @@ def mean_watts(device: Device, compute: float, memory: float) -> tuple[float, fl
     """
     model = power_model(family_of(device))
     watts = device.power_watts * model.share(compute, memory)
-    return watts, watts * model.low, min(watts * model.high, device.power_watts)
+    least = max(watts - device.power_watts * model.idle * waiting, 0.0)
+    return watts, least * model.low, min(watts * model.high, device.power_watts)

@@ -3,10 +3,11 @@
 from shardwise.serving._policy import Policy, SchedulerLimits, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import CAPACITY, around, headline_of, with_tail
+from shardwise.serving.load._lockstep import lanes_of
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import PrefillReport, ServeReport
-from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, moments_of
+from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, Trace, moments_of
 from shardwise.serving.load._serve import prefill_plan, serve
 from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable
