@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from accuracy.kernels.attention import blocked
-from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, gemm_seconds, rates_of
+from shardwise.cost import ELEMENT_BYTES, Efficiencies, Rates, gemm_seconds, kernel_seconds, rates_of
 from shardwise.hardware import Device
+from shardwise.ledger.op import Op
 from shardwise.measured import Context, Prediction, Record, refuse
 
 
@@ -36,10 +37,13 @@ def _products(record: Record, device: Device, dtype: str) -> tuple[float, float]
         width = max(ELEMENT_BYTES[dtype], 2.0)
         moved = batch * (width * (m * k + k * n) + (out + (out if record.text("accumulate") == "1" else 0)) * m * n)
         return 2 * m * n * k * batch, float(gemm_seconds(rates, (m, n, k, batch), moved))
-    flops = 2 * m * n * k * groups
-    slower = {"bwd_input": rates.grouped_gradients[0], "bwd_weight": rates.grouped_gradients[1]}.get(stage, 1.0)
-    moved = groups * 2 * (m * k + k * n + m * n)
-    return flops, float(max(flops / (rates.grouped_flops * slower), moved / rates.memory_bytes) + rates.grouped_start)
+    passes = {"bwd_input": "input", "bwd_weight": "weight"}
+    edges, gradient = 2 * groups * m * (n + k), 4 if record.text("main_grad_dtype") == "fp32" else 2
+    flops, moved = 2 * m * n * k * groups, edges + 2 * groups * n * k
+    op = Op(name="experts", kind="grouped", region="experts", flops=flops, forward_bytes=moved, backward_flops=flops,
+            backward_bytes=moved, weight_flops=flops, weight_bytes=edges + 2 * gradient * groups * n * k, rows=m,
+            columns=n, inner=k, batch=groups, dtype=dtype)  # fmt: skip
+    return flops, float(kernel_seconds(rates, op, passes.get(stage, "forward")))
 
 
 def _attention(record: Record, device: Device) -> tuple[float, float]:
