@@ -12,10 +12,12 @@ import pytest
 from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import SYSTEMS, ExportCase, ImportContext, Imported, import_file, import_server
+from shardwise.formats._exported import unsaid
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Settings, Training, find_stack, stack_names
-from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, Field
+from shardwise.plans import Plan, Serving, Settings, Training, find_stack, stack_names
+from shardwise.plans.fields import PLAN, SERVING, SETTINGS, TRAINING, Field
+from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.training import TrainingOptions, train
 
 # What a plan starts from where a system needs more than replicas: its sharding, and fields that it always has.
@@ -105,6 +107,66 @@ def test_every_setting_comes_back_or_is_refused(target: str, tmp_path: Path) -> 
             (tmp_path / file).write_text(text)
         back = import_file(tmp_path / next(iter(files)), around=ImportContext(num_devices=case.plan.num_devices))
         assert predicted(case, back) == pytest.approx(asked, rel=1e-4), name
+
+
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "llamacpp": "llama.cpp", "dynamo": "vllm"}
+SERVED: dict[str, dict[str, Any]] = {
+    "weights": {"weights": "fp8"}, "kv_cache": {"kv_cache": "fp8"}, "compute": {"compute": "fp8", "weights": "fp8"},
+    "memory_fraction": {"memory_fraction": 0.5}, "max_batched_tokens": {"max_batched_tokens": 300},
+    "adapters": {"adapters": 3, "adapter_rank": 16}, "stage_layers": {"stage_layers": (15, 17), "pp": 2},
+    "speculative_method": {"speculative_method": "ngram", "num_speculative_tokens": 2, "acceptance_rate": 0.5},
+    "num_speculative_tokens": {"speculative_method": "ngram", "num_speculative_tokens": 5, "acceptance_rate": 0.5},
+    "draft_model": {"speculative_method": "draft_model", "num_speculative_tokens": 2, "acceptance_rate": 0.5,
+                    "draft_model": "llama-3.2-1b"},
+    "order": {"order": ("dp", "tp", "tp2", "cp", "pp"), "tp": 2, "dp": 8},
+    "fast": {"fast": (1, 1, 1, 8, 1), "tp": 2, "dp": 8}, "ep": {"ep": 2, "tp": 2}, "etp": {"etp": 2, "tp": 2},
+    "gpu_layers": {"gpu_layers": 8, "host": "cpu-generic"}, "cpu_experts": {"cpu_experts": 4, "host": "cpu-generic"},
+}  # fmt: skip
+LAUNCHED = [(row, name) for row in (*PLAN, *SERVING) for name in row.names if row in SERVING or "infer" in row.taken_by]
+
+
+def served(target: str, name: str, **changed: Any) -> InferReport:
+    """Return the answer for a server of a system with some fields changed."""
+    own = [Plan(**{k: v for k, v in changed.items() if hasattr(Plan(), k)})]
+    plan = replace(own[0], dp=own[0].dp or 1)
+    job = Serving(**{"batch": 8} | {k: v for k, v in changed.items() if not hasattr(Plan(), k)})
+    model = "mixtral-8x7b" if name in ("ep", "etp", "cpu_experts", "expert_imbalance") else "llama-3.1-8b"
+    cluster = Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
+    return infer(load_model(model), cluster, plan, job, ServingOptions(engine=ENGINES[target]))
+
+
+def figures(report: InferReport) -> tuple[float, ...]:
+    """Return bytes, tokens and seconds of an answer."""
+    return report.memory.needed, report.kv_cache_tokens, report.ttft_seconds, report.tpot_seconds
+
+
+@pytest.mark.parametrize("target", ENGINES)
+def test_every_setting_of_a_server_comes_back_or_is_refused_or_said(target: str, tmp_path: Path) -> None:
+    """One field after the other set otherwise: a launch is refused by its name, or means the same when it is read."""
+    export = import_module(f"shardwise.formats.{target}").export
+    for row, name in LAUNCHED:
+        usual = {f.name: f.default for kind in (Plan, Serving) for f in fields(kind)}[name]
+        value = not usual if row.type == "switch" else 2 if row.type in ("whole", "ratio") else 0.5
+        changed = SERVED.get(name, {name: value})
+        try:
+            report = served(target, name, **changed)
+        except InputError:
+            continue  # no question of this engine
+        if not row.told:
+            assert unsaid((SERVING, report.job)), name
+        try:
+            files = export(report).files
+        except InputError as error:
+            assert {problem.field for problem in error.problems} & changed.keys(), (name, str(error))
+            continue
+        for file, text in files.items():
+            (tmp_path / file).write_text(text)
+        back = import_server(tmp_path / next(iter(files))).values
+        dp = {"dp": max(back.get("dp", 1), report.plan.dp)}
+        facts = {one: changed[one] for row in SERVING if not row.told for one in row.names if one in changed}
+        known = {one: back[one] for row, one in LAUNCHED if row.told and one in back and one != "memory_fraction"}
+        again = served(target, name, **known | facts | dp | {"memory_fraction": report.memory_share})
+        assert figures(again) == pytest.approx(figures(report), rel=1e-3), name
 
 
 @pytest.mark.parametrize("target", ["vllm", "sglang", "dynamo", "trtllm"])

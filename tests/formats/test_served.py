@@ -118,7 +118,7 @@ REFUSED = (
     ("sglang", ("deepseek-v3", "--on", "8xh200", "--tp", "8", "--weights", "bf16", "--batch", "4"), ["weights"]),
     ("vllm", (*LLAMA, "--kv-cache", "int8"), ["kv_cache"]),
     ("vllm", (*LLAMA, "--adapter-rank", "20"), ["adapter_rank"]),
-    ("sglang", (*LLAMA, "--no-use-kv-cache", "--misc-memory", "1GB"), ["use_kv_cache", "misc_memory"]),
+    ("sglang", (*LLAMA, "--no-use-kv-cache", "--misc-memory", "1GB"), ["use_kv_cache"]),
     ("vllm", ("mixtral-8x7b", "--on", "8xh100", "--tp", "8", "--ep", "2", "--etp", "4", "--batch", "4"), ["ep"]),
     ("sglang", ("llama-2-7b", "--on", "1xh100", "--input-tokens", "5000"), ["input_tokens"]),
     ("vllm", ("bert-base", "--on", "1xh100"), ["model"]),

@@ -18,6 +18,7 @@ from shardwise.answers._page import Page
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS
 from shardwise.plans import find_stack, stack_names
+from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     Raises `InputError` with every problem, and every field that cannot be told.
     """
     from shardwise.formats import ExportCase
-    from shardwise.formats._exported import unsaid
 
     target = inputs.get("target", "megatron")
     if target in SERVERS:
@@ -83,11 +83,18 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
 
         nodes, each = processes(stated)
         found = _wrapped(inputs, replace(found, nodes=nodes, node_devices=each), report)
-    apart = [f"{one}: no setting of {found.system} says it" for one in unsaid(stated.job, stated.stack.settings)]
+    apart = _apart(found, (TRAINING, stated.job), (SETTINGS, stated.stack.settings))
     report = replace(report, assumptions=(*report.assumptions, *apart))
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     files = {name: commented(name, text, said) for name, text in found.files.items()}
     return replace(found, files=files), report
+
+
+def _apart(found: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
+    """Return the facts of a question that no setting of a system says."""
+    from shardwise.formats._exported import unsaid
+
+    return [f"{one}: no setting of {found.system} says it" for one in unsaid(*asked)]
 
 
 def _named(inputs: Inputs) -> str:
@@ -130,6 +137,7 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     if "wrap" in inputs.values:
         found = _wrapped(inputs, found, report)
+    report = replace(report, assumptions=(*report.assumptions, *_apart(found, (SERVING, report.job))))
     said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
     return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
 

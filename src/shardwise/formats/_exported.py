@@ -5,7 +5,7 @@ Two cases that mean the same are made equal first: what has no effect is left ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,7 +26,7 @@ from shardwise.plans import (
     reference_of,
     tuning_of,
 )
-from shardwise.plans.fields import SETTINGS, TRAINING
+from shardwise.plans.fields import SETTINGS, TRAINING, Field
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
 
@@ -171,16 +171,20 @@ def script_words(job: Training) -> str:
     return f"sequences of {job.seq_len} tokens" + (f", {job.run_tokens:g} tokens in all" if job.run_tokens else "")
 
 
-def unsaid(job: Training, settings: Settings) -> list[str]:
+def unsaid(*asked: tuple[Iterable[Field], Any]) -> list[str]:
     """Return what is assumed of data, machines and the run that differs from what is usual: no system is told it.
 
-    >>> unsaid(Training(seq_len=1, global_batch=1, expert_imbalance=1.5), Settings(misc_bytes=2.0**30))
+    Each table of fields stands beside the record that it is of.
+
+    >>> job, settings = Training(seq_len=1, global_batch=1, expert_imbalance=1.5), Settings(misc_bytes=2.0**30)
+    >>> unsaid((TRAINING, job), (SETTINGS, settings))
     ['expert_imbalance 1.5', 'misc_memory 1073741824.0']
     """
-    pairs = ((row.key, name, part) for table, part in ((TRAINING, job), (SETTINGS, settings))
-             for row in table if not row.told for name in row.names)  # fmt: skip
-    usual = {f.name: f.default for kind in (Training, Settings) for f in fields(kind)}
-    found = {name: f"{key} {getattr(part, name)}" for key, name, part in pairs if getattr(part, name) != usual[name]}
+    found: dict[str, str] = {}
+    for rows, part in asked:
+        usual = {f.name: f.default for f in fields(part)}
+        names = ((row.key, name) for row in rows if not row.told for name in row.names)
+        found |= {name: f"{key} {getattr(part, name)}" for key, name in names if getattr(part, name) != usual[name]}
     return list(found.values())
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
 
 from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import table
 from shardwise.models._model import catalogue
 from shardwise.plans import Plan, Serving
+from shardwise.plans.fields import PLAN, SERVING
 from shardwise.records import dataclass
-from shardwise.serving import InferReport, checkpoint_format, engine_names, find_engine
+from shardwise.serving import InferReport, ServingOptions, checkpoint_format, engine_names, find_engine, infer
 
 Words = dict[str, str | int | float | bool]
 """Flags by name with their values; True stands alone."""
@@ -150,11 +154,6 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
         found.add(
             "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"
         )
-    if not job.use_kv_cache:
-        found.add("use_kv_cache", False, f"cannot be said to {system}", "leave it out")
-    for name in ("shard_weights", "compute", "misc_bytes"):
-        if value := getattr(job, name):
-            found.add(name.replace("misc_bytes", "misc_memory"), value, f"cannot be said to {system}", "leave it out")
     wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]
     if "tp" in wide[1:]:
         rule = f"cannot be said to {system}, whose neighbours are ranks of tensor parallelism"
@@ -209,8 +208,71 @@ def stage_variable(one: Deployment, name: str) -> str:
     return f"{name}={','.join(map(str, layers))} " if len(set(layers)) > 1 else ""
 
 
-def written(one: Deployment, system: str, start: str, words: Words, notes: Sequence[str]) -> Exported:
-    """Return the launch script of an engine."""
+def lost(one: Deployment, system: str, text: str, beside: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise `InputError` naming every field that a launch was not told and that moves the answer.
+
+    The launch is read back; `beside` are its other files, by their names.
+    """
+    from shardwise.formats._launched import LaunchFiles, read_launch
+
+    if "$" in one.job.draft_model:
+        return  # which a reader takes for a variable that is left open
+    back = read_launch(text, system, {"NODE_RANK": "0", "MASTER_ADDR": "first"}, LaunchFiles(named=beside)).values
+    own, copies = one.report, one.plan.dp // one.together
+    usual = {f.name: f.default for kind in (Plan, Serving) for f in fields(kind)}
+    theirs = {
+        name: back.get(name) or usual[name]
+        for row in (*PLAN, *SERVING)
+        if row.told and (row in SERVING or "infer" in row.taken_by)
+        for name in row.names
+    }
+    theirs |= {"dp": (back.get("dp") or 1) * copies, "gpu_layers": back.get("gpu_layers", -1)}
+    if abs(back.get("memory_fraction", 0.0) - own.memory_share) < _ROUNDED:
+        theirs["memory_fraction"] = one.job.memory_fraction
+    if theirs["draft_model"] == hub_name(one.job.draft_model):
+        theirs["draft_model"] = one.job.draft_model
+    ours = {name: getattr(one.plan if hasattr(one.plan, name) else one.job, name) for name in theirs}
+    other = {name: value for name, value in theirs.items() if value != ours[name]}
+    if not _moves(own, other):
+        return
+    alone = {name: value for name, value in other.items() if _moves(own, {name: value})}
+    found = Problems()
+    for name, value in (alone or other).items():
+        remedy = "leave it out" if value == usual[name] else f"use {value}"
+        found.add(name, ours[name], f"cannot be said to {table(f'{system}.toml')['checked']['system']}", remedy)
+    refuse(found)
+
+
+# Shares of the memory are written with so many digits.
+_ROUNDED = 6e-4
+
+
+def _moves(report: InferReport, values: Mapping[str, Any]) -> bool:
+    """Return whether a case takes other bytes or seconds, or is refused, with other values of its fields."""
+    case, plan, job = report.case, report.plan, report.job
+    named: list[dict[str, Any]] = [{k: v for k, v in values.items() if hasattr(part, k)} for part in (plan, job)]
+    options = ServingOptions(engine=case.engine, efficiencies=case.efficiencies)
+    try:
+        other = infer(case.model, case.cluster, replace(plan, **named[0]), replace(job, **named[1]), options)
+    except InputError:
+        return True
+    pairs = zip(_figures(report), _figures(other), strict=True)
+    return any(abs(a - b) > 1e-3 * abs(a) for a, b in pairs)
+
+
+def _figures(report: InferReport) -> tuple[float, ...]:
+    return report.memory.needed, report.kv_cache_tokens, report.ttft_seconds, report.tpot_seconds
+
+
+def written(
+    one: Deployment,
+    system: str,
+    start: str,
+    words: Words,
+    notes: Sequence[str],
+    beside: Mapping[str, str] = MappingProxyType({}),
+) -> Exported:
+    """Return the launch script of an engine, with the files that it names."""
     checked: Mapping[str, str] = table(f"{system}.toml")["checked"]
     devices = one.plan.tp * one.plan.pp * one.together
     lines = [f"    {name}" + ("" if value is True else f" {_shown(value)}") for name, value in words.items()]
@@ -226,8 +288,9 @@ def written(one: Deployment, system: str, start: str, words: Words, notes: Seque
         said.append("started on each node, with NODE_RANK and MASTER_ADDR set")
     text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
     text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
+    lost(one, system, text, beside)
     return Exported(
-        system=checked["system"], version=checked["version"], files={file: text}, notes=tuple(said),
+        system=checked["system"], version=checked["version"], files={file: text, **beside}, notes=tuple(said),
         launch=f"bash {file}", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,
     )  # fmt: skip
 

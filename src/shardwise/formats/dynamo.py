@@ -17,7 +17,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
-from shardwise.formats._served import PLAIN, Asked, Deployment, stage_variable
+from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(
@@ -150,6 +150,7 @@ def _worker(one: Deployment) -> dict[str, Any]:
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
     line = stage_variable(one, "VLLM_PP_LAYER_PARTITION")
     line += shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
+    lost(one, "vllm", line)
     worker: dict[str, Any] = {
         "componentType": "worker",
         "replicas": max(one.plan.dp // one.together, 1),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from shardwise.errors import Problems
@@ -62,8 +64,7 @@ def words_of(one: Deployment) -> Words:
     words: Words = {"--ctx-size": slots * one.context, "--parallel": slots}
     words["--n-gpu-layers"] = job.gpu_layers if job.gpu_layers >= 0 else "all"
     if devices > 1:
-        shares = p.stage_layers or (1,) * devices
-        words |= {"--split-mode": "row" if p.tp > 1 else "layer", "--tensor-split": ",".join(map(str, shares))}
+        words |= {"--split-mode": "row" if p.tp > 1 else "layer", "--tensor-split": ",".join(map(str, _shares(one)))}
     if job.cpu_experts:
         words["--n-cpu-moe"] = job.cpu_experts
     if cache:
@@ -74,6 +75,39 @@ def words_of(one: Deployment) -> Words:
         words["--no-cache-prompt"] = True
     refuse(found)
     return words
+
+
+def _shares(one: Deployment) -> tuple[int, ...]:
+    """Return what each device takes of the model: of its layers and the head, which counts as one of them."""
+    p, layers = one.plan, one.report.case.model.num_layers
+    if p.tp > 1:
+        return (1,) * p.tp
+    *first, last = p.stage_layers or (layers // p.pp,) * p.pp
+    return *first, last + 1
+
+
+def _stages(shares: Sequence[float], layers: int) -> tuple[int, ...]:
+    """Return the layers of each device by its share, the head being one more behind them.
+
+    llama.cpp src/llama-model.cpp get_layer_buft_list: the first whose shares up to it are more than what is before.
+
+    >>> _stages([15, 18], 32), _stages([1, 1], 32), _stages([3, 1], 32)
+    ((15, 17), (17, 15), (25, 7))
+    """
+    ends = [end / sum(shares) for end in accumulate(shares)]
+    owners = [bisect_right(ends, layer / (layers + 1)) for layer in range(layers)]
+    return tuple(owners.count(device) for device in range(len(shares)))
+
+
+def _numbers(line: LaunchLine, shares: Sequence[str]) -> list[float]:
+    """Return shares as numbers; what is none is a problem, and counts as one."""
+    found = []
+    for share in shares:
+        number = float(share) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", share, re.ASCII) else 0.0
+        if not number:
+            line.problems.add("--tensor-split", share, "must be shares above 0", "write for example 3,1")
+        found.append(number or 1.0)
+    return found
 
 
 def _written_formats() -> tuple[str, ...]:
@@ -137,6 +171,9 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
         "pp": devices if split == "layer" else 1, "cpu_experts": experts,
     }  # fmt: skip
+    if split == "layer" and devices > 1 and model:
+        stages = _stages(_numbers(line, shares), load_model(model).num_layers)
+        values["stage_layers"] = stages if min(stages) and len(set(stages)) > 1 else ()
     if layers not in all_of_them:
         values["gpu_layers"] = line.whole("--n-gpu-layers", 0)
     return line.launched(values, devices if shares else 0)

@@ -19,7 +19,7 @@ from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
-from shardwise.formats._served import PLAIN, Asked, Deployment, check, proposer, refuse, written
+from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, proposer, refuse, written
 from shardwise.serving import InferReport
 from shardwise.shell import left_open
 
@@ -93,10 +93,11 @@ def export(report: InferReport, asked: Asked = PLAIN) -> Exported:
     start = f"trtllm-serve {shlex.quote(one.model)}"
     if one.nodes > 1:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
-    found = written(one, "trtllm", start, {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}, notes)
+    words: Words = {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}
+    found = written(one, "trtllm", start, words, notes, {"trtllm.yaml": _yaml.dump(tree)})
     # On several nodes srun starts its ranks, which no other scheduler's file can stand around.
     launch = found.launch if one.nodes == 1 else ""
-    return replace(found, files={**found.files, "trtllm.yaml": _yaml.dump(tree)}, launch=launch)
+    return replace(found, launch=launch)
 
 
 STARTS = r"(\btrtllm-serve( serve)?|-m dynamo\.trtllm)"

@@ -247,28 +247,28 @@ SPECULATION = ("draft_model", "eagle", "mtp", "ngram")
 """Ways of speculative decoding, as vLLM names them (vllm/config/speculative.py)."""
 
 SERVING: tuple[Field, ...] = (
-    _job("batch", "whole", "requests at once on each replica", searched="values"),
-    _job("input_tokens", "whole", "tokens of a prompt"),
-    _job("output_tokens", "whole", "tokens generated for a request; 0 for one pass over the input", least=0),
+    _assumed("batch", "whole", "requests at once on each replica", searched="values"),
+    _assumed("input_tokens", "whole", "tokens of a prompt"),
+    _assumed("output_tokens", "whole", "tokens generated for a request; 0 for one pass over the input", least=0),
     _job("weights", "text", "format of the weights, such as fp8; left out, the checkpoint's own", searched="values"),
     _job("dtype", "text", "the format by its bits, such as w8a8e16; `shardwise dtypes` lists them", sets=("weights",)),
     _job("kv_cache", "text", "format of the key-value cache", searched="values"),
     _job("compute", "text", "data type of GEMMs", searched="values"),
     _job("memory_fraction", "share", "share of memory the engine may use, as it spells it"),
-    _job("prefix_tokens", "whole", "tokens of the prompt that the cache holds already", least=0),
+    _assumed("prefix_tokens", "whole", "tokens of the prompt that the cache holds already", least=0),
     _job("max_batched_tokens", "whole", "tokens of one prefill step"),
     _job("max_sequences", "whole", "requests the engine sets buffers aside for; left out, as many as at its start-up"),
     _job("adapter_rank", "whole", "rank of the adapters (LoRA) that the engine has room for; 0 for none", least=0),
     _job("adapters", "whole", "adapters held at once"),
     _job("shard_weights", "switch", "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
-    _job("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
+    _assumed("misc_memory", "bytes", "memory beside all else on a device, such as 5GiB", sets=("misc_bytes",)),
     _job("use_kv_cache", "switch", "keep keys and values; --no-use-kv-cache recomputes all tokens for each new one"),
-    _job("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
-    _job("same_prompts", "switch", "all requests are copies of one prompt and route to the same experts"),
+    _assumed("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),
+    _assumed("same_prompts", "switch", "all requests are copies of one prompt and route to the same experts"),
     _job("speculative_method", "choice", "speculative decoding: what proposes draft tokens", choices=SPECULATION),
     _job("num_speculative_tokens", "whole", "draft tokens a step"),
-    _job("acceptance_rate", "share", "chance that a draft token is accepted where all before it were"),
-    _job("acceptance_length", "ratio", "mean tokens a verified step yields, its own included, as engines log it"),
+    _assumed("acceptance_rate", "share", "chance that a draft token is accepted where all before it were"),
+    _assumed("acceptance_length", "ratio", "mean tokens a verified step yields, its own included, as engines log it"),
     _job("draft_model", "text", "the draft model, or the configuration of an EAGLE head"),
     _job(
         "gpu_layers",
@@ -280,7 +280,9 @@ SERVING: tuple[Field, ...] = (
     _job(
         "cpu_experts", "whole", "first layers whose experts the host holds and runs (llama.cpp)", least=0, searched="no"
     ),
-    _job("host", "text", "the host's processor, for what it runs; `shardwise devices cpu` lists them", searched="no"),
+    _assumed(
+        "host", "text", "the host's processor, which runs the rest; `shardwise devices cpu` lists them", searched="no"
+    ),
     _job("engine", "text", "inference engine, such as vllm, sglang, trtllm", sets=(), searched="values"),
 )
 
