@@ -39,6 +39,19 @@ def test_the_command_that_people_type_is_answered() -> None:
     assert any(note.startswith("targets all-linear") for note in found["assumptions"])
 
 
+@pytest.mark.parametrize(
+    ("words", "recomputed"),
+    [(("--qlora",), "full"), (("--qlora", "--recompute", "none"), "none"), (("--lora",), "none"),
+     (("--qlora", "--stack", "axolotl"), "none")],
+)  # fmt: skip
+def test_quantised_weights_are_prepared_as_peft_does(words: tuple[str, ...], recomputed: str) -> None:
+    """prepare_model_for_kbit_training recomputes unless told, so that an 8B model trains on 24 GB as people know it."""
+    found = asked("train", "llama-3.1-8b", "--on", "rtx-4090", "--seq-len", "2048", *words)
+    assert found["plan"]["recompute"] == recomputed
+    assert found["fits"] == (recomputed == "full")
+    assert ("--recompute" in words or recomputed == "none") != any("unless told" in n for n in found["assumptions"])
+
+
 def test_full_training_has_no_tuning() -> None:
     """Where all weights train the answer has no tuning and counts nothing as frozen."""
     assert asked("train", "llama-3.2-1b", *WHERE)["tuning"] is None

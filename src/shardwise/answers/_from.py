@@ -257,10 +257,14 @@ def _usual(inputs: Inputs, stack: Stack | None, plan: Plan) -> Plan:
     """Return a plan with what its framework recomputes, and keeps on the host, where the flags do not say."""
     if stack is None or inputs.imported is not None:
         return plan
+    from shardwise.plans import usual_recompute
+
     told = inputs.values.keys() | inputs.bad
-    if stack.usual_recompute != "none" and not told & {"recompute", "modules", "recompute_layers"}:
-        inputs.notes.append(f"recompute {stack.usual_recompute}: what {stack.name} does unless told")
-        plan = replace(plan, recompute=stack.usual_recompute)
+    usual = usual_recompute(stack, "" if "base" in inputs.bad else inputs.values.get("base", ""))
+    if usual != "none" and not told & {"recompute", "modules", "recompute_layers"}:
+        beside = "" if usual == stack.usual_recompute else " beside quantised weights"
+        inputs.notes.append(f"recompute {usual}: what {stack.name} does{beside} unless told")
+        plan = replace(plan, recompute=usual)
     if stack.usual_offload and plan.recompute == "full" and "offload" not in told:
         inputs.notes.append(f"offload {','.join(stack.usual_offload)}: what {stack.name} does unless told")
         plan = replace(plan, offload=stack.usual_offload)

@@ -36,7 +36,7 @@ from shardwise.measured._training_tuning import (
 )
 from shardwise.models import Model
 from shardwise.ops import train_flops
-from shardwise.plans import Plan, Stack, Training, find_stack
+from shardwise.plans import Plan, Stack, Training, find_stack, usual_recompute
 from shardwise.records import dataclass
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._framework_bytes import reserved_bytes
@@ -193,7 +193,7 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     if record.text("metric") == "fits":
         record.rule_value("verdict")
         return question.train(replace(plan, recompute="none"))
-    usual = question.stack.usual_recompute
+    usual = usual_recompute(question.stack, question.job.base)
     if usual != "none" and not record.says("recompute"):
         record.assume(f"recompute {usual}: what {question.stack.name} does unless told")
         return question.train(replace(plan, recompute=usual, offload=plan.offload or question.stack.usual_offload))

@@ -75,6 +75,7 @@ from shardwise.plans._tuning import (
     rank_of,
     tuning_of,
     tuning_problems,
+    usual_recompute,
 )
 from shardwise.plans._workload import (
     METRICS,

@@ -77,6 +77,8 @@ class Stack:
     """The recipe of precision where a job names none."""
     usual_recompute: Literal["none", "full"]
     """What it recomputes unless told."""
+    usual_narrow_recompute: Literal["none", "full"]
+    """The same where the frozen weights have fewer than 16 bits."""
     usual_offload: tuple[str, ...]
     """What it keeps in the host's memory unless told, where it recomputes."""
     dropout_mask_bytes: int

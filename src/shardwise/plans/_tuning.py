@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import own_table
@@ -110,6 +110,17 @@ def base_names() -> tuple[str, ...]:
     True
     """
     return tuple(_table())
+
+
+def usual_recompute(stack: Stack, base: str = "") -> Literal["none", "full"]:
+    """Return what a framework recomputes unless told, beside frozen weights in a format.
+
+    >>> from shardwise.plans import find_stack
+    >>> usual_recompute(find_stack("transformers")), usual_recompute(find_stack("transformers"), "nf4")
+    ('none', 'full')
+    """
+    beside = stack.usual_narrow_recompute if base and find_base(base).narrow else "none"
+    return beside if stack.usual_recompute == "none" else stack.usual_recompute
 
 
 def find_base(name: str) -> BaseFormat:

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError
+from shardwise.plans import usual_recompute
 from shardwise.records import dataclass
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._savers import flags_of, split_changes
@@ -66,7 +67,8 @@ def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
         key = one and (one.plan, one.case.tuning, one.step_seconds, one.device_bytes)
         if one is not None and one.fits and key not in seen:
             seen.add(key)
-            silent = ("", ()) if one.case.stack.usual_recompute != "none" else ("", (), "none")
+            usual = usual_recompute(one.case.stack, one.job.base)
+            silent = ("", (), "none") if usual == "none" else ("", ())
             said = flags_of({name: value for name, value in changes.items() if value not in silent})
             found.append(TuningRecipe(flags=said, report=one, longest=longest_sequence(one)))
     return tuple(sorted(found, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
-from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack, usual_recompute
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass
@@ -148,7 +148,7 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
 
 def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> MemorySaver:
     """Return what changes of a report do, under its own framework or the one that is named."""
-    flags = flags_of({**changes, **({"stack": stack} if stack else {})})
+    flags = _flags_beside(report.case, changes, stack)
     try:
         report_with = ask(_changed(report.case, changes, stack))
     except InputError as error:
@@ -164,6 +164,14 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
         fits=report_with.fits,
         problem=str(new[0]) if new else "",
     )
+
+
+def _flags_beside(case: TrainingCase, changes: Changes, stack: str) -> str:
+    """Return changes as flags beside those of a case, which stays as it is where a framework would do otherwise."""
+    then = _changed(case, changes, stack)
+    turned = usual_recompute(case.stack, case.job.base) != usual_recompute(then.stack, then.job.base)
+    kept = {"recompute": case.plan.recompute} if turned and not case.plan.modules else {}
+    return flags_of({**kept, **changes, **({"stack": stack} if stack else {})})
 
 
 def _changed(case: TrainingCase, changes: Changes, stack: str = "") -> TrainingCase:
