@@ -265,11 +265,14 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "compiled": (8, 8),
     "compiled-fp32": (10, 14),
     "chunked-compiled": (8, 8),
+    "chunked-fp32": (18, 22),
     "fused": (8, 4),
 }
 _PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
-_BESIDE = {"eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4}
+_BESIDE = {
+    "eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4, "chunked-fp32": 4,
+}  # fmt: skip
 # Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
 # (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
 _ZEROS = 4
@@ -295,8 +298,9 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
     fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
     reduction, backward reads them again and writes their gradient, 4 T V, "compiled-fp32" (torchtune with
-    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (litgpt, torchtune)
-    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V; "chunked-compiled" (torchtune with
+    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (torchtune)
+    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V, "chunked-fp32" (litgpt) of fp32 logits
+    that the trainer holds, which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with
     torch.compile) compiles each piece, whose gradient takes the place of its logits, and adds up the weight gradients
     that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy. Those of `WHOLE_LOSSES` hold no logits
     but of a chunk. What compiled ones keep was seen with saved-tensor hooks of torch 2.13.0.

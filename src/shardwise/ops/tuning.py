@@ -82,11 +82,13 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
         return without_gradients
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
+    # Beside the gradient of 16-bit logits there are those in fp32, where the trainer holds them.
+    outputs = op.output_bytes * (3 if op.role == "head" and y.stack.loss_kernel == "chunked-fp32" else 1)
     return replace(
         without_gradients,
         saves=tuple(_kept_of_narrow(y, t, op, elements)),
         widened_bytes=t.base.widened_bytes * elements,
-        transient_bytes=op.transient_bytes + op.output_bytes + t.base.unpacked_bytes * one,
+        transient_bytes=op.transient_bytes + outputs + t.base.unpacked_bytes * one,
     )
 
 

@@ -17,6 +17,7 @@ LossKernel: TypeAlias = Literal[
     "eager-shifted",
     "chunked",
     "chunked-compiled",
+    "chunked-fp32",
     "compiled",
     "compiled-fp32",
     "fused",

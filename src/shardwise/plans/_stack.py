@@ -116,6 +116,8 @@ class Stack:
     """Products of bitsandbytes with narrow frozen weights keep their input."""
     holds_narrow_inputs: bool
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
+    narrow_type: Literal["", "fp16"]
+    """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the products ("": that one)."""
     narrow_head: bool
     """The head is stored in the format of narrow weights."""
     narrow_rest_bytes: float

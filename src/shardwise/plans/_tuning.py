@@ -236,6 +236,17 @@ def rank_of(job: Training) -> int:
     return job.rank or (0 if job.adapter == "oft" else USUAL_RANK)
 
 
+def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
+    """Return a format of 4 bits with the copy that products of another type take of what bitsandbytes makes of it.
+
+    bitsandbytes/autograd/_functions.py MatMul4Bit: dequantize_4bit(B, quant_state).to(A.dtype).
+    """
+    products = find_precision(job.precision or stack.precision).compute
+    if not base.bitsandbytes or base.bits != 4 or stack.narrow_type in ("", products):
+        return base
+    return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
+
+
 def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
@@ -248,7 +259,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     if not job.adapter and not job.base and "all" in trains:
         return None
     precision = adapter_precision(job, stack)
-    base = find_base(job.base or "bf16")
+    base = _unpacked(find_base(job.base or "bf16"), job, stack)
     narrow = base.narrow
     return Tuning(
         adapter=job.adapter,
