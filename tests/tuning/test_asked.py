@@ -37,6 +37,8 @@ def test_the_command_that_people_type_is_answered() -> None:
     assert (found["tuning"]["base"], found["tuning"]["adapter_precision"]) == ("nf4", "fp32")
     assert sum(found["tuning"]["trainable_by_module"].values()) == 41943040
     assert any(note.startswith("targets all-linear") for note in found["assumptions"])
+    own = asked("train", "llama-3.1-8b", *WHERE, "--qlora", "--stack", "torchtune")
+    assert own["tuning"]["adapter_precision"] == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_deepspeed_runs_the_adapters_it_is_asked_for() -> None:
     job = Training(seq_len=2048, global_batch=8, adapter="lora")
     found = train(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), Plan(dp=8, sharding="zero3"), job)
     assert found.case.stack.name == "deepspeed" and not found.unlaunched
-    assert found.tuning is not None and found.tuning.adapter_precision == "bf16-grads16"
+    assert found.tuning is not None and found.tuning.adapter_precision == "bf16"
 
 
 def layered(trains: tuple[str, ...], **job: Any) -> TrainReport:

@@ -25,7 +25,7 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
-from shardwise.plans import Plan, Recompute, Stack, Training, find_stack
+from shardwise.plans import Plan, Recompute, Stack, Training, find_precision, find_stack
 
 _TABLE = "transformers.toml"
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
@@ -206,7 +206,8 @@ def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:
     said = keys.flag("bf16")
     if said if said is not None else trl:
         return "amp-bf16"
-    return beside.job.precision if beside and beside.job.precision.startswith("amp-") else "fp32"
+    stated = beside.job.precision if beside else ""
+    return stated if stated and find_precision(stated).autocast else "fp32"
 
 
 # Switches of scripts in the manner of Alpaca: of Qwen's and LLaVA's, which adapt all linear layers, and of FastChat's.

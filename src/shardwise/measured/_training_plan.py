@@ -21,6 +21,7 @@ from shardwise.plans import (
     Sharding,
     Stack,
     default_stack,
+    find_precision,
     find_stack,
     in_groups,
     precision_names,
@@ -308,7 +309,8 @@ def _narrow(record: Record, stack: str, dtype: str, rates: set[str]) -> str:
     if dtype == "nvfp4":
         record.rule_value("nvfp4")
     recipe = find_stack(stack).precision
-    if record.text("param_dtype") == "fp32" or (recipe.startswith("amp") and not record.says("param_dtype")):
+    autocast = bool(recipe) and find_precision(recipe).autocast
+    if record.text("param_dtype") == "fp32" or (autocast and not record.says("param_dtype")):
         return f"{name}-amp"
     return f"{name}-grads16" if recipe.endswith("grads16") else name
 

@@ -271,7 +271,8 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
 _PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
 _BESIDE = {
-    "eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4, "chunked-fp32": 4,
+    "eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4,
+    "chunked-fp32": 4,
 }  # fmt: skip
 # Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
 # (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).

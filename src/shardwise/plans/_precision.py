@@ -46,6 +46,15 @@ class Precision:
     embedding_bytes: float = 0
     note: str = ""
 
+    @property
+    def autocast(self) -> bool:
+        """Whether products take 16-bit copies of wider weights, as torch.autocast makes them.
+
+        >>> [find_precision(name).autocast for name in ("amp-fp16", "fp8-amp", "bf16", "fp32")]
+        [True, True, False, False]
+        """
+        return self.weight_bytes > self.activation_bytes == 2
+
 
 @cache
 def _table() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from shardwise.plans import (
     OFT_BLOCK,
     VIRTUAL,
     Plan,
+    Precision,
     Stack,
     Training,
     Tuning,
@@ -134,8 +135,7 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     if not job.targets and tuning.adapter not in ("prefix", "prompt", "ia3"):
         notes.append(f"targets {','.join(tuning.targets)}: as most recipes (arXiv:2305.14314 section 4)")
     if not job.adapter_precision:
-        width = "fp32" if tuning.precision.weight_bytes == 4 else "16 bits"
-        notes.append(f"adapter_precision {width}: as {stack.name} keeps adapters")
+        notes.append(f"adapter_precision {_type_of(tuning.precision)}: as {stack.name} keeps adapters")
     if not job.base:
         notes.append("base bf16: frozen weights of 16 bits")
     if job.reference == "copy":
@@ -182,14 +182,19 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     tuning = tuning_of(job, stack)
     if tuning is None:
         return None
-    trainable, kept = trainable_parameters(model, tuning), tuning.precision.weight_bytes
     return TuningSummary(
         adapter=tuning.adapter,
         rank=tuning.rank if tuning.adapter and tuning.adapter != "ia3" else 0,
         targets=tuning.targets if tuning.adapter and tuning.adapter not in VIRTUAL else (),
         base=tuning.base.name,
-        adapter_precision="" if not tuning.adapter else "fp32" if tuning.width == 2 < kept else tuning.precision.name,
-        trainable_by_module=trainable,
+        adapter_precision="" if not tuning.adapter else _type_of(tuning.precision),
+        trainable_by_module=trainable_parameters(model, tuning),
         parameters=count_parameters(model),
         adapter_bytes=float(_adapter_parameters(model, tuning) * tuning.precision.weight_bytes),
     )
+
+
+def _type_of(precision: Precision) -> str:
+    """Return the type of weights by its own name, which `adapter_precision` takes, not by that of the whole recipe."""
+    narrow = "fp16" if precision.compute == "fp16" else "bf16"
+    return "fp32" if precision.weight_bytes == 4 else narrow
