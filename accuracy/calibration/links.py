@@ -113,7 +113,7 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
 SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, "200Gb/s")}
 ACROSS = {
     "measured_efficiency": 0.7, "low_efficiency": 0.2, "start_seconds": 3e-5, "step_seconds": 4e-6,
-    "long_step_seconds": 2e-5,
+    "long_step_seconds": 2e-5, "lone_share": 0.85,
 }  # fmt: skip
 # NCCL has trees for all-reduce alone (src/graph/tuning.cc).
 TREE: dict[str, dict[str, float]] = {"all_reduce": {"tree_step_seconds": 2e-5}}
@@ -157,7 +157,8 @@ def calibrate_across(table: Table, fast: dict[str, Any]) -> dict[str, Any]:
             def cost(p: dict[str, float]) -> float:
                 return loss(across(part, verb, p, fast[verb]), part["time_seconds"])
 
-            return fit(cost, ACROSS | TREE.get(verb, {}), {"measured_efficiency": 1.0, "low_efficiency": 1.0}, 400)
+            shares = dict.fromkeys(("measured_efficiency", "low_efficiency", "lone_share"), 1.0)
+            return fit(cost, ACROSS | TREE.get(verb, {}), shares, 400)
 
         half, row = search(where(rows, ~mask)), search(rows)
         unseen = errors(across(where(rows, mask), verb, half, fast[verb]), where(rows, mask))

@@ -134,6 +134,8 @@ def test_a_network_that_was_measured_has_its_own_rate() -> None:
     plain, own = (network_of(c, Efficiencies()).links[1].bytes_per_second for c in (cluster, named))
     assert float(own) / 25e9 == pytest.approx(0.6637, abs=0.03)
     assert float(plain) / 25e9 == pytest.approx(0.85)
+    lone, two = collective_seconds(network_of(named, Efficiencies()), "all_gather", 8e9, (np.array([1.0, 2.0]), 8.0))
+    assert lone / two == pytest.approx(2 / 0.8447, rel=0.01)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])

@@ -54,8 +54,17 @@ class CollectiveRates(Generic[X]):
     """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0
     """What a step of the other protocol takes more."""
+    inner_step_share: float = 0.0
+    """What a hop inside a node takes more in that protocol, over what one between nodes does."""
+    lone_share: float = 1.0
+    """Share of the full rate that an adapter reaches where one rank of its node sends."""
     tree: Tree | None = None
     """NCCL's double binary tree, where it may be quicker than the ring."""
+
+    def full_rate(self, below: X) -> X:
+        """Return the full rate of an adapter of a node with so many ranks of the group."""
+        rate = self.bytes_per_second
+        return rate if self.lone_share == 1 else above(below, 1, rate, self.lone_share * rate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +116,8 @@ def collective_rates_of(
         peers=0 if plain else max(tier.mesh - 1, 0),
         low_bytes_per_second=0.0 if plain else row.low_efficiency * tier.bytes_per_second,
         long_step_seconds=scale * row.long_step_seconds,
+        inner_step_share=row.inner_step_share,
+        lone_share=1.0 if plain else row.lone_share,
         tree=None if plain or not row.tree_step_seconds else tree_of(row, extra_hop_seconds),
     )
 
@@ -126,15 +137,17 @@ def tree_of(row: CollectiveFit, extra_hop_seconds: float) -> Tree:
 
 
 def measured_on(row: CollectiveFit, tier: Tier) -> CollectiveFit:
-    """Return the constants of a verb over a network, with the rate of the kind of network that was measured.
+    """Return the constants of a verb over a network, those of rate and hops inside nodes on the one that was measured.
 
     >>> from dataclasses import replace
     >>> tier = Cluster.parse("16xa100-sxm-80gb").tiers[-1]
     >>> row = constants().network["all_reduce"]
     >>> measured_on(row, tier).efficiency, round(measured_on(row, replace(tier, name="slingshot-11")).efficiency, 2)
-    (0.85, 0.68)
+    (0.85, 0.7)
     """
-    return replace(row, efficiency=row.measured_efficiency) if row.measured_on == tier.name else row
+    if row.measured_on == tier.name:
+        return replace(row, efficiency=row.measured_efficiency)
+    return replace(row, lone_share=1.0, inner_step_share=0.0)
 
 
 def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[Any]:
@@ -165,26 +178,24 @@ def with_peers(network: Network[X]) -> Network[X]:
     passes.peer_access).
     """
     most = constants().rules.peer_access.crowding
-    links = tuple(
-        replace(
-            one,
-            collectives={
-                verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in one.collectives.items()
-            },
-        )
-        for one in network.links
-    )
-    return replace(network, links=links)
+
+    def joined(link: NetworkLink[X]) -> NetworkLink[X]:
+        wires = {verb: replace(wire, crowding=min(wire.crowding, most)) for verb, wire in link.collectives.items()}
+        return replace(link, collectives=wires)
+
+    return replace(network, links=tuple(map(joined, network.links)))
 
 
-def _wire(wire: CollectiveRates[X], volume: X, hops: X, at: X) -> X:
-    """Return seconds for a volume on one device's link, in a collective of so many steps over it.
+def _wire(wire: CollectiveRates[X], volume: X, hops: tuple[X, X], ranks: tuple[X, X]) -> X:
+    """Return seconds for a volume on one device's link; `hops` are over faster links and over it, `ranks` in a domain.
 
-    Over a network NCCL takes the faster of a protocol with short steps and one with full rate. Elsewhere mid sizes pay
-    for that change by X/b * (1 + sqrt(s0/x)).
+    Over a network NCCL takes the faster of a protocol with short steps and one with full rate, whose steps are longer
+    inside the nodes too. Elsewhere mid sizes pay for that change by X/b * (1 + sqrt(s0/x)).
     """
+    (inner, between), (below, at) = hops, ranks
     if not is_plain(wire.low_bytes_per_second, 0):
-        full = volume / wire.bytes_per_second + hops * wire.long_step_seconds
+        long_hops = between + wire.inner_step_share * inner
+        full = volume / wire.full_rate(below) + long_hops * wire.long_step_seconds
         return minimum(volume / wire.low_bytes_per_second, full)
     if wire.peers:
         volume = volume * unlinked(wire, at)
@@ -211,7 +222,7 @@ def _tree_seconds(wire: CollectiveRates[X], tree: Tree, volume: X, below: X, lev
     (1 MiB over 32 nodes takes 585, 531 and 522 us with 1, 2 and 4 devices a node on Slingshot).
     """
     low = volume / wire.low_bytes_per_second + levels * tree.step_seconds
-    high = volume / below / (tree.rate_share * wire.bytes_per_second) + levels * tree.long_step_seconds
+    high = volume / below / (tree.rate_share * wire.full_rate(below)) + levels * tree.long_step_seconds
     return minimum(low, high)
 
 
@@ -290,14 +301,14 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
     """
     n = group[-1]
     wires: list[X] = []
-    steps, chains = 0 * n, 0 * n
+    steps, chains, inner = 0 * n, 0 * n, 0 * n
     below = 0 * n + 1
     for link, at in zip(net.links, group, strict=True):
         wire, crosses = link.wire(verb), at - below
         volume = _tier_volume(net, link, verb, size, (n, below), fanout)
         rounds = 2.0 if verb == "all_reduce" else 1.0
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
-        ring, latency = _wire(wire, volume, hops, at), hops * wire.step_seconds
+        ring, latency = _wire(wire, volume, (inner, hops), (below, at)), hops * wire.step_seconds
         if wire.tree is not None:
             # The faster algorithm; a tree's seconds count as those of its wire, latency included. Inside each domain
             # its ranks are a chain, passed up and down once, where a ring passes all ranks of all domains (NCCL
@@ -309,7 +320,7 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
         start = above(crosses, 0, wire.start_seconds, 0 * wire.start_seconds)
         wires.append(above(crosses, 0, ring, 0 * volume))
         chain = latency if wire.tree is not None else rounds * (at / below - 1) * wire.step_seconds
-        steps, chains = steps + latency + start, chains + chain + start
+        steps, chains, inner = steps + latency + start, chains + chain + start, inner + hops
         below = at
     slowest = wires[0]
     for wire_seconds in wires[1:]:

@@ -159,7 +159,7 @@ class MemoryKernels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectiveFit:
-    """One kind of collective over one kind of link; `low_` and `long_` are those of NCCL's two protocols."""
+    """One collective of a kind of link: NCCL's protocols (`low_`, `long_`), tree, hops inside nodes, a lone rank."""
 
     efficiency: float
     start_seconds: float
@@ -169,14 +169,13 @@ class CollectiveFit:
     crowding: float = 0.0
     low_efficiency: float = 0.0
     long_step_seconds: float = 0.0
+    inner_step_share: float = 0.0
     measured_efficiency: float = 0.0
     measured_on: str = ""
+    lone_share: float = 1.0
     tree_step_seconds: float = 0.0
-    """Seconds of a level of NCCL's tree with short steps; 0 where no tree was measured."""
     tree_long_ratio: float = 0.0
-    """Hops of the ring that a level takes at full rate."""
     tree_rate_share: float = 1.0
-    """Rate of the tree over that of the ring."""
     source: str = ""
 
 
@@ -200,9 +199,8 @@ class ReduceFit:
     copy_efficiency: float = 1.0
     """Share of the bandwidth at which an eager call copies its tensor in and out."""
     host_seconds: float = 0.0
-    """Seconds of the host for an eager call."""
     grace_host_seconds: float = 0.0
-    """The same of Grace, 0 where it was not measured."""
+    """Seconds of the host for an eager call, and of Grace, 0 where it was not measured."""
     source: str = ""
 
 
