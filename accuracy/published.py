@@ -158,16 +158,26 @@ def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 def _with_answers(found: Prediction, generated: Mapping[str, float], source: str) -> Prediction:
     """Return the seconds of a step with its share of the answers that a source times with the steps.
 
-    The host launches a token's pass as it launches that of a step of one token a sequence.
+    The host launches a token's pass as it launches that of a step of one token a sequence. Tokens that train before a
+    prompt are in the cache by then.
     """
     case: Any = found.case
     size = int(generated["sequences"])
     job, plan = replace(case.job, seq_len=1, global_batch=size), replace(case.plan, micro_batch=size)
+    if job.adapter in ("prefix", "prompt"):
+        job = replace(job, adapter="", rank=0, adapter_precision="")
     one = train(case.model, case.cluster, plan, job, TrainingOptions(stack=case.stack)).evaluation.step.stages[0]
     more = generated["tokens"] * float(one.forward) / generated["recording"] / generated["steps"]
     wider = None if found.interval is None else (found.interval[0] + more, found.interval[1] + more)
     note = f"{more:.3f} s of a step are answers to the test set: {source}"
     return replace(found, value=found.value + more, interval=wider, assumed=(*found.assumed, note))
+
+
+def _with_others(found: Prediction, held: float, source: str) -> Prediction:
+    """Return the bytes of a run with those of parts beside the language model that its source says it holds."""
+    wider = None if found.interval is None else (found.interval[0] + held, found.interval[1] + held)
+    note = f"{held / 1e9:.2f} GB are parts beside the language model: {source}"
+    return replace(found, value=found.value + held, interval=wider, assumed=(*found.assumed, note))
 
 
 class PublishedTraining(TrainingRows):
@@ -180,6 +190,7 @@ class PublishedTraining(TrainingRows):
         found = super().__call__(record.with_cells(cells) if cells else record, context)
         for one in documenting(record.text("citation"), record.row, entries):
             found = _with_answers(found, one["generates"], one["source"]) if "generates" in one else found
+            found = _with_others(found, one["holds"], one["source"]) if "holds" in one else found
         return found
 
     def predict(self, record: Record, context: Context) -> Predicted:
