@@ -167,6 +167,9 @@ def test_pages_need_a_driver_that_moves_them() -> None:
     """Other makers' devices, and state that the host keeps already, are refused by name."""
     with pytest.raises(InputError, match="optimizer = 'paged-lion': needs CUDA's managed memory, which mi300x has not"):
         paged("paged-lion", "1xmi300x")
+    for name in ("lion8bit", "paged-lion8bit"):
+        with pytest.raises(InputError, match=f"'{name}': has no kernel for Metal in bitsandbytes; use adam, or"):
+            paged(name, "1xapple-m3-max-40core")
     asked = Training(seq_len=512, global_batch=1, optimizer="paged-adam")
     plan = Plan(micro_batch=1, offload=("optimizer",))
     with pytest.raises(InputError, match="offload keeps on the host; use adam, or leave optimizer out of offload"):

@@ -209,8 +209,10 @@ def _nearest(report: TrainReport) -> str:
     if any(one.fits for one in report.proposals):
         return f"{nearest}; several together do (NEXT), and `shardwise plan train` tries every plan"
     if report.plan.num_devices == 1:
-        narrow = "--precision bf16-pure, " if "bf16" in report.case.cluster.device.matrix_flops else ""
-        return f"{nearest}; keep fewer bytes ({narrow}--optimizer adam8bit), or use more devices"
+        device = report.case.cluster.device
+        narrow = "--precision bf16-pure, " if "bf16" in device.matrix_flops else ""
+        fewer = "adafactor" if device.vendor == "Apple" else "adam8bit"
+        return f"{nearest}; keep fewer bytes ({narrow}--optimizer {fewer}), or use more devices"
     return f"{nearest}; `shardwise plan train` tries every plan"
 
 

@@ -69,6 +69,15 @@ class Optimizer:
         return self.matrix.by_tensor or self.other.by_tensor
 
     @property
+    def eight_bits(self) -> bool:
+        """Whether states are of 8 bits in blocks, which bitsandbytes updates by kernels of its own.
+
+        >>> [name for name in ("adam", "adam4bit", "paged-lion8bit") if OPTIMIZERS[name].eight_bits]
+        ['paged-lion8bit']
+        """
+        return self.matrix.width == 1 and self.matrix.block > 0
+
+    @property
     def own_kernel(self) -> bool:
         """Whether a kernel of its library updates each tensor in one pass, whatever the framework."""
         return self.by_tensor or self.paged

@@ -225,14 +225,19 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> 
 
 
 def _paging_laws(q: Question, plan: Plan, found: Problems) -> None:
-    """Record paged optimizers that no driver pages, and those whose state lies on the host already.
+    """Record optimizers of bitsandbytes that a device has no kernel of or no driver pages, or that the host holds.
 
-    bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr).
+    bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr). For Metal it has products
+    with 4-bit weights since 0.50 and no update of 8-bit states (0.50.1 backends/mps/ops.py, default/ops.py).
     """
-    name = q.job.optimizer
-    if not find_optimizer(name).paged:
+    name, vendor = q.job.optimizer, q.cluster.device.vendor
+    optimizer = find_optimizer(name)
+    if vendor == "Apple" and optimizer.eight_bits:
+        found.add("optimizer", name, "has no kernel for Metal in bitsandbytes", "use adam, or adafactor")
         return
-    if q.cluster.device.vendor not in ("NVIDIA", "generic"):
+    if not optimizer.paged:
+        return
+    if vendor not in ("NVIDIA", "generic"):
         rule = f"needs CUDA's managed memory, which {q.cluster.device.name} has not"
         found.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}")
     if "optimizer" in plan.offload:
