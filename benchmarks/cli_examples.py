@@ -58,7 +58,9 @@ EXAMPLES = (
         "Why a number is what it is",
         "Contributions add up to the number above them; a maximum shows what it chose and how far the others are;\n"
         "what is no sum shows the named numbers of its formula with their sources. `--path` goes further in, by names\n"
-        "or by places counted from 1.",
+        "or by places counted from 1.\n"
+        "Means of a load open with `serve ... --explain tpot`, down to step prices; percentiles are simulated:\n"
+        "`why` says their seconds by cause.",
         f"shardwise explain {PLAN} --what memory --depth 3",
     ),
     Example("What is known", "", "shardwise devices h200"),

@@ -69,7 +69,7 @@ def one_replica() -> ServeReport:
 
 def simulated(report: ServeReport) -> None:
     """Simulate the requests on one replica, at 70 % of what it carries."""
-    Replica(report.table, report.policy, float(report.base.kv_cache_tokens)).run(requests_of(ASKED, COUNT))
+    Replica(report.fleet.decode.table, report.policy, float(report.base.kv_cache_tokens)).run(requests_of(ASKED, COUNT))
 
 
 def tabled(report: ServeReport) -> None:

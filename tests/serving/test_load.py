@@ -157,7 +157,7 @@ def test_who_comes_while_others_decode_waits_for_the_step_under_way(name: str) -
     """However long a sequence has decoded alone, and its context grown, a prompt starts with the next step."""
     asked = workload(arrivals=Arrivals(kind="trace", times=(0.0, 3.0)), pairs=((64, 4000), (64, 10)), count=2)
     report = answer(name, asked)
-    late, table = report.requests[0], report.table
+    late, table = report.requests[0], report.fleet.decode.table
     context = 64 + 4000
     assert late.arrival == 3.0
     own = table.mixed(1, context, [(64, 0)])
@@ -254,7 +254,7 @@ def test_a_cache_holds_a_shared_prefix_once(name: str) -> None:
     asked = workload(count=40, arrivals=Arrivals(kind="burst"), prefix_tokens=8000, finite=True)
     asked = replace(asked, input_tokens=Length(mean=8200), output_tokens=Length(mean=400))
     base, room = answer(name, asked), 8000 + 40 * (200 + 400 + 16) + 1000.0
-    trace = Replica(base.table, base.policy, room).run(requests_of(asked, asked.count))[0]
+    trace = Replica(base.fleet.decode.table, base.policy, room).run(requests_of(asked, asked.count))[0]
     assert trace.most_running == 40
     assert trace.preemptions == 0
     assert 40 * 8000 > room > trace.most_cache_tokens > 8000
@@ -321,7 +321,7 @@ def test_prompts_that_wait_for_others_wait_so_many_steps() -> None:
     def first(wait: tuple[int, float]) -> list[float]:
         options = LoadOptions(batch_wait=wait, serving=ServingOptions(engine="tensorrt-llm"))
         found = serve(model, machine, Plan(), asked, Serving(max_batched_tokens=4096), options)
-        step = found.table.decode(1, 1000)
+        step = found.fleet.decode.table.decode(1, 1000)
         return [one.ttft_seconds / step for one in sorted(found.requests, key=lambda one: one.arrival)]
 
     at_once, full, alone = first((0, 0.0)), first((20, 0.3)), first((20, 0.9))

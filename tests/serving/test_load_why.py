@@ -19,12 +19,13 @@ from shardwise.answers._canvas import styled
 from shardwise.answers._plots_load import curve_of, knee_of, load_figure, series_of
 from shardwise.formats.traces import read_latencies, read_trace
 from shardwise.hardware import Cluster
+from shardwise.ledger.traced import operands
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
 from shardwise.plans._workload import ArrivalKind
 from shardwise.search import load_remedies
 from shardwise.serving import ServingOptions
-from shardwise.serving.load import SIGNALS, Autoscale, LoadOptions, ServeReport, serve
+from shardwise.serving.load import OPENED, SIGNALS, Autoscale, LoadOptions, ServeReport, explain, serve
 from shardwise.serving.load._autoscale import Signal
 from shardwise.serving.load._why import LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
 from shardwise.units import show_seconds
@@ -59,9 +60,10 @@ def test_causes_add_up_to_what_each_request_took(name: str) -> None:
     """Every cause is no less than nothing, and those of a request are its TTFT and the rest of its seconds."""
     report = report_of(name)
     assert len(report.requests) == 1000
-    prompts = report.prefill.table if report.prefill else report.table
+    decode = report.fleet.decode.table
+    prompts = report.fleet.prefill.table if report.fleet.prefill else decode
     for request in report.requests:
-        first, rest = _of_the_first_token(prompts, request), _of_the_rest(report.table, request)
+        first, rest = _of_the_first_token(prompts, request), _of_the_rest(decode, request)
         assert sum(first.values()) == pytest.approx(request.ttft_seconds, rel=1e-9, abs=1e-9)
         assert sum(rest.values()) == pytest.approx(request.end - request.first, rel=1e-9, abs=1e-9)
         assert min(*first.values(), *rest.values()) > -1e-9
@@ -108,7 +110,7 @@ def test_looser_limits_are_likelier(metric: str, quantile: str, shares: tuple[fl
 def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
     """Low, typical and high rise; tails are wider than means, and no band is narrower near capacity."""
     report = report_of("one pool")
-    near = replace(report, steady=replace(report.steady, capacity=report.steady.rate / 0.95))
+    near = replace(report, steady=replace(report.steady, full_seconds=0.95 / report.steady.rate))
 
     def width(one: ServeReport, metric: str, name: str) -> float:
         band = one.interval[metric][f"{name}_seconds"]
@@ -381,3 +383,35 @@ def test_memory_set_aside_for_more_than_the_cache_holds_is_a_remedy() -> None:
     report = serve(load_model("gpt-oss-120b"), Cluster.parse("h100-sxm-80gb"), Plan(), asked)
     first = load_remedies(report)[0]
     assert not report.meets and (first.field, first.value, first.report.meets) == ("max_sequences", 128, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [*((name, "tpot") for name in PLACES), *(("one pool", what) for what in OPENED if what != "tpot")]
+)
+def test_the_closed_form_opens_down_to_the_ledger(name: str, what: str) -> None:
+    """A mean that explains itself is that of plain numbers; along the largest parts it ends in operators of a step."""
+    report = report_of(name)
+    node = explain(report, what)
+    assert float(node) == pytest.approx(getattr(report.steady, OPENED[what]), rel=1e-9)
+    if what == "capacity":
+        node = operands(node)[0]
+    while not node.name.startswith("layer kind"):
+        found = node.contributions
+        whole = sum(abs(part.amount) for part in found)
+        assert sum(part.amount for part in found) == pytest.approx(float(node), rel=1e-6, abs=1e-9 * whole)
+        node = next(part.node for part in found if part.node is not None and part.node.op)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rate 1e6/s --explain tpot", "grows without end"),
+        ("--users 8 --explain e2e", "give --rate, or explain capacity"),
+        ("--rate 1/s --depth 3", "has no effect without --explain"),
+    ],
+)
+def test_what_cannot_be_explained_says_why(words: str, said: str) -> None:
+    """Latencies without a rate or beyond capacity have no mean that opens; the error says what does."""
+    found = run(*f"serve llama-3.1-8b --on 1xh100 --requests 20 {words}".split())
+    assert found.status == 2
+    assert said in found.err

@@ -189,7 +189,7 @@ def test_one_prompt_in_a_cycle_adds_what_it_adds_to_a_step() -> None:
 
 @pytest.mark.parametrize(("steps", "share"), [(8, 0.5), (16, 0.9)])
 def test_prompts_that_are_gathered_are_the_simulation(steps: int, share: float) -> None:
-    """Prompts that wait for others beside a decode step (`batch_wait`) wait in the closed form as long, within 6 %."""
+    """Prompts that wait for others beside a decode step (`batch_wait`) wait as long in the closed form: 6.5 %."""
     drawn = draw("replica", 8)
     alone = drawn.fleet.at(0.5 * drawn.capacity)
     pool = drawn.fleet.decode
@@ -199,7 +199,7 @@ def test_prompts_that_are_gathered_are_the_simulation(steps: int, share: float) 
     found, steady = waits.at(rate, 3000, 0), waits.fleet.at(rate)
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         mean = sum(getattr(r, name) for r in found) / len(found)
-        assert getattr(steady, name) == pytest.approx(mean, rel=0.075), name
+        assert getattr(steady, name) == pytest.approx(mean, rel=0.065), name
     assert steady.ttft_seconds > 1.5 * alone.ttft_seconds
 
 
@@ -207,7 +207,7 @@ def test_prompts_that_are_held_until_every_group_has_one_are_the_simulation() ->
     """Held prompts share the launches of a step: four groups of TensorRT-LLM carry a third more, as the form has it."""
     drawn = draw("groups", 17)
     form = drawn.fleet.decode.form
-    assert drawn.capacity == pytest.approx(drawn.served(), rel=0.075)
+    assert drawn.capacity == pytest.approx(drawn.served(), rel=0.065)
     at_once = replace(form, policy=replace(form.policy, balance_steps=0))
     assert (form.capacity > 1.3 * at_once.capacity).all()
 
@@ -259,14 +259,14 @@ def test_less_load_of_batches_together_never_waits_longer(case: tuple[str, int],
 def test_what_is_carried_is_what_a_full_queue_is_served_at(kind: str, seed: int) -> None:
     """Steps of a pipeline that wait for longer ones, and steps full of prompts: within 5 % of the simulation."""
     stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == (kind, seed))
-    assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.07)
+    assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.05)
 
 
 @pytest.mark.parametrize(
     ("seed", "metric"), [(103, "ttft"), (105, "ttft"), (108, "ttft"), (108, "tpot"), (111, "tpot")]
 )
 def test_pools_in_tandem_are_the_simulation(seed: int, metric: str) -> None:
-    """Prompts that share a step end with it, and tokens that are computed again lengthen steps: within 7 % at 0.85."""
+    """Prompts that share a step end with it, and tokens that are computed again lengthen steps: within 6 % at 0.85."""
     stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == ("pools", seed))
     steady = drawn_of("pools", seed).fleet.at(0.85 * stored["served"])
-    assert getattr(steady, f"{metric}_seconds") == pytest.approx(stored["means"]["0.85"][metric], rel=0.07)
+    assert getattr(steady, f"{metric}_seconds") == pytest.approx(stored["means"]["0.85"][metric], rel=0.06)

@@ -65,24 +65,23 @@ def _infer() -> Command:
     return Command("infer", SUMMARIES["infer"], ("model",), flags, COMMON, ("model", "on"))
 
 
+def _opened_load() -> dict[str, Flag]:
+    """Return the flags that open a number of the closed form of a load."""
+    names = _converters.choice("utilization", "capacity", "ttft", "tpot", "e2e")
+    said = "open a mean of the closed form down to the price of each step, in place of the answer"
+    return {"explain": Flag("explain", names, said, "number"), **{k: _flags.EXPLAIN[k] for k in ("path", "depth")}}
+
+
 def _serve() -> Command:
     from shardwise.answers._search_flags import AGAINST, serve_flags
 
     exits = "exit status: 0 keeps every limit, 1 does not, does not fit or is not stable, 2 bad input"
+    output = {**_flags.PLOT, **AGAINST, **OUTPUT}
     return Command(
         "serve",
         SUMMARIES["serve"],
         ("model",),
-        {
-            **_MODEL,
-            **_flags.FROM_SERVER,
-            **serve_flags(),
-            **_flags.ENERGY,
-            **_flags.MANY,
-            **_flags.PLOT,
-            **AGAINST,
-            **OUTPUT,
-        },
+        {**_MODEL, **_flags.FROM_SERVER, **serve_flags(), **_opened_load(), **_flags.ENERGY, **_flags.MANY, **output},
         exits,
         ("model", "on"),
     )

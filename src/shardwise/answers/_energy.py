@@ -164,24 +164,25 @@ def _work(report: AnyReport) -> _Work:
 
 def _of_load(report: ServeReport) -> _Work:
     """Return what all pools of a deployment do, from the first arrival to the last token."""
-    from shardwise.serving.load import lanes_of, moments_of
+    from shardwise.serving.load import lanes_of
 
     if not report.requests:
         rule = "is not carried, so that nobody knows what is served"
         raise InputError(
             [Problem("load", f"{report.workload.arrivals.rate:g}/s", rule, "ask for less, or add devices")]
         )
-    pools = [(report.base, report.traces, "decode" if report.prefill else "both", report.table)]
-    if report.prefill:
-        pools.append((report.prefill.base, report.prefill.traces, "prefill", report.prefill.table))
+    pools = [(report.fleet.decode, report.traces)]
+    if report.prefill and report.fleet.prefill:
+        pools.append((report.fleet.prefill, report.prefill.traces))
     seconds = busy = arithmetic = moved = 0.0
-    for base, traces, stage, table in pools:
+    for pool, traces in pools:
+        base = pool.base
         own = report.span_seconds * base.plan.num_devices
         if report.scaling:
             own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas
         # A trace is of a group of attention, or of one of the batches that pass its stages in turn.
         each, lanes = base.plan.num_devices / base.plan.dp, lanes_of(base.plan)
-        found = _of_pool(base, traces, moments_of(report.workload, report.policy, stage, table.made))
+        found = _of_pool(base, traces, pool.form.moments)
         ranks = each / base.plan.pp
         arithmetic, moved = arithmetic + ranks * found[0], moved + ranks * found[1]
         seconds, busy = seconds + own, busy + each / lanes * sum(t.busy_seconds for t in traces)

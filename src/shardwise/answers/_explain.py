@@ -52,9 +52,15 @@ def _serves(inputs: Inputs) -> bool:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise explain`."""
     check_drawable(inputs)
-    what, depth = inputs.get("what", "step"), inputs.get("depth", 2)
-    at = follow(_root(inputs, what), inputs.get("path", ""))
-    words = command_words("explain", {k: v for k, v in inputs.values.items() if k != "path"})
+    what = inputs.get("what", "step")
+    return opened_answer(inputs, width, ("explain", what), _root(inputs, what))
+
+
+def opened_answer(inputs: Inputs, width: int, asked: tuple[str, str], root: ExplainedNumber) -> Answer:
+    """Return the answer that opens a number of a command, as far as path and depth say."""
+    (command, what), depth = asked, inputs.get("depth", 2)
+    at = follow(root, inputs.get("path", ""))
+    words = command_words(command, {k: v for k, v in inputs.values.items() if k != "path"})
 
     def tree() -> dict[str, Any]:
         return {"what": what, "path": list(at.path), "times": at.times, **explain_tree(at, depth)}

@@ -304,11 +304,27 @@ def measured_of(inputs: Inputs) -> dict[str, list[float]]:
     return found
 
 
+def _explained(inputs: Inputs, report: ServeReport, width: int) -> Answer:
+    """Return a number of the closed form, opened."""
+    from shardwise.answers._explain import opened_answer
+    from shardwise.answers._explained import ExplainedNumber
+    from shardwise.serving.load import explain
+
+    what = inputs.values["explain"]
+    unit = {"capacity": "", "utilization": ""}.get(what, "seconds")
+    return opened_answer(inputs, width, ("serve", what), ExplainedNumber(explain(report, what), unit))
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise serve`."""
     check_drawable(inputs)
     measured = measured_of(inputs)
+    for key in ("path", "depth"):
+        if key in inputs.values and "explain" not in inputs.values:
+            inputs.fail(key, inputs.values[key], "has no effect without --explain", "leave it out")
     report = ask(inputs)
+    if "explain" in inputs.values:
+        return _explained(inputs, report, width)
     plan = report.base.plan
     fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
     remedies: tuple[LoadRemedy, ...] = ()

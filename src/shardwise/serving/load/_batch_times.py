@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Generic
+from typing import Any, Generic
 
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
+from shardwise.ledger.opened import called
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import LengthMoments
@@ -37,11 +38,9 @@ class BatchLoad(Generic[X]):
         return minimum(self.rate * self.prompt, FULL)
 
 
-def step_seconds(b: BatchLoad[X], policy: Policy) -> X:
-    """Return seconds of a decode step with the prompts of those who arrive in it, and of those who arrive in theirs."""
-    if policy.mixed:
-        return b.decode / (1 - b.load)
-    return b.decode + b.decode * (b.rate * b.first_prompt) / (1 - b.load)
+def beside_seconds(b: BatchLoad[X], policy: Policy) -> X:
+    """Return seconds of a decode step's prompts: of those who arrive in it, and of those who arrive in theirs."""
+    return b.decode * (b.load if policy.mixed else b.rate * b.first_prompt) / (1 - b.load)
 
 
 def _batch_seconds(b: BatchLoad[X]) -> X:
@@ -95,15 +94,33 @@ def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -
     return single * left + (1 - single) * joint
 
 
-def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
-    """Return mean seconds from arrival to the first token where a sequence has a place at once."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstToken(Generic[X]):
+    """Mean seconds from arrival to the first token where a sequence has a place at once, by cause."""
+
+    rest: X
+    """The rest of the step that runs, and the one scheduled behind it."""
+    own: X
+    """The prompt in its steps."""
+    others: X
+    """Prompts before it, and those of its steps."""
+
+    @property
+    def seconds(self) -> X:
+        """All of them."""
+        return self.rest + self.own + self.others
+
+
+def first_token(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> FirstToken[X]:
+    """Return what the first token of a sequence with a place waits for."""
     if not policy.mixed:
         # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
         ahead = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load))
-        found = ahead + b.decode * policy.receive_steps / 2 + b.prompt + b.prompt * (_own_batch(b) - 1) / 2
+        rest = b.decode * policy.receive_steps / 2
         # Who comes while a step runs, of prompts too, waits for the next: vacations are gated (Takagi 1991).
-        return found + b.decode / (1 - b.load) if policy.async_scheduling and moments.steps else found
-    usual, each = step_seconds(b, policy), _backlogged(b)
+        rest = rest + b.decode / (1 - b.load) if policy.async_scheduling and moments.steps else rest
+        return FirstToken(rest=rest, own=b.prompt, others=ahead + b.prompt * (_own_batch(b) - 1) / 2)
+    usual, each = b.decode + beside_seconds(b, policy), _backlogged(b)
     busy, many = minimum(b.rate * each, FULL), maximum(b.together, 1.0)
     prompts = b.prompt * many
     share = minimum(b.rate * usual / many, 0.99)
@@ -115,11 +132,13 @@ def first_token_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy)
     left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
     # Without a token of its own a prompt runs no step: its cache joins those that decode.
     own = b.decode + b.prompt if moments.new_tokens else 0.0 * b.decode
-    whole = present / 2 + own + mates + left * each
-    cut = (1 - busy) * b.decode / 2 + b.decode * b.pieces + b.prompt
-    cut = cut + busy * each * moments.new_cv2 / (2 * (1 - busy))
-    found = above(b.together, 1, whole, cut)
-    return found + usual if policy.async_scheduling else found
+    rest = above(b.together, 1, present / 2, (1 - busy) * b.decode / 2)
+    queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
+    return FirstToken(
+        rest=rest + usual if policy.async_scheduling else rest,
+        own=above(b.together, 1, own, b.decode * b.pieces + b.prompt),
+        others=above(b.together, 1, mates + left * each, queue),
+    )
 
 
 def slot_factor(busy: X, slots: X, cv2: float) -> X:
@@ -133,19 +152,38 @@ def slot_factor(busy: X, slots: X, cv2: float) -> X:
     return share * max(cv2, 1.0) + (1 - share) * constant
 
 
+def mean_of(values: Any, chance: Any, past: Any, name: str) -> Any:
+    """Return the mean of what takes so long at each number of sequences, the last for all beyond, under a name."""
+    return called((chance * values).sum(axis=-1) + past * values[:, -1], name)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTimes(Generic[X]):
     """The pace of a batch at a number of sequences: seconds but for the load."""
 
-    step: X
-    """A token of a sequence."""
+    decode: X
+    """A step of a sequence's token without prompts."""
+    beside: X
+    """The prompts in it."""
     lingering: X
     """What prompts delay a request beyond their mean share of its steps."""
     load: X
     """Share of the time that prompts take."""
-    first: X
-    """From arrival to the first token, where a sequence has a place at once."""
+    rest: X
+    own: X
+    others: X
+    """From arrival to the first token, as `FirstToken` has them."""
     empty: X
     """The same where nobody else is there."""
     placed: X
     """A prompt that runs holds a place."""
+
+    @property
+    def step(self) -> X:
+        """A token of a sequence."""
+        return self.decode + self.beside
+
+    @property
+    def first(self) -> X:
+        """From arrival to the first token, where a sequence has a place at once."""
+        return self.rest + self.own + self.others

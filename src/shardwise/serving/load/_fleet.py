@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from shardwise.cost import Network, collective_seconds, network_of, with_peers
 from shardwise.hardware import Cluster
+from shardwise.ledger.opened import called
 from shardwise.plans import Workload
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
@@ -338,9 +339,8 @@ class Fleet:
             return found
         workers = self.prefill.many / self.prefill.groups
         first = self.prefill.form.at(rate / self.prefill.many, workers if turns else 1.0).row(0)
-        sent = self.link.seconds(self.prefill.form.moments.input_tokens)
-        both = in_tandem(first, found, sent, self.prefill.many / many)
-        return Steady(**{name: float(getattr(both, name)) for name in Steady.__dataclass_fields__})
+        sent = called(self.link.seconds(self.prefill.form.moments.input_tokens), "transfer of the cache")
+        return in_tandem(first, found, sent, self.prefill.many / many)
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.ledger.opened import named_each
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
@@ -199,8 +200,20 @@ class Cycles:
     ends: Cycles | None = None
     """The same where prompts take the places of sequences that ended; None where that is no different."""
 
+    def named(self, counts: Any) -> Cycles:
+        """Return the same tables, whose cells open under names where columns open."""
+
+        def name(i: int) -> str:
+            mean, place = divmod(i, counts.size)
+            return f"step of {counts.flat[place]:g} sequences where {_MEANS[mean]:.2g} prompts arrive in the mean"
+
+        return replace(
+            self, mean=named_each(self.mean, name), after=named_each(self.after, lambda i: name(i) + ", and one")
+        )
+
     def look(self, table: Any, mean: Any) -> Any:
         """Return a table at mean numbers of prompts [layout, place]."""
+        mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
         share = np.clip((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 0.0, 1.0)
@@ -230,9 +243,9 @@ class Cycles:
         keeps = np.where(self.batches > 1, two, np.maximum(np.minimum(grown, FULL), two))
         square = cycle**2 + (square - cycle**2) * (1 - two**2) / (1 - keeps**2)
         # Who arrives sees more of long cycles.
-        whole, quick = (square - short * self.decode**2), short * self.decode
-        later = self.look(self.after, rate * whole / np.maximum(cycle - quick, 1e-12))
-        own = (quick * self.look(self.after, none) + (cycle - quick) * later) / cycle
+        whole, quick = (square - short * self.decode**2), np.asarray(short * self.decode / cycle)
+        later = self.look(self.after, rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
+        own = quick * self.look(self.after, none) + (1 - quick) * later
         return CycleMix(none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own)
 
     def held(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
@@ -301,9 +314,9 @@ def _crossing(found: Callable[[Any], Any], like: Any) -> Any:
     low, high = np.zeros(like.shape, int), np.full(like.shape, len(_MEANS) - 1)
     while (high - low > 1).any():
         middle = (low + high) // 2
-        more = found(middle) > _MEANS[middle]
+        more = np.asarray(found(middle)) > _MEANS[middle]
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    below, over = (found(i) - _MEANS[i] for i in (low, high))
+    below, over = (np.asarray(found(i)) - _MEANS[i] for i in (low, high))
     share = np.clip(below / np.maximum(below - over, 1e-12), 0.0, 1.0)
     between = _MEANS[low] + share * (_MEANS[high] - _MEANS[low])
     return np.where(below < 0, below + _MEANS[low], np.where(over > 0, _MEANS[-1], between))

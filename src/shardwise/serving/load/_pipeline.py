@@ -72,17 +72,20 @@ def _in_a_step(means: tuple[float, ...], batches: int, apart: float, mixed: bool
 def in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: bool) -> tuple[Any, Any]:
     """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place]."""
     many = batches[:, 0]
-    longer = np.zeros((len(means), *prices.mean.shape[1:]))
-    busy = 0.0 * longer
+    alone = np.flatnonzero(many <= 1)
+    order = [alone]
+    longer: list[Any] = [np.zeros((len(means), len(alone), prices.mean.shape[-1]))]
+    busy = np.zeros((len(means), *prices.mean.shape[1:]))
     for count in np.unique(many[many > 1]).astype(int).tolist():
-        rows = many == count
+        rows = np.flatnonzero(many == count)
+        order.append(rows)
         chance, some = _in_a_step(tuple(means.tolist()), count, apart, mixed)
-        values = prices.levels[:, :, rows].reshape(-1, int(rows.sum()), longer.shape[-1])
-        order = np.argsort(-values, axis=0)
-        values = np.take_along_axis(values, order, 0)
-        share = np.minimum(np.cumsum(np.repeat(chance / 2, 2, axis=1)[:, order], axis=1), 1.0)
+        values = prices.levels[:, :, rows].reshape(-1, len(rows), busy.shape[-1])
+        down = np.argsort(-values, axis=0)
+        values = np.take_along_axis(values, down, 0)
+        share = np.minimum(np.cumsum(np.repeat(chance / 2, 2, axis=1)[:, down], axis=1), 1.0)
         less = values - np.concatenate([values[1:], 0 * values[:1]])
         idle = (count - 1) * np.einsum("mkln,kln->mln", share * (1 - share) ** (count - 1), less)
-        longer[:, rows] = np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + idle
+        longer.append(np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + idle)
         busy[:, rows] = 0.0 if mixed else np.minimum(some, FULL)[:, None, None]
-    return longer, busy
+    return np.concatenate(longer, axis=1)[:, np.argsort(np.concatenate(order))], busy

@@ -7,16 +7,19 @@ doubling. Some eighty steps a layout are priced, all in three calls of `step_cos
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from shardwise.ledger.opened import OpenColumn, is_opening, named_each
+from shardwise.ledger.traced import leaf, tracing
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
-from shardwise.serving._sizes import ServingSizes, taken
+from shardwise.serving._sizes import ServingSizes, sizes_of, taken
 from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
@@ -26,6 +29,7 @@ from shardwise.serving.load._steps import grid, launched_ahead, verified_tokens
 # Prompts of one step that are priced apart; more cost in proportion.
 PROMPTS = 8
 _PLACES = 64
+_STEP = ("sequences", "tokens", "context")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,18 +52,45 @@ class LoadPrices:
     """What steps of all batches take that go round together, where a step has room for all who arrive."""
 
 
-def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return seconds of steps, of what sequences have of their own, of sampling and of experts, as [layout, step]."""
+def _parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return seconds of steps, of what sequences have of their own, of sampling and of experts."""
+    costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
+    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
+    return cost.seconds, cost.of_sequences, cost.sampling, experts
+
+
+def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, ...]:
+    """Return the parts of steps as [layout, step]; of one layout they open where somebody is to open them."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
     each = taken(sizes, np.repeat(np.arange(rows), many))
-    names = ("sequences", "tokens", "context")
-    columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in names}
+    columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in _STEP}
     wide = replace(step, **columns)
-    costs = replace(engine_cost_model(case, each), decoding=step.phase == "decode")
-    cost = (decode_cost if step.phase == "decode" else step_cost)(case, each, wide, costs)
-    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    parts = (cost.seconds, cost.of_sequences, cost.sampling, experts)
-    return tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)  # type: ignore[return-value]
+    parts = _parts(case, each, wide)
+    found = tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)
+    return _opened(case, wide, found) if is_opening() else found
+
+
+def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return prices of steps of one layout that open down to the operators of each."""
+
+    @cache
+    def parts(i: int) -> tuple[Any, ...]:
+        with tracing():
+            numbers: dict[str, Any] = {name: leaf(name, float(getattr(steps, name)[i])) for name in _STEP}
+            sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+            return _parts(case, sizes, replace(steps, **numbers))
+
+    def column(place: int, what: str, values: Any) -> Any:
+        def name(i: int) -> str:
+            sequences, tokens, context = (float(getattr(steps, one)[i]) for one in _STEP)
+            run = f"{sequences:g} sequences" if steps.phase == "decode" else f"a prompt of {tokens:g} tokens"
+            return f"{what}step of {run} at context {context:.0f}"
+
+        return named_each(OpenColumn(values, lambda i: parts(i)[place]), name)
+
+    said = ("", "what sequences have of their own in a ", "sampling of a ", "experts of a ")
+    return tuple(column(place, what, values) for place, (what, values) in enumerate(zip(said, columns, strict=True)))
 
 
 def _between(at: Any, known: Any, values: Any) -> Any:
@@ -141,8 +172,9 @@ class _Steps:
         beside = counts * self.verified if self.policy.mixed else 0.0 * counts
         room = np.maximum(self.policy.step_tokens - beside, 1.0)
         every = [self._added(index, new, counts, room) for index, (new, _) in enumerate(moments.prompts)]
-        added = _Added(**{f.name: np.array([getattr(one, f.name) for one in every]) for f in fields(_Added)})
+        added = _Added(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(_Added)})
         mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
+        many = counts.shape[-1]
         together = room / new if self.policy.chunked else np.maximum(room // new, 1.0)
         full = fullest(counts, batches.many, moments, self.policy) if batches.any else counts
         full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
@@ -154,19 +186,22 @@ class _Steps:
         return LoadPrices(
             counts=counts,
             decode=decode,
-            added=mean,
+            added=named_each(
+                mean, lambda i: f"{i // many + 1} prompts in a step of {counts.flat[i % many]:g} sequences"
+            ),
             ahead=added.ahead.mean(axis=0),
             spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
             pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
             together=together,
-            cycles=replace(first, ends=ends[0] if ends else None),
+            cycles=replace(first.named(counts), ends=ends[0].named(counts) if ends else None),
         )
 
     def _added(self, index: int, new: float, counts: Any, room: Any) -> _Added:
         """Return what 1, 2, ... prompts of a class add."""
         policy, prompts, zero = self.policy, self.prompts, np.zeros_like(counts)
         if not new:
-            return _Added(seconds=[zero] * PROMPTS, ahead=zero, experts=[zero] * PROMPTS, pieces=zero, size=zero)
+            none = np.stack([zero] * PROMPTS)
+            return _Added(seconds=none, ahead=zero, experts=none, pieces=zero, size=zero)
         beside = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
@@ -184,11 +219,13 @@ class _Steps:
             many = np.minimum(k, fit)
             times = np.maximum(k / fit, 1.0) * steps
             # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
-            costs.append((np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times)
+            cost = (np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times
+            run = f"{k} prompts of {new:.0f} tokens beside "
+            costs.append(named_each(cost, lambda i, run=run: f"{run}{counts.flat[i]:g} sequences"))  # type: ignore[misc]
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
-        return _Added(seconds=costs, ahead=ahead, experts=experts, pieces=steps, size=size)
+        return _Added(seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size)
 
     def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
         """Return the prices of cycles; prompts that are cut count once a piece."""
@@ -229,12 +266,12 @@ class _Steps:
             experts.append(np.where(batches.piped, 0.0, routed))
         unlike_prompts = np.where(batches.piped | (many == 1), own[:, 0].var(axis=0), 0.0)
         return CyclePrices(
-            longest=np.array(longest),
-            mean=np.array(mean),
-            experts=np.array(experts),
+            longest=np.stack(longest),
+            mean=np.stack(mean),
+            experts=np.stack(experts),
             beside=beside,
             pieces=pieces[:, 0].mean(axis=0),
-            taken=np.array(taken),
+            taken=np.stack(taken),
             variance=unlike_prompts,
             lanes=self._lanes(means, (ahead, alone), fit, beside) if batches.piped.any() else None,
             apart=float(unlike > 1e-3),

@@ -17,11 +17,10 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving.load._autoscale import Scaling
 from shardwise.serving.load._bands import CAPACITY, around, headline_of, with_tail
-from shardwise.serving.load._fleet import attention_groups
+from shardwise.serving.load._fleet import Fleet, attention_groups
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth
 from shardwise.serving.load._steady import Steady
-from shardwise.serving.load._steps import StepTable
 from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
 
@@ -40,7 +39,6 @@ class PrefillReport:
     """The pool that computes prompts: its memory and what its workers did."""
 
     base: InferReport
-    table: StepTable
     traces: tuple[Trace, ...]
 
     def to_dict(self, requests: Sequence[Request]) -> dict[str, Any]:
@@ -63,7 +61,8 @@ class ServeReport(Card):
     """The deployment with its longest request alone: memory, weights, room of the cache."""
     workload: Workload
     policy: Policy
-    table: StepTable
+    fleet: Fleet
+    """What was simulated, with its closed form."""
     steady: Steady[float]
     """Closed form of one replica at its share of the load (of a closed loop: at its capacity)."""
     empty: Steady[float]
@@ -297,8 +296,8 @@ class ServeReport(Card):
 
     def why(self, metric: Metric = "ttft", name: str = "p99") -> list[tuple[str, float]]:
         """Return the parts of the ttft, tpot or e2e around a percentile, in seconds, largest first."""
-        prompts = self.prefill.table if self.prefill else self.table
-        return causes_of(self.requests, (prompts, self.table), metric, name)
+        decode = self.fleet.decode
+        return causes_of(self.requests, ((self.fleet.prefill or decode).table, decode.table), metric, name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record that `--json` prints; seconds, requests a second, None where a value is not known.

@@ -225,10 +225,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
         fleet = Fleet(decode=pool, prefill=first, link=link, router=options.router)
     steady, empty = fleet.at(rate), fleet.at(0.0)
     report = ServeReport(
-        base=base, workload=workload, policy=pool.policy, table=pool.table, steady=steady, empty=empty,
+        base=base, workload=workload, policy=pool.policy, fleet=fleet, steady=steady, empty=empty,
         saturated=None, traces=(), options=options,
         assumptions=tuple(dict.fromkeys((*base.assumptions, *notes, *unknown))),
-        prefill=PrefillReport(base=fleet.prefill.base, table=fleet.prefill.table, traces=()) if fleet.prefill else None,
+        prefill=PrefillReport(base=fleet.prefill.base, traces=()) if fleet.prefill else None,
     )  # fmt: skip
     fits = base.fits and (prefill is None or prefill.fits)
     watch = None

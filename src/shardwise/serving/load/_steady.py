@@ -18,7 +18,8 @@ from typing import Any, Generic, cast
 
 import numpy as np
 
-from shardwise.ledger.number import X
+from shardwise.ledger.number import X, maximum
+from shardwise.ledger.opened import called, number_at
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
@@ -27,15 +28,18 @@ from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
     BatchTimes,
-    first_token_seconds,
+    beside_seconds,
+    first_token,
     lingering_seconds,
+    mean_of,
     slot_factor,
-    step_seconds,
 )
 from shardwise.serving.load._bulk import PromptSteps
 from shardwise.serving.load._lockstep import Batches, batches_of
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
+from shardwise.serving.load._why import MATES, OWN_DECODE, OWN_PROMPT, WAITS
+from shardwise.serving.load._why import PROMPTS as OTHER_PROMPTS
 
 _ROUNDS = 6
 # Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
@@ -49,8 +53,8 @@ class Steady(Generic[X]):
     Seconds are infinite where the load is not carried.
     """
 
-    capacity: X
-    """Requests a second that are carried at most."""
+    full_seconds: X
+    """Seconds for each request where the queue is full."""
     rate: X
     running: X
     ttft_seconds: X
@@ -60,6 +64,11 @@ class Steady(Generic[X]):
     """Seconds of the TTFT for a place among the sequences or in the cache."""
 
     @property
+    def capacity(self) -> X:
+        """Requests a second that are carried at most."""
+        return 1 / self.full_seconds
+
+    @property
     def stable(self) -> bool:
         """Whether the load is carried; a column where there are many layouts."""
         return cast(bool, cast(Any, self.rate) < self.capacity)
@@ -67,11 +76,11 @@ class Steady(Generic[X]):
     @property
     def utilisation(self) -> X:
         """Load over capacity."""
-        return self.rate / self.capacity
+        return self.rate * self.full_seconds
 
     def row(self: Steady[Any], index: int) -> Steady[float]:
-        """Return one layout, as plain numbers."""
-        return Steady(**{f.name: float(getattr(self, f.name)[index]) for f in fields(self)})
+        """Return one layout, as plain numbers; as traced ones where columns open."""
+        return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
 
 
 def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
@@ -108,8 +117,8 @@ class Replicas:
         return (whole + np.maximum(beyond * self.prices.ahead, rest * self.prices.added[-1])) / mean
 
     @cached_property
-    def _rates(self) -> Any:
-        """Requests a second that end while so many sequences run and others wait.
+    def _seconds(self) -> Any:
+        """Seconds for each request that ends, while so many sequences run and others wait; with more of them no more.
 
         Equal answers end together as they began, so that a step stays as full of prompts as the first one was.
         """
@@ -117,13 +126,19 @@ class Replicas:
         # No more end in a step than begin in one.
         ended = np.minimum(p.counts / steps, np.maximum(p.together, 1.0) if self.policy.mixed else np.inf)
         bunch = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
-        found = np.maximum.accumulate(1 / (p.decode / ended + self._added(bunch)), axis=-1)
-        return np.where(self.batches.many > 1, self._cycle_rates(), found)
+        added = called(self._added(bunch), OWN_PROMPT)
+        found = np.minimum.accumulate(p.decode / ended + added, axis=-1)
+        return np.where(self.batches.many > 1, self._cycle_seconds(), found)
+
+    @cached_property
+    def full_seconds(self) -> Any:
+        """Seconds of a replica with a full queue for each request, or of one of its groups of attention."""
+        return called(self._seconds[:, -1] / self.batches.lanes, "each request of a full queue")
 
     @cached_property
     def capacity(self) -> Any:
         """Requests a second that a replica with a full queue is served at, or one of its groups of attention."""
-        return self._rates[:, -1] * self.batches.lanes
+        return 1 / self.full_seconds
 
     @cached_property
     def _weights(self) -> Any:
@@ -154,9 +169,10 @@ class Replicas:
         """Return the pace of one batch at every number of its sequences."""
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
         empty = b.prompt[:, :1] + b.rate * b.prompt[:, :1] ** 2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
+        first = first_token(b, moments, policy)
         found = BatchTimes(
-            step=step_seconds(b, policy), lingering=lingering_seconds(b, moments, policy), load=b.load,
-            first=first_token_seconds(b, moments, policy), empty=empty,
+            decode=b.decode, beside=beside_seconds(b, policy), lingering=lingering_seconds(b, moments, policy),
+            load=b.load, rest=first.rest, own=first.own, others=first.others, empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
         )  # fmt: skip
         other, several = self._cycle_tempo(b.rate), self.batches.many > 1
@@ -173,27 +189,27 @@ class Replicas:
         both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
         return BatchTimes(**both | {"empty": np.where(several, other.empty, found.empty)})
 
-    def _prompts_alone(self, rate: Any, turns: Any) -> Any:
-        """Return mean seconds to the first token where nobody decodes."""
+    def _prompts_alone(self, rate: Any, turns: Any) -> tuple[Any, Any]:
+        """Return mean seconds to the first token where nobody decodes: of a prompt alone, and those it waits longer."""
         p = self.prices
-        fit = np.minimum(p.together[:, 0], p.counts[:, -1])
+        fit, alone = np.minimum(p.together[:, 0], p.counts[:, -1]), p.added[0][:, 0]
         steps = PromptSteps(
-            added=p.added[:, :, 0], ahead=p.ahead[:, 0], fit=fit, cv2=p.spread[:, 0] - 1, cut=self.policy.chunked,
-            ahead_of_time=self.policy.async_scheduling,
+            added=np.asarray(p.added[:, :, 0]), ahead=np.asarray(p.ahead[:, 0]), fit=fit, cv2=p.spread[:, 0] - 1,
+            cut=self.policy.chunked, ahead_of_time=self.policy.async_scheduling,
         )  # fmt: skip
-        return steps.sojourn(rate, turns)
+        return alone, steps.sojourn(rate, turns) - np.asarray(alone)
 
-    def _cycle_rates(self) -> Any:
-        """Return requests a second of a batch among others, while so many sequences run and others wait.
+    def _cycle_seconds(self) -> Any:
+        """Return seconds for each request of a batch among others, while so many sequences run and others wait.
 
         No more begin in a step than it has room for beside those that decode.
         """
         p, pieces = self.prices, self.prices.cycles.pieces
         going, cycle = self._ending()
         began = p.counts * going / (self.moments.steps + pieces * going)
-        full = p.together / (p.decode + p.ahead * p.together / PROMPTS)
+        full = p.decode / p.together + p.ahead / PROMPTS
         some = self.policy.mixed & ~self.batches.piped & (began > p.together)
-        return np.maximum.accumulate(np.where(some, full, began / cycle), axis=-1)
+        return np.minimum.accumulate(np.where(some, full, cycle / began), axis=-1)
 
     def _ending(self) -> tuple[Any, Any]:
         """Return the share of steps that decode, and seconds of a cycle, where prompts follow on sequences that end.
@@ -230,13 +246,13 @@ class Replicas:
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
         own = own if self.moments.new_tokens else 0.0 * own
-        first = at.square / at.cycle / 2 + own
-        first = first + at.short * cycles.decode * (policy.receive_steps - 1) / 2
+        rest = np.asarray(at.square / at.cycle**2) * at.cycle / 2
+        rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
         found = BatchTimes(
-            step=step, lingering=following / (1 - at.two),
+            decode=cycles.decode, beside=step - cycles.decode, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
-            first=first + at.cycle if policy.async_scheduling and self.moments.steps else first,
+            rest=rest + at.cycle if policy.async_scheduling and self.moments.steps else rest, own=own, others=0.0 * own,
             empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
         return self._gathered(found, rate) if policy.batch_wait[0] else found
@@ -258,8 +274,8 @@ class Replicas:
         step = period / (1 + (period - longest) / cycles.decode)
         waited = wait * (1 + rate * wait / 2) / bunch
         other = replace(
-            found, step=step, load=1 - cycles.decode / step,
-            first=found.first + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
+            found, beside=step - cycles.decode, load=1 - cycles.decode / step,
+            others=found.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
         )  # fmt: skip
         return BatchTimes(
             **{f.name: np.where(alone, getattr(other, f.name), getattr(found, f.name)) for f in fields(BatchTimes)}
@@ -288,15 +304,15 @@ class Replicas:
         with np.errstate(all="ignore"):
             asked = np.maximum(np.broadcast_to(np.asarray(rate, float), self.capacity.shape), 1e-9)
             lane = self._at(asked / self.batches.lanes, turns)
-        return replace(lane, capacity=self.capacity, rate=asked, running=lane.running * self.batches.lanes)
+        return replace(lane, full_seconds=self.full_seconds, rate=asked, running=lane.running * self.batches.lanes)
 
     def _at(self, rate: Any, turns: Any) -> Steady[Any]:
         p, moments = self.prices, self.moments
-        most_served = self._rates[:, -1]
+        most_served = np.asarray(1 / self._seconds[:, -1])
         n, steps = p.counts, max(moments.steps, 1e-9)
         pace = self._tempo(rate)
-        lingering, load = pace.lingering, pace.load
-        seconds = pace.step + lingering / steps
+        # How often something happens is not opened, what it takes is.
+        load, seconds = np.asarray(pace.load), np.asarray(pace.step + pace.lingering / steps)
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
         turns = np.broadcast_to(np.asarray(turns, float), rate.shape)
         width = 1 + (1 / (1 - load) ** 2 / turns[:, None] - 1) * moments.overlap
@@ -305,8 +321,10 @@ class Replicas:
         likely, beyond = self._likely(ratio, width, tail)
         weighted, most = likely * self._weights, n[:, -1]
         ended = (weighted * n / seconds).sum(axis=-1) + beyond * most / seconds[:, -1]
-        held = (weighted * n).sum(axis=-1) + beyond * most
-        tpot = held / ended
+        # The share of tokens that is made while so many run.
+        made = (weighted * n / seconds / ended[:, None], beyond * most / seconds[:, -1] / ended)
+        tokens = mean_of(pace.decode, *made, OWN_DECODE) + mean_of(pace.beside, *made, OTHER_PROMPTS)
+        lingering = mean_of(pace.lingering, *made, "prompts that came with its own")
         scale = np.minimum(rate * steps / ended, 1 / (weighted.sum(axis=-1) + beyond))
         chance, past = scale[:, None] * weighted, scale * beyond
         empty = np.maximum(1 - chance.sum(axis=-1) - past, 0.0)
@@ -314,21 +332,24 @@ class Replicas:
         placed = ratio + rate[:, None] * pace.placed / n
         bunches = (weighted / (1 - load)).sum(axis=-1) / weighted.sum(axis=-1)
         waiting = self._waiting(rate, (placed, width, tail), scale * (weighted.sum(axis=-1) + beyond), bunches, turns)
-        ttft = (chance * pace.first).sum(axis=-1) + past * pace.first[:, -1] + empty * pace.empty[:, 0] + waiting
+        causes = ((WAITS[3], pace.rest), (OWN_PROMPT, pace.own), (MATES, pace.others))
+        ttft = sum(mean_of(value, chance, past, name) for name, value in causes)
+        ttft = ttft + called(empty * pace.empty[:, 0], "where nobody else is") + called(waiting, "waiting for a place")
         if not moments.steps and moments.new_tokens:
-            ttft = np.where(self.batches.many[:, 0] > 1, ttft, self._prompts_alone(rate, turns))
+            alone, longer = self._prompts_alone(rate, turns)
+            ttft = np.where(self.batches.many[:, 0] > 1, ttft, called(alone, OWN_PROMPT) + called(longer, MATES))
         # Seconds a token as requests have it: short answers linger as long as others.
-        more = (weighted * n * lingering / seconds).sum(axis=-1) / (weighted * n).sum(axis=-1) * tpot
-        per_token = tpot + more * (moments.inverse_steps - 1 / steps)
+        per_token = tokens + lingering * moments.inverse_steps
         stable = rate < most_served
         found = {
             "running": (chance * n).sum(axis=-1) + past * most,
             "ttft_seconds": ttft,
             "tpot_seconds": per_token / moments.made if moments.steps else 0.0 * per_token,
-            "e2e_seconds": ttft + moments.steps * tpot,
+            "e2e_seconds": ttft + moments.steps * (tokens + lingering / steps),
             "waiting_seconds": waiting,
         }
-        return Steady(capacity=most_served, rate=rate, **{k: np.where(stable, v, math.inf) for k, v in found.items()})
+        found = {k: np.where(stable, v, math.inf) for k, v in found.items()}
+        return Steady(full_seconds=self.full_seconds, rate=rate, **found)
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any, turns: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
@@ -363,7 +384,7 @@ def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, shar
     ttft = prefill.ttft_seconds + sent_seconds + decode.ttft_seconds
     return replace(
         decode,
-        capacity=np.minimum(prefill.capacity * share, decode.capacity),
+        full_seconds=maximum(prefill.full_seconds / share, decode.full_seconds),
         ttft_seconds=ttft,
         e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
         waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,
