@@ -71,6 +71,7 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("fsdp2", {"notes": "chunked cross-entropy"}, "loss", "chunked"),
         ("fsdp2-compiled-loss", {"notes": "chunked loss"}, "loss", "compiled"),
         ("megatron", {"notes": "dispatcher HybridEP"}, "dispatch", "deduplicated"),
+        ("automodel", {"notes": "TE + DeepEP; fake balanced gate"}, "dispatch", "in-turn"),
         ("megatron", {"notes": "tp-comm-overlap"}, "overlap_tensor", True),
         ("megatron", {"notes": "1F1B overlap"}, "overlap_experts", "always"),
     ],

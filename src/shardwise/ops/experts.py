@@ -244,10 +244,13 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     rows = routed_rows(y, m)
     size = y.a * rows * e.D
     arrived = size * y.degrees.etp
-    fanout = m.top_k if y.stack.dispatch == "deduplicated" else 0
+    fanout = 0 if y.stack.dispatch == "all-to-all" else m.top_k
     hop: Collective[X] = Collective(
         axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, shape=(rows, e.D)
     )
+    if y.stack.dispatch == "in-turn":
+        # The experts of a token are neighbours, which one copy reaches.
+        hop = replace(hop, size_bytes=divide(size, fanout), fanout=1, shape=(divide(rows, fanout), e.D))
     gather: Collective[X] = Collective(
         axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens", shape=(rows * y.degrees.etp, e.D)
     )

@@ -55,8 +55,8 @@ class Stack:
     experts: Literal["grouped-mm", "permuted"]
     experts_kernel: str
     """The fused kernel of experts whose rates apply ("": grouped products of libraries)."""
-    dispatch: Literal["all-to-all", "deduplicated"]
-    """With "deduplicated" a token is sent once to each node that has one of its experts."""
+    dispatch: Literal["all-to-all", "deduplicated", "in-turn"]
+    """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all."""
     latent_fusion: bool
     """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
     merges_chunks: bool

@@ -248,7 +248,7 @@ def _vocab_multiple(r: Reader) -> int:
     return 1 if padded or not r.flag("pad_vocab_size") else r.count("make_vocab_size_divisible_by")
 
 
-def _dispatch(r: Reader, base: Stack) -> Literal["all-to-all", "deduplicated"]:
+def _dispatch(r: Reader, base: Stack) -> Literal["all-to-all", "deduplicated", "in-turn"]:
     """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
     kind = r.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
     return "deduplicated" if kind == "flex" or r.flag("moe_enable_deepep") else base.dispatch
