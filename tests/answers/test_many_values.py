@@ -83,6 +83,15 @@ PLANS = {
     "the longest prompt of any deployment": (
         "infer", "llama-3.1-8b", "--on", "1xh100", "--max-ttft", "15ms", "--batch", "1", "input_tokens", 1,
     ),
+    "the slowest links of any plan": (
+        "train", "gpt2", "--on", "16xh100", "--global-batch", "64", "--layout", "1d", "--tp", "1", "--cp", "1",
+        "--pp", "1..2", "--max-step", "60ms", "slow_bandwidth", -0.01,
+    ),
+    "the most requests of any deployment": (
+        "serve", "llama-3.1-8b", "--on", "1xh100", "--p50-ttft", "200ms", "--requests", "200",
+        "--input-tokens", "64", "--output-tokens", "8", "--max-batched-tokens", "2048", "--max-sequences", "64",
+        "rate", 0.01,
+    ),
 }  # fmt: skip
 
 
@@ -93,9 +102,10 @@ def test_a_search_is_solved_for_what_it_is_given(name: str) -> None:
     asked, flag = [str(word) for word in words], "--" + str(field).replace("_", "-")
     solved = run("plan", *asked, "--solve", str(field), "--json").tree
     best = solved["solve"]["value"]
+    beyond = best + (step if isinstance(step, int) else step * best)  # a part of it is a digit or more
     assert solved["solve"]["plan"] and solved["at"]["problem"] is None
     assert run("plan", *asked, flag, str(best)).status == 0
-    assert run("plan", *asked, flag, str(best + step)).status == 1
+    assert run("plan", *asked, flag, str(beyond)).status == 1
     assert run("plan", *asked, "--solve", "tp").status == 2
 
 

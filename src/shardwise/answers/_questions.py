@@ -161,7 +161,7 @@ class Questions:
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return what a command line with these values says."""
-        found = {**self._raw, **values}
+        found = {**self._raw, **values, **({"top": 1} if self.inputs.command == "plan" else {})}
         if _DEVICES in values:
             found["on"] = sized(str(found.get("on", "")), int(str(values[_DEVICES])))
             del found[_DEVICES]

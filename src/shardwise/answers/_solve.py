@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardwise.answers import _commands as commands
 from shardwise.answers._answer import Answer
-from shardwise.answers._case import load_the_model
+from shardwise.answers._case import load_the_cluster, load_the_model
 from shardwise.answers._converters import fail
-from shardwise.answers._inputs import Inputs
+from shardwise.answers._flags import MANY
+from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._questions import (
     Questions,
@@ -22,7 +26,8 @@ from shardwise.answers._questions import (
     write_rows,
 )
 from shardwise.answers._search_flags import broken_limits
-from shardwise.errors import InputError
+from shardwise.answers._solve_numbers import Alone, Keeps, fewest, largest, real
+from shardwise.errors import InputError, Problems
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
@@ -49,8 +54,7 @@ SPLITS = ("gpu_layers", "cpu_experts", "recompute_layers")
 REAL = {"rate": False, "price": False, "tokens": False, "slow_bandwidth": True, "fast_bandwidth": True,
         "nic_bandwidth": True, "memory": True, "memory_bandwidth": True, "peak_flops": True,
         "oversubscription": False}  # fmt: skip
-MOST_WHOLE, MOST_DEVICES = 2**30, 2**16
-_LOW, _HIGH = 1e-4, 1e18
+MOST_DEVICES = 2**16
 # Significant digits of a real number that is solved for, and of one where each value takes a search.
 _DIGITS, _FEW_DIGITS = 4, 3
 _ROUND, _MANY_WAYS = 128, 1024
@@ -101,7 +105,11 @@ def solved(inputs: Inputs, width: int) -> Answer:
             tried[value] = questions.at({field: int(value) if value == int(value) else value})
         return tried[value].keeps(inputs)
 
-    best = _sought(field, at, questions)
+    def alone(value: float) -> Callable[[float], bool]:
+        return _held_by(questions, field, tried[value].report)
+
+    searches = inputs.command == "plan" and kind_of(inputs) in ("train", "infer")
+    best = _sought(field, at, questions, alone if searches else None)
     points = [tried[value] for value in sorted(tried)]
     others = [one for point in points for one in point.problems if one.field not in ("plan", field)]
     if best is None and others and all(p.report is None or not p.report.fits for p in points):
@@ -172,15 +180,35 @@ def _typed(questions: Questions, field: str, best: float) -> dict[str, object]:
     return {field: _shown(field, best).replace(" ", "").replace(",", "")}
 
 
-def _sought(field: str, at: Callable[[float], bool], questions: Questions) -> float | None:
+def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None) -> float | None:
     if field in REAL:
         digits = _FEW_DIGITS if questions.inputs.command == "plan" else _DIGITS
-        return _real(at, REAL[field], _first(field, questions), digits)
+        return real(at, REAL[field], _first(field, questions), digits, alone)
     if field == "devices" and questions.inputs.command == "plan":
-        return _fewest(at, *_room(questions))
+        return fewest(at, *_room(questions))
     if field in (*SCANNED, *SPLITS):
         return next((value for value in _candidates(field, questions) if at(value)), None)
-    return _largest(at, _step(field, questions))
+    return largest(at, _step(field, questions))
+
+
+def _held_by(questions: Questions, field: str, report: Any) -> Keeps:
+    """Return what says whether the plan that a search found keeps the verdict and the limits at other values."""
+    inputs, kind = questions.inputs, kind_of(questions.inputs)
+    command, home = commands.command(kind), import_module(f"shardwise.answers._{kind}")
+    case = import_module(f"shardwise.answers._plan_{kind}").case_of(inputs, report)
+    case = {key: value for key, value in case.items() if key in command.flags and key not in MANY}
+
+    def keeps(value: float) -> bool:
+        own = Inputs(command=kind)
+        try:
+            read_values({**case, field: int(value) if value == int(value) else value}, command, own)
+            own.problems.raise_if_any()
+            found = home.ask(own)
+        except InputError:
+            return False
+        return bool(found.chance_to_fit >= inputs.get("risk", 0.9) and not broken_limits(inputs.values, found))
+
+    return keeps
 
 
 def _step(field: str, questions: Questions) -> int:
@@ -198,21 +226,6 @@ def _step(field: str, questions: Questions) -> int:
     return int(plan.micro_batch * plan.dp * (plan.pp if plan.vpp > 1 else 1))
 
 
-def _largest(at: Callable[[float], bool], step: int) -> float | None:
-    """Return the largest multiple of a step that keeps the verdict: doubled until it does not, then halved between.
-
-    >>> _largest(lambda value: value <= 1000, 8)
-    1000
-    """
-    low, high = 0, step
-    while high <= MOST_WHOLE and at(high):
-        low, high = high, 2 * high
-    while high - low > step:
-        middle = (low + high) // 2 // step * step
-        low, high = (middle, high) if at(middle) else (low, middle)
-    return low or None
-
-
 def _first(field: str, questions: Questions) -> float:
     """Return where the end of a real number is sought first: what the devices have, or are found to carry."""
     if field == "rate":
@@ -222,13 +235,10 @@ def _first(field: str, questions: Questions) -> float:
         held = getattr(report, "base", report)
         spare = _room(questions)[1] / held.case.cluster.num_devices if questions.inputs.command == "plan" else 1.0
         return float(report.capacity_per_second * max(spare, 1.0)) or 1.0
-    report = questions.at({}).report
-    if report is None:
-        return 1.0
-    held = getattr(report, "base", report)
     if field == "tokens":
-        return float(held.job.run_tokens or 1e9)
-    return _held(held.case.cluster, field) or 1.0
+        return float(questions.inputs.get("tokens") or 1e9)
+    cluster = load_the_cluster(replace(questions.inputs, notes=[], problems=Problems(), bad=set()))
+    return (0.0 if cluster is None else _held(cluster, field)) or 1.0
 
 
 def _held(cluster: Cluster, field: str) -> float:
@@ -247,52 +257,6 @@ def _held(cluster: Cluster, field: str) -> float:
     return float(known.get(field) or 0.0)
 
 
-def _digits(index: int, digits: int) -> float:
-    """Return the number of so many significant digits at a place of all such, 1 at 0.
-
-    >>> [_digits(i, 3) for i in (-900, -1, 0, 1, 900)]
-    [0.1, 0.999, 1.0, 1.01, 10.0]
-    """
-    each = 9 * 10 ** (digits - 1)
-    return float(f"{10 ** (digits - 1) + index % each}e{index // each - digits + 1}")
-
-
-def _place(value: float, digits: int) -> int:
-    """Return the place of the number of so many digits that is the last up to a value.
-
-    >>> _place(1.014, 3), _digits(_place(3.352e12, 4), 4)
-    (1, 3352000000000.0)
-    """
-    exponent: int = math.floor(math.log10(value) + 1e-12)
-    lead: int = 10 ** (digits - 1)
-    return 9 * lead * exponent + min(max(math.floor(value / 10.0**exponent * lead + 1e-6) - lead, 0), 9 * lead - 1)
-
-
-def _real(at: Callable[[float], bool], least: bool, first: float, digits: int) -> float | None:
-    """Return the last of the numbers of so many digits that keeps the verdict, sought around a first one.
-
-    >>> _real(lambda value: value <= 53.219, False, 1.0, 4), _real(lambda value: value >= 53.219, True, 1e9, 4)
-    (53.21, 53.22)
-    >>> _real(lambda value: False, False, 1.0, 3)
-    """
-    low, high = _place(_LOW, digits), _place(_HIGH, digits)
-    near = min(max(_place(first, digits), low), high)
-    kept, stride = at(_digits(near, digits)), 9 * 10 ** (digits - 1) // 32
-    way = -1 if least is kept else 1
-    while True:
-        far = min(max(near + way * stride, low), high)
-        if far == near:
-            return _digits(near, digits) if kept else None
-        if at(_digits(far, digits)) is not kept:
-            break
-        near, stride = far, 2 * stride
-    good, bad = (near, far) if kept else (far, near)
-    while abs(good - bad) > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if at(_digits(middle, digits)) else (good, middle)
-    return _digits(good, digits)
-
-
 def _room(questions: Questions) -> tuple[int, int]:
     """Return the devices of a node and the most that are tried: those that --on counts, or many."""
     from shardwise.hardware import Cluster
@@ -300,20 +264,6 @@ def _room(questions: Questions) -> tuple[int, int]:
     text = str(questions.raw({}).get("on", ""))
     cluster = Cluster.parse(text) if text[:1].isdigit() else None
     return (cluster.devices_per_node, cluster.num_devices) if cluster is not None else (8, _SEARCHED)
-
-
-def _fewest(at: Callable[[float], bool], node: int, most: int) -> float | None:
-    """Return the fewest devices that keep the verdict: doubled until they do, then whole nodes between, by eighths.
-
-    >>> _fewest(lambda value: value >= 40, 8, 1024), _fewest(lambda value: value >= 3, 8, 1024)
-    (40, 4)
-    """
-    sizes = [2**i for i in range(int(math.log2(most)) + 1)]
-    good = next((value for value in dict.fromkeys([*sizes, most]) if at(value)), None)
-    if good is None or good // 2 < node:
-        return good
-    step = max(node, (good - good // 2) // 8 // node * node)
-    return next((value for value in range(good // 2 + step, good, step) if at(value)), good)
 
 
 def _candidates(field: str, questions: Questions) -> Iterator[int]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import field as dc_field
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from shardwise.errors import InputError, Problems
@@ -46,12 +47,23 @@ class LoadResult(Card):
     """The best deployment with one replica less, which misses a limit; None where the best has one replica."""
     nearest: ServeReport | None
     """What was simulated last where nothing keeps the limits."""
-    rejected: tuple[Rejection, ...]
-    front: tuple[FrontPoint, ...]
     layouts: int
     """Layouts with their formats and batch limits."""
     simulated: int
+    missed: int
+    """Deployments that simulation refused."""
     seconds: float
+    search: LoadSearch
+
+    @cached_property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """What the laws and the limits rejected."""
+        return self.search.rejected(self.missed)
+
+    @cached_property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """The points that none beats in tokens a second of a device and of a user."""
+        return self.search.front()
 
     def __repr__(self) -> str:
         """Return the best in one line."""
@@ -175,8 +187,8 @@ def plan_serve(
     many = sum(len(group.plans) + group.short for group in one.groups)
     return LoadResult(
         workload=workload, limits=options.limits, objective=objective, best=tuple(best), fewer=fewer,
-        nearest=nearest, rejected=one.rejected(missed), front=one.front(), layouts=many,
-        simulated=simulated, seconds=time.perf_counter() - start,
+        nearest=nearest, layouts=many, simulated=simulated, missed=missed, seconds=time.perf_counter() - start,
+        search=one,
     )  # fmt: skip
 
 

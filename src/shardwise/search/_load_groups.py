@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -165,7 +165,14 @@ class LoadSearch:
 
     @cached_property
     def groups(self) -> tuple[LoadGroup, ...]:
-        """Every group of layouts; those whose engine schedules alike count once."""
+        """Every group of layouts, whatever the rate and the limits: those of an earlier question where they agree."""
+        arrivals = replace(self.workload.arrivals, rate=1.0)
+        return _groups(
+            self.grid, self.space, replace(self.workload, arrivals=arrivals), replace(self.options, limits=(), risk=0.0)
+        )
+
+    def made(self) -> tuple[LoadGroup, ...]:
+        """Return every group of layouts; those whose engine schedules alike count once."""
         found, seen = [], set()
         for (word, case), step, sequences in product(
             self.grid.setups, self.space.step_tokens, self.space.max_sequences
@@ -358,3 +365,11 @@ class LoadSearch:
         if missed:
             title, say = "a limit is missed in the simulation", "more replicas were tried in turn"
             yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)
+
+
+@lru_cache(maxsize=2)
+def _groups(grid: ServingGrid, space: LoadSpace, workload: Workload, options: LoadOptions) -> tuple[LoadGroup, ...]:
+    asked = LoadSearch(
+        grid=grid, space=space, workload=workload, options=options, objective="devices", cluster=grid.cluster
+    )
+    return asked.made()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import islice
 from random import Random
@@ -51,6 +51,8 @@ class Pool:
     table: StepTable
     form: Replicas
     stage: Stage = "both"
+    known: dict[Workload, float] = field(default_factory=dict, compare=False)
+    """Requests a second with full queues that are known, by workload whatever its rate."""
 
     @property
     def groups(self) -> int:
@@ -67,6 +69,12 @@ class Pool:
 
         Four times as many requests as run at once, so that the middle half has neither the filling nor the draining.
         """
+        asked = replace(workload, arrivals=replace(workload.arrivals, rate=1.0))
+        if asked not in self.known:
+            self.known[asked] = self._saturated(workload)
+        return self.known[asked]
+
+    def _saturated(self, workload: Workload) -> float:
         most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan)
         count = min(max(4 * most, 400) * queues, max(20_000, 400 * queues))
         requests = [request_of(0.0, drawn) for drawn in islice(workload.draws(), count)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
+from functools import lru_cache
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
@@ -181,25 +182,43 @@ MOST_REPLICAS = 100_000
 _NEAR = 0.7
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PoolAsked:
+    """What a pool is made of: those that agree in all but when requests arrive share one."""
+
+    case: ServingCase
+    policy: Policy
+    workload: Workload
+    stage: Stage
+    base: InferReport = field(compare=False)
+
+
 def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -> Pool:
     """Return replicas that can take the workload's requests one by one, with their closed form."""
-    prompt, made = workload.longest
+    if workload.arrivals.rate:
+        workload = replace(workload, arrivals=replace(workload.arrivals, rate=1.0))
+    return _made(_PoolAsked(case=base.case, policy=policy, workload=workload, stage=stage, base=base))
+
+
+@lru_cache(maxsize=4)
+def _made(asked: _PoolAsked) -> Pool:
+    base, policy, (prompt, made) = asked.base, asked.policy, asked.workload.longest
     cache = float(base.kv_cache_tokens)
     most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
     # Who was sent away runs prompt and output again, in one step where prompts are not cut.
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
     table = StepTable(base.case, most, step, prompt + made)
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = replicas_of(base.case, policy, moments_of(workload, policy, stage, table.made), cache)
-    return Pool(base=base, policy=policy, table=table, form=form, stage=stage)
+    form = replicas_of(base.case, policy, moments_of(asked.workload, policy, asked.stage, table.made), cache)
+    return Pool(base=base, policy=policy, table=table, form=form, stage=asked.stage)
 
 
 def _refuse_more_than_are_simulated(base: InferReport, prefill: InferReport | None) -> None:
     problems = Problems()
-    for field, one in (("dp", base), ("prefill_workers", prefill)):
+    for name, one in (("dp", base), ("prefill_workers", prefill)):
         if one and one.plan.dp > MOST_REPLICAS:
             remedy = "ask for fewer, at a rate as much smaller"
-            problems.add(field, one.plan.dp, f"must be at most {MOST_REPLICAS:,} to be simulated", remedy)
+            problems.add(name, one.plan.dp, f"must be at most {MOST_REPLICAS:,} to be simulated", remedy)
     problems.raise_if_any()
 
 
