@@ -26,7 +26,7 @@ from shardwise.search import IntRanges, LoadSpace
 from shardwise.search._load_groups import LoadSearch
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
-from shardwise.search._serving_table import ServingGrid
+from shardwise.search._serving_grid import ServingGrid
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, ServeReport, StepTable, serve
 from shardwise.serving.load._fleet import requests_of

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, part_of
-from shardwise.models import MLP, Attention, Block, Model, MoE
+from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
 from shardwise.plans import Plan, Serving, group_shapes
 from shardwise.search import IntRanges, SearchOptions, ServingResult, ServingSpace, plan_serving, upto
 from shardwise.serving import InferReport, infer
@@ -63,7 +64,9 @@ def _reports(model: Model, space: ServingSpace) -> Iterator[tuple[Plan, Serving,
                 for weights, cache, batch in product(space.weights, space.kv_cache, space.batches):
                     job = replace(JOB, batch=batch, max_sequences=batch, weights=weights, kv_cache=cache)
                     try:
-                        yield plan, job, infer(model, part_of(ON, n), plan, job)
+                        report = infer(model, part_of(ON, n), plan, job)
+                        # vLLM gives a device whole experts or a part of each.
+                        yield plan, job, None if min(report.plan.ep, report.plan.etp) > 1 else report
                     except InputError:
                         yield plan, job, None
 
@@ -95,6 +98,27 @@ def _value(objective: str, report: InferReport) -> float:
 LIMITED = SearchOptions(
     max_ttft_seconds=0.05, max_tpot_seconds=0.012, max_usd=400.0, min_tokens_per_second=300.0, risk=0.5
 )
+
+
+@pytest.mark.parametrize("engines", [("vllm",), ("sglang",), ("tensorrt-llm",), ("vllm", "sglang"), ("llama.cpp",)])
+def test_every_deployment_that_is_proposed_can_be_launched(engines: tuple[str, ...]) -> None:
+    """The engine of each of the best plans is told its layout by the exporter; of two engines each by its own."""
+    job, options = Serving(input_tokens=512, output_tokens=32), SearchOptions(top=40)
+    found = plan_serving(
+        load_model("mixtral-8x7b"), Cluster.parse("8xh100"), job, ServingSpace(engine=engines), options
+    )
+    assert len(found.best) > 3
+    assert {report.case.engine.name for report in found.best} <= set(engines)
+    for report in found.best:
+        exporter = import_module(f"shardwise.formats.{report.case.engine.exporter}")
+        try:
+            exporter.export(report)
+        except InputError as error:
+            assert {p.field for p in error.problems}.isdisjoint(("tp", "pp", "ep", "etp", "order"))
+    said = any("launches the layout" in one.title for one in found.rejected)
+    explored = plan_serving(found.grid.model, found.grid.cluster, job, found.grid.space, replace(options, explore=True))
+    # SGLang splits experts in all ways that the space has.
+    assert said == (explored.counts.legal > found.counts.legal) == (engines != ("sglang",))
 
 
 @pytest.mark.parametrize("batch", [IntRanges(((1, 100_000_000),)), IntRanges(((1, 20_000),))])

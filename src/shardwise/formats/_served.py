@@ -154,6 +154,11 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
         found.add(
             "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"
         )
+    found.items += own.layouts.problems(system, one.plan, case.model.has_experts).items
+    shared = one.plan.ep * one.plan.etp
+    if one.spread and shared % one.plan.tp == 0 and one.plan.tp * one.plan.dp != shared:
+        rule = f"is more than one engine, whose experts lie on {shared} devices, and a launch is of one"
+        found.add("dp", one.plan.dp, rule, f"use dp {shared // one.plan.tp}")
     wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]
     if "tp" in wide[1:]:
         rule = f"cannot be said to {system}, whose neighbours are ranks of tensor parallelism"

@@ -53,10 +53,6 @@ def words_of(one: Deployment) -> Words:
     if job.memory_fraction:
         rule = "llama.cpp takes what its buffers need, whatever the share"
         found.add("memory_fraction", job.memory_fraction, rule, "leave it out")
-    if p.ep > 1 or (p.tp > 1 and p.pp > 1):
-        name = "ep" if p.ep > 1 else "tp"
-        rule = "llama.cpp splits a model by layers or by rows, one of both"
-        found.add(name, getattr(p, name), rule, f"use {name} 1")
     kinds = {ours or "fp16": theirs for theirs, ours in _CACHES.items()}
     if cache and cache not in kinds:
         found.add("kv_cache", cache, "is no type of a cache of llama.cpp", "use one of " + ", ".join(kinds))

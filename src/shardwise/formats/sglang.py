@@ -34,7 +34,7 @@ _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "n
 _USUAL_PREFILL = 16384
 
 
-def _parallel(one: Deployment, found: Problems) -> Words:
+def _parallel(one: Deployment) -> Words:
     """Return how the model is split, and over which nodes."""
     p = one.plan
     ranks = p.tp * (p.dp if one.spread else 1)
@@ -49,9 +49,6 @@ def _parallel(one: Deployment, found: Problems) -> Words:
             words["--moe-dense-tp-size"] = 1
     if p.ep > 1:
         words["--ep-size"] = p.ep
-    if one.report.case.model.has_experts and p.ep * p.etp != ranks:
-        rule = f"SGLang splits experts over all {ranks} devices of a stage, and ep x etp is {p.ep * p.etp}"
-        found.add("ep", p.ep, rule, f"use etp {ranks // p.ep}" if ranks % p.ep == 0 else f"use ep {ranks} with etp 1")
     if one.nodes > 1:
         address = "$MASTER_ADDR:20000"
         words |= {"--nnodes": one.nodes, "--node-rank": "$NODE_RANK", "--dist-init-addr": address}
@@ -80,7 +77,7 @@ def _limits(one: Deployment) -> Words:
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
     found = check(one, "sglang")
-    words = _parallel(one, found) | _limits(one) | types(one, "SGLang", _CACHES, found) | _proposed(one, found)
+    words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, found) | _proposed(one, found)
     if one.role:
         words["--disaggregation-mode"] = one.role
     refuse(found)

@@ -27,7 +27,7 @@ _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
 
-def _parallel(one: Deployment, found: Problems) -> dict[str, Any]:
+def _parallel(one: Deployment) -> dict[str, Any]:
     """Return how the model is split, and over which nodes."""
     p, case = one.plan, one.report.case
     ranks = p.tp * (p.dp if one.spread else 1)
@@ -38,13 +38,7 @@ def _parallel(one: Deployment, found: Problems) -> dict[str, Any]:
         tree["gpus_per_node"] = one.node
     if one.spread:
         tree["enable_attention_dp"] = True
-        if p.tp > 1:
-            rule = "with attention data parallelism TensorRT-LLM runs attention on single devices"
-            found.add("tp", p.tp, rule, f"use tp 1 with dp {ranks}")
-    if case.model.has_experts and p.ep * p.etp != ranks:
-        rule = f"TensorRT-LLM splits experts over all {ranks} devices of a stage, and ep x etp is {p.ep * p.etp}"
-        found.add("ep", p.ep, rule, f"use etp {ranks // p.ep}" if ranks % p.ep == 0 else f"use ep {ranks} with etp 1")
-    elif case.model.has_experts:
+    if case.model.has_experts:
         tree |= {"moe_expert_parallel_size": p.ep, "moe_tensor_parallel_size": p.etp}
     return tree
 
@@ -63,7 +57,7 @@ def _cache(one: Deployment, found: Problems) -> dict[str, Any]:
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
     found = check(one, "trtllm", ())
-    tree = _parallel(one, found) | {
+    tree = _parallel(one) | {
         "max_batch_size": one.sequences,
         "max_num_tokens": one.step_tokens,
         "max_seq_len": one.context,

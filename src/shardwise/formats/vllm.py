@@ -44,7 +44,6 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def _parallel(one: Deployment, found: Problems) -> Words:
     """Return how the model is split, and over which nodes."""
     p, each = one.plan, one.plan.tp * one.plan.pp
-    experts = p.tp * (p.dp if one.spread else 1)
     words: Words = {"--tensor-parallel-size": p.tp}
     if p.pp > 1:
         words["--pipeline-parallel-size"] = p.pp
@@ -52,9 +51,6 @@ def _parallel(one: Deployment, found: Problems) -> Words:
         words["--data-parallel-size"] = one.together
     if p.ep > 1:
         words["--enable-expert-parallel"] = True
-    if one.report.case.model.has_experts and (p.ep, p.etp) not in ((experts, 1), (1, experts)):
-        rule = f"vLLM splits experts over all {experts} devices of an engine, whole (ep) or within (etp)"
-        found.add("ep", p.ep, rule, f"use ep {experts} with etp 1, or ep 1 with etp {experts}")
     if one.nodes > 1 and one.together == 1:
         words |= {"--nnodes": one.nodes, "--node-rank": "$NODE_RANK", "--master-addr": "$MASTER_ADDR"}
     elif one.nodes > 1 and one.node % each:

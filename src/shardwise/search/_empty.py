@@ -14,7 +14,7 @@ from shardwise.search._space import IntRanges
 
 if TYPE_CHECKING:
     from shardwise.search._grid import PlanGrid
-    from shardwise.search._serving_table import ServingGrid
+    from shardwise.search._serving_grid import ServingGrid
 
 EMPTY = "space"
 _SHOWN = 24

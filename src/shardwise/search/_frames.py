@@ -20,7 +20,8 @@ from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, SearchOpti
 from shardwise.training import TrainingCase
 
 if TYPE_CHECKING:
-    from shardwise.search._serving_table import ServingGrid, ServingTable
+    from shardwise.search._serving_grid import ServingGrid
+    from shardwise.search._serving_table import ServingTable
 
 MOST_ROWS = 5_000_000
 # The numbers of a key in their order (`plan_of` of _batch.py).

@@ -25,7 +25,7 @@ from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, Fro
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import Rejection
-from shardwise.search._serving_table import ServingGrid
+from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
 from shardwise.serving import infer
 from shardwise.serving.load import LoadOptions, ServeReport, serve

@@ -15,8 +15,8 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass
 from shardwise.search._result import Rejection
+from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
-from shardwise.search._serving_table import FORMATS, MEMORY, TITLES, ServingGrid
 from shardwise.search._space import IntRanges
 from shardwise.serving._capacity import cache_tokens_of
 from shardwise.serving._case import ServingCase
@@ -205,20 +205,20 @@ class LoadSearch:
         tokens = self.room(limited)
         rows = np.flatnonzero(tokens >= prompt + made)
         plans = tuple(self.kinds[row] for row in rows.tolist())
+        short = int(np.isfinite(tokens).sum()) - len(plans)
         if not plans:
-            return LoadGroup(job=job, engine=engine, plans=(), form=None, short=len(tokens), policy=policy, case=case)
+            return LoadGroup(job=job, engine=engine, plans=(), form=None, short=short, policy=policy, case=case)
         moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
         batches = batches_of(plans, case.model.has_experts)
         most = most_running(policy, moments, tokens[rows], batches.lanes)
         prices = load_prices(limited, taken(sizes, rows), policy, moments, most, batches)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)
-        return LoadGroup(
-            job=job, engine=engine, plans=plans, form=form, short=len(tokens) - len(plans), policy=policy, case=case
-        )
+        return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=short, policy=policy, case=case)
 
     def room(self, case: ServingCase) -> Any:
-        """Return the tokens of cache of every layout."""
-        return np.array(cache_tokens_of(case, self.grid.sizes(case.model)), float)
+        """Return the tokens of cache of every layout, less than none of those that the engine does not launch."""
+        tokens = np.array(cache_tokens_of(case, self.grid.sizes(case.model)), float)
+        return np.where(self.grid.launches(case.engine), tokens, -np.inf)
 
     def steady(self, group: LoadGroup, replicas: Any) -> Steady[Any]:
         """Return the closed form of so many replicas of each layout."""
@@ -328,6 +328,9 @@ class LoadSearch:
             Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=why.remedy)
             for _, why in self.grid.unusable
         ]
+        if others := self.grid.unlaunched():
+            count, remedy = sum(count for count, _ in others) * many, others[0][1].remedy
+            found.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
         short = sum(group.short for group in self.groups)
         if short:
             found.append(Rejection(

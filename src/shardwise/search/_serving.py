@@ -21,18 +21,10 @@ from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions
 from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
+from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_remedies import ServingRanking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
-from shardwise.search._serving_table import (
-    FORMATS,
-    MEMORY,
-    TITLES,
-    ServingGrid,
-    ServingTable,
-    counted_tokens,
-    stacked,
-    table_of,
-)
+from shardwise.search._serving_table import ServingTable, counted_tokens, stacked, table_of
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving._case import ServingCase, job_problems
 
@@ -76,7 +68,10 @@ class ServingResult(SearchResult[InferReport]):
         """Laws that reject layouts and formats: name, title and plans."""
         grid, batches = self.grid, len(self.grid.space.batches)
         each = batches * len(grid.setups)
-        found = [(law, TITLES.get(law, law), len(fell) * each) for law, fell in grid.layouts.rejected.items()]
+        rejected = {law: len(fell) * each for law, fell in grid.layouts.rejected.items()}
+        if others := sum(count for count, _ in grid.unlaunched()):
+            rejected[LAUNCH] = rejected.get(LAUNCH, 0) + others * batches
+        found = [(law, TITLES.get(law, law), count) for law, count in rejected.items()]
         if grid.unusable:
             found.append((FORMATS, TITLES[FORMATS], len(grid.unusable) * grid.layouts.count * batches))
         return found

@@ -11,8 +11,9 @@ from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES
 from shardwise.search._result import Remedy, changed_field, loss_of, missed
+from shardwise.search._serving_grid import FORMATS, MEMORY, ServingGrid
 from shardwise.search._serving_space import WORDS, Layouts
-from shardwise.search._serving_table import FORMATS, MEMORY, ServingGrid, ServingTable
+from shardwise.search._serving_table import ServingTable
 from shardwise.serving import Engine
 
 _TRIED = 64
@@ -107,7 +108,9 @@ def law_remedy(ranking: ServingRanking, name: str) -> Remedy | None:
     grid = ranking.grid
     if name == FORMATS:
         return Remedy(why=str(grid.unusable[0][1])) if grid.unusable else None
-    fell = grid.layouts.rejected[name]
+    fell = grid.layouts.rejected.get(name)
+    if fell is None:
+        return Remedy(why=str(grid.unlaunched()[0][1]))
     order = ranking.order[np.unique(ranking.table.layout[ranking.order], return_index=True)[1]]
     for row in np.sort(_places(ranking.order, order))[:_TRIED].tolist():
         good = grid.plan(int(ranking.table.layout[ranking.order[row]]))

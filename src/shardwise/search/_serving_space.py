@@ -18,15 +18,9 @@ from shardwise.search._space import IntRanges, Order, upto
 from shardwise.serving import Engine, find_engine, find_format
 from shardwise.serving._formats import cache_bytes
 
-# Inference has no second tensor axis and no context parallelism: three axes can change places.
-SERVING_ORDERS: tuple[Order, ...] = (
-    ("tp", "tp2", "cp", "dp", "pp"),
-    ("tp", "tp2", "cp", "pp", "dp"),
-    ("pp", "tp", "tp2", "cp", "dp"),
-    ("pp", "dp", "tp", "tp2", "cp"),
-    ("dp", "tp", "tp2", "cp", "pp"),
-    ("dp", "pp", "tp", "tp2", "cp"),
-)
+# Neighbours are ranks of tensor parallelism in every engine (vLLM vllm/distributed/parallel_state.py, SGLang's of the
+# same name, TensorRT-LLM tensorrt_llm/mapping.py); replicas are started where one likes.
+SERVING_ORDERS: tuple[Order, ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
 EVERY, BATCHES = IntRanges(), upto(4096)
 MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")

@@ -1,42 +1,27 @@
 """Deployments evaluated by programs: layouts and batches along one axis, formats and engines one after another.
 
-The formulas are those of `shardwise.serving`; a law is asked of every layout as `infer` asks it.
+The formulas are those of `shardwise.serving`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
 
-from shardwise.errors import InputError, Problem, Problems
-from shardwise.hardware import Cluster, part_of
 from shardwise.ledger.number import largest
 from shardwise.ledger.symbol import Graph
-from shardwise.models import Block, Model
-from shardwise.plans import Plan, Serving, dense_group_shapes, divisors, with_groups
-from shardwise.plans.fields import DEPLOYED
-from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
+from shardwise.plans import Serving
 from shardwise.records import dataclass
-from shardwise.search._columns import bisected, distinct_rows
-from shardwise.search._options import SearchOptions
-from shardwise.search._placements import COLUMNS
+from shardwise.search._columns import bisected
 from shardwise.search._program import ROW, Program, ProgramShape
-from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_keys
-from shardwise.search._space import Order
+from shardwise.search._serving_grid import ServingGrid
 from shardwise.serving._batch import evaluate, request_seconds
-from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
 from shardwise.serving._report import beside_cache_band
-from shardwise.serving._sizes import ServingSizes, sizes_of_columns
 
 CELLS = 16_384
-MEMORY = "memory"
-FORMATS = "formats"
-Word = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,206 +71,6 @@ class ServingTable(ReplicaColumns):
 def stacked(tables: Sequence[ServingTable]) -> ServingTable:
     """Return the rows of several tables."""
     return ServingTable(**{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(ServingTable)})
-
-
-_LAW_OF = {"tp": "tensor", "ep": "experts", "etp": "experts", "pp": "pipeline", "stage_layers": "pipeline"}
-TITLES = {
-    "tensor": "tensor parallelism divides heads and widths",
-    "experts": "experts divide over ranks",
-    "pipeline": "stages divide the layers",
-    FORMATS: "the engine and the device run the format",
-    MEMORY: "more memory than the engine has, with the wanted chance to fit",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingGrid:
-    """The question of a search, and its layouts and setups."""
-
-    model: Model
-    cluster: Cluster
-    job: Serving
-    space: ServingSpace
-    options: SearchOptions
-
-    @cached_property
-    def domains(self) -> tuple[int, ...]:
-        """Devices in one domain of each tier."""
-        return tuple(tier.size for tier in self.cluster.tiers)
-
-    @cached_property
-    def layouts(self) -> Layouts:
-        """Every layout of the space, judged by the laws."""
-        columns = self._placed(np.array(list(self._degrees()), np.int64).reshape(-1, len(DEPLOYED)))
-        complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]] = {}
-        names: dict[str, int] = {}
-        law = np.full(len(columns["order"]), -1)
-        keys = law_keys(columns)
-        first, back = distinct_rows(keys)
-        found = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
-        said = []
-        for row in first.tolist():
-            plan = found.bare(row)
-            complete[law_key(plan)] = self._judged_plan(plan)
-            problems = complete[law_key(plan)][1]
-            field = problems[0].field if problems else ""
-            said.append(names.setdefault(_LAW_OF.get(field, field), len(names)) if field else -1)
-        law = np.array(said, np.int64)[back] if said else law
-        return replace(found, law=law, laws=tuple(names))
-
-    def _judged_plan(self, plan: Plan) -> tuple[Plan, tuple[Problem, ...]]:
-        """Return a complete plan and what is wrong with it; laws of fewer fields first, each asked once a value."""
-        legal = replace(plan, sequence_parallel=plan.tp > 1)
-        stage = plan.tp * plan.dp % (plan.ep * plan.etp) == 0
-        asked = (((plan.tp,), tensor_laws), ((plan.tp, plan.ep, plan.etp, stage), expert_laws))
-        for key, law in asked:
-            if key not in self._laws_said:
-                found = Problems()
-                law(self.model, self._blocks, legal, found)
-                self._laws_said[key] = tuple(found.items)
-            if self._laws_said[key]:
-                return plan, self._laws_said[key]
-        problems = Problems()
-        whole = part_of(self.cluster, plan.num_devices)
-        question = ServingQuestion(model=self.model, cluster=whole, plan=plan, job=self.job)
-        return complete_plan(question, problems, []), tuple(problems.items)
-
-    @cached_property
-    def _laws_said(self) -> dict[tuple[Any, ...], tuple[Problem, ...]]:
-        return {}
-
-    @cached_property
-    def _blocks(self) -> tuple[Block, ...]:
-        return tuple(all_blocks(self.model))
-
-    def _degrees(self) -> Iterator[tuple[int, ...]]:
-        """Yield tp, pp, dp, ep and etp of every layout, whatever the laws say of it."""
-        s, n = self.space, self.cluster.num_devices
-        for count in s.devices.of(range(1, n + 1)) if s.devices.ranges else [n]:
-            ways = divisors(count)
-            for tp, pp in product(s.tp.of(ways), s.pp.of(w for w in ways if w <= self.model.num_layers)):
-                dp = count // (tp * pp)
-                if count % (tp * pp) == 0 and s.dp.of([dp]):
-                    for ep, etp in self._experts(tp, divisors(tp * dp)):
-                        yield tp, pp, dp, ep, etp
-
-    def _experts(self, tp: int, ways: list[int]) -> list[tuple[int, int]]:
-        """Return (ep, etp) as engines have it: etp divides the tensor-parallel ranks, and experts fill those at least.
-
-        Weights that replicas share leave experts within the tensor-parallel ranks. vLLM docs, expert parallel
-        deployment; SGLang docs, --ep-size and --moe-dp-size (2026).
-        """
-        if not self.has_experts:
-            return [(1, 1)]
-        every = product(self.space.ep.of(ways), self.space.etp.of(w for w in ways if tp % w == 0))
-        most = tp if self.job.shard_weights else self.cluster.num_devices**2
-        return [(ep, etp) for ep, etp in every if (ep * etp >= tp or tp % ep) and ep * etp <= most]
-
-    @cached_property
-    def has_experts(self) -> bool:
-        """Whether the model has experts."""
-        return self.model.has_experts
-
-    def plan(self, layout: int) -> Plan:
-        """Return the complete plan of a legal layout."""
-        return self.layouts.plan(int(self.layouts.legal[layout]))
-
-    @property
-    def own_degrees(self) -> tuple[str, ...]:
-        """The degrees that change what a replica does: their number does where they share weights."""
-        return tuple(name for name in DEPLOYED if name != "dp" or name in self._talking)
-
-    @property
-    def _talking(self) -> tuple[str, ...]:
-        """The axes that send messages; replicas do where they share weights."""
-        experts = ("ep", "etp") if self.has_experts else ()
-        return ("tp", "pp", *experts, *(("dp",) if self.job.shard_weights else ()))
-
-    def _placed(self, degrees: Any) -> dict[str, Any]:
-        """Return a row for each order of the axes that places its messages otherwise, and the number of its place."""
-        sizes = dict(zip(DEPLOYED, degrees.T, strict=True))
-        orders, rows = len(self.space.orders), len(degrees)
-        each = [self._place(sizes, order) for order in self.space.orders]
-        spans = [np.concatenate(tiers) for tiers in zip(*each, strict=True)]
-        _, place = distinct_rows(spans) if spans else (None, np.zeros(orders * rows, np.int64))
-        codes = place.reshape(orders, rows)
-        fresh = np.ones_like(codes, bool)
-        for i in range(1, len(codes)):
-            fresh[i] = (codes[:i] != codes[i]).all(axis=0)
-        row, order = np.nonzero(fresh.T)
-        return {**{name: size[row] for name, size in sizes.items()}, "order": order, "place": codes.T[fresh.T]}
-
-    def _place(self, sizes: dict[str, Any], order: Order) -> list[Any]:
-        """Return the ranks of each axis that sends messages in one domain of each tier."""
-        one = np.ones_like(sizes["tp"])
-        dense = dense_group_shapes({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
-        groups = {"dp": sizes["dp"], "shard": sizes["dp"], "ep": sizes["ep"], "etp": sizes["etp"]}
-        placed = with_groups(dense, groups, COLUMNS)
-        return [placed[axis][tier] for axis, tier in product(self._talking, range(len(self.domains) - 1))]
-
-    @cached_property
-    def setups(self) -> list[tuple[Word, ServingCase]]:
-        """Every (engine, weights, kv_cache, compute) that the device can run, those that come to the same once."""
-        return [(word, case) for word, case in self._judged.values() if isinstance(case, ServingCase)]
-
-    @cached_property
-    def unusable(self) -> list[tuple[Word, Problem]]:
-        """Every (engine, weights, kv_cache, compute) that the device cannot run, and why."""
-        return [(word, why) for word, why in self._judged.values() if isinstance(why, Problem)]
-
-    @cached_property
-    def _judged(self) -> dict[Any, tuple[Word, ServingCase | Problem]]:
-        found: dict[Any, tuple[Word, ServingCase | Problem]] = {}
-        for word in self.space.setups(self.job):
-            engine, weights, kv_cache, compute = word
-            job = replace(self.job, batch=1, weights=weights, kv_cache=kv_cache, compute=compute)
-            one = Plan(dp=self.cluster.num_devices)
-            try:
-                question = ServingQuestion(
-                    model=self.model, cluster=self.cluster, plan=one, job=job, engine=engine,
-                    efficiencies=self.options.efficiencies,
-                )  # fmt: skip
-                case, _ = complete(question)
-            except InputError as error:
-                others = [p for p in error.problems if p.field not in ("compute", "dtype", "weights", "kv_cache")]
-                if others:
-                    raise InputError(others) from None
-                found[word] = word, _unusable(error.problems[0])
-                continue
-            key = case.engine, case.format, case.dtype, case.compute, case.cache_element_bytes
-            found.setdefault(key, (word, replace(case, job=case.capped(case.job))))
-        return found
-
-    @cached_property
-    def kinds(self) -> tuple[Any, Any]:
-        """Return one legal layout of each kind, and the kind of every legal layout: replicas alike are one kind."""
-        c, legal = self.layouts.columns, self.layouts.legal
-        alike = [c[name][legal] for name in (*self.own_degrees, "place")]
-        first, back = distinct_rows(alike)
-        return legal[first], back
-
-    def sizes(self, model: Model) -> ServingSizes[Any]:
-        """Return the numbers of one layout of each kind as columns, for the model as an engine runs it."""
-        if model not in self._sizes:
-            plans = [self.layouts.plan(row) for row in self.kinds[0].tolist()]
-            self._sizes[model] = sizes_of_columns(model, plans, [1] * len(plans), self.domains)
-        return self._sizes[model]
-
-    @cached_property
-    def _sizes(self) -> dict[Model, ServingSizes[Any]]:
-        return {}
-
-    @cached_property
-    def programs(self) -> dict[int, _Recorded]:
-        """What was recorded, by setup."""
-        return {}
-
-
-def _unusable(problem: Problem) -> Problem:
-    """Return why a device cannot multiply in a format, said of the weights: their format is what can be chosen."""
-    if problem.field != "dtype":
-        return problem
-    return replace(problem, field="weights", remedy=problem.remedy.replace("use ", "use --weights ", 1))
 
 
 def counted_tokens(job: Serving) -> int:
@@ -367,13 +152,15 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Rep
 
 
 def table_of(grid: ServingGrid, setup: int) -> Iterator[ServingTable]:
-    """Yield the plans of one setup: every legal layout with every batch, then each with its largest ones."""
+    """Yield the plans of one setup: layouts that its engine launches with every batch, then each with its largest."""
     one, kind = grid.kinds
+    launched = grid.launches(grid.setups[setup][1].engine)[kind]
     batches = np.array(grid.space.batches, np.int64)
     if not len(one):
         return
     each = _evaluated(grid, setup, np.repeat(np.arange(len(one)), len(batches)), np.tile(batches, len(one)))
-    layout, place = np.repeat(np.arange(len(kind)), len(batches)), np.tile(np.arange(len(batches)), len(kind))
+    own = np.flatnonzero(launched)
+    layout, place = np.repeat(own, len(batches)), np.tile(np.arange(len(batches)), len(own))
     yield _table(grid, setup, (layout, batches[place], kind[layout] * len(batches) + place), each)
     for between in grid.space.open_batches:
         some, batch = _largest(grid, setup, between)
@@ -383,7 +170,7 @@ def table_of(grid: ServingGrid, setup: int) -> Iterator[ServingTable]:
         some, batch = some[new], batch[new]
         at = np.full(len(one), -1)
         at[some] = np.arange(len(some))
-        layout = np.flatnonzero(at[kind] >= 0)
+        layout = np.flatnonzero((at[kind] >= 0) & launched)
         where = at[kind[layout]]
         yield _table(grid, setup, (layout, batch[where], where), _evaluated(grid, setup, some, batch))
 

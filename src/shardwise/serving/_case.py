@@ -329,6 +329,8 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
         rule = "spreads experts over replicas already, whose weights then have fewer copies"
         found.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
+    unlaunched = engine.layouts.problems(engine.title, plan, question.model.has_experts).items
+    notes += [f"{engine.title} does not launch this layout: {problem}" for problem in unlaunched]
     form, wide, narrow = _formats(question, question.cluster.device, found, notes)
     element = 2.0
     with found.collect():

@@ -12,7 +12,7 @@ from shardwise.cost import family_of
 from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
-from shardwise.plans import Stack, find_stack
+from shardwise.plans import Plan, Stack, find_stack
 from shardwise.records import dataclass
 from shardwise.serving._formats import WeightFormat, cache_names, format_names
 
@@ -218,6 +218,43 @@ class EngineFormats:
         return family == "generic" or all(re.fullmatch(where, family) for where in alone)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLayouts:
+    """Which layouts an engine launches; by default all that the model divides into."""
+
+    experts: Literal["any", "filled", "whole", "none"] = "any"
+    """Experts are split over all ranks ("filled"), each with whole ones or a part of each ("whole"), or not apart."""
+    lone_groups: bool = False
+    """Replicas that share experts are of one tensor-parallel rank each."""
+    one_axis: bool = False
+    """A model is split into tensor-parallel ranks or into stages."""
+
+    def problems(self, engine: str, plan: Plan, experts: bool) -> Problems:
+        """Return why the engine does not launch a complete plan, of a model that has `experts` or none.
+
+        >>> [one.rule for one in find_engine("vllm").layouts.problems("vLLM", Plan(tp=8, ep=2, etp=4), True).items]
+        ['vLLM gives a device whole experts (ep) or a part of each (etp)']
+        """
+        found, shared = Problems(), plan.ep * plan.etp
+        if self.one_axis and plan.tp > 1 and plan.pp > 1:
+            found.add("tp", plan.tp, f"{engine} splits a model by layers or by rows, one of both", "use tp 1")
+        if not experts:
+            return found
+        every = max(shared, plan.tp)
+        whole = f"use ep {every} with etp 1, or ep 1 with etp {every}"
+        if self.experts == "none" and plan.ep > 1:
+            found.add("ep", plan.ep, f"{engine} splits experts as it splits products", "use ep 1")
+        elif self.experts in ("filled", "whole") and shared % plan.tp:
+            rule = f"{engine} splits experts over all ranks of a stage, and ep x etp is {shared} of {plan.tp}"
+            found.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)
+        elif self.experts == "whole" and min(plan.ep, plan.etp) > 1:
+            found.add("ep", plan.ep, f"{engine} gives a device whole experts (ep) or a part of each (etp)", whole)
+        if self.lone_groups and shared > plan.tp > 1:
+            rule = f"with attention data parallelism {engine} runs attention on single devices"
+            found.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One inference engine: what it adds to the kernels of the ledger, in the groups of engines.toml."""
@@ -240,6 +277,7 @@ class Engine:
     quantisation: EngineQuantisation
     attention: EngineAttention
     formats: EngineFormats
+    layouts: EngineLayouts
 
     @cached_property
     def stack(self) -> Stack:
@@ -265,6 +303,7 @@ _GROUPS: dict[str, Any] = {
     "quantisation": EngineQuantisation,
     "attention": EngineAttention,
     "formats": EngineFormats,
+    "layouts": EngineLayouts,
 }
 
 
