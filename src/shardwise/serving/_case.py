@@ -306,8 +306,7 @@ def _stated(case: ServingCase) -> list[str]:
     if job.speculative_method:
         made = tokens_per_step(job)
         notes.append(f"{job.speculative_method}: {job.num_speculative_tokens} guesses and {made:.3g} tokens a step")
-    if case.model.mtp and job.speculative_method != "mtp":
-        notes.append("multi-token-prediction layers are not loaded")
+    notes += ["multi-token-prediction layers are not loaded"] * bool(case.model.mtp and job.speculative_method != "mtp")
     if case.model.max_context and job.total_tokens > case.model.max_context:
         notes.append(f"{job.total_tokens} tokens exceed the trained context of {case.model.max_context}")
     if case.cluster.usd_per_device_hour is None:
@@ -327,10 +326,10 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
         question.efficiencies.check()
     plan = complete_plan(question, found, notes)
     if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
-        rule = "spreads experts over replicas already, whose weights then have fewer copies"
+        rule = "spreads experts over replicas, whose weights then have fewer copies"
         found.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
-    unlaunched = engine.layouts.problems(engine.title, plan, question.model.has_experts).items
-    notes += [f"{engine.title} does not launch this layout: {problem}" for problem in unlaunched]
+    unlaunched = engine.layouts.problems(engine.title, plan, question.model.has_experts)
+    notes += [f"{engine.title} does not launch this layout: {one}" for one in unlaunched.items]
     form, wide, narrow = _formats(question, question.cluster.device, found, notes)
     element = 2.0
     with found.collect():
