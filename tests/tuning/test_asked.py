@@ -323,3 +323,13 @@ def test_adapters_of_experts_are_a_saver_to_leave_out() -> None:
     assert out.startswith("NO FIT")
     assert "--targets attention" in out
     assert run(*words, "--micro-batch", "1", "--targets", "attention").out.startswith("FITS")
+
+
+def test_adalora_keeps_what_it_chooses_ranks_by() -> None:
+    """Three fp32 tensors of each parameter that trains stay from step to step."""
+    found = report(adapter="adalora", rank=32, targets=("q", "v"))
+    lora = report(adapter="lora", rank=32, targets=("q", "v"))
+    assert found.tuning is not None and lora.tuning is not None
+    more = found.tuning.trainable_parameters - lora.tuning.trainable_parameters
+    beside = 12 * found.tuning.trainable_parameters
+    assert found.memory.weights - lora.memory.weights == pytest.approx(4 * more + beside, rel=1e-6)

@@ -34,7 +34,23 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         found += adapted(y, t, base)
         if op.role == "embedding" and t.virtual_tokens:
             found.append(virtual_tokens(y, t, op))
+    if t.adapter == "adalora" and y.work.phase == "train":
+        found = [_with_importance(t, op) for op in found]
     return tuple(_with_other_adapters(t, op) for op in found) if t.reference or t.critic else tuple(found)
+
+
+def _with_importance(t: Tuning, op: Op[X]) -> Op[X]:
+    """Return an operator with what AdaLoRA keeps of each parameter to choose ranks by: ipt, exp_avg_ipt, exp_avg_unc.
+
+    peft tuners/adalora/layer.py RankAllocator.update_ipt; let go for the last steps (reset_ipt).
+    """
+    own = [w for w in op.weights if w.adapter and w.trainable]
+    kept = [
+        replace(w, name=f"{w.name} importance", elements=0 * w.elements, whole=0 * w.whole, trainable=False,
+                stored_bytes=3 * t.width * w.elements)
+        for w in own
+    ]  # fmt: skip
+    return replace(op, weights=(*op.weights, *kept))
 
 
 def _with_other_adapters(t: Tuning, op: Op[X]) -> Op[X]:
