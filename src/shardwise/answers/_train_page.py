@@ -27,7 +27,7 @@ from shardwise.answers._page import (
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import Sharding, default_stack
-from shardwise.training import Change, TrainReport
+from shardwise.training import Change, TrainReport, leaner
 from shardwise.training._tuning import TuningSummary
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
@@ -210,9 +210,8 @@ def _nearest(report: TrainReport) -> str:
         return f"{nearest}; several together do (NEXT), and `shardwise plan train` tries every plan"
     if report.plan.num_devices == 1:
         device = report.case.cluster.device
-        narrow = "--precision bf16-pure, " if "bf16" in device.matrix_flops else ""
-        fewer = "adafactor" if device.vendor == "Apple" else "adam8bit"
-        return f"{nearest}; keep fewer bytes ({narrow}--optimizer {fewer}), or use more devices"
+        fewer = ", ".join(f"--{field} {value}" for field, value in reversed(leaner(device).items()))
+        return f"{nearest}; keep fewer bytes ({fewer}), or use more devices"
     return f"{nearest}; `shardwise plan train` tries every plan"
 
 

@@ -24,7 +24,16 @@ from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits
 from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._result import PlanCounts, Rejection, Remedy, loss_of, missed
-from shardwise.training import Evaluation, PlanSizes, TrainingCase, TrainReport, evaluate, sizes_of_columns, stages_of
+from shardwise.training import (
+    Evaluation,
+    PlanSizes,
+    TrainingCase,
+    TrainReport,
+    evaluate,
+    leaner,
+    sizes_of_columns,
+    stages_of,
+)
 from shardwise.training._evaluate import PricedBlocks
 from shardwise.training._report import report_of
 from shardwise.training._stages import Stages
@@ -35,8 +44,6 @@ _BASES = 4
 _COLUMN = 6
 _FAR = "none of them is one change away from the best"
 TOO_LARGE = "memory"
-# Fewer bytes for the same plan, where no plan of the space fits: what the job may say otherwise.
-_LEANER = {"optimizer": "adam8bit", "precision": "bf16-pure"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,13 +170,14 @@ class Remedies:
         if found and not lacks:
             slower = found[0].step_seconds / nearest.step_seconds - 1
             return f"{short}: {found[0].field} {found[0].value} fits, {_percent(slower)}"
-        for field, value in _LEANER.items():
+        fewer = leaner(nearest.case.cluster.device)
+        for field, value in fewer.items():
             changes: dict[str, Any] = {field: value}
-            leaner = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
-            if leaner.device_bytes <= self.limit_bytes and not leaner.verdict.host_short_by_bytes:
-                pace = _pace(nearest.step_seconds, leaner.step_seconds)
-                return f"{short}: --{field} {value} fits ({show_bytes(leaner.device_bytes)}), {pace}"
-        tried = " nor ".join(f"--{field} {value}" for field, value in _LEANER.items())
+            one = report_of(replace(nearest.case, job=replace(nearest.job, **changes)), ())
+            if one.device_bytes <= self.limit_bytes and not one.verdict.host_short_by_bytes:
+                pace = _pace(nearest.step_seconds, one.step_seconds)
+                return f"{short}: --{field} {value} fits ({show_bytes(one.device_bytes)}), {pace}"
+        tried = " nor ".join(f"--{field} {value}" for field, value in fewer.items())
         return f"{short}, and neither less kept nor {tried} makes it fit: use more devices"
 
     @cached_property

@@ -11,7 +11,7 @@ from shardwise.training._changes import Change
 from shardwise.training._evaluate import Evaluation, evaluate
 from shardwise.training._headlines import Verdict
 from shardwise.training._report import TrainingOptions, TrainReport, train
-from shardwise.training._savers import MemorySaver
+from shardwise.training._savers import MemorySaver, leaner
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
+from shardwise.hardware import Device
 from shardwise.plans import Plan, Settings, Training, find_stack, usual_recompute
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
@@ -48,6 +49,17 @@ class AnsweredPlan(JudgedPlan, Protocol):
 
 
 Ask: TypeAlias = Callable[[TrainingCase], AnsweredPlan]
+
+
+def leaner(device: Device) -> dict[str, str]:
+    """Return the optimizer and the precision of fewer bytes that a device runs, where no plan of a job fits.
+
+    >>> from shardwise.hardware import find_device
+    >>> leaner(find_device("h100").device), leaner(find_device("apple-m3-max-40core").device)
+    ({'optimizer': 'adam8bit', 'precision': 'bf16-pure'}, {'optimizer': 'adafactor'})
+    """
+    found = {"optimizer": "adafactor" if device.vendor == "Apple" else "adam8bit"}
+    return found | ({"precision": "bf16-pure"} if "bf16" in device.matrix_flops else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
