@@ -90,6 +90,14 @@ def test_experts_that_a_gate_deals_in_turn_are_reached_by_one_copy(tmp_path: Pat
     assert even < -0.15
 
 
+def test_automodel_s_adapters_have_the_type_of_the_weights(tmp_path: Path) -> None:
+    """Its table of LoRA (2025-10): Llama-3-8B on one H100, without the casts of fp32 adapters that peft has."""
+    row = {"device": "h100-sxm-80gb", "num_gpus": "1", "dp": "1", "global_batch": "32", "model": "llama-3-8b",
+           "finetune": "lora", "value": "12472.87", "framework": "NeMo AutoModel", "notes": "",
+           "citation": "github:NVIDIA-NeMo/Automodel:docs/performance-summary.md"}  # fmt: skip
+    assert only(tmp_path, **row).relative_error == pytest.approx(0, abs=0.05)
+
+
 def test_updates_within_backward_hold_one_gradient(tmp_path: Path) -> None:
     """An optimizer in backward (torchtune) frees each gradient at once: the peak lacks all the others."""
     alone = {"num_gpus": "1", "dp": "1", "sharding": "none", "framework": "torchtune", "metric": "peak_memory",
