@@ -181,7 +181,7 @@ class _Steps:
         longest = _between(full, self.known, self.decode)
         first, *ends = (
             cycles_of(self._in_cycles(added, counts, longest, (batches, apart)), longest, batches, self.policy)
-            for apart in ((0.0, 1 - moments.overlap) if batches.any else (0.0,))
+            for apart in (dict.fromkeys((0.0, 1 - moments.overlap)) if batches.any else (0.0,))
         )
         return LoadPrices(
             counts=counts,
