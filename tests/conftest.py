@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -13,11 +16,18 @@ from hypothesis.internal.conjecture import providers
 
 # No answer of a test rests on what an earlier run kept, and none is written to the user's folders.
 os.environ["SHARDWISE_CACHE"] = "off"
+# Where Python is told to keep no compiled module, every process that a test starts would compile all of them anew: they
+# are kept for the run, in a folder that ends with it.
+_COMPILED = tempfile.mkdtemp(prefix="shardwise-") if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") else ""
+if _COMPILED:
+    os.environ["PYTHONPYCACHEPREFIX"] = _COMPILED
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")
 # Hypothesis also draws constants that stand in the modules loaded so far, so that a law's examples would depend on
 # the tests that ran before it in the same process: a law could fail in one order and pass in another.
 providers._get_local_constants = lambda: providers._local_constants
+# Where Hypothesis keeps the settings of a law.
+_SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,12 +35,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--laws-times", type=int, default=1, help="so many times as many examples of each law")
 
 
+def pytest_unconfigure() -> None:
+    """Drop what was compiled for the run, in the process that began it."""
+    if _COMPILED:
+        shutil.rmtree(_COMPILED, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage walk through the tests themselves and what they imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let every law try more examples, other ones under each seed."""
     times = config.getoption("--laws-times")
-    for item in items if times > 1 else ():
-        law = getattr(item, "obj", None)
-        own = getattr(law, "_hypothesis_internal_use_settings", None)
-        if own is not None:
-            more = settings(own, max_examples=own.max_examples * times, derandomize=False)
-            law._hypothesis_internal_use_settings = more  # type: ignore[union-attr]
+    # Items of one law with several parameters share its function.
+    laws = {id(item.obj): item.obj for item in items if hasattr(getattr(item, "obj", None), _SETTINGS)}
+    for law in laws.values() if times > 1 else ():
+        own = getattr(law, _SETTINGS)
+        setattr(law, _SETTINGS, settings(own, max_examples=own.max_examples * times, derandomize=False))

@@ -1,8 +1,7 @@
-"""The examples run, quickly, and say where they are off."""
+"""The examples run, and say where they are off."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "published"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "tables")
-LIMIT_SECONDS = 10
 # Furthest that a figure of a table may be from its report, by script; what is known to be off has a table of its own.
 NEAR = [
     ("megatron_lm", 0, 0.10),
@@ -46,14 +44,11 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_example_runs_quickly_and_its_readme_shows_what_it_prints(name: str) -> None:
-    """Each script exits with 0 after at most ten seconds of work, and the README has its output as printed."""
-    # The work of the script, not the time on the wall: others may be using the machine.
-    before = os.times().children_user
+def test_an_example_runs_and_its_readme_shows_what_it_prints(name: str) -> None:
+    """Each script exits with 0, and the README has its output as printed."""
     command = [sys.executable, str(FOLDER / f"{name}.py")]
     run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, check=False, cwd=ROOT)
     assert run.returncode == 0, run.stderr
-    assert os.times().children_user - before < LIMIT_SECONDS
     shown = README.split(f"<!-- output of examples/published/{name}.py -->\n")[1].split("<!-- end -->")[0]
     assert shown == run.stdout, "run python benchmarks/update_docs.py"
 

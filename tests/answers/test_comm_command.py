@@ -122,14 +122,12 @@ def test_the_command_gives_the_same_report_again() -> None:
     assert run(*words[1:], "--json").tree["axes"] == run(*SMALL, "--json").tree["axes"]
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "html", "pdf"])
-def test_the_picture_is_written(suffix: str, tmp_path: Path) -> None:
-    """The grid of ranks and the matrix of nodes are drawn in every format, on one node and on several."""
-    for devices, more in (("16xh100", SMALL[4:]), ("8xh100", ("--tp", "2"))):
-        path = tmp_path / f"comm-{devices}.{suffix}"
-        done = run("comm", "gpt2", "--on", devices, *more, "--plot", str(path))
-        assert done.status == 0
-        assert path.stat().st_size > 5000
+@pytest.mark.parametrize(("devices", "more"), [("16xh100", SMALL[4:]), ("8xh100", ("--tp", "2"))])
+def test_the_picture_is_written(devices: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """The grid of ranks and the matrix of nodes are drawn, on one node and on several."""
+    path = tmp_path / "comm.svg"
+    assert run("comm", "gpt2", "--on", devices, *more, "--plot", str(path)).status == 0
+    assert path.stat().st_size > 5000
 
 
 def test_python_has_the_same_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,24 @@ def _asked(model: str = "gpt2") -> list[Any]:
     return [found.partial.top.entries, found.partial.front.plans(), found.counts, found.partial.rejected]
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
+    """What the question about the smaller model answers, and the file that it leaves."""
+    kept = tmp_path_factory.mktemp("recorded") / "kept"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(_recordings.VARIABLE, str(kept))
+        answer = _asked()
+    (path,) = kept.iterdir()
+    return answer, path
+
+
+@pytest.fixture
+def kept(recorded: tuple[list[Any], Path], folder: Path) -> tuple[list[Any], Path]:
+    """The same answer, and the file in a folder of its own."""
+    folder.mkdir()
+    return recorded[0], Path(shutil.copy2(recorded[1], folder))
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_kept_programs_answer_as_recorded_ones(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A question asked again records nothing and has the same plans, to the last bit."""
@@ -51,10 +70,9 @@ def test_kept_programs_answer_as_recorded_ones(folder: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "damage", [lambda d: d[: len(d) // 2], lambda d: d.replace(b"multiply", b"subtract"), lambda d: b""]
 )
-def test_a_damaged_recording_is_made_anew(folder: Path, damage: Any) -> None:
+def test_a_damaged_recording_is_made_anew(kept: tuple[list[Any], Path], damage: Any) -> None:
     """A file that was cut off, changed or emptied is not read, and is replaced."""
-    first = _asked()
-    (path,) = folder.iterdir()
+    first, path = kept
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     assert _asked() == first
@@ -64,12 +82,13 @@ def test_a_damaged_recording_is_made_anew(folder: Path, damage: Any) -> None:
 @pytest.mark.parametrize(
     "change", [{"count": 1}, {"kept": []}, {"lines": [["system"], [0], [0], [1], [0], [0]]}, {"given": {}}]
 )
-def test_a_recording_that_tells_of_no_program_is_made_anew(folder: Path, change: dict[str, Any]) -> None:
+def test_a_recording_that_tells_of_no_program_is_made_anew(
+    kept: tuple[list[Any], Path], change: dict[str, Any]
+) -> None:
     """A file with the right sum that names other operations or places is not run."""
     import json
 
-    first = _asked()
-    (path,) = folder.iterdir()
+    first, path = kept
     tree = json.loads(path.read_bytes().partition(b"\n")[2])
     tree["programs"] = {name: {**told, **change} for name, told in tree["programs"].items()}
     data = json.dumps(tree).encode()
@@ -77,15 +96,17 @@ def test_a_recording_that_tells_of_no_program_is_made_anew(folder: Path, change:
     assert _asked() == first
 
 
-def test_nothing_is_kept_where_it_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_where_it_is_switched_off(
+    recorded: tuple[list[Any], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With "off" no file is written or read, and a folder that nobody can write to is no fault."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(_recordings.VARIABLE, "off")
-    first = _asked()
+    assert _asked() == recorded[0]
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(_recordings.VARIABLE, str(tmp_path / "file"))
-    assert _asked() == first
+    assert _asked() == recorded[0]
 
 
 def test_the_cache_of_the_user_is_where_the_specification_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +118,9 @@ def test_the_cache_of_the_user_is_where_the_specification_says(monkeypatch: pyte
         assert _recordings.cache_folder() == wanted
 
 
-def test_the_oldest_recordings_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_recordings_go(kept: tuple[list[Any], Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All files together stay within their bytes, the newest kept; files of others are left alone."""
-    _asked()
-    (one,) = folder.iterdir()
+    one = kept[1]
     size = one.stat().st_size
     for age in range(4):
         old = folder / f"recorded-{age}.json"

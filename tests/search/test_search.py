@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -127,6 +128,7 @@ SMALL = {
 }
 
 
+@cache
 def _searched(kind: str, options: SearchOptions, layers: int = 6) -> tuple[PlanGrid, TrainingResult]:
     grid = _rows(kind, SMALL[kind], devices=8, batch=12, layers=layers)
     work = work_of(grid.case.model, grid.case.cluster, grid.case.job, SMALL[kind], replace(options, explore=True))

@@ -102,7 +102,7 @@ def test_equal_stages_match_the_simulation(schedule: Schedule, v: int) -> None:
     for p, m in sizes(schedule, v):
         loose = FITTED.get(schedule, 1e-9) / (2 if schedule in FITTED and p > 2 else 1)
         # Long pipelines, whose simulation takes long, have one ratio each.
-        for costs in RATIOS if p * m <= 64 else RATIOS[(p + m) % 5 :][:1]:
+        for costs in RATIOS if p * m <= 24 else RATIOS[(p + m) % 5 :][:1]:
             shape = shape_of(p, m, v)
             found = pipeline_time(schedule, (run_of(p, costs),), shape).total
             assert found == pytest.approx(simulated(schedule, [costs] * p, shape).seconds, rel=loose), (p, m, costs)
@@ -129,7 +129,7 @@ def test_messages_between_equal_stages(schedule: Schedule, v: int, overlap: bool
     loose = 0.015 if schedule == "zb-h1" else 0.02 if v > 2 and overlap else 1e-9
     loose = UNEQUAL[schedule] if schedule in WAITING else loose
     for p, m in sizes(schedule, v):
-        if p in (2, 4, 13) and m in (1, 3, 4, 9, 16, 32):
+        if p in (2, 4, 13) and m in (1, 4, 9, 16):
             for costs, send in zip(RATIOS, (0.02, 0.05, 0.1, 0.2, 0.2), strict=True):
                 shape = shape_of(p, m, v, min(send, 0.05) if schedule in WAITING else send, overlap=overlap)
                 found = pipeline_time(schedule, (run_of(p, costs),), shape).total
@@ -142,7 +142,7 @@ def test_unequal_stages_stay_near_the_simulation(schedule: Schedule, v: int, tog
     """Stages that differ by up to 20 % cost 1 % of accuracy with 1F1B and 3 % with the others; GPipe stays exact."""
     source = random.Random(f"{schedule} {v} {together}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
-    for p, m in source.sample(table, min(40, len(table))):
+    for p, m in source.sample(table, min(40, len(table)))[:16]:
         costs = varied(source, p, together=together)
         shape = shape_of(p, m, v)
         found = closed(schedule, costs, shape).total
@@ -171,7 +171,7 @@ def test_messages_between_unequal_stages(schedule: Schedule, v: int, overlap: bo
     """Messages of a tenth of a forward leave the forms within 3 % of the simulation, or within the form's tolerance."""
     source = random.Random(f"{schedule} {v} {overlap}")
     table = [(p, m) for p, m in sizes(schedule, v) if p > 1]
-    for p, m in source.sample(table, min(30, len(table))):
+    for p, m in source.sample(table, min(30, len(table)))[:12]:
         costs = varied(source, p, together=True)
         shape = shape_of(p, m, v, 0.05 if schedule in WAITING else 0.1, overlap=overlap)
         found = closed(schedule, costs, shape).total
@@ -341,7 +341,7 @@ def runs_of(p: int, costs: list[Costs]) -> tuple[StageRun[float], ...]:
     return tuple(run_of(float(n), c) for n, c in zip(counts, costs, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(PIPES, st.floats(0, 1), st.floats(0, 1))
 def test_laws(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float, more: float) -> None:
     """Time is never less than the work, bubbles are never negative, and slower messages never speed a pipeline up."""
@@ -360,7 +360,7 @@ def test_laws(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], se
     assert slow.bubble == fast.bubble
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(PIPES, st.floats(0, 0.2))
 def test_more_micro_batches_never_take_less(
     pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float
@@ -375,7 +375,7 @@ def test_more_micro_batches_never_take_less(
     assert many.total >= few.total * (1 - 1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.sampled_from(STAGES), st.integers(1, 64), st.integers(2, 6), st.tuples(*[st.floats(0.5, 2.0)] * 3))
 def test_interleaving_is_never_worse(p: int, m: int, v: int, costs: Costs) -> None:
     """Equal stages and free messages: interleaving is never slower than 1F1B, fewer micro-batches than stages too."""
