@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
@@ -17,6 +17,7 @@ from shardwise.serving import InferReport, ServingOptions
 
 HOST = "cpu-generic"
 LAYERS = 32
+SOME = settings(max_examples=25, deadline=None)
 
 
 def ask(model: str = "llama-3.1-8b", device: str = "rtx-4090", **job: Any) -> InferReport:
@@ -26,6 +27,7 @@ def ask(model: str = "llama-3.1-8b", device: str = "rtx-4090", **job: Any) -> In
     return sw.infer(sw.load_model(model), where, sw.Plan(), asked, ServingOptions(engine="llama.cpp"))
 
 
+@SOME
 @given(st.integers(1, 31), st.integers(16, 4096))
 def test_no_layers_on_the_device_is_the_processor_alone(batch: int, tokens: int) -> None:
     """With no layer on the device, decode steps of fewer than 32 sequences and all bytes are the processor's."""
@@ -35,6 +37,7 @@ def test_no_layers_on_the_device_is_the_processor_alone(batch: int, tokens: int)
     assert split.on_host == alone.memory and split.weights_bytes_per_gpu == 0
 
 
+@SOME
 @given(st.integers(LAYERS + 1, 10**6), st.integers(1, 64))
 def test_all_layers_on_the_device_is_the_device_alone(layers: int, batch: int) -> None:
     """With every layer and the head on the device, the host takes no part."""
@@ -42,6 +45,7 @@ def test_all_layers_on_the_device_is_the_device_alone(layers: int, batch: int) -
     assert split.evaluation == alone.evaluation and split.on_host is None
 
 
+@SOME
 @given(st.integers(0, LAYERS), st.integers(1, 64), st.sampled_from(["q4_k_m", "bf16"]))
 def test_more_layers_on_the_device_are_faster_and_move_bytes(layers: int, batch: int, weights: str) -> None:
     """A layer more is faster, and takes from the host the weights and the cache that it brings to the device."""
@@ -57,6 +61,7 @@ def test_more_layers_on_the_device_are_faster_and_move_bytes(layers: int, batch:
     assert more.weights_bytes_per_gpu > few.weights_bytes_per_gpu
 
 
+@SOME
 @given(st.integers(1, 36))
 def test_experts_on_the_host_move_their_weights_alone(layers: int) -> None:
     """A layer's experts on the host take their weights off the device, its cache stays, and steps take longer."""
