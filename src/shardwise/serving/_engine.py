@@ -202,8 +202,9 @@ class EngineFormats:
         """
         found = Problems()
         for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
-            runs, word = [one for one in names if self.runs(field, one, family)], words.get(field, "")
-            if word in names and word not in runs:
+            word = words.get(field, "")
+            if word in names and not self.runs(field, word, family):
+                runs = [one for one in names if self.runs(field, one, family)]
                 rule = f"is no format that {engine} runs"
                 rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
                 found.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
@@ -211,8 +212,7 @@ class EngineFormats:
 
     def runs(self, field: str, name: str, family: str) -> bool:
         """Return whether the engine runs a format on a family of devices, as far as sources say."""
-        patterns = getattr(self, field)
-        if patterns and not any(re.fullmatch(one, name) for one in patterns):
+        if (stated := getattr(self, field)) and not any(re.fullmatch(one, name) for one in stated):
             return False
         alone = [where for one, where in self.families if field == "weights" and re.fullmatch(one, name)]
         return family == "generic" or all(re.fullmatch(where, family) for where in alone)
