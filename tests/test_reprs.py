@@ -99,6 +99,8 @@ def test_a_card_has_bars_and_bands() -> None:
     page = Page(report._repr_html_())
     assert page.tags["div"] >= 4 and "optimizer" in page.text
     assert page.text.count(" to ") == sum(hasattr(report, name) for name in report.interval) >= 5
+    load = Page(ANSWERS["load"]()._repr_html_())
+    assert load.tags["div"] == 2 and load.text.count(" to ") == 5
 
 
 def test_a_plan_shows_what_it_says() -> None:

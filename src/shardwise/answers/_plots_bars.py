@@ -40,7 +40,7 @@ MEMORY = {
     "weights": BarStyle("weights", "#0072B2"),
     "gradients": BarStyle("gradients", "#56B4E9"),
     "optimizer": BarStyle("optimizer state", "#332288"),
-    "buffers": BarStyle("gathered weights", "#88CCEE"),
+    "buffers": BarStyle("gathered weights", "#CC6677"),
     "activations": BarStyle("activations", "#009E73"),
     "logits": BarStyle("logits and loss", "#E69F00"),
     "recomputed": BarStyle("recomputed layer", "#117733"),

@@ -49,7 +49,7 @@ def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | N
     lines = [words + f"{report.capacity_per_second:,.2f} requests/s"]
     rated = report.fits and report.workload.arrivals.kind in ("poisson", "constant", "gamma")
     causes = waterfall_of(report) if report.requests else {}
-    falls = [0.85 + 0.23 * (1 + len(parts)) for parts in causes.values()]
+    falls = [0.85 + _row_inches(parts) * (1 + len(parts)) for parts in causes.values()]
     heights = [*([2.1, 1.5] if rated else []), *([1.9, 1.7, *falls] if report.requests else [])] or [0.5]
     figure, panels = sheet(title, lines, heights)
     if rated:
@@ -217,6 +217,16 @@ def waterfall_of(report: ServeReport) -> dict[Metric, list[tuple[str, float]]]:
     return {metric: [(word, why[word]) for word in _CAUSES if word in why] for metric, why in every.items() if why}
 
 
+def _names(parts: Sequence[tuple[str, float]]) -> list[str]:
+    """Return the names of causes in lines that stand beside a panel."""
+    return ["\n".join(textwrap.wrap(word, 18 if narrow() else 28)) for word, _ in parts]
+
+
+def _row_inches(parts: Sequence[tuple[str, float]]) -> float:
+    """Return the height of a row that holds the longest of its names."""
+    return max(0.23, *(0.03 + 0.115 * (1 + name.count("\n")) for name in _names(parts)))
+
+
 def _waterfall(axes: Axes, report: ServeReport, metric: Metric, parts: Sequence[tuple[str, float]]) -> None:
     """Draw the causes of a p99 one after another, each from where the one before it ends, and their sum.
 
@@ -224,21 +234,23 @@ def _waterfall(axes: Axes, report: ServeReport, metric: Metric, parts: Sequence[
     """
     whole, band = sum(seconds for _, seconds in parts), report.interval[metric]["p99_seconds"]
     unit, at, far = time_unit(whole), 0.0, 1.1 * whole
+    wide = 0.42 if narrow() else 0.25  # of the panel: what a text takes
     for row, (word, seconds) in enumerate(parts):
         axes.barh(row, seconds / unit.size, left=at / unit.size, height=0.62, color=_CAUSES[word].colour)
-        inside = seconds > 0.25 * whole
-        place = (at + seconds / 2 if inside else at + seconds) / unit.size, row
+        inside, end = seconds > wide * whole, at + seconds
+        # Beside its bar: behind it while there is room, else before it.
+        side = "center" if inside else "left" if end + wide * whole < far or at < wide * whole else "right"
+        place = {"center": (at + end) / 2, "left": end, "right": at}[side] / unit.size, row
         ink = ink_on(_CAUSES[word].colour) if inside else INK
         kind: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 6.8, "color": ink}
         text = f"{unit.show(seconds)}, {seconds / whole:.0%}"
-        axes.annotate(text, place, (0 if inside else 4, 0), ha="center" if inside else "left", **kind)
+        axes.annotate(text, place, ({"center": 0, "left": 4, "right": -4}[side], 0), ha=side, **kind)
         at += seconds
         axes.plot([at / unit.size] * 2, [row + 0.31, row + 0.69], color=GREY, linewidth=0.7)
     axes.barh(len(parts), whole / unit.size, height=0.62, color=INK)
     low, high = (min(band[name], far) / unit.size for name in ("low", "high"))
     axes.plot([low, high], [len(parts)] * 2, color=RED, marker="|", markersize=5, linewidth=1.0, zorder=5)
-    names = ["\n".join(textwrap.wrap(word, 18 if narrow() else 28)) for word, _ in parts]
-    axes.set_yticks(range(1 + len(parts)), [*names, "in all"], fontsize=6.8)
+    axes.set_yticks(range(1 + len(parts)), [*_names(parts), "in all"], fontsize=6.8)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(parts) + 0.55, -0.55)
     axes.set_xlim(0, far / unit.size)

@@ -84,12 +84,17 @@ class ServeReport(Card):
         return f"<ServeReport {name}: {'meets' if self.meets else 'does not meet'} its limits>"
 
     def _facts(self) -> Iterator[CardLine]:
-        """Yield the load that is carried, and the percentiles of every latency."""
-        capacity = f"of {show('', self.capacity_per_second)}"
-        yield CardLine("requests a second", show("", self.requests_per_second), capacity)
+        """Yield what is carried, latencies with the band of their p99, and how full replicas are."""
+        most, rate, bands = self.capacity_per_second, self.requests_per_second, self.interval
+        said = " to ".join(show("", bands["capacity"]["requests_per_second"][end]) for end in ("low", "high"))
+        yield CardLine("requests a second", f"{show('', rate)} of {show('', most)}", said, rate / (most or 1.0))
         for name, spread in self.latencies.items():
+            tail = bands.get(name, {}).get("p99_seconds", {})
+            said = " to ".join(show_seconds(tail[end]) for end in ("low", "high") if tail)
             ranks = (f"{rank} {show_seconds(spread[rank])}" for rank in PERCENTILES if rank in spread)
-            yield CardLine(name, ", ".join(ranks))
+            yield CardLine(name, ", ".join(ranks), f"p99 {said}" if said else "")
+        used = max((t.most_cache_tokens for t in self.traces), default=0.0)
+        yield CardLine("cache of a replica", f"{used:,.0f} tokens", "", used / (self.base.kv_cache_tokens or 1))
 
     @property
     def groups(self) -> int:
@@ -380,12 +385,9 @@ class ServeReport(Card):
     def _limits(self, of: str = "") -> list[dict[str, Any]]:
         """Return the limits on all requests, or on those of a class, and whether each is kept."""
         return [
-            {
-                "metric": one.metric, "quantile": one.quantile, "seconds": one.seconds,
-                "kept": one not in self.broken, "chance": self.chance_of(one),
-            }
-            for one in self.options.limits
-            if one.of == of
+            {"metric": one.metric, "quantile": one.quantile, "seconds": one.seconds,
+             "kept": one not in self.broken, "chance": self.chance_of(one)}
+            for one in self.options.limits if one.of == of
         ]  # fmt: skip
 
     def _of_classes(self) -> dict[str, list[dict[str, Any]]]:
