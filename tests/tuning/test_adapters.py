@@ -317,9 +317,10 @@ def _narrow(base: str, **stack: bool) -> list[tuple[str, int]]:
 
 
 def test_a_narrow_product_keeps_what_its_library_does() -> None:
-    """Old bitsandbytes keeps inputs, twice over a graph that lasts; GPTQ keeps the 16-bit weight."""
+    """Inputs of 8 bits stay, of old bitsandbytes those of 4 too, twice over a graph that lasts; GPTQ's weight does."""
     tokens, weight = 2 * 64 * 14336, 2 * 4096 * 14336
     assert _narrow("nf4") == []
+    assert _narrow("int8") == [("mlp.act", tokens)]
     assert _narrow("nf4", keeps_narrow_inputs=True) == [("mlp.act", tokens)]
     assert _narrow("nf4", keeps_narrow_inputs=True, holds_narrow_inputs=True) == [("mlp.act", tokens), ("", tokens)]
     assert _narrow("gptq4", keeps_narrow_inputs=True, holds_narrow_inputs=True) == [("mlp", weight)]

@@ -74,7 +74,8 @@ class BaseFormat:
 
     `second_block` scales share one of `second_bytes`. Before a product `widened_bytes` of each element are moved to
     make 16 bits of it (0: products read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
-    autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it.
+    autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it, which with
+    `keeps_inputs` keep their input in all its releases, whatever trains.
     """
 
     name: str
@@ -89,6 +90,7 @@ class BaseFormat:
     unpacked_bytes: float = 2.0
     keeps_widened: bool = False
     bitsandbytes: bool = False
+    keeps_inputs: bool = False
     source: str = ""
 
     @property
@@ -273,7 +275,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         autocast=stack.adapter_autocast,
         joint=stack.adapter_joint,
         block=job.oft_block_size or OFT_BLOCK,
-        keeps_inputs=base.bitsandbytes and stack.keeps_narrow_inputs,
+        keeps_inputs=base.keeps_inputs or (base.bitsandbytes and stack.keeps_narrow_inputs),
         holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
         narrow_head=narrow and stack.narrow_head,
         rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
