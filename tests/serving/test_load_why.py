@@ -408,6 +408,9 @@ def test_the_closed_form_opens_down_to_the_ledger(name: str, what: str) -> None:
         ("--rate 1e6/s --explain tpot", "grows without end"),
         ("--users 8 --explain e2e", "give --rate, or explain capacity"),
         ("--rate 1/s --depth 3", "has no effect without --explain"),
+        ("--rate 1/s --explain tpot --energy", "is no part of what --explain opens"),
+        ("--rate 1/s --explain tpot --vary tp=1", "opens one answer"),
+        ("--rate 1/s --explain tpot --memory-fraction 0.1", "does not fit"),
     ],
 )
 def test_what_cannot_be_explained_says_why(words: str, said: str) -> None:

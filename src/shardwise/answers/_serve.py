@@ -322,6 +322,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
     for key in ("path", "depth"):
         if key in inputs.values and "explain" not in inputs.values:
             inputs.fail(key, inputs.values[key], "has no effect without --explain", "leave it out")
+    for key in ("energy", "pue", "grid_intensity"):
+        if key in inputs.values and "explain" in inputs.values:
+            inputs.fail(key, inputs.values[key], "is no part of what --explain opens", "ask one after the other")
     report = ask(inputs)
     if "explain" in inputs.values:
         return _explained(inputs, report, width)

@@ -56,6 +56,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     ]
     if len(asked) + bool(several) > 1:
         inputs.fail(asked[-1], inputs.get(asked[-1]), "is asked beside other values", "ask one after the other")
+    if "explain" in inputs.values:
+        inputs.fail("explain", inputs.values["explain"], "opens one answer, and several are asked", "ask for one")
     inputs.problems.raise_if_any()
     if asked == ["solve"]:
         from shardwise.answers._solve import solved

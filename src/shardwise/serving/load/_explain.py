@@ -41,6 +41,9 @@ def explain(report: ServeReport, what: str = "tpot") -> Traced:
     elif what != "capacity" and arrivals.kind in ("closed", "burst"):
         rule = "is of requests that arrive at a rate, and these have none"
         problems.add("explain", what, rule, "give --rate, or explain capacity")
+    elif not report.fits:
+        rule = "is of a deployment that does not fit"
+        problems.add("explain", what, rule, "ask without --explain for what would fit")
     elif what in _LATENCIES and not report.steady.stable:
         rule = f"grows without end: {report.steady.capacity * report.base.plan.dp:.4g} requests/s are carried"
         problems.add("explain", what, rule, "explain utilization, or lower the rate")
