@@ -309,6 +309,15 @@ OBJECTS: dict[str, tuple[str, dict[str, object], int]] = {
         "          env: [{name: DP_SIZE_LOCAL, value: '8'}, {name: IP, valueFrom: {fieldRef: {fieldPath: a}}}]\n",
         {"dp": 16, "ep": 16, "tp": 1}, 16,
     ),
+    # kserve/kserve docs/samples/llmisvc/single-node-gpu/llm-inference-service-pd-qwen2-7b-gpu.yaml, with degrees
+    "what KServe adds to a template": (
+        "kind: LLMInferenceService\nspec:\n  replicas: 1\n  model: {uri: 'hf://mistralai/Mixtral-8x7B-v0.1', name: a}\n"
+        "  parallelism: {tensor: 4, expert: true}\n"
+        "  template: {containers: [{name: main, env: [{name: VLLM_ADDITIONAL_ARGS, value: '--max-num-seqs 64'}]}]}\n"
+        "  prefill:\n    replicas: 2\n    parallelism: {tensor: 2}\n"
+        "    template: {containers: [{name: main, args: [--max-model-len, '8192']}]}\n",
+        {"model": "mistralai/Mixtral-8x7B-v0.1", "tp": 4, "ep": 4, "max_sequences": 64, "prefill_tp": 2}, 8,
+    ),
     # docs.vllm.ai deployment/k8s.html: the image's own entry point takes the arguments
     "arguments of an image": (
         "kind: Deployment\nspec:\n  replicas: 3\n  template: {spec: {containers: [{image: 'vllm/vllm-openai:latest', "

@@ -13,7 +13,7 @@ from shardwise.answers._files import one_to_write, write_text
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.errors import InputError
-from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, offers
+from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, find_rented, offers
 from shardwise.hardware._catalogue import other_names
 from shardwise.models import Model, load_model, model_names
 from shardwise.models._model import all_models, find
@@ -50,14 +50,16 @@ def _words(row: dict[str, Any]) -> list[str]:
 
 
 def search_devices(search: str = "") -> list[str]:
-    """Return the names of the devices that a search means: one for an exact name, all for nothing.
+    """Return the names of the devices that a search means: one for an exact name or a cloud's, all for nothing.
 
-    >>> search_devices("h200-sxm")
-    ['h200-sxm-141gb']
+    >>> search_devices("h200-sxm"), search_devices("p5.48xlarge")
+    (['h200-sxm-141gb'], ['h100-sxm-80gb'])
     """
     names = device_names()
     if search.lower() in names:
         return [search.lower()]
+    if search and (rented := find_rented(search)):
+        return [rented.device]
     others: dict[str, list[str]] = {}
     for other, (name, _) in other_names().items():
         others.setdefault(name, []).append(other)
