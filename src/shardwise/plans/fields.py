@@ -88,7 +88,11 @@ PLAN: tuple[Field, ...] = (
     _around("dp", "whole", "replicas; left out, what fills the cluster", taken_by="infer"),
     _plan("ep", "whole", "expert-parallel degree", taken_by="infer count"),
     _plan("etp", "whole", "tensor-parallel degree of experts", taken_by="infer count"),
-    _plan("micro_batch", "whole", "sequences that a replica runs in one pass; left out, the most that fit"),
+    _plan(
+        "micro_batch",
+        "whole",
+        "sequences that a replica runs in one pass; left out, the fastest that fits (without --global-batch the most)",
+    ),
     _plan("layout", "choice", "how GEMMs are split", choices=LAYOUTS),
     _plan("panels", "whole", "panels of the two-dimensional layout"),
     _plan(
