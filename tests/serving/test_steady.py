@@ -270,3 +270,9 @@ def test_pools_in_tandem_are_the_simulation(seed: int, metric: str) -> None:
     stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == ("pools", seed))
     steady = drawn_of("pools", seed).fleet.at(0.85 * stored["served"])
     assert getattr(steady, f"{metric}_seconds") == pytest.approx(stored["means"]["0.85"][metric], rel=0.06)
+
+
+def test_prompts_of_vllm_go_where_fewest_run() -> None:
+    """Groups that take prompts by their queues have some more than others: a full queue of short answers within 3 %."""
+    drawn = drawn_of("groups", 209)
+    assert drawn.capacity == pytest.approx(drawn.served(), rel=0.03)

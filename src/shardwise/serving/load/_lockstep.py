@@ -59,7 +59,7 @@ def crowded(prompts: float, batches: Batches, policy: Policy, apart: Any = 0.0) 
     """
     many = batches.many
     even = np.ceil(prompts / many)
-    if policy.balances == "loads":
+    if policy.balances != "turns":
         even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
     share, other = prompts / many, 1 - 1 / many
     random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
