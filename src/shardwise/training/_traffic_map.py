@@ -143,23 +143,32 @@ class _Counts:
         nodes, node, most = self.nodes, self.cluster.devices_per_node, self.cluster.num_devices
         fast, outer = (*self.below[1:], most)[0], self.below[2:]
         received, sent, own, first = self.received, self.sent, self.leaving[0], self.leaving[:2][-1]
+        near, far, alike = by_tier[0], by_tier[-1], fast == node
         for group in talking_groups(self.plan, name):
             for source, target in zip(group, group[shift:] + group[:shift], strict=True):
-                # This is the inner loop of an answer on many devices: it calls nothing for the usual two tiers.
+                # This is the inner loop of an answer on many devices: it calls nothing for the usual two tiers, whose
+                # nodes are the domains of the first.
                 if amount := amounts[source]:
                     received[target] += amount
                     sent[source] += amount
-                    nodes[source // node * most + target // node] += amount
-                    domain = source // fast
-                    if domain == target // fast:
+                    at, to = source // node, target // node
+                    nodes[at * most + to] += amount
+                    domain = at if alike else source // fast
+                    if domain == (to if alike else target // fast):
                         own[source] += amount
-                        by_tier[0] += amount
+                        near += amount
+                    elif not outer:
+                        far += amount
+                        first[domain] += amount
                     else:
-                        tier = 1 + tier_of(source, target, outer) if outer else 1
+                        tier = 1 + tier_of(source, target, outer)
                         by_tier[tier] += amount
                         first[domain] += amount
                         for size, leaving in zip(outer[: tier - 1], self.leaving[2:], strict=False):
                             leaving[source // size] += amount
+        by_tier[0] = near
+        if not outer and len(by_tier) > 1:
+            by_tier[-1] = far
 
     def exchange(self, name: str, fanout: int, amounts: Sequence[float]) -> None:
         """Count what each rank of the groups of a kind spreads over the others, domain by domain."""
