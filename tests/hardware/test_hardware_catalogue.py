@@ -263,6 +263,7 @@ def test_public_names() -> None:
         "device_to_toml",
         "find_device",
         "find_link",
+        "find_rented",
         "load_device",
         "offers",
         "part_of",

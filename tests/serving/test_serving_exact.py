@@ -216,7 +216,7 @@ def test_a_column_of_steps_is_priced_as_each_step_alone(name: str) -> None:
         column = step_cost(r.case, sizes, made, cost)
         for i, cell in enumerate(cells):
             one = step_cost(r.case, sizes, EngineStep(phase=phase, **dict(zip(STEP, cell, strict=True))), cost)
-            for pick in ("seconds", "attention", "cache_write", "sampling", "overhead"):
+            for pick in ("seconds", "attention", "of_sequences", "sampling", "overhead"):
                 found = numpy.broadcast_to(getattr(column, pick), 3)[i]
                 assert found == pytest.approx(getattr(one, pick), rel=1e-9), pick
 

@@ -25,6 +25,7 @@ from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycle
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid, launched_ahead, verified_tokens
+from shardwise.units import counted
 
 # Prompts of one step that are priced apart; more cost in proportion.
 PROMPTS = 8
@@ -220,7 +221,7 @@ class _Steps:
             times = np.maximum(k / fit, 1.0) * steps
             # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
             cost = (np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times
-            run = f"{k} prompts of {new:.0f} tokens beside "
+            run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
             costs.append(named_each(cost, lambda i, run=run: f"{run}{counts.flat[i]:g} sequences"))  # type: ignore[misc]
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
