@@ -143,14 +143,15 @@ def show_count(value: float, unit: str = "") -> str:
     return f"{text} {unit}".rstrip()
 
 
-def counted(number: float, noun: str) -> str:
-    """Return a number with a noun, in the plural where it is not one.
+def counted(number: float, noun: str, digits: int = 15) -> str:
+    """Return a number with a noun, in the plural where it is not one; `digits` are the most of a mean.
 
-    >>> counted(1, "micro-batch"), counted(4, "micro-batch"), counted(2, "request")
-    ('1 micro-batch', '4 micro-batches', '2 requests')
+    >>> counted(1, "micro-batch"), counted(4, "micro-batch"), counted(161.26984, "request", 5)
+    ('1 micro-batch', '4 micro-batches', '161.27 requests')
     """
     many = f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
-    return f"{number:.15g} {noun if number == 1 else many}"
+    text = f"{number:.{digits}g}"
+    return f"{text} {noun if text == '1' else many}"
 
 
 def percent(value: float, signed: bool = False) -> str:

@@ -27,6 +27,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._pipeline import LanePrices, in_lanes
 from shardwise.serving.load._requests import LengthMoments
+from shardwise.units import counted
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -205,7 +206,8 @@ class Cycles:
 
         def name(i: int) -> str:
             mean, place = divmod(i, counts.size)
-            return f"step of {counts.flat[place]:g} sequences where {_MEANS[mean]:.2g} prompts arrive in the mean"
+            run = counted(counts.flat[place], "sequence", 6)
+            return f"step of {run} where {_MEANS[mean]:.2g} prompts arrive in the mean"
 
         return replace(
             self, mean=named_each(self.mean, name), after=named_each(self.after, lambda i: name(i) + ", and one")

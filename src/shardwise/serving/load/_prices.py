@@ -85,7 +85,8 @@ def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...])
     def column(place: int, what: str, values: Any) -> Any:
         def name(i: int) -> str:
             sequences, tokens, context = (float(getattr(steps, one)[i]) for one in _STEP)
-            run = f"{sequences:g} sequences" if steps.phase == "decode" else f"a prompt of {tokens:g} tokens"
+            prompt = f"a prompt of {counted(tokens, 'token', 6)}"
+            run = counted(sequences, "sequence", 6) if steps.phase == "decode" else prompt
             return f"{what}step of {run} at context {context:.0f}"
 
         return named_each(OpenColumn(values, lambda i: parts(i)[place]), name)
@@ -107,6 +108,11 @@ def _between(at: Any, known: Any, values: Any) -> Any:
     share = np.clip((at - known[i]) / np.maximum(known[j] - known[i], 1e-9), 0.0, None)
     low, high = np.take_along_axis(values, i, 1), np.take_along_axis(values, j, 1)
     return low + share * (high - low)
+
+
+def _sequences_at(counts: Any, i: int) -> str:
+    """Return how many sequences a place of a column has, in words."""
+    return counted(counts.flat[i], "sequence", 6)
 
 
 def places(most: Any) -> Any:
@@ -188,7 +194,7 @@ class _Steps:
             counts=counts,
             decode=decode,
             added=named_each(
-                mean, lambda i: f"{i // many + 1} prompts in a step of {counts.flat[i % many]:g} sequences"
+                mean, lambda i: f"{counted(i // many + 1, 'prompt')} in a step of {_sequences_at(counts, i % many)}"
             ),
             ahead=added.ahead.mean(axis=0),
             spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
@@ -222,7 +228,7 @@ class _Steps:
             # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
             cost = (np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times
             run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
-            costs.append(named_each(cost, lambda i, run=run: f"{run}{counts.flat[i]:g} sequences"))  # type: ignore[misc]
+            costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
             before = prompts.expert(beside) if policy.mixed else 0.0
             experts.append((prompts.expert(beside + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
