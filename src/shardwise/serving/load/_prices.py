@@ -16,15 +16,13 @@ from shardwise.ledger.opened import OpenColumn, is_opening, named_each
 from shardwise.ledger.traced import leaf, tracing
 from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, taken
-from shardwise.serving._step import decode_cost, step_cost
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._steps import grid, launched_ahead, verified_tokens
+from shardwise.serving.load._steps import grid, launched_ahead, step_parts, verified_tokens
 from shardwise.units import counted
 
 # Prompts of one step that are priced apart; more cost in proportion.
@@ -53,21 +51,13 @@ class LoadPrices:
     """What steps of all batches take that go round together, where a step has room for all who arrive."""
 
 
-def _parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return seconds of steps, of what sequences have of their own, of sampling and of experts."""
-    costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
-    cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
-    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    return cost.seconds, cost.of_sequences, cost.sampling, experts
-
-
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, ...]:
     """Return the parts of steps as [layout, step]; of one layout they open where somebody is to open them."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
     each = taken(sizes, np.repeat(np.arange(rows), many))
     columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in _STEP}
     wide = replace(step, **columns)
-    parts = _parts(case, each, wide)
+    parts = step_parts(case, each, wide)
     found = tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)
     return _opened(case, wide, found) if is_opening() else found
 
@@ -80,7 +70,7 @@ def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...])
         with tracing():
             numbers: dict[str, Any] = {name: leaf(name, float(getattr(steps, name)[i])) for name in _STEP}
             sizes = sizes_of(case.model, case.plan, case.job, case.domains)
-            return _parts(case, sizes, replace(steps, **numbers))
+            return step_parts(case, sizes, replace(steps, **numbers))
 
     def column(place: int, what: str, values: Any) -> Any:
         def name(i: int) -> str:

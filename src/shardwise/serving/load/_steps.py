@@ -20,7 +20,7 @@ from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
-from shardwise.serving._sizes import sizes_of
+from shardwise.serving._sizes import ServingSizes, sizes_of
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import decode_cost, step_cost
 
@@ -55,16 +55,20 @@ def verified_tokens(case: ServingCase) -> int:
     return case.job.num_speculative_tokens + 1
 
 
+def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return seconds of steps, of what sequences have of their own, of sampling and of products of experts."""
+    costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
+    cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
+    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
+    return cost.seconds, cost.of_sequences, cost.sampling, experts
+
+
 def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
     import numpy
 
     sizes = sizes_of(case.model, case.plan, case.job, case.domains)
     step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
-    costs = replace(engine_cost_model(case, sizes), decoding=phase == "decode")
-    cost = (decode_cost if phase == "decode" else step_cost)(case, sizes, step, costs)
-    count = len(context)
-    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    parts = (cost.seconds, cost.of_sequences, cost.sampling, experts)
+    parts, count = step_parts(case, sizes, step), len(context)
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
 
 
