@@ -10,7 +10,7 @@ ggml_backend_sched_compute_splits, and ggml-cuda.cu, ggml_backend_cuda_device_of
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Generic
+from typing import Any, Generic
 
 from shardwise.cost import host_of
 from shardwise.ledger.number import X, above, total
@@ -29,15 +29,22 @@ from shardwise.serving._sizes import ServingSizes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCost(Generic[X]):
-    """Seconds of some operators on one rank by operator, role and axis, their FLOPs and the bytes that they move."""
+    """Seconds of some operators on one rank by operator, role and axis, their FLOPs and the bytes that they move.
+
+    `routed` are seconds of the products of routed experts.
+    """
 
     seconds: X
+    routed: X
     operators: dict[str, X]
     roles: dict[str, X]
     exposed: dict[str, X]
     hidden: dict[str, X]
     flops: X
     moved_bytes: X
+
+
+_SUMS, _TABLES = ("seconds", "routed", "flops", "moved_bytes"), ("operators", "roles", "exposed", "hidden")
 
 
 def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
@@ -49,7 +56,7 @@ def add(into: dict[str, X], more: dict[str, X], times: X | float = 1) -> None:
 def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) -> LayerCost[X]:
     """Return what a list of operators adds up to in one forward pass; a message is waited for unless it is hidden."""
     zero = 0 * ops[0].forward_bytes
-    seconds = zero
+    seconds = routed = zero
     operators: dict[str, X] = {}
     roles: dict[str, X] = {}
     exposed: dict[str, X] = {}
@@ -59,6 +66,7 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
         add(operators, {op.name: compute})
         add(roles, {op.role: compute})
         seconds = seconds + compute
+        routed = routed + compute if within(op.region, EXPERTS) else routed
         if not op.forward:
             continue
         sent = messages(costs, op.forward, compute)
@@ -69,6 +77,7 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
         add(hidden, sent.hidden)
     return LayerCost(
         seconds=named(seconds, label),
+        routed=routed,
         operators=operators,
         roles=roles,
         exposed=exposed,
@@ -107,8 +116,9 @@ class HostLink(Generic[X]):
             keys = dict.fromkeys((*near, *far))
             return {key: above(self.tokens, most, near.get(key, zero), far.get(key, zero)) for key in keys}
 
-        tables = {name: merged(name) for name in ("operators", "roles", "exposed", "hidden")}
-        return LayerCost(seconds=either("seconds"), flops=either("flops"), moved_bytes=either("moved_bytes"), **tables)
+        tables = {name: merged(name) for name in _TABLES}
+        sums: dict[str, Any] = {name: either(name) for name in _SUMS}
+        return LayerCost(**sums, **tables)
 
 
 def host_way(case: ServingCase, tokens: X) -> HostLink[X]:
@@ -134,15 +144,17 @@ def _there(part: LayerCost[X]) -> LayerCost[X]:
 
 def _both(one: LayerCost[X], other: LayerCost[X]) -> LayerCost[X]:
     tables = {}
-    for name in ("operators", "roles", "exposed", "hidden"):
+    for name in _TABLES:
         tables[name] = dict(getattr(one, name))
         add(tables[name], getattr(other, name))
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("seconds", "flops", "moved_bytes")}
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _SUMS}
     return LayerCost(**sums, **tables)
 
 
 def _idle(zero: X) -> LayerCost[X]:
-    return LayerCost(seconds=zero, operators={}, roles={}, exposed={}, hidden={}, flops=zero, moved_bytes=zero)
+    return LayerCost(
+        seconds=zero, routed=zero, operators={}, roles={}, exposed={}, hidden={}, flops=zero, moved_bytes=zero
+    )
 
 
 def experts_apart(ops: tuple[Op[X], ...]) -> tuple[tuple[Op[X], ...], tuple[Op[X], ...]]:

@@ -52,11 +52,12 @@ class StepCost(Generic[X]):
     """Seconds of one engine step or of several, FLOPs and bytes moved.
 
     `operators` (by name, and again by role) and exposed messages and `overhead` of the host, less what steps
-    `overlapped`, are `seconds`.
+    `overlapped`, are `seconds`; `routed` are those of products of routed experts.
     `slowest_stage` is the longest pipeline stage of one step, its message and the host included.
     """
 
     seconds: X
+    routed: X
     operators: dict[str, X]
     roles: dict[str, X]
     exposed: dict[str, X]
@@ -119,6 +120,7 @@ def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
 
     return StepCost(
         seconds=named(mean("seconds"), name),
+        routed=mean("routed"),
         operators=operators,
         roles=roles,
         exposed=exposed,
@@ -232,6 +234,7 @@ def step_cost(
     seconds = device + overhead
     return StepCost(
         seconds=seconds,
+        routed=total((times * part.routed for times, part in rows), 0 * sizes.pp),
         operators=operators,
         roles=roles,
         exposed=exposed,
@@ -269,6 +272,7 @@ def decode_cost(
     return replace(
         verified,
         seconds=verified.seconds + named(depth * alone, "draft"),
+        routed=verified.routed + depth * guess.routed,
         operators=operators,
         roles=roles,
         exposed=exposed,
@@ -289,6 +293,7 @@ def repeated(case: ServingCase, one: StepCost[X], count: X, name: str) -> StepCo
     overlapped = ahead * maximum(one.seconds - one.slowest_stage, 0.0)
     return StepCost(
         seconds=named(count * one.seconds - overlapped, name),
+        routed=count * one.routed,
         operators={key: count * seconds for key, seconds in one.operators.items()},
         roles={key: count * seconds for key, seconds in one.roles.items()},
         exposed={key: count * seconds for key, seconds in one.exposed.items()},

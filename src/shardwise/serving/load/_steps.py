@@ -59,8 +59,7 @@ def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any
     """Return seconds of steps, of what sequences have of their own, of sampling and of products of experts."""
     costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
     cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
-    experts = sum(seconds for name, seconds in cost.operators.items() if ".experts." in name)
-    return cost.seconds, cost.of_sequences, cost.sampling, experts
+    return cost.seconds, cost.of_sequences, cost.sampling, cost.routed
 
 
 def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
