@@ -85,6 +85,8 @@ def test_a_part_that_the_class_has_is_named_where_the_file_leaves_it_out() -> No
         {"mm_vision_tower": "openai/clip-vit-large-patch14"},
         {"audio_config": {"d_model": 8}},
         {"visual": {"layers": 2}},
+        {"painter": {"width": 8, "depth": 2}},
+        {"image_encoder": "siglip"},
         {"is_encoder_decoder": True},
         {"add_cross_attention": True},
     ],
@@ -97,6 +99,28 @@ def test_parts_beside_a_flat_text_model_are_refused(more: dict[str, Any]) -> Non
     assert [p.field for p in caught.value.problems] == list(more)
     off = {key: None if not isinstance(value, bool) else False for key, value in more.items()}
     assert count_parameters(model_from_config({**config, **off})) > 0
+
+
+def test_a_class_of_several_parts_has_them_whatever_the_type_says() -> None:
+    """A file of a plain type whose `architectures` name a class with a tower is not counted without it."""
+    config = {**QWEN, "model_type": "qwen2", "architectures": ["LlavaForConditionalGeneration"]}
+    with pytest.raises(InputError, match="vision_config"):
+        model_from_config(config)
+    assert count_parameters(model_from_config(config, part="text")) > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [("SequenceClassification", 3 * 64), ("TokenClassification", 3 * 65), ("QuestionAnswering", 2 * 65)],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_decoder_that_classifies_has_labels_in_place_of_its_head(task: str, labels: int, tied: bool) -> None:
+    """Reward models and classifiers: one map of all tokens to the classes of `id2label`, and no head of words."""
+    config = {**QWEN, "model_type": "qwen2", "tie_word_embeddings": tied, "id2label": {"0": "a", "1": "b", "2": "c"}}
+    model = model_from_config({**config, "architectures": [f"Qwen2For{task}"]})
+    words = count_parameters(model_from_config({**config, "architectures": ["Qwen2ForCausalLM"]}))
+    assert count_parameters(model) == words - (not tied) * 100 * 64 + labels
+    assert not model.generates
 
 
 def test_the_outer_file_decides_whether_tables_are_tied() -> None:

@@ -15,6 +15,7 @@ from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
 from shardwise.models._quantised import quantization_of
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
+from shardwise.models.families._parts import with_task
 from shardwise.records import dataclass
 
 _LLAMA = (
@@ -74,7 +75,7 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
     for key in _CROSSES:
         rule = "gives layers attention to another part, which is not understood"
         config.expect(keys.get(key) is not True, key, rule, "describe a model without it")
-    model = builder(model_type, described)(config)
+    model = with_task(config, builder(model_type, described)(config))
     quantization = quantization_of(config, model)
     return replace(model, quantization=quantization, assumptions=config.finish())
 
@@ -103,7 +104,7 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
 
     A language model that has other parts beside it is not taken for Llama: its layers may attend to them.
     """
-    by_class = {name.replace("_", "").replace("-", ""): name for name in FAMILIES}
+    by_class = {_letters(name): name for name in FAMILIES}
     named = keys.get("architectures")
     for architecture in named if isinstance(named, list) else ():
         family = by_class.get(str(architecture).lower().partition("for")[0])
@@ -173,8 +174,12 @@ _SECTIONS = ("encoder", "decoder", "encoder_config", "decoder_config", "text_enc
 # Keys of flat files that name a part without describing it.
 _NAMES = (
     *("mm_vision_tower", "vision_tower", "mm_projector_type", "audio_tower", "speech_encoder", "vision_lora"),
-    *("speech_lora", "embd_layer", "img_processor", "audio_processor"),
+    *("speech_lora", "embd_layer", "img_processor", "audio_processor", "image_encoder", "vision_encoder"),
+    "audio_encoder",
 )
+# Keys of a section that make it a model of its own, whatever it is called.
+_WIDTHS, _DEPTHS = {*FIELDS["hidden_size"].keys, "embed_dim", "width"}, {*FIELDS["num_layers"].keys, "depth", "layers"}
+_GENERATES = "forconditionalgeneration"
 # What the language model takes from the file around it where it says nothing itself.
 _OUTER = ("quantization_config", "torch_dtype", "dtype")
 
@@ -237,18 +242,30 @@ def unwrap(raw: Mapping[str, Any]) -> LanguageModelKeys:
 def _others(raw: Mapping[str, Any], section: str) -> dict[str, Any]:
     """The parts beside the language model: sections that the file has, and those that its class always has."""
     parts: dict[str, Any] = {}
-    of_class = _of_class(raw.get("model_type"))
+    of_class = _of_class(raw)
     for key, value in raw.items():
-        named = isinstance(value, Mapping) and (key in _SECTIONS or any(word in key for word in _WORDS))
-        if key != section and value and (named or key in _NAMES or (key in of_class and key not in _TEXT)):
+        named = key in _NAMES or (key in of_class and key not in _TEXT)
+        if isinstance(value, Mapping):
+            named |= key in _SECTIONS or any(word in key for word in _WORDS)
+            named |= not _WIDTHS.isdisjoint(value) and not _DEPTHS.isdisjoint(value)
+        if key != section and value and named:
             parts[key] = value.get("model_type") or "an object" if isinstance(value, Mapping) else value
     if section or not parts:
         parts |= {key: "left to its class" for key in of_class if key not in _TEXT and raw.get(key) is None}
     return parts
 
 
-def _of_class(word: object) -> list[str]:
-    return list(wrappers().get(word, {}).get("parts", ())) if isinstance(word, str) else []
+def _of_class(raw: Mapping[str, Any]) -> list[str]:
+    """The parts of the class of a file: that of its type, or of the one that its `architectures` name."""
+    named = raw.get("architectures")
+    classes = [str(one).lower() for one in named] if isinstance(named, list) else []
+    words = [raw.get("model_type"), *(one.removesuffix(_GENERATES) for one in classes if one.endswith(_GENERATES))]
+    by_letters = {_letters(name): row["parts"] for name, row in wrappers().items()}
+    return next((by_letters[word] for word in map(_letters, words) if word in by_letters), [])
+
+
+def _letters(word: object) -> str:
+    return word.replace("_", "").replace("-", "") if isinstance(word, str) else ""
 
 
 def _tied(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwise.models._architecture import MLP, Activation, Architecture, Block, MoE
+from shardwise.models._architecture import MLP, Activation, Architecture, Block, MoE, Projection
 from shardwise.models._config import DROPOUTS, ClassFacts, Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
 
@@ -181,6 +181,23 @@ def labels(config: Config, default: int = 2) -> int:
         named is None or isinstance(named, Mapping), "id2label", "must be an object", "write { } with its classes"
     )
     return config.size("num_labels", default=default)
+
+
+# Classes that transformers makes of any decoder, with one map in place of the head, applied to every token, and whether
+# it has biases. Source: transformers 5.23.0 modeling_layers.py, GenericForSequenceClassification and its like.
+_CLASSIFIES = {"ForSequenceClassification": False, "ForTokenClassification": True, "ForQuestionAnswering": True}
+
+
+def with_task(config: Config, model: Architecture) -> Architecture:
+    """Return a decoder with the head of the class that the file names: of a language model where it names no other."""
+    named = " ".join(config.words("architectures"))
+    task = next((end for end in _CLASSIFIES if named.endswith(end)), "")
+    if not task or not model.head:
+        return model
+    # A question's answer has a first and a last token.
+    classes = 2 if task == "ForQuestionAnswering" else labels(config)
+    mapped = Projection(name="labels", inputs=model.hidden, outputs=classes, bias=_CLASSIFIES[task])
+    return replace(model, head=False, head_bias=False, tied=False, mtp=(), extras=(*model.extras, mapped))
 
 
 def drops(config: Config) -> bool:
