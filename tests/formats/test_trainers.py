@@ -433,9 +433,10 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
             adapter_dropout=draw(st.sampled_from((0.0, 0.05))),
         )  # fmt: skip
     if name != "torchtune":
-        job = replace(job, method=draw(st.sampled_from(("sft", "sft", "dpo", "reward"))))
-    if job.method == "dpo":
-        own = ("", "none", "copy") if name == "llama-factory" and job.adapter == "lora" else ("", "none")
+        job = replace(job, method=draw(st.sampled_from(("sft", "sft", "dpo", "kto", "reward"))))
+    if job.method in ("dpo", "kto"):
+        own = ["", *(["none"] if job.method == "dpo" or name == "trl" else [])]
+        own += ["copy"] if name == "llama-factory" and job.adapter == "lora" else []
         job = replace(job, reference=draw(st.sampled_from(own)))
     return plan, job
 
@@ -449,7 +450,7 @@ def stated(name: str, plan: Plan, job: Training) -> ExportCase:
 def accepted(case: ExportCase) -> bool:
     """Return whether a case breaks no law and its framework runs it."""
     wrong = plan_problems(case.model, case.plan, case.job.seq_len) + batch_problems(case.plan, case.job.global_batch)
-    return not wrong and not stack_problems(case.stack, case.plan, optimizer=case.job.optimizer)
+    return not wrong and not stack_problems(case.stack, case.plan, optimizer=case.job.optimizer, method=case.job.method)
 
 
 TRAINERS = {"axolotl": axolotl, "llama-factory": llamafactory, "torchtune": torchtune, "trl": trl}

@@ -41,6 +41,19 @@ def test_a_preference_is_two_sequences() -> None:
     assert scoring.seconds == pytest.approx(plain.evaluation.step.stages[0].forward)
 
 
+def test_answers_to_others_are_scored_twice() -> None:
+    """KTO trains as many sequences as SFT does, and scores mismatched ones on both models beside them."""
+    kto, sft = trained(method="kto", **ADAPTERS), trained(**ADAPTERS)
+    assert kto.memory.activations == sft.memory.activations and kto.job.tokens_per_step == sft.job.tokens_per_step
+    once = sft.evaluation.step.stages[0].forward
+    seconds = {one.name: one.seconds for one in kto.phases}
+    assert seconds["mismatched log-probabilities"] == pytest.approx(once)
+    assert seconds["reference log-probabilities"] == pytest.approx(2 * once)
+    assert seconds["update"] == pytest.approx(sft.step_seconds)
+    (mismatched, _) = trained(method="kto", reference="none", **ADAPTERS).phases
+    assert (mismatched.name, mismatched.seconds) == ("mismatched log-probabilities", pytest.approx(once))
+
+
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("job", [{}, ADAPTERS], ids=["full", "lora"])
 def test_phases_add_up_to_the_step(objective: str, job: dict[str, Any]) -> None:
@@ -118,7 +131,7 @@ def test_an_engine_takes_memory_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("job", "field"),
     [
-        ({"method": "kto"}, "method"),
+        ({"method": "bco"}, "method"),
         ({"method": "dpo", "reference": "twin"}, "reference"),
         ({"method": "dpo", "reference": "adapter"}, "reference"),
         ({"reference": "copy"}, "reference"),

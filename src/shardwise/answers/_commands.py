@@ -49,7 +49,7 @@ def _train() -> Command:
     from shardwise.answers._search_flags import train_limits
     from shardwise.plans import PHASES
 
-    phase = Flag("phase", _converters.choice(*PHASES), "one phase of a step of dpo, grpo or ppo alone", "output")
+    phase = Flag("phase", _converters.choice(*PHASES), "one phase of a step of preferences or rewards alone", "output")
     savers = Flag("savers", _converters.SWITCH, "every memory saver: bytes saved, seconds added, legality", "output")
     flags = {**_MODEL, **_flags.train_flags(), **_flags.risk_flags(), **train_limits()}
     flags |= {"savers": savers, "phase": phase}

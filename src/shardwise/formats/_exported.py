@@ -108,10 +108,11 @@ def worded(case: ExportCase) -> ExportCase:
 def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     """Return what the framework of a case does not run."""
     precision = case.job.precision or case.stack.precision
-    return stack_problems(case.stack, case.plan, precision=precision, optimizer=case.job.optimizer)
+    job = case.job
+    return stack_problems(case.stack, case.plan, precision=precision, optimizer=job.optimizer, method=job.method)
 
 
-_RUNS_METHOD = dict.fromkeys(("dpo", "reward"), "export trl, axolotl or llamafactory, which run it")
+_RUNS_METHOD = dict.fromkeys(("dpo", "kto", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
 Found = dict[str, tuple[Any, Any]]
 

@@ -223,7 +223,8 @@ def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) ->
 
 # What is optimised, by the words of the trainers; those that compare with no other model are `_ALONE`.
 _METHODS = {
-    "dpo": "dpo", "ipo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo", "rm": "reward", "reward": "reward",
+    "dpo": "dpo", "ipo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo", "kto": "kto",
+    "rm": "reward", "reward": "reward",
     "ppo": "ppo", "grpo": "grpo", "gdpo": "grpo", "rloo": "grpo",
 }  # fmt: skip
 _ALONE = ("orpo", "simpo", "cpo")

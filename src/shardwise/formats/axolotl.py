@@ -72,7 +72,9 @@ def _objective(keys: Keys) -> dict[str, Any]:
     """Return what `rl` or `reward_model` optimises; TRL's rewards read a reference where beta is above 0."""
     word = keys.word("rl") or ("reward" if keys.flag("reward_model") else "")
     alone = word in ("grpo", "gdpo") and not keys.raw("trl.beta")
-    return _trainer.objective(keys, word, not alone and not keys.flag("precompute_ref_log_probs"))
+    # core/builders/rl.py hands log-probabilities from before the run to DPO's trainer alone.
+    before = keys.flag("precompute_ref_log_probs") and word != "kto"
+    return _trainer.objective(keys, word, not alone and not before)
 
 
 def _plan(keys: Keys, devices: int) -> Plan:
@@ -194,11 +196,13 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 def _objective_words(job: Training) -> dict[str, Any]:
     """Return what is optimised: packed rows of text, or pairs that are padded to the length of a sequence."""
-    if job.method not in ("dpo", "reward"):
+    if job.method not in ("dpo", "kto", "reward"):
         return {"sample_packing": True}
     pairs = {"sample_packing": False, "pad_to_sequence_len": True}
     if job.method == "reward":
         return {**pairs, "reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1}
+    if job.method == "kto":
+        return {**pairs, "rl": "kto"}
     return {**pairs, "rl": "orpo" if job.reference == "none" else "dpo"}
 
 

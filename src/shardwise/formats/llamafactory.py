@@ -25,7 +25,7 @@ _LORA = _trainer.AdapterKeys(
 )  # fmt: skip
 _OFT = replace(_LORA, rank="oft_rank", dropout="", targets="oft_target", usual_rank=0)
 _TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
-_STAGES = {"sft": "sft", "dpo": "dpo", "reward": "rm"}
+_STAGES = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "rm"}
 # hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
 

@@ -44,6 +44,7 @@ _PREFERENCES = frozenset((
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
 ))  # fmt: skip
+_NO_MISMATCH = "apo_zero_unpaired"  # trl 1.16.0 trainer/kto_trainer.py calculate_kl
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
@@ -184,7 +185,11 @@ def _program(keys: Keys) -> str:
     if "center_rewards_coefficient" in keys.values:
         return "reward"
     pairs = ("precompute_ref_log_probs", "reference_free", "rpo_alpha", "use_logits_to_keep", "f_divergence_type")
-    losses = {*_trainer.words_of(keys, "loss_type")} & _PREFERENCES
+    said = {*_trainer.words_of(keys, "loss_type")}
+    weights = ("desirable_weight", "undesirable_weight")
+    if said & {"kto", _NO_MISMATCH} or any(keys.raw(name) is not None for name in weights):
+        return "kto"
+    losses = said & _PREFERENCES
     return "dpo" if losses or any(keys.raw(name) is not None for name in pairs) else "sft"
 
 
@@ -194,6 +199,8 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
         beta = keys.raw("beta")
         usual = 0.05 if program == "rloo" else 0.0  # trl 1.16 trainer/{grpo,rloo}_config.py
         return _trainer.objective(keys, program, bool(usual if beta is None else beta))
+    if program == "kto" and _NO_MISMATCH in _trainer.words_of(keys, "loss_type"):
+        keys.assumed.append(f"method kto: {_NO_MISMATCH} scores no mismatched answers: time is overstated")
     return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
 
 

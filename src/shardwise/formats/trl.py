@@ -1,7 +1,7 @@
-"""TRL's own YAML, which `trl sft`, `trl dpo` and `trl reward` take with --config: all of Trainer's settings and peft's.
+"""TRL's own YAML, which `trl sft`, `dpo`, `kto` and `reward` take with --config: all of Trainer's settings and peft's.
 
-Source: trl 1.16.0 scripts/{sft,dpo,reward}.py, trainer/{base,sft,dpo,reward,model}_config.py; what a setting means is
-`transformers`'. Beside adapters the base is the reference, else a copy of the model, which TRL makes.
+Source: trl 1.16.0 scripts/{sft,dpo,kto,reward}.py, trainer/{base,sft,dpo,kto,reward,model}_config.py; what a setting
+means is `transformers`'. Beside adapters the base is the reference, else a copy of the model, which TRL makes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
 _SHARDED = {"fsdp": "full_shard auto_wrap", "shard-grad-op": "shard_grad_op auto_wrap"}
 # Settings that only the program of an objective has, by which a file of it is known.
 _OBJECTIVES: dict[str, dict[str, Any]] = {
-    "sft": {"packing": True}, "dpo": {"loss_type": ["sigmoid"]}, "reward": {"center_rewards_coefficient": None},
+    "sft": {"packing": True}, "dpo": {"loss_type": ["sigmoid"]}, "kto": {"loss_type": "kto"},
+    "reward": {"center_rewards_coefficient": None},
 }  # fmt: skip
 _PRECISIONS: dict[str, dict[str, Any]] = {"bf16-pure": {"dtype": "bfloat16"}, "fp32": {"bf16": False}}
 
@@ -53,7 +54,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "gradient_checkpointing": p.recompute == "full",
         **_adapter(job),
     }
-    if job.method == "dpo":
+    if job.method in ("dpo", "kto"):
         tree["precompute_ref_log_probs"] = job.reference == "none"
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)

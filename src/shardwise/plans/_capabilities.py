@@ -19,7 +19,7 @@ Values: TypeAlias = tuple[Value, ...]
 Conditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
-JOB_WORDS = ("precision", "optimizer", "adapter_precision", "base")
+JOB_WORDS = ("precision", "optimizer", "method", "adapter_precision", "base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class CapabilityRule:
     where: Conditions
     needs: Conditions
     source: str
+
+    def judges(self, job: Mapping[str, Any]) -> bool:
+        """Return whether all is known of a job that the rule asks where it holds."""
+        return all(job.get(name) is not None for name, _ in self.where if name in JOB_WORDS)
 
     def broken(self, get: Callable[[str, Values], Any]) -> Any:
         """Return whether the rule is broken, `get` saying of a field whether its value is one of some."""
@@ -141,7 +145,7 @@ def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
         yield one
     yield from _refused_places(runs, plan)
     for rule in runs.rules:
-        if rule.broken(lambda name, values: _is_one_of(_value(plan, job, name), values, plan)):
+        if rule.judges(job) and rule.broken(lambda name, values: _is_one_of(_value(plan, job, name), values, plan)):
             yield from (one for one in _broken(rule, plan, job) if one.field not in seen)
 
 

@@ -17,7 +17,8 @@ class Objective:
     """Sequences of a sample, whether log-probabilities of a reference are read, and what else trains or is scored.
 
     `values` says that a head of one value a token stands in for that of the vocabulary, `critic` that a second model
-    with such a head trains beside the policy, and `rollout` that an engine has generated what is trained on.
+    with such a head trains beside the policy, `rollout` that an engine has generated what is trained on, and
+    `mismatched` that policy and reference also score as many prompts with answers to others.
     """
 
     source: str
@@ -26,19 +27,21 @@ class Objective:
     values: bool = False
     critic: bool = False
     rollout: bool = False
+    mismatched: bool = False
 
 
 OBJECTIVES: dict[str, Objective] = {
     "sft": Objective(source="next tokens"),
     "dpo": Objective(source="arXiv:2305.18290: a chosen and a rejected answer a sample", sequences=2, reference=True),
+    "kto": Objective(source="arXiv:2402.01306 section 4.1: one answer a sample", reference=True, mismatched=True),
     "reward": Objective(source="arXiv:2203.02155 section 3.5: two answers a sample", sequences=2, values=True),
     "grpo": Objective(source="arXiv:2402.03300 section 4.1", reference=True, rollout=True),
     "ppo": Objective(source="arXiv:2203.02155 section 3.5", reference=True, critic=True, rollout=True),
 }
 """What is optimised, by name."""
 PHASES = (
-    "rollout", "old-log-probabilities", "values", "reference-log-probabilities", "update", "policy-update",
-    "critic-update",
+    "rollout", "old-log-probabilities", "mismatched-log-probabilities", "values", "reference-log-probabilities",
+    "update", "policy-update", "critic-update",
 )  # fmt: skip
 """Phases of a step of preferences or rewards."""
 REFERENCES = ("base", "adapter", "copy", "none")
@@ -217,7 +220,7 @@ def objective_problems(job: Training) -> Problems:
 
     >>> from shardwise.plans import Training
     >>> print(objective_problems(Training(seq_len=1, global_batch=1, reference="copy")).items[0])
-    reference = 'copy': is read by dpo, grpo, ppo, and the method is sft; leave it out, or add --method dpo
+    reference = 'copy': is read by dpo, kto, grpo, ppo, and the method is sft; leave it out, or add --method dpo
     """
     problems = Problems()
     if job.method not in OBJECTIVES:

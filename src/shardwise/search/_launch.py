@@ -132,6 +132,6 @@ def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> 
         return hits
 
     legal = np.ones(len(columns["pp"]), bool)
-    for rule in runs.rules:
+    for rule in (one for one in runs.rules if one.judges(fixed)):
         legal &= np.logical_not(rule.broken(among))
     return legal

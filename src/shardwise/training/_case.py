@@ -73,9 +73,14 @@ class TrainingCase:
 
     @property
     def scorings(self) -> int:
-        """Passes without gradients over a batch: of the reference, of the policy that generated, of the critic."""
+        """Passes without gradients over a batch: of the reference, of the policy that generated, of the critic.
+
+        With mismatched answers the policy runs once more over as many sequences, and the reference too (trl 1.16.0
+        trainer/kto_trainer.py _compute_loss).
+        """
         one = self.objective
-        return int(reference_of(self.job, self.stack.reference) != "none") + one.rollout + one.critic
+        referred = int(reference_of(self.job, self.stack.reference) != "none") * (1 + one.mismatched)
+        return referred + one.mismatched + one.rollout + one.critic
 
     @property
     def slack(self) -> float:
@@ -85,10 +90,12 @@ class TrainingCase:
 
     @property
     def job_words(self) -> dict[str, str]:
-        """Precision, optimizer and adapters of the job by name, as a framework is asked whether it runs them."""
+        """What is asked of the job by name, as a framework is asked whether it runs it."""
         job = self.job
         beside = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
-        return {"precision": self.recipe.precision.name, "optimizer": job.optimizer, **beside}
+        return {
+            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method, **beside
+        }  # fmt: skip
 
     @property
     def shapes_gradients(self) -> bool:

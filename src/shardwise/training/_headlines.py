@@ -67,21 +67,26 @@ def with_values(model: Model, job: Training) -> Model:
 def phases_of(case: TrainingCase, found: Evaluation[float]) -> tuple[Phase, ...]:
     """Return the phases of a step in their order, rollouts left out; none where next tokens are trained on.
 
-    Log-probabilities of the policy that generated and of the reference, and values of the critic, are forward passes
-    over the batch (arXiv:2402.03300 algorithm 1); what is left of the step trains, the critic behind the policy.
+    Log-probabilities of the policy that generated, of mismatched answers and of the reference, and values of the
+    critic, are forward passes over the batch (arXiv:2402.03300 algorithm 1); what is left of the step trains, the
+    critic behind the policy.
     """
     recipe, objective = case.recipe, case.objective
     if not recipe.scorings and not objective.critic:
         return ()
     scoring = float(scoring_seconds(found.sizes, found.step.stages))
     peak = max(float(m.moments.get("scoring", 0.0)) for m in found.memory)
-    names = ["old log-probabilities"] * objective.rollout + ["values"] * objective.critic
-    names += ["reference log-probabilities"] * (recipe.scorings - len(names))
+    passes = {
+        "old log-probabilities": int(objective.rollout),
+        "mismatched log-probabilities": int(objective.mismatched),
+        "values": int(objective.critic),
+    }
+    passes["reference log-probabilities"] = recipe.scorings - sum(passes.values())
     rest = found.step.total - recipe.scorings * scoring
     update = max(value for m in found.memory for name, value in m.moments.items() if name != "scoring")
     models = ["policy update", *["critic update"] * recipe.critics] if objective.critic else ["update"]
     return (
-        *(Phase(name=name, seconds=scoring, peak_bytes=peak) for name in names),
+        *(Phase(name=name, seconds=n * scoring, peak_bytes=peak) for name, n in passes.items() if n),
         *(Phase(name=name, seconds=rest / len(models), peak_bytes=float(update)) for name in models),
     )
 
