@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import FrozenInstanceError, asdict, field, replace
 from typing import Any
@@ -99,7 +100,9 @@ def _told(classes: tuple[Any, ...]) -> list[Any]:
         plain(1).total,
         base.__match_args__ + ordered.__match_args__,
         repr(copy.copy(two)) + repr(copy.deepcopy(one)),
-        [f.name for f in dataclasses.fields(derived)],
+        [(f.name, f.type) for f in dataclasses.fields(derived)],
+        [list(inspect.signature(one).parameters) for one in classes],
+        [one.__annotations__ for one in classes],
         base(name="a").sizes is base(name="a").sizes,
     ]
 

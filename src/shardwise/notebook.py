@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -78,6 +77,8 @@ def card(line: str, facts: Iterable[CardLine]) -> str:
     >>> card("<A>", [CardLine("a & b", "1")])[:44]
     '<p><b>&lt;A&gt;</b></p><table><tbody><tr><td'
     """
+    import html
+
     rows = "".join(
         "<tr>" + "".join(f"<td {_CELL}>{html.escape(text)}</td>" for text in (f.name, f.value, f.band))
         + f"<td>{_BAR.format(min(max(f.share, 0.0), 1.0) * _BAR_PIXELS) if f.share > 0 else ''}</td></tr>"

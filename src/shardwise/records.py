@@ -1,7 +1,8 @@
 """The decorator of the package's records: `dataclasses.dataclass` with one compiled function a class, where it has six.
 
-A process that answers one question makes 250 records. Comparison, hash, text and the refusal of changes are functions
-that all records share; only `__init__` is text that Python compiles.
+A process that answers one question makes 250 classes of records, and records of a part of them. Comparison, hash, text
+and the refusal of changes are functions that all records share; only `__init__` is text that Python compiles, when a
+class has its first record.
 """
 
 from __future__ import annotations
@@ -40,10 +41,17 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
     written = {name for name, value in vars(cls).items() if name != "__hash__" or value is not None}
     # A record whose base is frozen must be frozen for the standard library too, which then compiles how.
     derived = frozen and any(is_dataclass(base) for base in cls.__mro__[1:])
+    types = dict(vars(cls).get("__annotations__", {}))
+    if types:
+        cls.__annotations__ = {name: _kind_of(told) for name, told in types.items()}
     made: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
+    if types:
+        made.__annotations__ = types
+        for f in fields(made):
+            f.type = types.get(f.name, f.type)
     named = fields(made)
-    twin = _open_twin(made) if frozen and options.get("slots") and len(named) >= _MANY else None
-    methods = {"__init__": _init(made, named, frozen, twin), **_compared(named, frozen, order)}
+    twinned = frozen and bool(options.get("slots")) and len(named) >= _MANY
+    methods = {"__init__": _LazyInit(made, named, frozen, twinned), **_compared(named, frozen, order)}
     if repr:
         methods["__repr__"] = _text(tuple(f.name for f in named if f.repr))
     if frozen:
@@ -55,6 +63,29 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
             setattr(made, name, method)
     made.__dataclass_params__.frozen = frozen
     return made
+
+
+# Annotations with these words the standard library must read; to look for each of them in the text of every annotation
+# takes half of the time of making a class.
+_SPECIAL = ("ClassVar", "InitVar", "KW_ONLY")
+
+
+def _kind_of(told: Any) -> Any:
+    """Return what stands for the annotation of a plain field, and any other as it is."""
+    return object if isinstance(told, str) and not any(word in told for word in _SPECIAL) else told
+
+
+class _LazyInit:
+    """The `__init__` of a class, compiled when it is first asked for."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def __get__(self, record: Any, kind: Any = None) -> Any:
+        owner = self.given[0]
+        if vars(owner).get("__init__") is self:
+            owner.__init__ = _init(*self.given)
+        return owner.__init__ if record is None else owner.__init__.__get__(record, kind)
 
 
 # Frozen records of so many fields are filled as their open twin; below that the two changes of class cost more.
@@ -73,8 +104,9 @@ def _open_twin(cls: Any) -> type | None:
     return type(cls.__name__, bases, kept)
 
 
-def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twin: type | None) -> Callable[..., None]:
+def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twinned: bool) -> Callable[..., None]:
     """Return the `__init__` of some fields; defaults are names of the scope that it is compiled in."""
+    twin = _open_twin(cls) if twinned else None
     scope: dict[str, Any] = {"put": object.__setattr__, "absent": MISSING, "__twin": twin}
     given: dict[bool, list[str]] = {False: [], True: []}
     lines = []

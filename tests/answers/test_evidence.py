@@ -13,7 +13,7 @@ from shardwise.models import model_names
 def test_the_table_has_every_run_behind_a_band() -> None:
     """Configurations add up to the runs and sources that the bands of steps and of requests rest on."""
     for headline in ("step_seconds", "request_seconds"):
-        own = [one for one in published_runs() if one.headline == headline]
+        own = published_runs(headline)
         band = spreads()[headline]
         assert (sum(one.runs for one in own), len({one.source for one in own})) == (band.rows, band.sources)
 
@@ -21,7 +21,7 @@ def test_the_table_has_every_run_behind_a_band() -> None:
 def test_a_published_configuration_is_nearest_to_itself() -> None:
     """Of all runs those of the same model, device, number, stack and conditions come first."""
     known = {*model_names()}
-    runs = [one for one in published_runs() if one.model in known and one.headline == "step_seconds"]
+    runs = [one for one in published_runs("step_seconds") if one.model in known]
     assert len(runs) > 20
     for one in runs[::5]:
         first = nearest_runs(runs, one.conditions, load_model(one.model), (one.device, one.num_devices))[0]

@@ -6,13 +6,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate, islice, repeat, takewhile
-from random import Random
-from statistics import NormalDist
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
 from shardwise.records import dataclass
+
+if TYPE_CHECKING:
+    from random import Random
+    from statistics import NormalDist
 
 LengthKind: TypeAlias = Literal["fixed", "uniform", "lognormal", "exponential", "empirical"]
 ArrivalKind: TypeAlias = Literal["poisson", "constant", "gamma", "burst", "closed", "trace"]
@@ -23,12 +26,20 @@ QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 
 MOST_REQUESTS = 1_000_000
 # Requests whose lengths together have the very distribution that is asked for.
 _TOGETHER = 4096
-_NORMAL = NormalDist()
+
+
+@cache
+def _normal() -> NormalDist:
+    # Loaded when lengths are drawn: it takes longer than a plan to be answered.
+    from statistics import NormalDist
+
+    return NormalDist()
 
 
 def _evenly(random: Random, count: int) -> Iterator[float]:
     """Yield numbers between 0 and 1 without end: of so many, one in each of as many equal parts, in random order.
 
+    >>> from random import Random
     >>> sorted(int(4 * share) for share in islice(_evenly(Random(0), 4), 4))
     [0, 1, 2, 3]
     """
@@ -69,7 +80,7 @@ class Length:
             drawn = -self.mean * math.log1p(-share)
         else:
             width = math.log(1 + self.cv**2)
-            drawn = self.mean * math.exp(math.sqrt(width) * _NORMAL.inv_cdf(share) - width / 2)
+            drawn = self.mean * math.exp(math.sqrt(width) * _normal().inv_cdf(share) - width / 2)
         return min(max(round(drawn), self.low), self.largest)
 
     def each(self, random: Random, count: int) -> Iterator[int]:
@@ -121,6 +132,7 @@ class Arrivals:
         They come at the rate: clients scale random gaps to the time of all (github.com/vllm-project/vllm
         vllm/benchmarks/serve.py get_request).
 
+        >>> from random import Random
         >>> round(max(Arrivals(kind="poisson", rate=2.0).seconds(500, Random(0))), 9)
         250.0
         """
@@ -145,6 +157,7 @@ class Arrivals:
 
         Gaps are of the kind of these arrivals, stretched as the rate is.
 
+        >>> from random import Random
         >>> Arrivals(kind="constant").through([(2, 1.0), (1, 2.0)], Random(0)).times
         (0.0, 0.5, 1.0, 2.0)
         """
@@ -255,6 +268,8 @@ class Workload:
         >>> [cached for (_, _, cached, *_), _ in zip(asked.draws(), range(4))]
         [0, 512, 0, 512]
         """
+        from random import Random
+
         random = Random(f"lengths {self.seed}")
         index, seen = 0, set[int]()
         together = max(min(self.count, _TOGETHER), 1)
