@@ -90,5 +90,9 @@ def test_sequence_parallelism_that_nobody_asked_for_never_refuses_a_plan() -> No
     assert done.status == 0
     assert not done.tree["plan"]["sequence_parallel"]
     assert any(text.startswith("sequence_parallel off: 197 tokens") for text in done.tree["assumptions"])
+    # Experts need it: it stays where the framework that is taken lacks it, which then has no launch.
+    asked = "train gpt-oss-20b --on 128xb200-sxm-180gb --tp 8 --pp 2 --dp 8 --ep 4 --sharding zero3 --schedule zb-h1"
+    done = run(*asked.split(), "--global-batch", "16", "--json")
+    assert done.status == 0 and done.tree["plan"]["sequence_parallel"]
     assert run(*words, "--sequence-parallel").fields == ["tp"]
     assert "--no-sequence-parallel" in run(*words[:-1]).out

@@ -234,18 +234,18 @@ def base_job(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
 def settled(inputs: Inputs, stack: Stack | None, model: Model, plan: Plan, seq_len: int) -> Plan:
     """Return a plan without sequence parallelism where nobody asked for it and it cannot split the sequence.
 
-    Experts need it (`expert_laws`): there the degree stays what is refused. What is recomputed and offloaded is what
-    the framework does where nobody says.
+    Experts need it (`expert_laws`): beside them it stays, whatever then refuses the plan or a launch of it. What is
+    recomputed and offloaded is what the framework does where nobody says.
     """
     from shardwise.plans.laws import field_problems, splits_sequence
 
     plan = _usual(inputs, stack, plan)
     asked = inputs.imported is not None or "sequence_parallel" in inputs.values.keys() | inputs.bad
+    experts = model.has_experts
     split = plan.tp > 1 and plan.sequence_parallel
-    if not asked and split and stack is not None and stack.runs.sequence_parallel == (False,):
+    if not asked and split and not experts and stack is not None and stack.runs.sequence_parallel == (False,):
         inputs.notes.append(f"sequence_parallel off: {stack.name} does not have it")
         return replace(plan, sequence_parallel=False)
-    experts = model.has_experts
     filled = replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1)
     if asked or experts or field_problems(filled).items or splits_sequence(plan, seq_len):
         return plan
