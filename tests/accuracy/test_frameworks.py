@@ -16,6 +16,8 @@ from shardwise.measured._training_plan import precision_of
 from shardwise.plans import Stack, find_stack, stack_names
 
 TABLE: dict[str, Any] = Published.frameworks
+_LORA = {"citation": "github:mlcommons/training_results_v5.0@1", "finetune": "lora", "device": "h200-sxm-141gb",
+         "notes": "fp8 attention"}  # fmt: skip
 
 
 def test_every_stack_of_the_table_is_known() -> None:
@@ -74,6 +76,8 @@ def test_cells_tell_the_variant_of_a_stack(stack: str, row: dict[str, str], expe
         ("automodel", {"notes": "TE + DeepEP; fake balanced gate"}, "dispatch", "in-turn"),
         ("megatron", {"notes": "tp-comm-overlap"}, "overlap_tensor", True),
         ("megatron", {"notes": "1F1B overlap"}, "overlap_experts", "always"),
+        ("megatron-bridge", {**_LORA, "cp": "1"}, "attention_kernel", "fp8"),
+        ("megatron-bridge", {**_LORA, "cp": "2"}, "attention_kernel", ""),
     ],
 )  # fmt: skip
 def test_cells_change_what_a_stack_does(stack: str, row: dict[str, str], field: str, value: object) -> None:
