@@ -56,6 +56,16 @@ VERL: tuple[tuple[str, dict[str, Any]], ...] = (
      "  actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8\n",
      {"model": "qwen2.5-7b", "stack": "megatron", "tp": 2, "pp": 2, "dp": 2, "reference": "none", "seq_len": 1024,
       "sharding": "distributed-optimizer", "sequence_parallel": True, "precision": "bf16"}),
+    # run_qwen3moe-30b_megatron_lora.sh, with the optimizer on the host as in run_qwen3_vl-30b-megatron.sh
+    (_VERL.replace("algorithm", "--config-name='ppo_megatron_trainer.yaml' algorithm") + "trainer.nnodes=1 "
+     "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B-Instruct-2507 trainer.n_gpus_per_node=8 \\\n"
+     "  actor_rollout_ref.model.lora.rank=32 actor_rollout_ref.model.lora.alpha=64 \\\n"
+     "  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.actor.use_kl_loss=True \\\n"
+     "  actor_rollout_ref.actor.megatron.expert_model_parallel_size=4 \\\n"
+     "  +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=1 \\\n"
+     "  +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True\n",
+     {"model": "qwen3-30b-a3b-2507", "stack": "megatron", "ep": 4, "adapter": "lora", "rank": 32,
+      "targets": ("all-linear",), "adapter_alpha": 64.0, "offload": ("optimizer",), "reference": ""}),
     # a LoRA run with dynamic batches and Ulysses, as run_qwen2_5-3b_gsm8k_grpo_lora.sh and others combine them
     (_VERL + "actor_rollout_ref.model.lora_rank=64 actor_rollout_ref.model.target_modules=all-linear \\\n"
      "  actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct actor_rollout_ref.actor.use_dynamic_bsz=True \\\n"

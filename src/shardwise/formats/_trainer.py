@@ -176,12 +176,16 @@ def share(keys: Keys, path: str) -> float:
     return float(value)
 
 
+CORE_LINEAR = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+"""What Megatron-Core calls all linear layers of a block."""
+
+
 def adapted(keys: Keys, method: str, named: AdapterKeys) -> dict[str, Any]:
     """Return the fields of a job with an adapter as a trainer spells it, nothing without a method."""
     if not method:
         return {}
     targets = words_of(keys, named.targets)
-    if targets and set(targets) & {"all", "all-linear"}:
+    if set(targets) & {"all", "all-linear"} or set(targets) == CORE_LINEAR:
         targets = ("all-linear",)
     alpha = keys.raw(named.alpha)
     if alpha is not None and (isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < 1e9):
@@ -257,25 +261,34 @@ def lasting(job: Training, steps: int) -> Training:
 def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding) -> Plan:
     """Return the degrees of a trainer's settings on a number of devices, 0 where that is not said.
 
-    `paths` name tp, cp, shard and replicate; replicas that are not stated take what is left of the devices.
+    `paths` name tp, cp, ep, shard and replicate; replicas that are not stated take what is left of the devices. Experts
+    are spread over replicas, and what is beside them over the ranks of a shard.
     """
-    tp, cp, shards, copies = (
-        (keys.whole(paths[name]) or 0) if name in paths else 0 for name in ("tp", "cp", "shard", "replicate")
+    tp, cp, ep, shards, copies = (
+        (keys.whole(paths[name]) or 0) if name in paths else 0 for name in ("tp", "cp", "ep", "shard", "replicate")
     )
     used = max(tp, 1) * max(cp, 1)
+    if ep > 1:
+        if copies > 1:
+            keys.fail(
+                paths["replicate"], "is not beside experts that are spread: their ranks replicate it", "leave it out"
+            )
+        shards, copies = shards or max(devices // (used * ep), 1), max(copies, 1) * ep
     stated = max(shards, 1) * max(copies, 1) if shards or copies else 0
     if devices and devices % used:
         keys.fail(paths["tp" if tp > 1 else "cp"], f"x others = {used} must divide the {devices} devices", "change it")
     dp = stated or devices // used
     if devices and stated and stated * used != devices:
         rule = f"x all other degrees is {stated * used}, and there are {devices} devices"
-        keys.fail(paths["shard" if shards else "replicate"], rule, "change the sizes or --on")
+        at = next(name for name in ("shard", "ep", "replicate") if keys.raw(paths.get(name, name)))
+        keys.fail(paths[at], rule, "change the sizes or --on")
     sharding: Sharding = sharded if sharded != "none" and dp * max(cp, 1) != 1 else "none"
     grouped = in_groups(sharding) if copies > 1 else sharding
     return Plan(
         tp=max(tp, 1),
         cp=max(cp, 1),
         dp=dp,
+        ep=max(ep, 1),
         sequence_parallel=False,
         sharding=grouped,
         shard=max(shards, 1) if grouped != sharding else 1,
@@ -336,6 +349,7 @@ def written(
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, found = untold(alone(case.plan), frozenset(told))
+    refuse(case.stack.name, {}, case)
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     back = read(text, around=ImportContext(num_devices=ours.num_devices))
     refuse(back.system, found | _lost(replace(case, plan=ours), back), case)

@@ -17,7 +17,7 @@ from shardwise.formats._imported import Keys
 from shardwise.shell import left_open
 
 MOST_DEPTH = 32
-MOST_CHARACTERS = 4000
+MOST_CHARACTERS = 16000
 """Characters of one value or key."""
 
 

@@ -17,14 +17,15 @@ from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of
 
 _TABLE = "axolotl.toml"
 _SIZES = {
-    "tp": "tensor_parallel_size", "cp": "context_parallel_size", "shard": "dp_shard_size",
+    "tp": "tensor_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size",
+    "shard": "dp_shard_size",
     "replicate": "dp_replicate_size",
 }  # fmt: skip
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
-_TOLD = ("tp", "cp", "dp", "micro_batch", "sharding", "shard", "recompute", "offload")
+_TOLD = ("tp", "cp", "dp", "ep", "micro_batch", "sharding", "shard", "recompute", "offload")
 _FSDP_OFFLOAD = ("optimizer", "gradients", "parameters")
 _LIGER, _CCE = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
@@ -216,7 +217,9 @@ def _sharded(p: Plan) -> dict[str, Any]:
             "state_dict_type": "SHARDED_STATE_DICT",
         }
         tree = {"fsdp_version": 2, "fsdp_config": config, "dp_shard_size": shard_of(p)}
-        tree["dp_replicate_size"] = p.dp // shard_of(p)
+        tree["dp_replicate_size"] = max(p.dp // shard_of(p) // p.ep, 1)
+    if p.ep > 1:
+        tree |= {"plugins": ["axolotl.integrations.expert_parallel.ExpertParallelPlugin"], "expert_parallel_size": p.ep}
     if "activations" in p.offload:
         tree["activation_offloading"] = True
     degrees = {"tensor_parallel_size": p.tp, "context_parallel_size": p.cp}

@@ -50,7 +50,6 @@ _OLD_ADAPTER = replace(
     _ADAPTER, rank="model.peft.lora_tuning.adapter_dim", alpha="model.peft.lora_tuning.alpha",
     dropout="model.peft.lora_tuning.adapter_dropout", targets="model.peft.lora_tuning.target_modules",
 )  # fmt: skip
-_ALL = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 
 
 def recognises(name: str, text: str) -> bool:
@@ -144,8 +143,6 @@ def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[s
     alltoall = r.word("moe_token_dispatcher_type") == "alltoall" and not r.has("moe_flex_dispatcher_backend")
     stack = _job.stack(r, "megatron-bridge" + "-alltoall" * bool(alltoall and r.whole("num_experts", 0)))
     targets = _trainer.adapted(keys, *_adapter(keys))
-    if set(targets.get("targets", ())) == _ALL:
-        targets["targets"] = ("all-linear",)
     return {"model": built, "plan": plan, "job": replace(job, **targets), "stack": stack}
 
 
@@ -361,7 +358,7 @@ _SCALED |= {"blockwise": "fp8_subchannel_scaling"}
 def _peft(job: Training) -> dict[str, Any]:
     if not job.adapter:
         return {}
-    targets = sorted(_ALL) if job.targets in ((), ("all-linear",)) else list(job.targets)
+    targets = sorted(_trainer.CORE_LINEAR) if job.targets in ((), ("all-linear",)) else list(job.targets)
     kind = "DoRA" if job.adapter == "dora" else "LoRA"
     tree: dict[str, Any] = {"_target_": f"megatron.bridge.peft.{kind.lower()}.{kind}", "dim": rank_of(job)}
     tree |= {"alpha": job.adapter_alpha} if job.adapter_alpha else {}

@@ -25,11 +25,16 @@ from shardwise.units import counted
 
 _TABLE = "verl.toml"
 _A, _M, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.fsdp_config."
-_G = _A + "megatron."
+_G, _O = _A + "megatron.", _A + "optim.override_optimizer_config."
 _OVERRIDES = _G + "override_transformer_config."
 _ADAPTER = _trainer.AdapterKeys(
     rank=_M + "lora_rank", alpha=_M + "lora_alpha", dropout="", targets=_M + "target_modules", saved="",
     usual_rank=8, usual_targets=("all-linear",),
+)  # fmt: skip
+# Under Megatron-Core they are Megatron-Bridge's (verl/trainer/config/model/hf_model.yaml, lora).
+_BRIDGE = _trainer.AdapterKeys(
+    rank=_M + "lora.rank", alpha=_M + "lora.alpha", dropout=_M + "lora.dropout", targets=_M + "lora.target_modules",
+    saved="", usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
 _TOLD = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
@@ -88,7 +93,7 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
     job = Training(
         seq_len=seq_len, global_batch=batch, token_budget=float(steps * prompts * answers * seq_len),
         precision=_precision(keys), optimizer=_optimizer(keys), method=_method(keys), reference=_reference(keys),
-        **(_trainer.adapted(keys, "lora", _ADAPTER) if keys.whole(_M + "lora_rank", least=0) else {}),
+        **_adapter(keys),
     )  # fmt: skip
     if keys.word(_A + "strategy") == "megatron":
         plan, stack = plan_beside(keys, _of_megatron(keys), devices, (_M + "path", model), _USUAL)
@@ -149,6 +154,14 @@ def _tuned(values: Mapping[str, Any], source: str, around: ImportContext, launch
     if keys.flag("model.use_liger"):
         stack = replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
+
+
+def _adapter(keys: Keys) -> dict[str, Any]:
+    """Return the adapters of peft under FSDP, and of Megatron-Bridge under Megatron-Core; nothing without a rank."""
+    if keys.word(_A + "strategy") != "megatron":
+        return _trainer.adapted(keys, "lora", _ADAPTER) if keys.whole(_M + "lora_rank", least=0) else {}
+    method = "dora" if keys.word(_M + "lora.type") == "dora" else "lora"
+    return _trainer.adapted(keys, method, _BRIDGE) if keys.whole(_M + "lora.rank", least=0) else {}
 
 
 def _length(keys: Keys) -> int:
@@ -219,10 +232,20 @@ def _fsdp(keys: Keys, devices: int) -> Plan:
 
 
 def _of_megatron(keys: Keys) -> dict[str, str]:
-    """Return the settings of Megatron-Core that a plan has a word for, by the name of its argument."""
+    """Return the settings of Megatron-Core that a plan has a word for, by the name of its argument.
+
+    megatron/core/optimizer/optimizer_config.py: no share of the optimizer is on the host unless one is said.
+    """
     read = {name for name, one in by_name().items() if one.read} | NAMES.keys()
-    ours = [path for path in keys.values if path.startswith(_G) and path.rpartition(".")[2] in read]
-    return {path.rpartition(".")[2]: path for path in ours}
+    ours = [path for path in keys.values if path.startswith((_G, _O)) and path.rpartition(".")[2] in read]
+    found = {path.rpartition(".")[2]: path for path in ours}
+    path = _O + "optimizer_offload_fraction"
+    share = 1.0 if keys.raw(path) == 1 else _trainer.share(keys, path)
+    if "optimizer_cpu_offload" in found and share < 1:
+        kept = "the whole optimizer: the share of it that stays on the device is not counted"
+        keys.assumed.append(f"offload {kept if share else 'none: optimizer_offload_fraction is 0 unless it is set'}")
+        found = found if share else {name: path for name, path in found.items() if name != "optimizer_cpu_offload"}
+    return found
 
 
 def _settings(keys: Keys, stack: Stack) -> Stack:
