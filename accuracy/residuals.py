@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations
 from typing import Any
 
 from shardwise import Plan
-from shardwise.cost import Conditions, Paired, Spread, memory_conditions, typical_slack
+from shardwise.cost import Conditions, Paired, Spread, joined, memory_conditions, typical_slack
 from shardwise.measured import Comparison
 
 SHARE = 0.8
@@ -60,6 +60,8 @@ class Residual:
     num_devices: int
     family: str
     log: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The headlines whose bands make up its own, with the share of each; its quantity alone where there are none."""
     error: float = 0.0
     """What was predicted over what was measured, seconds or bytes, less one."""
     case: Any = None
@@ -106,6 +108,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             num_devices=row.num_devices,
             log=math.log(1 / ratio if "per_second" in row.metric else ratio) + slack,
             case=row.case,
+            parts=row.parts if len(row.parts) > 1 else {},
             typical=typical and "fine-tuning" not in row.conditions.words,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
         )
@@ -300,18 +303,27 @@ def _widening(said: Sequence[tuple[str, ...]], sizes: Any, weights: Any) -> tupl
         del words[least]
 
 
-def left_out(runs: Sequence[Residual], key: Callable[[Residual], str]) -> dict[Residual, bool]:
-    """Return whether each run lies inside the band that is made without its source or device."""
+def left_out(
+    runs: Sequence[Residual], key: Callable[[Residual], str], every: Sequence[Residual] = ()
+) -> dict[Residual, bool]:
+    """Return whether each run lies inside the band that is made without its source or device.
+
+    `every` are the runs that the bands of its parts are made of, where it is a sum of them.
+    """
     found: dict[Residual, bool] = {}
+    made_of = runs[0].parts
     for value in sorted({key(one) for one in runs}):
-        rest = [one for one in runs if key(one) != value]
-        if len({one.source for one in rest}) < FEWEST_SOURCES:
+        others = [one for one in (every if made_of else runs) if key(one) != value]
+        rest = {name: [one for one in others if one.quantity == name] for name in made_of or (runs[0].quantity,)}
+        if any(len({one.source for one in runs_of}) < FEWEST_SOURCES for runs_of in rest.values()):
             continue
-        made = spread_of(rest)
+        made = {name: spread_of(runs_of) for name, runs_of in rest.items()}
+        slower = {} if made_of else made[runs[0].quantity].slower
         for one in runs:
             if key(one) == value:
-                band = made.band(one.conditions)
-                log = beyond_typical(one, made.slower)
+                shares = one.parts or {one.quantity: 1.0}
+                band = joined([(share, made[name].band(one.conditions)) for name, share in shares.items()])
+                log = beyond_typical(one, slower)
                 found[one] = math.log(band.low) - 1e-12 <= log <= math.log(band.high) + 1e-12
     return found
 

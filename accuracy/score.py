@@ -110,9 +110,11 @@ def update(files: Sequence[str], accept: bool) -> int:
     runs = residuals(found.rows)
     for quantity in sorted({one.quantity for one in runs}):
         own = [one for one in runs if one.quantity == quantity]
-        made[quantity] = spread_of(own)
-        inside = {word: left_out(own, key) for word, key in KEYS.items()}
-        coverage[quantity] = {"runs": len(own), "sources": made[quantity].sources, **coverage_of(inside)}
+        if not own[0].parts:
+            made[quantity] = spread_of(own)
+        inside = {word: left_out(own, key, runs) for word, key in KEYS.items()}
+        sources = len({one.source for one in own})
+        coverage[quantity] = {"runs": len(own), "sources": sources, **coverage_of(inside)}
         pairs[quantity] = paired_left_out(paired(own))
         kinds += kinds_of_runs(quantity, inside["source"])
         by_stack += groups(quantity, own, inside["source"])

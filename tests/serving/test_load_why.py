@@ -120,6 +120,15 @@ def test_bands_hold_their_middle_and_are_wider_where_less_is_known() -> None:
     for metric in ("ttft", "tpot", "e2e"):
         assert width(report, metric, "p99") >= width(report, metric, "mean") * (1 - 1e-12)
         assert width(near, metric, "mean") >= width(report, metric, "mean")
+    # A whole request is no better and no worse known than the first token and the others that it waits for.
+    ends = [
+        {end: band[end] / report.latencies[m]["p99"] for end in ("low", "high")}
+        for m in ("e2e", "ttft", "tpot")
+        for band in (report.interval[m]["p99_seconds"],)
+    ]
+    assert all(
+        min(one[end] for one in ends[1:]) <= ends[0][end] <= max(one[end] for one in ends[1:]) for end in ends[0]
+    )
     carried = report.interval["capacity"]["requests_per_second"]
     assert carried["low"] < report.capacity_per_second < carried["high"]
     assert "queue" not in report.interval

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
-from shardwise.serving.load import PERCENTILES, ServeReport, around, headline_of
+from shardwise.serving.load import PERCENTILES, ServeReport, around
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def rate_text(value: float) -> str:
     return f"{value:,.{digits}f} requests/s"
 
 
-def _spread(report: ServeReport, metric: str, quantile: str, seconds: float) -> str:
+def _spread(report: ServeReport, metric: str, quantile: str, seconds: float, of: str = "") -> str:
     """Return what published runs say of a percentile, in words."""
-    found = around(report.band(headline_of(metric), quantile), seconds)
+    found = around(report.band(metric, quantile, of), seconds)
     low, typical, high = (show_seconds(found[name]) for name in ("low", "typical", "high"))
     return f"typical {typical}, 8 of 10 published runs {low} to {high}"
 
@@ -53,7 +53,7 @@ def limit_lines(report: ServeReport, page: Page, limits: Sequence[Limit]) -> Non
         name = f"{limit.quantile} {_ROWS[limit.metric]}{f' of {limit.of}' if limit.of else ''}"
         page.note(f"{name} is {value}, the limit {show_seconds(limit.seconds)}")
         if math.isfinite(report.value(limit)):
-            page.note(f"  {_spread(report, limit.metric, limit.quantile, report.value(limit))}", "dim")
+            page.note(f"  {_spread(report, limit.metric, limit.quantile, report.value(limit), limit.of)}", "dim")
         if report.floor(limit) > limit.seconds:
             page.note(
                 f"  an empty replica takes {show_seconds(report.floor(limit))} on average: less load does not help"

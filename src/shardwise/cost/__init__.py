@@ -11,6 +11,7 @@ from shardwise.cost._bands import (
     Paired,
     Spread,
     band_of,
+    joined,
     memory_band,
     memory_conditions,
     spreads,

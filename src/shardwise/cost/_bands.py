@@ -68,6 +68,21 @@ class Band:
         return (1 + math.erf(deviations / math.sqrt(2))) / 2
 
 
+def joined(parts: Collection[tuple[float, Band]]) -> Band:
+    """Return the band of a sum of quantities, each with its share of it: all may be off the same way.
+
+    >>> half = Band(low=0.5, typical=1.0, high=1.5, rows=3, source="a")
+    >>> joined(((0.5, half), (0.5, Band(low=1.0, typical=1.0, high=2.5, rows=5, source="b, a"))))
+    Band(low=0.75, typical=1.0, high=2.0, rows=3, source='a, b')
+    """
+    low, typical, high = (
+        sum(share * getattr(band, name) for share, band in parts) for name in ("low", "typical", "high")
+    )
+    sources = sorted({source for _, band in parts for source in band.source.split(", ")})
+    rows = min(band.rows for _, band in parts)
+    return Band(low=low, typical=typical, high=high, rows=rows, source=", ".join(sources))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
     """What is known of a run that decides how far predictions were off: its stack or engine, device, and words.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardwise.cost import Conditions
@@ -60,6 +61,8 @@ class Comparison:
     conditions: Conditions | None = None
     headline: str = ""
     """The headline whose band the row adds to, where its metric alone does not say so."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The headlines whose bands make up its own, with the share of each, where it is a sum of them."""
     cache_share: float = 0.0
     """The share that the cache takes of what an engine may use, predicted, where a row is of the cache."""
     case: TrainingCase | ServingCase | None = None
@@ -91,6 +94,7 @@ class Prediction:
     family: str = ""
     conditions: Conditions | None = None
     headline: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
     cache_share: float = 0.0
     case: TrainingCase | ServingCase | None = None
 

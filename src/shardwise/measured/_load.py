@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.cost import band_of
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._record import Record, read, refuse
@@ -18,11 +17,11 @@ from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import InferReport, ServingOptions
 from shardwise.serving.load import (
-    CAPACITY,
     LoadOptions,
     ServeReport,
-    headline_of,
+    band_of_parts,
     limits_of,
+    parts_of,
     policy_of,
     serve,
 )
@@ -268,21 +267,23 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             record.rule_value("client")
             client = read("engines.toml")["load"]
             value += client["client_seconds"] + client["tokenizer_seconds"] * report.workload.input_tokens.mean
-    headline, known = _headline(report, metric, quantile), report.conditions(quantile)
+    known, parts = report.conditions(quantile), _parts(report, metric, quantile)
+    headline = next(iter(parts), "") if len(parts) < 2 else f"load.{metric}_seconds"
     return Prediction(
         value=value,
-        interval=band_of(headline, known).around(value) if headline else None,
+        interval=band_of_parts(parts, known).around(value) if parts else None,
         assumed=(),
         fits=report.base.fits,
         headline=headline,
+        parts=parts,
         # Of tails one counts: the farthest.
         conditions=known if headline and quantile not in ("p90", "p95") else None,
     )
 
 
-def _headline(report: ServeReport, metric: str, quantile: str) -> str:
-    """Return the headline that a row's metric belongs to; none where throughput is what was asked, not carried."""
+def _parts(report: ServeReport, metric: str, quantile: str) -> dict[str, float]:
+    """Return the headlines that a row's metric is made of; none where throughput is what was asked, not carried."""
     if quantile:
-        return headline_of(metric)
+        return parts_of(metric, quantile, report.latencies)
     full = report.workload.arrivals.kind in ("closed", "burst") or report.steady.utilisation > 1
-    return CAPACITY if full else ""
+    return parts_of("capacity", "", {}) if full else {}

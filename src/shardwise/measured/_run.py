@@ -209,7 +209,7 @@ def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor,
         return replace(row, reason="the prediction is beyond what numbers can hold")
     low, high = found.interval or (None, None)
     said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
-    row = replace(row, headline=found.headline, cache_share=found.cache_share, case=found.case)
+    row = replace(row, headline=found.headline, parts=found.parts, cache_share=found.cache_share, case=found.case)
     return replace(row, status="predicted", conditions=found.conditions, **said)  # type: ignore[arg-type]
 
 

@@ -23,7 +23,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._report import conditions_of
 from shardwise.serving._sizes import taken
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load import LoadOptions, Policy, ServeReport, Steady, headline_of, moments_of, serve, with_tail
+from shardwise.serving.load import HEADLINES, LoadOptions, Policy, ServeReport, Steady, moments_of, serve, with_tail
 from shardwise.serving.load._lockstep import batches_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import policy_for
@@ -242,8 +242,8 @@ class LoadSearch:
         if not self.options.risk:
             return 1.0
         known = conditions_of(replace(case, plan=Plan()), family_of(case.cluster.device))
-        band = band_of(headline_of(limit.metric), with_tail(known, limit.quantile))
-        return max(band.at(self.options.risk), 1.0)
+        bands = (band_of(part, with_tail(known, limit.quantile)) for part in HEADLINES[limit.metric])
+        return max(min(band.at(self.options.risk) for band in bands), 1.0)
 
     def fewest(self, group: LoadGroup, devices: float) -> Any:
         """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""

@@ -2,7 +2,7 @@
 
 from shardwise.serving._policy import Policy, SchedulerLimits, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
-from shardwise.serving.load._bands import CAPACITY, around, headline_of, with_tail
+from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
 from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._lockstep import lanes_of
 from shardwise.serving.load._options import LoadOptions

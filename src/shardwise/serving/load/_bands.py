@@ -5,23 +5,40 @@ A run under load is further off than a fixed batch: its scheduler, its harness a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwise.cost import Band, Conditions
+from shardwise.cost import Band, Conditions, band_of, joined
 
-CAPACITY = "load.requests_per_second"
-"""The headline of what is carried: requests or tokens a second of runs that are full."""
 TAIL = "tail"
 _TAILS = ("p90", "p95", "p99")
 
 
-def headline_of(metric: str) -> str:
-    """Return the headline whose band a latency has; gaps between tokens have that of their mean.
+_FIRST, _NEXT, _FULL = "load.ttft_seconds", "load.tpot_seconds", "load.requests_per_second"
+HEADLINES = {"ttft": (_FIRST,), "tpot": (_NEXT,), "itl": (_NEXT,), "e2e": (_FIRST, _NEXT), "capacity": (_FULL,)}
+"""Headlines whose bands a latency has, and what is carried: of requests or tokens a second of runs that are full."""
 
-    >>> headline_of("ttft"), headline_of("itl")
-    ('load.ttft_seconds', 'load.tpot_seconds')
+
+def parts_of(metric: str, quantile: str, latencies: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the headlines whose bands a percentile has, with the share of each; "capacity" is what is carried.
+
+    Gaps between tokens have that of their mean. A whole request waits for its first token, then for the others: runs
+    that published both are within what the two say in 9 of 10 cases, and theirs is a third as wide as what whole
+    requests of four sources say for themselves.
+
+    >>> parts_of("e2e", "p99", {"ttft": {"p99": 0.5}, "e2e": {"p99": 2.0}})
+    {'load.ttft_seconds': 0.25, 'load.tpot_seconds': 0.75}
     """
-    return f"load.{'tpot' if metric == 'itl' else metric}_seconds"
+    if metric != "e2e":
+        return dict.fromkeys(HEADLINES[metric], 1.0)
+    whole = latencies["e2e"][quantile]
+    first = latencies["ttft"][quantile] / whole if whole else 0.0
+    return {_FIRST: first, _NEXT: 1.0 - first}
+
+
+def band_of_parts(parts: Mapping[str, float], known: Conditions) -> Band:
+    """Return the band of a sum of headlines, each with its share, for a run."""
+    return joined([(share, band_of(headline, known)) for headline, share in parts.items()])
 
 
 def with_tail(known: Conditions, quantile: str) -> Conditions:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from shardwise.cost import Band, Conditions, band_of
+from shardwise.cost import Band, Conditions
 from shardwise.notebook import Card, CardLine, show
 from shardwise.plans import Limit, Metric, Workload
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving.load._autoscale import Scaling
-from shardwise.serving.load._bands import CAPACITY, around, headline_of, with_tail
+from shardwise.serving.load._bands import around, band_of_parts, parts_of, with_tail
 from shardwise.serving.load._fleet import Fleet, attention_groups
 from shardwise.serving.load._options import LoadOptions
-from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth
+from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth, with_unit
 from shardwise.serving.load._steady import Steady
 from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
@@ -27,11 +27,6 @@ from shardwise.units import show_seconds
 _AXES = ("tp", "pp", "dp", "ep")
 # Loads over the capacity of the closed form beyond which latencies follow how requests happen to come.
 _NEAR_CAPACITY = 0.85
-
-
-def _with_unit(latencies: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return latencies with the unit in the name of each value."""
-    return {m: {f"{name}_seconds": value for name, value in spread.items()} for m, spread in latencies.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,26 +193,30 @@ class ServeReport(Card):
         words = (*base.words, *(word for word, true in holds.items() if true))
         return with_tail(replace(base, words=words), quantile)
 
-    def band(self, headline: str, quantile: str = "") -> Band:
-        """Return the band of a headline in a percentile, by published runs under load."""
-        return band_of(headline, self.conditions(quantile))
+    def band(self, metric: str, quantile: str = "", of: str = "") -> Band:
+        """Return the band of what is carried ("capacity"), or of a percentile of a latency, of all or of a class."""
+        found = self.by_class[of][1] if of else self.latencies
+        return band_of_parts(parts_of(metric, quantile, found), self.conditions(quantile))
 
     @property
     def interval(self) -> dict[str, dict[str, dict[str, float]]]:
         """Low, typical and high of percentiles and of what is carried: 8 of 10 published runs lie between."""
         latencies = {
-            m: {f"{name}_seconds": around(self.band(headline_of(m), name), value) for name, value in spread.items()}
+            m: {f"{name}_seconds": around(self.band(m, name), value) for name, value in spread.items()}
             for m, spread in self.latencies.items()
             if m != "queue"
         }
-        return {**latencies, "capacity": {"requests_per_second": around(self.band(CAPACITY), self.capacity_per_second)}}
+        return {
+            **latencies,
+            "capacity": {"requests_per_second": around(self.band("capacity"), self.capacity_per_second)},
+        }
 
     def chance_of(self, limit: Limit) -> float:
         """Return the chance that a limit is kept, by how far published runs were from predictions."""
         value = self.value(limit)
         if not value or not math.isfinite(value):
             return float(value == 0)
-        return self.band(headline_of(limit.metric), limit.quantile).chance(limit.seconds / value)
+        return self.band(limit.metric, limit.quantile, limit.of).chance(limit.seconds / value)
 
     @cached_property
     def chance_to_meet(self) -> float:
@@ -230,7 +229,7 @@ class ServeReport(Card):
             return 0.0
         chances = [self.base.chance_to_fit]
         if self.open_loop:
-            chances.append(1.0 - self.band(CAPACITY).chance(self.workload.arrivals.rate / self.capacity_per_second))
+            chances.append(1.0 - self.band("capacity").chance(self.workload.arrivals.rate / self.capacity_per_second))
         by_metric: dict[str, float] = {}
         for limit in self.options.limits:
             by_metric[limit.metric] = min(by_metric.get(limit.metric, 1.0), self.chance_of(limit))
@@ -333,7 +332,7 @@ class ServeReport(Card):
             },
             "capacity": {"requests_per_second": self.capacity_per_second},
             "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
-            **_with_unit(self.latencies),
+            **with_unit(self.latencies),
             "interval": self.interval,
             **self._of_a_replica(),
             "preemptions": sum(t.preemptions for t in traces),
@@ -396,5 +395,5 @@ class ServeReport(Card):
         for one in self.workload.classes:
             part, latencies = self.by_class.get(one.name, ([], {}))
             head = {"name": one.name, "share": one.share, "requests": len(part), "limits": self._limits(one.name)}
-            records.append(head | _with_unit(latencies))
+            records.append(head | with_unit(latencies))
         return {"classes": records} if records else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
 from itertools import accumulate, islice, takewhile
@@ -221,6 +221,11 @@ def latencies_of(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
         "e2e": spread_of([r.e2e_seconds for r in requests]),
         "queue": spread_of([r.queue_seconds for r in requests]),
     }
+
+
+def with_unit(latencies: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return latencies with the unit in the name of each value."""
+    return {m: {f"{name}_seconds": value for name, value in spread.items()} for m, spread in latencies.items()}
 
 
 @dataclass(slots=True)
