@@ -288,6 +288,12 @@ def test_words_of_another_program_need_a_command_that_takes_them(line: str) -> N
     assert "arguments" in done.fields
 
 
+def test_words_of_a_training_are_refused_where_a_server_is_asked() -> None:
+    """What `roofline` asks decides which program's words it takes."""
+    done = run("roofline", "llama-3.1-8b", "--on", "h100", "--what", "infer", "--json", "--", "torchrun", "a.py")
+    assert (done.status, done.fields) == (2, ["from_args"])
+
+
 def test_the_table_is_wide() -> None:
     """At least seventy kinds of bad input are held against the command line."""
     assert len(CASES) >= 140

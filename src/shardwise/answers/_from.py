@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ def take(inputs: Inputs) -> None:
         return
     if inputs.command == "validate":
         return  # what a file says stands where rows are blank
+    if "from_args" in inputs.values and _of_server(inputs):
+        words = shlex.join(inputs.values["from_args"])
+        inputs.fail("from_args", words, "is the command of a training, not of a server", "name the file by --from")
+        return
     if _of_server(inputs):
         _take_server(inputs)
         return
