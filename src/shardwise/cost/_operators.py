@@ -22,42 +22,88 @@ from shardwise.records import dataclass
 
 SPLITS = (1, 3, 9, 27)
 """Into how many parts the inner dimension may be cut; parts between these gain nothing that the tables show."""
+_WHOLE = SPLITS[0]
+# Products of a column up to which all tiles and cuts are looked at at once: more would not stay in the cache.
+_FEW = 256
 
 
-def _charged(maths: Any, least: Callable[[Any, Any], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
-    """Return FLOPs charged when a product runs in tiles on waves of cores, its inner dimension whole or cut.
+def _chain(t: Tiling, rows: Any) -> Any:
+    """Return FLOPs of the time in which a tile waits for the loads of one k; one row (`rows` 0) waits a share of it."""
+    return t.chain_flops * (t.vector_wait_share + (1 - t.vector_wait_share) * rows)
 
-    The best of the tiles and cuts: waves waste what the last one leaves idle, a tile waits for its loads one after the
-    other, and parts are joined. `maths` has ceil and sqrt.
+
+def _cut(sqrt: Any, chain: Any, shape: tuple[Any, ...], t: Tiling, wave: Any, parts: Any) -> Any:
+    """Return FLOPs charged when a product runs in tiles on waves of cores, its inner dimension in so many parts.
+
+    `wave` is what the waves are charged for one k. A tile waits for its loads one after the other; parts are joined.
     """
+    m, n, k, batch = shape
+    charged = sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
+    if parts is _WHOLE:
+        return charged
+    return charged + t.split_flops + t.join_flops * parts * (m * n * batch)
+
+
+def _charged(maths: Any, least: Any, waves: Callable[[Any, int], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
+    """Return FLOPs charged for a product, the best of the tiles and cuts: waves waste what the last one leaves idle."""
     m, n, k, batch = shape
     if not t.cores:
         return 2 * m * n * (k + t.depth) * batch
     down = {height: maths.ceil(m / height) for height in {tile[0] for tile in t.tiles}}
     across = {width: maths.ceil(n / width) * (batch / t.cores) for width in {tile[1] for tile in t.tiles}}
-    waves = [(down[height] * across[width], charge) for height, width, charge in t.tiles]
-    chain = t.chain_flops * (t.vector_wait_share + (1 - t.vector_wait_share) * least(m - 1, 1))
-    best: Any = math.inf
+    tiles = [(down[height] * across[width], charge) for height, width, charge in t.tiles]
+    chain, best = _chain(t, least(m - 1, 1)), math.inf
     for parts in SPLITS:
-        wave: Any = math.inf
-        for tiles, charge in waves:
-            wave = least(wave, maths.ceil(tiles * parts) * charge)
-        charged = maths.sqrt(wave * wave + chain * chain) * (k / parts) + wave * t.depth
-        if parts > 1:
-            charged = charged + t.split_flops + t.join_flops * parts * (m * n * batch)
-        best = least(best, charged)
+        best = least(best, _cut(maths.sqrt, chain, shape, t, waves(tiles, parts), parts))
     return best
+
+
+def _waves_plainly(tiles: list[tuple[float, float]], parts: int) -> float:
+    return min([math.ceil(count * parts) * charge for count, charge in tiles])
+
+
+def _waves_of_columns(tiles: list[tuple[Any, Any]], parts: int) -> Any:
+    numpy, least = sys.modules["numpy"], math.inf
+    for count, charge in tiles:
+        least = numpy.minimum(least, numpy.ceil(count * parts) * charge)
+    return least
 
 
 # Layers of a model, passes and plans that differ in little else multiply the same shapes.
 @lru_cache(maxsize=4096)
 def _charged_plainly(*shape: Any) -> Any:
-    return _charged(math, min, shape[:-1], shape[-1])
+    return _charged(math, min, _waves_plainly, shape[:-1], shape[-1])
+
+
+@lru_cache(maxsize=64)
+def _tiles(tiles: tuple[tuple[int, int, float], ...]) -> tuple[Any, ...]:
+    """Return the distinct heights and widths of tiles, where each tile has its own among them, and their charges."""
+    numpy = sys.modules["numpy"]
+    heights, widths = (list(dict.fromkeys(tile[side] for tile in tiles)) for side in (0, 1))
+    places = [[heights.index(a) for a, *_ in tiles], [widths.index(b) for _, b, _ in tiles]]
+    sizes = (numpy.array(one, float)[:, None] for one in (heights, widths, [charge for *_, charge in tiles]))
+    return *sizes, *map(numpy.array, places)
 
 
 def _charged_column(*shape: Any) -> Any:
-    numpy = sys.modules["numpy"]
-    return _charged(numpy, numpy.minimum, shape[:-1], shape[-1])
+    """Return FLOPs charged for columns of products; of few, all tiles and cuts are looked at at once."""
+    numpy, (*sizes, t) = sys.modules["numpy"], shape
+    if t.cores and max(map(numpy.ndim, sizes)) < 2 and max(map(numpy.size, sizes)) <= _FEW:
+        m, n, k, batch = sizes
+        return _charged_few(m, n, k, batch, t)
+    return _charged(numpy, numpy.minimum, _waves_of_columns, tuple(sizes), t)
+
+
+def _charged_few(m: Any, n: Any, k: Any, batch: Any, t: Tiling) -> Any:
+    numpy, shape, found = sys.modules["numpy"], (m, n, k, batch), []
+    heights, widths, charges, down, across = _tiles(t.tiles)
+    counts = numpy.ceil(m / heights).take(down, 0) * (numpy.ceil(n / widths) * (batch / t.cores)).take(across, 0)
+    chain = _chain(t, numpy.minimum(m - 1, 1))
+    several = numpy.array(SPLITS[1:], float)[:, None]
+    for parts, waves in ((_WHOLE, counts), (several, counts * several[..., None])):
+        wave = (numpy.ceil(waves) * charges).min(axis=-2)
+        found.append(_cut(numpy.sqrt, chain, shape, t, wave, parts))
+    return numpy.minimum(found[0], found[1].min(axis=0))
 
 
 def _smooth(largest: Callable[[Any, Any], Any], a: Any, b: Any, sharpness: float) -> Any:
