@@ -280,9 +280,17 @@ def test_the_head_stays_in_sixteen_bits_in_training() -> None:
 
 def test_an_older_attention_kernel_is_slower() -> None:
     """FlashAttention is slower than FlashAttention-2, and that than the best kernel of the device."""
-    rates = [rates_of(H100, "bf16", 0.0, Efficiencies(), (kernel, "")) for kernel in ("flash-1", "flash-2", "")]
+    rates = [rates_of(H100, "bf16", 0.0, Efficiencies(), (kernel, "", "")) for kernel in ("flash-1", "flash-2", "")]
     assert [r.attention_forward_flops for r in rates] == sorted(r.attention_forward_flops for r in rates)
     assert rates[0].attention_forward_flops < rates[1].attention_forward_flops < rates[2].attention_forward_flops
+
+
+def test_an_older_library_is_slower_where_another_was_measured() -> None:
+    """Products in 16 bits on Hopper, alone and beside narrower ones; A100 has the same kernels under both."""
+    for dtype, device in (("bf16", H100), ("fp8", H100), ("bf16", find_device("a100-sxm-80gb").device)):
+        rates = [rates_of(device, dtype, 0.0, Efficiencies(), ("", "", name)) for name in ("", "cuda-12.8")]
+        older, newer = ((one.wide or one).matmul_flops for one in rates)
+        assert older < newer if device is H100 else older == newer
 
 
 def test_products_cut_along_k_fill_the_device() -> None:

@@ -108,7 +108,7 @@ def test_expert_messages_between_nodes_wait_without_chunks() -> None:
 def test_one_kernel_for_all_experts_runs_at_the_rate_of_products() -> None:
     """The fused kernel of the experts starts once, where libraries start a product for each expert."""
     device = find_device("gb300").device
-    library, fused = (rates_of(device, "fp8", 0.0, Efficiencies(), ("", k)) for k in ("", "fused"))
+    library, fused = (rates_of(device, "fp8", 0.0, Efficiencies(), ("", k, "")) for k in ("", "fused"))
     assert library.grouped_flops == fused.grouped_flops == pytest.approx(fused.matmul_flops, rel=0.1)
     assert fused.grouped_each == 0 < library.grouped_each
 

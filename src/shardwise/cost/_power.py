@@ -38,15 +38,15 @@ def steady_state_rate(row: Gemm, device: Device) -> float:
     return power_share(row, device)
 
 
-def derated_gemm(row: Gemm, device: Device, node_busy: bool) -> Gemm:
-    """Return rates of GEMMs measured on one device alone as devices of a busy node keep them, where the row says so.
+def derated_gemm(row: Gemm, device: Device, node_busy: bool, library: str = "") -> Gemm:
+    """Return rates of GEMMs of a release of the library as devices of a busy node keep them, where the row says so.
 
     >>> from shardwise.hardware import find_device
     >>> row = replace(constants().families["blackwell"].matmul["bf16"], compute=0.8, node_derate=0.5)
     >>> [derated_gemm(row, find_device(name).device, True).compute for name in ("b200-sxm-180gb", "gb200")]
     [0.4, 0.8]
     """
-    return replace(row, compute=row.compute * node_share(row, device, node_busy))
+    return replace(row, compute=row.compute * row.library_shares.get(library, 1.0) * node_share(row, device, node_busy))
 
 
 def derated_attention(row: AttentionFit, device: Device, node_busy: bool) -> AttentionFit:

@@ -298,19 +298,20 @@ def rates_of(
     dtype: str,
     launch_seconds: float,
     imposed: Efficiencies,
-    kernels: tuple[str, str] = ("", ""),
+    kernels: tuple[str, str, str] = ("", "", ""),
     node_busy: bool = False,
 ) -> Rates[Any]:
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. `kernels` are the
-    framework's of attention and of experts; `node_busy` says that other devices work beside it. Raises `InputError`
-    when the device has no rate for the data type or an imposed efficiency is out of range.
+    framework's of attention and of experts, and the release of its library of products; `node_busy` says that other
+    devices work beside it. Raises `InputError` when the device has no rate for the data type or an imposed efficiency
+    is out of range.
     """
     family = family_of(device)
     table = constants().families[family]
     row, note = matmul_row(family, dtype)
-    row = derated_gemm(row, device, node_busy)
+    row = derated_gemm(row, device, node_busy, kernels[2])
     notes = [note] if note else []
     if table.note:
         notes.append(f"{device.name}: {table.note}")
@@ -352,7 +353,7 @@ def rates_of(
         else BandwidthShares.stated(memory, dtype),
         experts_in_turn=grouped.in_turn,
         cached_rate=_cached_rate(device, memory, imposed),
-        wide=_wide(device, dtype, imposed, node_busy),
+        wide=_wide(device, dtype, imposed, (node_busy, kernels[2])),
         vector_flops=_vector_flops(device, imposed),
     )
 
@@ -371,11 +372,14 @@ def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
     return leaf("FLOP/s without matrix units", device.vector_flops, "datasheet of the device")
 
 
-def _wide(device: Device, dtype: str, imposed: Efficiencies, node_busy: bool) -> GemmRates[Any] | None:
-    """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones."""
+def _wide(device: Device, dtype: str, imposed: Efficiencies, run: tuple[bool, str]) -> GemmRates[Any] | None:
+    """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones.
+
+    `run` says whether other devices of the node are busy, and the release of the library.
+    """
     wide = attention_dtype(device, dtype)
     if wide == dtype:
         return None
     own = replace(imposed, matmul_flops_per_second=min(imposed.matmul_flops_per_second, device.peak_flops(wide)))
-    row = derated_gemm(matmul_row(family_of(device), wide)[0], device, node_busy)
+    row = derated_gemm(matmul_row(family_of(device), wide)[0], device, *run)
     return gemm_rates(device, wide, row, own)

@@ -55,6 +55,8 @@ class Stack:
     experts: Literal["grouped-mm", "permuted"]
     experts_kernel: str
     """The fused kernel of experts whose rates apply ("": grouped products of libraries)."""
+    library: str
+    """The release of the library whose rates of 16-bit products apply ("": one before CUDA 12.8)."""
     dispatch: Literal["all-to-all", "deduplicated", "in-turn"]
     """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all."""
     latent_fusion: bool

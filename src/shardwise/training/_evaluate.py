@@ -179,7 +179,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
     stack, precision = case.stack, case.recipe.precision
     compute = precision.compute
-    kernels = stack.attention_kernel, stack.experts_kernel
+    kernels = stack.attention_kernel, stack.experts_kernel, stack.library
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
     scaling = find_scaling(compute, stack.settings.fp8_recipe)
