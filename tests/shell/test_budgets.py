@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
@@ -58,23 +59,22 @@ ODD = {
     "defaults in defaults": "echo " + "${A:-" * 3000 + "}" * 3000,
     "comments": "# a\n" * 250_000,
 }
-CUT = [
-    "for",
-    "for x",
-    "for x in",
-    "case",
-    "case x",
-    "case x in",
-    "case x in a",
-    "function",
-    "function f",
-    "f()",
-    "f() {",
-    "; function ;",
-    "if",
-    "if [",
-]
-CUT += ["if [ a ]; then", "while", "{", "}", ")", "((", "$((", "${", "`", "<<", "A=(", '"', "'", "|"]
+CUT = {
+    "for x in a; do": "do",
+    "while": "do",
+    "case x in a": "case",
+    "f() {": "{",
+    "{": "{",
+    "if [ a ]; then": "if",
+    "A=(": "(",
+    "$((": "$(",
+    "${": "${",
+    "`": "`",
+    '"': '"',
+    "'": "'",
+}
+STRAY = ["function", "function f", "f()", "; function ;", "}", ")", "<<", "|", "done", "fi"]
+QUOTED = ["grep '^a$'", 'grep "^a$"', "IFS=$'\\t'", 'A="${A//\\"/}"', "A=$(awk '(' <<< \"(\")"]
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +107,18 @@ def _case(text: str) -> Imported | None:
 
 
 @pytest.mark.parametrize("end", CUT)
-def test_a_script_that_is_cut_off_is_read_to_its_end(end: str) -> None:
-    """A construct that never closes takes nothing from the command before it."""
-    case = _case(RUN + "\n" + end)
+def test_a_script_that_is_cut_off_is_refused(end: str) -> None:
+    """What is missing behind a construct that never closes may change any number: the mark that opened it is named."""
+    with pytest.raises(InputError, match="run.sh.*ends before what " + re.escape(CUT[end])):
+        read_script(RUN + "\n" + end, "run.sh")
+
+
+@pytest.mark.parametrize(
+    "text", [*(f"{RUN}\n{end}" for end in STRAY), *(f"{begin}\n{RUN} --lr '1'" for begin in QUOTED)]
+)
+def test_marks_that_open_nothing_take_nothing_from_a_command(text: str) -> None:
+    """Stray words, quotes behind a dollar and brackets within quotes change nothing around them."""
+    case = _case(text)
     assert case is not None
     assert case.plan.dp == 8
 

@@ -313,7 +313,7 @@ def commands_of(text: str, variables: Mapping[str, str] | None = None, budget: B
     shell = Shell(variables=dict(variables or {}), budget=budget or Budget())
     shell.arrays["@"] = []
     shell.variables |= _slurm(text)
-    nodes, shell.documents = parsed(text, shell.budget)
+    nodes, shell.documents = parsed(text, shell.budget, whole=True)
     shell.run(nodes)
     return shell
 

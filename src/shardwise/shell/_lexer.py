@@ -14,6 +14,8 @@ from typing import Literal, TypeAlias
 from shardwise.errors import InputError, Problem
 
 Quote: TypeAlias = Literal["bare", "single", "double"]
+# What a variable may be called beside a name: $@, $?, $1 and their like.
+_SPECIAL = ("@", "*", "#", "?", "$", "!", "-")
 _NAME = re.compile(r"\w+", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _OPERATORS = (";;", "&&", "||", ";", "|", "&", "(", ")", "\n")
@@ -58,6 +60,7 @@ class Lexer:
         self.at = 0
         self.documents: list[str] = []
         self.in_test = False
+        self.left_open = ""
 
     def tokens(self, closing: str = "") -> list[Token]:
         """Return the tokens up to the end, or up to an unquoted closing mark."""
@@ -87,7 +90,12 @@ class Lexer:
             else:
                 tokens.append(word := self._word())
                 self.in_test = (self.in_test or word.bare == "[[") and word.bare != "]]"
+        self._opened("(" if closing else "")
         return tokens
+
+    def _opened(self, mark: str) -> None:
+        """Keep the first mark that the text leaves open."""
+        self.left_open = self.left_open or mark
 
     def _skip_line(self) -> None:
         end = self.text.find("\n", self.at)
@@ -146,6 +154,7 @@ class Lexer:
     def _piece(self, word: Word, char: str) -> None:
         if char == "'":
             end = self.text.find("'", self.at + 1)
+            self._opened("'" if end < 0 else "")
             end = len(self.text) if end < 0 else end
             word.pieces.append(("single", self.text[self.at + 1 : end]))
             self.at = end + 1
@@ -155,6 +164,8 @@ class Lexer:
             if self.text[self.at + 1 : self.at + 2] != "\n":
                 word.pieces.append(("single", self.text[self.at + 1 : self.at + 2]))
             self.at += 2
+        elif char == "$" and self.text[self.at + 1 : self.at + 2] in ("'", '"'):
+            self.at += 1
         elif char == "$" or char == "`":
             word.pieces.append(("bare", self._expansion()))
         else:
@@ -182,6 +193,7 @@ class Lexer:
             else:
                 pieces.append(char)
                 self.at += 1
+        self._opened('"' if self.at >= len(self.text) else "")
         self.at += 1
         return "".join(pieces)
 
@@ -190,23 +202,35 @@ class Lexer:
         start, pairs = self.at, {"{": "}", "(": ")"}
         if self.text[self.at] == "`":
             end = self.text.find("`", self.at + 1)
+            self._opened("`" if end < 0 else "")
             self.at = len(self.text) if end < 0 else end + 1
             return self.text[start : self.at]
         self.at += 1
         opening = self.text[self.at : self.at + 1]
         if opening in pairs:
-            depth = 0
-            while self.at < len(self.text):
-                char = self.text[self.at]
-                depth += (char == opening) - (char == pairs[opening])
-                self.at += 1
-                if depth == 0:
-                    break
+            self._balanced(opening, pairs[opening])
         elif (name := _NAME.match(self.text, self.at)) and not opening.isdigit():
             self.at = name.end()
-        else:
+        elif opening.isdigit() or opening in _SPECIAL:
             self.at += 1
         return self.text[start : self.at]
+
+    def _balanced(self, opening: str, closing: str) -> None:
+        """Step to the end of a substitution: brackets within quotes, and behind a backslash, are letters."""
+        depth = 0
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char == '"':
+                with self.budget.deeper():
+                    self._double()
+                continue
+            if char == "'" and opening == "(" and (end := self.text.find("'", self.at + 1)) > 0:
+                self.at = end
+            depth += (char == opening) - (char == closing)
+            self.at += 1 + (char == "\\")
+            if depth == 0:
+                return
+        self._opened(f"${opening}")
 
 
 MOST_STEPS = 100_000

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shardwise.errors import InputError, Problem
 from shardwise.shell._lexer import Budget, Lexer, Token, Word
 
 _RESERVED = frozenset(
@@ -83,6 +84,7 @@ class Parser:
         self.tokens = tokens
         self.budget = budget
         self.at = 0
+        self.left_open = ""
 
     def nodes(self, *ends: str) -> list[Node]:
         """Return commands up to one of the ends, which is left standing."""
@@ -121,6 +123,11 @@ class Parser:
             return True
         return False
 
+    def _closed(self, first: str, last: str) -> None:
+        """Step over the end of a construct; keep the first one that the script ends in."""
+        if not self._next(last) and self.at >= len(self.tokens):
+            self.left_open = self.left_open or first
+
     def _node(self, token: Word) -> Node:
         makers: dict[str, Callable[[], Node]] = {
             "if": self._if,
@@ -137,7 +144,7 @@ class Parser:
         if token.bare == "{":
             self.at += 1
             body = self.nodes("}")
-            self._next("}")
+            self._closed("{", "}")
             return If([([], body)])
         if token.bare in _RESERVED:
             self.at += 1
@@ -161,7 +168,7 @@ class Parser:
                 break
         if self._next("else"):
             branches.append(([], self.nodes("fi")))
-        self._next("fi")
+        self._closed("if", "fi")
         return If(branches)
 
     def _take(self) -> Word:
@@ -186,14 +193,17 @@ class Parser:
         self.nodes("do")
         self._next("do")
         body = self.nodes("done")
-        self._next("done")
+        self._closed("do", "done")
         return body
 
     def _case(self) -> CaseCommand:
         word = self._take()
         self._next("in")
         arms: list[tuple[list[Word], list[Node]]] = []
-        while self.at < len(self.tokens) and not self._next("esac"):
+        while not self._next("esac"):
+            if self.at >= len(self.tokens):
+                self._closed("case", "esac")
+                break
             patterns: list[Word] = []
             while self.at < len(self.tokens) and self._here() != ")":
                 token = self.tokens[self.at]
@@ -211,18 +221,23 @@ class Parser:
             token = self._take()
         while self._here() in ("(", ")", "\n"):
             self.at += 1
-        self._next("{")
+        begins = self._next("{")
         body = self.nodes("}")
-        self._next("}")
+        self._closed("{" if begins else "", "}")
         return Function(token.bare, body)
 
 
-def parsed(text: str, budget: Budget) -> tuple[list[Node], list[str]]:
-    """Return the tree of a script, and its here-documents.
+def parsed(text: str, budget: Budget, whole: bool = False) -> tuple[list[Node], list[str]]:
+    """Return the tree of a script, and its here-documents; a whole one is refused where it ends inside a construct.
 
     >>> parsed("A=1; python x.py --a $A", Budget())[0][1].words[2].text
     '--a'
     """
     lexer = Lexer(budget.made(text), budget)
     tokens = lexer.tokens()
-    return Parser(tokens, budget).nodes(), lexer.documents
+    parser = Parser(tokens, budget)
+    nodes = parser.nodes()
+    if whole and (mark := lexer.left_open or parser.left_open):
+        rule = f"ends before what {mark} opens is closed"
+        raise InputError([Problem("file", budget.source, rule, "give the whole script")])
+    return nodes, lexer.documents
