@@ -2,12 +2,12 @@
 
 constants.toml is written by the calibration, with the rows and the residual beside every entry, and cpu.toml by
 `accuracy.measuring --fit` from kernels of its own; priors.toml holds what no table covers, each with its source.
-They are read once, into records (`_records`).
+They are read once, into records (`_records`), those of a family when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -37,6 +37,7 @@ def _read(name: str) -> dict[str, Any]:
     return own_table(__file__, name)
 
 
+@cache
 def stored() -> dict[str, Any]:
     """Return the tables of the files as one; a family that extends another holds what it does not state itself."""
     table = merged(merged(completed(_read("constants.toml")), _read("priors.toml")), _read("cpu.toml"))
@@ -47,18 +48,40 @@ def stored() -> dict[str, Any]:
 _OTHERS = ("network", "passes", "shared")
 
 
+def _families() -> dict[str, dict[str, Any]]:
+    """Return the tables of families of devices as they are stored."""
+    return {name: row for name, row in stored().items() if name not in _OTHERS}
+
+
+class _Families(Mapping[str, DeviceFamily]):
+    """The constants of families, each family read when it is first asked for: an answer needs two of a dozen."""
+
+    def __init__(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        self._rows, self._read = rows, dict[str, DeviceFamily]()
+
+    def __getitem__(self, name: str) -> DeviceFamily:
+        if name not in self._read:
+            self._read[name] = record(DeviceFamily, self._rows[name], name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
 @cache
 def constants() -> Constants:
-    """Return every stored constant; raises `ValueError` for a key that no record has, or one that is missing.
+    """Return every stored constant; a key that no record has, or one that is missing, is a `ValueError` when read.
 
     >>> constants().families["hopper"].memory.cached_bytes
     50000000.0
     """
     table = stored()
-    families = {name: record(DeviceFamily, row, name) for name, row in table.items() if name not in _OTHERS}
     verbs = {verb: record(CollectiveFit, row, f"network.{verb}") for verb, row in table["network"]["verbs"].items()}
     rules = {name: row for name, row in table["passes"].items() if name != "devices"}
-    return Constants(families=families, network=verbs, rules=record(SharedConstants, rules, "passes"))
+    return Constants(families=_Families(_families()), network=verbs, rules=record(SharedConstants, rules, "passes"))
 
 
 def completed(table: dict[str, Any]) -> dict[str, Any]:
@@ -102,10 +125,9 @@ def family_of(device: Device) -> str:
 
 @cache
 def _family_named(name: str) -> str:
-    for family, row in constants().families.items():
-        if any(name == d or name.startswith(d + "-") for d in row.devices):
-            return family
-    return "generic"
+    covers = ((family, row.get("devices", ())) for family, row in _families().items())
+    own = (family for family, known in covers if any(name == d or name.startswith(d + "-") for d in known))
+    return next(own, "generic")
 
 
 def family_with(kind: str, family: str) -> str:
