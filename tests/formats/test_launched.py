@@ -35,6 +35,24 @@ LINES = {
         VLLM + """-tp 4 --speculative-config '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}'""",
         {"speculative_method": "eagle", "num_speculative_tokens": 3, "draft_model": "a/b"}, 4,
     ),
+    # vllm-project/recipes GLM/GLM-OCR.md, Ernie/Ernie4.5.md and CONTRIBUTING.md
+    "an object of flags is said with dots": (
+        "vllm serve zai-org/GLM-4.5-Air --speculative-config.method mtp --speculative-config.num_speculative_tokens 2 "
+        "--compilation-config.pass_config.fuse_allreduce_rms=true",
+        {"speculative_method": "mtp", "num_speculative_tokens": 2}, 1,
+    ),
+    "heads of a family have its name": (
+        """vllm serve baidu/ERNIE-4.5-21B-A3B-PT --speculative-config '{"method": "ernie_mtp"}'""",
+        {"speculative_method": "mtp", "num_speculative_tokens": 1}, 1,
+    ),
+    "switches take no word behind them, and have a negative": (
+        "vllm serve --enable-sleep-mode --no-enable-expert-parallel deepseek-ai/DeepSeek-V3 -tp 8 --runner generate "
+        "--spec-method ngram --spec-tokens 4", {"ep": 1, "speculative_method": "ngram", "num_speculative_tokens": 4}, 8,
+    ),
+    "groups of attention have a flag of their own": (
+        SGLANG + "--tp 8 --attn-dp-size 4 --dp-size 2 --ep 8 --enable-metrics --max-running-requests 512",
+        {"tp": 2, "dp": 8, "ep": 8, "max_sequences": 128}, 16,
+    ),
     "attention data parallelism lies within tp": (
         SGLANG + "--tp 8 --dp 8 --enable-dp-attention --ep 8 --chunked-prefill-size 32768 --max-running-requests 512",
         {"tp": 1, "dp": 8, "ep": 8, "etp": 1, "max_batched_tokens": 4096, "max_sequences": 64}, 8,
@@ -52,6 +70,9 @@ LINES = {
     "an image of vLLM's takes the flags": (
         "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.11.0 --model NousResearch/Meta-Llama-3.1-8B-Instruct "
         "--tensor-parallel-size 2", {"model": "llama-3.1-8b", "tp": 2}, 2,
+    ),
+    "a default has a default that has one": (
+        "TP=${A:-${B:-${C:-4}}}\nvllm serve meta-llama/Llama-3.1-70B -tp $TP", {"tp": 4}, 4,
     ),
     "a folder is named as its model": (
         "vllm serve /data/models/Llama-3.1-70B-Instruct -tp 4", {"model": "llama-3.1-70b"}, 4,
@@ -429,11 +450,14 @@ def test_yaml_that_starts_no_server_is_refused(tmp_path: Path) -> None:
         import_server(tmp_path / "a.yaml")
 
 
-def test_flags_of_vllm_s_own_yaml_are_those_of_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "longest"), [("vllm serve", "max-model-len"), ("python -m sglang.launch_server", "context-length")]
+)
+def test_flags_of_an_engine_s_own_yaml_are_those_of_its_line(start: str, longest: str, tmp_path: Path) -> None:
     """What `--config` names holds flags without their dashes; what the line says itself wins."""
-    text = "model: meta-llama/Llama-3.1-8B\ntensor-parallel-size: 2\nmax-model-len: 4096\nenforce-eager: false\n"
-    (tmp_path / "conf.yaml").write_text(text + "no-enable-prefix-caching: true\n", encoding="utf-8")
-    (tmp_path / "run.sh").write_text("vllm serve --config conf.yaml --max-model-len 8192\n", encoding="utf-8")
+    text = "model: meta-llama/Llama-3.1-8B\ntensor-parallel-size: 2\n" + longest + ": 4096\n"
+    (tmp_path / "conf.yaml").write_text(text + "skip-tokenizer-init: true\n", encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"{start} --config conf.yaml --{longest} 8192\n", encoding="utf-8")
     found = import_server(tmp_path / "run.sh")
     assert (found.values["model"], found.values["max_context"]) == ("meta-llama/Llama-3.1-8B", 8192)
     assert found.num_devices == 2 and not found.unknown

@@ -123,7 +123,19 @@ REFUSED = (
     ("sglang", ("llama-2-7b", "--on", "1xh100", "--input-tokens", "5000"), ["input_tokens"]),
     ("vllm", ("bert-base", "--on", "1xh100"), ["model"]),
     ("vllm", (*LLAMA, "--max-batched-tokens", "32"), ["max_batched_tokens"]),
+    ("trtllm", (*LLAMA, "--max-batched-tokens", "32"), ["max_batched_tokens"]),
+    ("sglang", ("roberta-base", "--on", "1xh100", "--rate", "1/s", "--output-tokens", "5"), ["model"]),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("system", ["sglang", "llamacpp"])
+def test_chunks_of_some_engines_may_be_smaller_than_their_batch(system: str) -> None:
+    """Where a step of decoding is not bounded by the tokens of a chunk, less than one each is said as it is."""
+    asked = ("llama-3.1-8b", "--on", "1xh100", "--batch", "64", "--input-tokens", "500", "--output-tokens", "50")
+    weights = ("--weights", "q4_k_m") if system == "llamacpp" else ()
+    done = run("export", system, *asked, *weights, "--max-batched-tokens", "32", "--json")
+    assert done.status == 0, done.err
+    assert "-size 32 " in json.dumps(done.tree["files"])
 
 
 @pytest.mark.parametrize(("system", "words", "named"), REFUSED)

@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
+from shardwise import files
 from shardwise.errors import InputError, Problem, Problems
+from shardwise.formats import _yaml
 from shardwise.formats._imported import ReadArgument, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
@@ -70,6 +73,27 @@ class LaunchFiles:
 HERE = LaunchFiles()
 
 
+def flags_of_file(words: Sequence[str], beside: LaunchFiles) -> list[str]:
+    """Return the flags of the YAML that `--config` names, over which the line's own win.
+
+    Sources: vllm/utils/argparse_utils.py load_config_file, sglang/srt/server_args_config_parser.py.
+
+    Its model stands there too: a line that names one as well names it behind.
+    """
+    pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
+    named = next((value for word, value in pairs if word == "--config"), "")
+    if not named:
+        return []
+    path = os.path.join(beside.folder, os.path.basename(named))
+    text = beside.named.get(os.path.basename(named)) or files.read_text(path, files.YAML_BYTES, "from")
+    found: list[str] = []
+    for key, value in _yaml.parse(text, named).items():
+        flag = "--" + str(key).lstrip("-")
+        if value is not False and value is not None:
+            found += [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+    return found
+
+
 class LaunchLine:
     """The flags of one launch line by their long names, read as a table says, with a record of what was read.
 
@@ -91,15 +115,33 @@ class LaunchLine:
                 self.positional.append(word)
                 continue
             key, equals, value = word.partition("=")
-            self._take(self._long(key), value if equals else None, rest)
+            base, *path = key.split(".")
+            if path and (equals or rest):
+                self._nest(self._long(base), path, value if equals else rest.pop(0))
+            else:
+                self._take(self._long(key), value if equals else None, rest)
 
     def _long(self, key: str) -> str:
         key = self.table["also"].get(key, key)
         key = "--" + key[2:].replace("_", "-") if key.startswith("--") else key
         return str(self.table["also"].get(key, key))
 
+    def _nest(self, key: str, path: list[str], value: str) -> None:
+        """Put a value into the object of a flag (vllm/utils/argparse_utils.py FlexibleArgumentParser.parse_args)."""
+        tree = at = self.tree(key)
+        for name in path[:-1]:
+            at = at.setdefault(name, {}) if isinstance(at.get(name, {}), dict) else {}
+        try:
+            at[path[-1]] = json.loads(value)
+        except ValueError:
+            at[path[-1]] = value
+        self.values[key] = json.dumps(tree)
+
     def _take(self, key: str, value: str | None, rest: list[str]) -> None:
-        switch = key in self.table["switches"]["keys"]
+        switches = self.table["switches"]["keys"]
+        if key.startswith("--no-") and key not in switches and "--" + key[5:] in switches:
+            key, value = "--" + key[5:], "false"
+        switch = key in switches
         if value is None and not switch and rest and not re.match(r"--?[A-Za-z]", rest[0]):
             value = rest.pop(0)
         if value is None and self._read(key) and not switch:

@@ -143,6 +143,11 @@ def engine_for(target: str) -> str:
     return next(name for name in engine_names() if find_engine(name).exporter == written)
 
 
+# Exporters of engines whose step must have room for a token of every sequence: vllm/config/scheduler.py
+# verify_max_model_len; tensorrt_llm/llmapi/llm_args.py validate_runtime_args.
+_ONE_TOKEN_EACH = ("vllm", "dynamo", "trtllm")
+
+
 def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Problems:
     """Return what no launch line says, and an engine that is another; `narrows` are formats made as it starts."""
     found, case, job = Problems(), one.report.case, one.job
@@ -172,7 +177,7 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
     if most and job.total_tokens > most:
         rule = f"and output exceed the context of {most} that {system} takes the checkpoint at"
         found.add("input_tokens", job.input_tokens, rule, f"use at most {most} together")
-    if 0 < one.step_tokens < one.sequences:
+    if target in _ONE_TOKEN_EACH and 0 < one.step_tokens < one.sequences:
         rule = f"must be at least the {one.sequences} sequences of a step"
         found.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine, flags_of_file
 from shardwise.formats._served import (
     PLAIN,
     Asked,
@@ -156,14 +156,16 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     >>> one.num_devices, one.values["dp"], one.values["ep"], one.values["max_sequences"], "tp" in one.values
     (8, 8, 8, 64, True)
     """
-    line = LaunchLine(words, "sglang.toml", source)
+    line = LaunchLine([*flags_of_file(words, beside), *words], "sglang.toml", source)
     model = line.model("--model-path")
     ranks, pp, dp, ep = (line.whole(f"--{axis}-size") or 1 for axis in ("tp", "pp", "dp", "ep"))
+    # srt/arg_groups/fields/parallel.py: with a flag of their own, groups of attention are no replicas of the model.
     inside = line.flag("--enable-dp-attention")
-    groups = dp if inside else 1
-    tp = ranks // groups
+    groups, copies = (dp, 1) if inside else (line.whole("--attn-dp-size") or 1, dp)
+    tp, dp = ranks // groups, groups * copies
     if ranks % groups:
-        line.problems.add("--dp-size", dp, f"must divide tp {ranks} with --enable-dp-attention", f"use {ranks}")
+        rule = f"must divide tp {ranks}, whose ranks are the groups of attention"
+        line.problems.add("--dp-size" if inside else "--attn-dp-size", groups, rule, f"use {ranks}")
     values: dict[str, Any] = {"model": model, "engine": "sglang", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
     if model and line.experts(model):
         values |= {"ep": ep, "etp": max(ranks // ep, 1)}
@@ -178,4 +180,4 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank"), "adapters": line.whole("--max-loras-per-batch") or 8}
     role = line.word("--disaggregation-mode")
-    return line.launched(values | _speculation(line), ranks * pp * (1 if inside else dp), role)
+    return line.launched(values | _speculation(line), ranks * pp * copies, role)

@@ -7,19 +7,15 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
-from shardwise import files
 from shardwise.cost import constants, family_of
 from shardwise.errors import Problems
-from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine
+from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine, flags_of_file
 from shardwise.formats._served import (
     PLAIN,
     Asked,
@@ -124,41 +120,26 @@ STARTS = rf"(\bvllm serve|\bvllm/vllm-openai(:\S+)?|{_MODULES})"
 _WEIGHTS = {"fp8": "fp8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
 _WEIGHTS |= {"bitsandbytes": "nf4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt": "fp8"}
 _WEIGHTS |= {"modelopt_fp4": "nvfp4", "compressed-tensors": ""}
-_SPECULATES = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp", "deepseek_mtp": "mtp", "ngram": "ngram"}
+_SPECULATES = {"eagle": "eagle", "eagle3": "eagle", "mtp": "mtp", "ngram": "ngram"}
 _SPECULATES |= {"draft_model": "draft_model"}
 
 
 def _speculation(line: LaunchLine) -> dict[str, Any]:
     """Return what guesses tokens, and how many; how many are accepted no launch says."""
-    tree = line.tree("--speculative-config")
+    apart = {"method": line.word("--spec-method"), "model": line.word("--spec-model")}
+    apart |= {"num_speculative_tokens": line.whole("--spec-tokens")}
+    tree = line.tree("--speculative-config") | {name: value for name, value in apart.items() if value}
     if not tree:
         return {}
-    method = _SPECULATES.get(str(tree.get("method", "draft_model")), "")
+    said = str(tree.get("method", "draft_model"))
+    # vllm/config/speculative.py MTPModelTypes: the heads of one model's family, all of them its own.
+    method = "mtp" if said.endswith("_mtp") else _SPECULATES.get(said, "")
     if not method:
         line.problems.add("--speculative-config", tree.get("method"), "is not modelled", "use one of eagle, mtp, ngram")
     line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
     draft = str(tree.get("model", "")) if method in ("eagle", "draft_model") else ""
     depth = tree.get("num_speculative_tokens", 1)
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
-
-
-def _of_file(words: Sequence[str], source: str, beside: LaunchFiles) -> list[str]:
-    """Return the flags of the YAML that `--config` names, over which the line's own win (vllm/utils/argparse_utils.py).
-
-    Its model stands there too: a line that names one as well names it behind.
-    """
-    pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
-    named = next((value for word, value in pairs if word == "--config"), "")
-    if not named:
-        return []
-    path = os.path.join(beside.folder, os.path.basename(named))
-    text = beside.named.get(os.path.basename(named)) or files.read_text(path, files.YAML_BYTES, "from")
-    found: list[str] = []
-    for key, value in _yaml.parse(text, named).items():
-        flag = "--" + str(key).lstrip("-")
-        if value is not False and value is not None:
-            found += [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
-    return found
 
 
 def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
@@ -168,7 +149,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     >>> one.num_devices, one.values["ep"], one.values["dp"]
     (8, 8, 8)
     """
-    line = LaunchLine([*_of_file(words, source, beside), *words], "vllm.toml", source)
+    line = LaunchLine([*flags_of_file(words, beside), *words], "vllm.toml", source)
     model = line.model("--model")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}

@@ -28,7 +28,7 @@ from shardwise.search._result import Rejection
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
 from shardwise.serving import infer
-from shardwise.serving.load import LoadOptions, ServeReport, serve
+from shardwise.serving.load import LoadOptions, ServeReport, request_problems, serve
 
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
@@ -160,11 +160,7 @@ def plan_serve(
     needed = max((limit.needed_of(workload) for limit in options.limits), default=0)
     workload = replace(workload, count=max(workload.count, needed))
     prompt, made = workload.longest
-    if model.max_context and prompt + made > model.max_context:
-        found = Problems()
-        rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
-        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
-        found.raise_if_any()
+    request_problems(model, workload).raise_if_any()
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     widest = max(high for _, high in space.layouts.devices.ranges)
     grid = ServingGrid(

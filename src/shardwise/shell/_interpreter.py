@@ -17,8 +17,9 @@ from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
 _NESTED = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"  # brackets of three levels
+_BRACED = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*"  # of four levels with its own
 _VARIABLE = re.compile(
-    rf"\\\$|\$\(\({_NESTED}\)\)|\$\({_NESTED}\)|" r"`[^`]*`|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\$\w+|\$[@#*?$!]",
+    rf"\\\$|\$\(\({_NESTED}\)\)|\$\({_NESTED}\)|`[^`]*`|\$\{{{_BRACED}\}}|\$\w+|\$[@#*?$!]",
     re.ASCII,
 )
 # A word of what a variable holds; what is open, such as $((A + B)), is one.

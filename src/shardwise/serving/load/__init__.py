@@ -9,6 +9,6 @@ from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import PrefillReport, ServeReport
 from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, Trace, moments_of
-from shardwise.serving.load._serve import prefill_plan, serve
+from shardwise.serving.load._serve import prefill_plan, request_problems, serve
 from shardwise.serving.load._steady import Replicas, Steady
 from shardwise.serving.load._steps import StepTable

@@ -24,15 +24,24 @@ from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
 
 
+def request_problems(model: Model, workload: Workload) -> Problems:
+    """Return why a model cannot take the requests of a workload, whatever it runs on."""
+    found, (prompt, made) = Problems(), workload.longest
+    if not model.generates:
+        found.add("model", model.name, "generates no tokens, and a load is of requests that do", "use infer")
+    elif model.max_context and prompt + made > model.max_context:
+        rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
+        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
+    return found
+
+
 def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Problems:
     """Return what the deployment cannot take of the workload."""
     found = workload.problems()
     prompt, made = workload.longest
     model = base.case.model
-    if model.max_context and prompt + made > model.max_context:
-        rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
-        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
-    if base.fits and prompt + made > base.kv_cache_tokens:
+    found.items += request_problems(model, workload).items
+    if model.generates and base.fits and prompt + made > base.kv_cache_tokens:
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
         found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     if options.receive_steps is not None and options.receive_steps < 1:
