@@ -321,6 +321,17 @@ OBJECTS: dict[str, tuple[str, dict[str, object], int]] = {
         "--model-path /cache/deepseek-r1-fp4 --extra-engine-args /config/d.yaml --disaggregation-mode decode']}}\n",
         {"model": "deepseek-r1", "weights": "nvfp4", "dp": 32, "ep": 32, "max_sequences": 32, "prefill_ep": 4}, 36,
     ),
+    # ai-dynamo/dynamo examples/backends/vllm/deploy/v1beta1/disagg.yaml, with more copies
+    "components of a graph": (
+        "kind: DynamoGraphDeployment\nspec:\n  components:\n  - name: Frontend\n    type: frontend\n    replicas: 1\n"
+        + "".join(
+            f"  - name: {name}\n    type: {name}\n    replicas: {copies}\n    podTemplate:\n      spec:\n"
+            "        containers:\n        - name: main\n          command: [python3, -m, dynamo.vllm]\n"
+            f"          args: [--model, Qwen/Qwen3-0.6B, --disaggregation-mode, {name}]\n"
+            for name, copies in (("decode", 2), ("prefill", 3))
+        ),
+        {"model": "Qwen/Qwen3-0.6B", "dp": 2, "prefill_workers": 3}, 5,
+    ),
     # llm-d/llm-d guides/wide-ep-lws/manifests/modelserver/base/decode.yaml
     "ranks of a group of pods": (
         "kind: LeaderWorkerSet\nspec:\n  replicas: 1\n  leaderWorkerTemplate:\n    size: 2\n    workerTemplate:\n"

@@ -107,7 +107,7 @@ def test_what_nothing_starts_is_not_wrapped() -> None:
     done = run("export", "trtllm", "llama-3.1-405b", *SERVE, "16xh100", "--tp", "16", "--wrap", "kubernetes")
     assert done.status == 2 and "wrap = 'kubernetes': needs a command" in done.err
     done = run("export", "megatron", *TRAIN, "1xapple-m3-max-40core", "--precision", "fp16", "--wrap", "kubernetes")
-    assert done.status == 2 and "has no name for devices of Apple" in done.err
+    assert done.status == 2 and "has no name in Kubernetes" in done.err
 
 
 _SRUN = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nfor node in 0 1; do SLURM_NODEID=$node "$@"; done\n'

@@ -370,7 +370,7 @@ def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
         return
     here = Service(
         replicas=tree["replicas"] if isinstance(tree.get("replicas"), int) else above.replicas,
-        role=str(tree.get("subComponentType", above.role)),
+        role=str(tree.get("subComponentType", tree.get("type", "") if "podTemplate" in tree else above.role)),
         variables={**above.variables, **_variables(tree)},
     )
     started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments

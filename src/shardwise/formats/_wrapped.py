@@ -34,6 +34,20 @@ _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Google": "googl
               "AWS": "aws.amazon.com/neuron"}  # fmt: skip
 
 
+def resource_of(device: Device) -> str:
+    """Return what a pod asks for devices as.
+
+    >>> from shardwise.hardware import load_device
+    >>> resource_of(load_device("mi300x"))
+    'amd.com/gpu'
+    """
+    if device.vendor not in _RESOURCES:
+        rule = f"has no name in Kubernetes, as others of {device.vendor}"
+        known = ", ".join(_RESOURCES)
+        raise InputError([Problem("on", device.name, rule, f"use a device of {known}, or a launch script")])
+    return _RESOURCES[device.vendor]
+
+
 def wrapped(way: str, found: Exported, name: str, device: Device) -> Exported:
     """Return an export with a scheduler's file around its launch; raises `InputError` where nothing starts it."""
     if not found.launch:
@@ -59,11 +73,7 @@ def _slurm(found: Exported, name: str) -> Exported:
 
 def _kubernetes(found: Exported, name: str, device: Device) -> Exported:
     """Return an export with its objects: a Job of indexed pods for a training, a Deployment or a LeaderWorkerSet."""
-    if device.vendor not in _RESOURCES:
-        rule = f"has no name for devices of {device.vendor}"
-        known = ", ".join(_RESOURCES)
-        raise InputError([Problem("wrap", "kubernetes", rule, f"use slurm, or a device of {known}")])
-    resource = _RESOURCES[device.vendor]
+    resource = resource_of(device)
     if found.serves:
         trees = [_replicas(found, name, resource) if found.nodes == 1 else _groups(found, name, resource)]
     else:

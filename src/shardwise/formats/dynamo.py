@@ -1,6 +1,7 @@
 """YAML of containers that start engines: NVIDIA Dynamo's graphs, llm-d's groups, plain Deployments, docker compose.
 
-Sources: github.com/ai-dynamo/dynamo 0044eb9035 examples/backends/*/deploy (DynamoGraphDeployment, nvidia.com/v1alpha1);
+Sources: github.com/ai-dynamo/dynamo examples/backends/*/deploy (nvidia.com/v1alpha1 at 0044eb9035, v1beta1 at
+14a3b0d913), whose workers' flags are those of ai-dynamo 1.6.1 dynamo/vllm/{args,backend_args}.py;
 github.com/kubernetes-sigs/lws 53bce0dc16 docs/examples/vllm; github.com/llm-d/llm-d 03da3b0079 guides. Each container
 with the launch line of an engine is a set of like replicas, of which two may be a prefill and a decode pool.
 """
@@ -18,6 +19,7 @@ from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
 from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
+from shardwise.formats._wrapped import resource_of
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(
@@ -170,39 +172,36 @@ def export(report: InferReport, asked: Asked = PLAIN, prefill: InferReport | Non
 
     With a `prefill` pool its workers compute prompts, and the others decode.
     """
-    services = {"Worker": _worker(Deployment(report=report, asked=asked, apart=True))}
-    if prefill is not None:
-        pools = {role: Deployment(report=pool, asked=asked, apart=True, role=role)
-                 for role, pool in (("prefill", prefill), ("decode", report))}  # fmt: skip
-        services = {f"{role.title()}Worker": _worker(one) for role, one in pools.items()}
+    pools = {"": report} if prefill is None else {"prefill": prefill, "decode": report}
+    workers = [_worker(Deployment(report=pool, asked=asked, apart=True, role=role)) for role, pool in pools.items()]
     name = re.sub(r"[^a-z0-9]+", "-", report.case.model.name.lower()).strip("-")
     tree = {
-        "apiVersion": "nvidia.com/v1alpha1",
+        "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": name},
-        "spec": {"services": {"Frontend": {"componentType": "frontend", "replicas": 1}, **services}},
+        "spec": {"components": [{"name": "Frontend", "type": "frontend", "replicas": 1}, *workers]},
     }
     notes = ("the images of frontend and workers are the cluster's to name",)
-    return Exported(system="Dynamo", version="v1alpha1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)
+    return Exported(system="Dynamo", version="v1beta1", files={"dynamo.yaml": _yaml.dump(tree)}, notes=notes)
 
 
 def _worker(one: Deployment) -> dict[str, Any]:
-    """Return the service of like workers."""
+    """Return the component of like workers."""
     words = vllm.words_of(one)
-    words |= {f"--is-{one.role}-worker": True} if one.role else {}
+    words |= {"--disaggregation-mode": one.role} if one.role else {}
     model, each = one.model, one.plan.tp * one.plan.pp * one.together
     flags = [part for name, value in words.items() for part in (name, *([] if value is True else [f"{value}"]))]
     line = stage_variable(one, "VLLM_PP_LAYER_PARTITION")
     line += shlex.join(["python3", "-m", "dynamo.vllm", "--model", model, *flags])
     lost(one, "vllm", line)
+    limits = {resource_of(one.report.case.cluster.device): str(each // max(one.nodes, 1))}
+    container = {"name": "main", "command": ["/bin/sh", "-c"], "args": [line], "resources": {"limits": limits}}
     worker: dict[str, Any] = {
-        "componentType": "worker",
+        "name": f"{one.role.title()}Worker",
+        "type": one.role or "worker",
         "replicas": max(one.plan.dp // one.together, 1),
-        "resources": {"limits": {"gpu": str(each // max(one.nodes, 1))}},
-        "extraPodSpec": {"mainContainer": {"command": ["/bin/sh", "-c"], "args": [line]}},
+        "podTemplate": {"spec": {"containers": [container]}},
     }
-    if one.role:
-        worker["subComponentType"] = one.role
     if one.nodes > 1:
         worker["multinode"] = {"nodeCount": one.nodes}
     return worker

@@ -83,6 +83,8 @@ def words_of(one: Deployment) -> Words:
     if method:
         said = {"method": method, "num_speculative_tokens": one.job.num_speculative_tokens}
         words["--speculative-config"] = json.dumps(said | ({"model": draft} if draft else {}))
+    if one.role:
+        words["--kv-transfer-config"] = json.dumps({"kv_connector": "NixlConnector", "kv_role": _ROLES[one.role]})
     refuse(found)
     return words
 
@@ -101,9 +103,6 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
     case = report.case
     one = Deployment(report=report, asked=asked, apart=case.model.has_experts or bool(role), role=role)
     words = words_of(one)
-    if role:
-        said = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
-        words["--kv-transfer-config"] = json.dumps(said)
     notes = ["--max-num-batched-tokens is the whole batch of prompts in one step"] if not case.step_tokens else []
     start = f"{_kernels(report)}{stage_variable(one, 'VLLM_PP_LAYER_PARTITION')}vllm serve {shlex.quote(one.model)}"
     if one.nodes == 1:
@@ -126,8 +125,8 @@ _SPECULATES |= {"draft_model": "draft_model"}
 
 def _speculation(line: LaunchLine) -> dict[str, Any]:
     """Return what guesses tokens, and how many; how many are accepted no launch says."""
-    apart = {"method": line.word("--spec-method"), "model": line.word("--spec-model")}
-    apart |= {"num_speculative_tokens": line.whole("--spec-tokens")}
+    apart: dict[str, Any] = {"method": line.word("--spec-method"), "model": line.word("--spec-model")}
+    apart["num_speculative_tokens"] = line.whole("--spec-tokens")
     tree = line.tree("--speculative-config") | {name: value for name, value in apart.items() if value}
     if not tree:
         return {}
