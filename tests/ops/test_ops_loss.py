@@ -24,6 +24,7 @@ from shardwise.training._blocks import BlockCost
         ("megatron-scores", "", 6),
         ("megatron", "vocab-parallel-compiled", 10),
         ("megatron", "fused", 4),
+        ("unsloth-2024", "", 6),
         ("transformers", "", 12),
         ("torchtune-compiled", "compiled-fp32", 8),
     ],

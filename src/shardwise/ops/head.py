@@ -267,16 +267,19 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "chunked-compiled": (8, 8),
     "chunked-fp32": (18, 22),
     "fused": (8, 4),
+    "fused-copied": (14, 4),
 }
 _PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
 _BESIDE = {
     "eager": 8, "eager-narrow": 4, "eager-narrow-shifted": 6, "eager-shifted": 12, "compiled-fp32": 4,
-    "chunked-fp32": 4,
+    "chunked-fp32": 4, "fused-copied": 4,
 }  # fmt: skip
 # Bytes a logit that backward has beside them where ranks share the vocabulary: zeros, to which the softmax is added
 # (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
 _ZEROS = 4
+# Those of one rank that keep logits, or their log-softmax, as the head made them.
+_NARROW = ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted", "fused-copied")
 # Bytes a logit of a second fp32 copy.
 _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
@@ -303,8 +306,10 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V, "chunked-fp32" (litgpt) of fp32 logits
     that the trainer holds, which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with
     torch.compile) compiles each piece, whose gradient takes the place of its logits, and adds up the weight gradients
-    that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy. Those of `WHOLE_LOSSES` hold no logits
-    but of a chunk. What compiled ones keep was seen with saved-tensor hooks of torch 2.13.0.
+    that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy, "fused-copied" the 16-bit logits, which
+    turn into their gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V.
+    Those of `WHOLE_LOSSES` hold no logits but of a chunk. What compiled ones keep was seen with saved-tensor hooks of
+    torch 2.13.0.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout
@@ -319,7 +324,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     scores = y.tokens * local_vocab(y, m)
     kernel = y.stack.loss_kernel
     in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
-    narrow = in_place or kernel in ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted")
+    narrow = in_place or kernel in _NARROW
     kept = Tensor(name="loss.softmax", size_bytes=(y.a if narrow else 4) * scores, born="loss")
     extra = (_BESIDE.get(kernel) or y.a * (kernel != "fused") + _COPIES.get(kernel, 0)) * scores
     if kernel == "eager":

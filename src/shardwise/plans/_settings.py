@@ -21,6 +21,7 @@ LossKernel: TypeAlias = Literal[
     "compiled",
     "compiled-fp32",
     "fused",
+    "fused-copied",
     "fused-linear",
     "cce",
     "fused-logprobs",

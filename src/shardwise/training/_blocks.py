@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Generic, TypeAlias, cast
 
@@ -192,6 +192,7 @@ class BlockCost(Generic[X]):
     kept_bytes: X
     dropped_bytes: X
     transient_bytes: X
+    working_bytes: X
     elements: ParameterCounts[X]
     flops: X
     model_flops: X
@@ -299,6 +300,11 @@ def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
     return named(seconds + total((named(s, f"{a} messages") for a, s in exposed.items()), 0 * seconds), name)
 
 
+def _in_threes(made: Sequence[X | float]) -> Iterator[tuple[X | float, ...]]:
+    """Yield each three in a row: an operator of two inputs, as additions and gates are, stands beside both."""
+    return (tuple(made[i : i + 3]) for i in range(max(len(made) - 2, 1)))
+
+
 def fold(
     ops: tuple[Op[X], ...],
     m: CostModel[X],
@@ -341,6 +347,7 @@ def fold(
         transient_bytes=largest(
             [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
         ),
+        working_bytes=largest([zero + total(some) for some in _in_threes([o.output_bytes for o in ops])]),
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),

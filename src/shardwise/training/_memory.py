@@ -259,8 +259,10 @@ def fragmented_bytes(
     Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
     found = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
-    if r.stack.loss_kernel.startswith("eager") and r.stack.reserved_over_allocated > 1:
+    if r.stack.reserved_over_allocated > 1 and r.stack.loss_kernel.startswith("eager"):
         found["loss"] = found["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
+    if r.stack.reserved_over_allocated > 1 and not r.stack.expandable_segments:
+        found["loss"] = found["loss"] + left_by_layers(parts, s, m)
     if not (r.stack.apart_pools and r.shards_weights):
         return largest(found.values())
     during = ("forward", "loss", "backward")
@@ -269,6 +271,19 @@ def fragmented_bytes(
     unit, _ = layer_units(r, parts_in_compute, s)
     gathered = r.precision.activation_bytes * (maximum(*end_units(r, parts_in_compute, s)) + unit)
     return named(largest(others) + m.gradients + gathered, "peak of the pools")
+
+
+def left_by_layers(parts: ModelBlocks[X], s: Stages[X], m: Moment[X]) -> X:
+    """Return the bytes of blocks that a layer has freed before the loss, which finds no room in them.
+
+    A layer that runs again in backward keeps none of what it makes in forward. Blocks of different requests never
+    join (c10/cuda/CUDACachingAllocator.cpp), so that a tensor of the loss that is larger than any of a layer's needs
+    another; backward then fits into blocks of either.
+    """
+    zero = 0 * s.count
+    made = _largest_layer(parts, s, lambda k: above(k.dropped_bytes, 0, k.working_bytes, zero))
+    widest = maximum(parts.head.transient_bytes, parts.loss.transient_bytes)
+    return named(above(s.heads * widest, m.transient, made, zero), "blocks that layers have freed")
 
 
 def made_of(
