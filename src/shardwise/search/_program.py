@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ def _above(args: list[Any], out: Any) -> Any:
 
 
 # One operation: its name, what does it, where its arguments and its result are kept, and the memory it may write to.
-_Line = tuple[str, Callable[..., Any] | None, tuple[int, ...], int, int]
+_Line = tuple[str, Callable[..., Any] | None, Sequence[int], int, int]
 
 
 _ARENA: dict[tuple[int, int], Any] = {}
@@ -125,7 +125,7 @@ class Program:
         """
         ops, _, args, into, memory = zip(*self._lines, strict=True) if self._lines else ((),) * 5
         numbers = {op: i for i, op in enumerate(dict.fromkeys(ops))}
-        lines = [list(numbers), [numbers[op] for op in ops], [a for some in args for a in some], [*map(len, args)]]
+        lines = [list(numbers), [numbers[op] for op in ops], args]
         return {
             "inputs": self.inputs,
             "plain": self.plain,
@@ -141,20 +141,18 @@ class Program:
     def of_plain(cls, told: Mapping[str, Any]) -> Program:
         """Return the program that plain values tell of; raises `ValueError` where they do not tell of one."""
         found = cls({})
-        words, ops, flat, sizes, into, memory = told["lines"]
+        words, ops, args, into, memory = told["lines"]
         if not all(word in _IN_PLACE or word in _SPREAD.values() or word in OPERATIONS for word in words):
             raise ValueError("operation")
         found._count, found._kept = int(told["count"]), [(int(a), int(b)) for a, b in told["kept"]]
         found._given, found._results = dict(told["given"]), dict(told["results"])
         found.inputs, found.plain = dict(told["inputs"]), dict(told["plain"])
         found._constants = [(place, _constant_of(value)) for place, value in told["constants"]]
-        _check_order(found, flat, sizes, into)
+        _check_order(found, args, into)
         if not (
             _within(memory, len(found._kept)) and _within(ops, len(words)) and set(found._given) == set(found.inputs)
         ):
             raise ValueError("place")
-        rest = iter(flat)
-        args = [tuple(islice(rest, size)) for size in sizes]
         names = [words[op] for op in ops]
         found._lines = [*zip(names, map(_IN_PLACE.get, names), args, into, memory, strict=True)]
         return found
@@ -272,8 +270,9 @@ def _tuples(told: Any) -> Any:
     return tuple(map(_tuples, told)) if isinstance(told, list) else told
 
 
-def _check_order(program: Program, flat: Sequence[int], sizes: Sequence[int], into: Sequence[int]) -> None:
+def _check_order(program: Program, args: Sequence[Sequence[int]], into: Sequence[int]) -> None:
     """Raise `ValueError` where an operation reads what is not there before it."""
+    flat, sizes = [*chain.from_iterable(args)], [*map(len, args)]
     made = np.full(program._count, len(into) + 1)
     made[np.array([*program._given.values(), *(place for place, _ in program._constants)], np.int64)] = -1
     made[np.array(into, np.int64)] = np.arange(len(into))
