@@ -222,15 +222,23 @@ def _settle(figure: Figure) -> None:
     """Lay a figure out once and keep panels where they are, without the last digits, which vary from run to run."""
     from matplotlib.text import Text
 
-    figure.draw_without_rendering()
+    lay_out(figure)
     if narrow():
         for axes in figure.axes:
             room = (1 - axes.get_position().x0) * figure.get_size_inches()[0] * 72
             for text in axes.findobj(Text):
                 if text.get_text() and text.get_text() == axes.get_title("left"):
                     text.set_text("\n".join(textwrap.wrap(text.get_text(), int(room / 6.1))))
-        figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+        lay_out(figure)
+    # No engine at all: "none" leaves one that keeps places, and a figure with an engine is drawn twice to be saved.
+    figure.set_layout_engine(None)
     for axes in figure.axes:
         left, bottom, width, height = (round(float(v), 5) for v in axes.get_position().bounds)
         axes.set_position((left, bottom, width, height))
+
+
+def lay_out(figure: Figure) -> None:
+    """Give panels their places, which asks for the room that texts take and for no drawing."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import whole_shares
-from shardwise.answers._canvas import GREY, INK, RED
+from shardwise.answers._canvas import GREY, INK, RED, lay_out
 from shardwise.answers._described import describe
 from shardwise.answers._plots import plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint
@@ -122,7 +122,7 @@ def _labels(axes: Axes, found: Roofline, shown: Sequence[RooflinePoint]) -> None
     figure = axes.get_figure(root=True)
     if figure is None:
         return
-    figure.draw_without_rendering()
+    lay_out(figure)
     points = 72.0 / figure.dpi
     _slope(axes, found)
     spots = {id(p): axes.transData.transform((p.intensity, p.flops_per_second / 1e12)) * points for p in shown}
