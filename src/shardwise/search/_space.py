@@ -52,7 +52,15 @@ class IntRanges:
         return cls(tuple(found))
 
     def of(self, values: Iterable[int]) -> list[int]:
-        """Return the values that are in the set, in their order."""
+        """Return the values that are in the set, in their order.
+
+        >>> IntRanges.parse("4..5,3..4").of(range(1, 2**40))
+        [3, 4, 5]
+        """
+        if self.ranges and isinstance(values, range) and values.step == 1:
+            # Numbers without a gap may be many more than those of the set.
+            parts = (range(max(low, values.start), min(high + 1, values.stop)) for low, high in self.ranges)
+            return sorted({v for part in parts for v in part})
         return [v for v in values if not self.ranges or any(low <= v <= high for low, high in self.ranges)]
 
 
