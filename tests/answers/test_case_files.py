@@ -84,7 +84,7 @@ def inputs(draw: st.DrawFn) -> tuple[str, Inputs]:
 
 @pytest.mark.parametrize("ending", ["toml", "json"])
 @given(case=inputs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_is_saved_is_what_is_loaded(ending: str, case: tuple[str, Inputs]) -> None:
     """Saving a case and loading it is the identity, in both formats."""
     name, before = case
@@ -100,7 +100,7 @@ def test_what_is_saved_is_what_is_loaded(ending: str, case: tuple[str, Inputs]) 
 
 
 @given(case=inputs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_words_of_a_case_say_the_case(case: tuple[str, Inputs]) -> None:
     """A case written as a command line and read again is the same case, to the last digit."""
     name, before = case

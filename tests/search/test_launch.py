@@ -42,7 +42,7 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
 def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str, on: str) -> None:
     """Every best plan and every plan of the front is written by the exporter of its framework, which reads it back."""
     model, cluster, job = load_model(name), Cluster.parse(on), Training(seq_len=1024, global_batch=64)
-    found = plan_training(model, cluster, job, SearchSpace(micro_batch=upto(4)), SearchOptions(stack=stack, top=30))
+    found = plan_training(model, cluster, job, SearchSpace(micro_batch=upto(4)), SearchOptions(stack=stack, top=10))
     framework = find_stack(stack)
     exporter = import_module(f"shardwise.formats.{framework.runs.exporter}")
     assert found.best

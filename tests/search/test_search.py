@@ -77,7 +77,7 @@ WIDE = SearchSpace(schedule=SCHEDULES, etp=upto(2), panels=upto(4))
 def test_a_plan_of_a_mesh_is_that_plan(kind: str, pruned: bool) -> None:
     """A plan evaluated in an evaluator has the memory and the time of `train`, to one part in a billion."""
     grid = _rows(kind, WIDE, devices=16, batch=24, layers=4)
-    assert _agreeing(grid, pruned, 2 if kind == "adapters" else 3) >= 60
+    assert _agreeing(grid, pruned, 2) >= 30
 
 
 def test_experts_hide_under_the_schedules_under_which_they_do() -> None:
@@ -93,7 +93,7 @@ def _agreeing(grid: PlanGrid, pruned: bool, most: int) -> int:
     for start, end in drawn.sample(parts, min(len(parts), most)):
         for batch in evaluator.batches(start, end):
             chosen = np.flatnonzero(batch.fits).tolist()
-            for i in drawn.sample(chosen, min(3, len(chosen))):
+            for i in drawn.sample(chosen, min(2, len(chosen))):
                 plan = plan_of(batch.key(i), grid)
                 assert brute.is_legal(grid.case, plan), plan
                 report = brute.report(grid.case, plan)
@@ -106,7 +106,7 @@ def _agreeing(grid: PlanGrid, pruned: bool, most: int) -> int:
 
 SMALL = {
     "dense": SearchSpace(
-        recompute=("none", "full"),
+        recompute=("full",),
         sharding=("none", "zero3"),
         schedule=SCHEDULES,
         micro_batch=upto(2),
@@ -114,7 +114,7 @@ SMALL = {
         cp_kind=("ring", "all-gather"),
     ),
     "experts": SearchSpace(
-        recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(2), cp=upto(2)
+        recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(1), cp=upto(2)
     ),
     "latent": SearchSpace(
         recompute=("full",),
@@ -216,11 +216,11 @@ def _two_tiers(model: Model, tiers: tuple[int, ...]) -> PlanGrid:
     return work_of(model, cluster, Training(seq_len=1024, global_batch=tiers[-1]), PLACED, EXPLORE).grid
 
 
-PLACED = SearchSpace(tp=upto(8), pp=IntRanges(((1, 1), (4, 4), (1024, 1024))), cp=upto(4), layout=("1d",))
+PLACED = SearchSpace(tp=upto(8), pp=IntRanges(((1, 1), (4, 4), (1024, 1024))), cp=upto(2), layout=("1d",))
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("tiers", [(8, 1 << 20), (8, 4096, 1 << 20), (8, 256, 8192, 1 << 20)])
+@pytest.mark.parametrize("tiers", [(8, 1 << 20), (8, 256, 8192, 1 << 20)])
 def test_a_million_devices_are_counted_exactly(tiers: tuple[int, ...]) -> None:
     """Products of degrees and codes of placements that pass 64 bits merge no two plans and drop none."""
     grid = _two_tiers(_model("grouped", 1024), tiers)

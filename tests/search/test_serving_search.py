@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,15 +139,17 @@ def test_a_step_that_tries_too_many_batches_is_refused(batch: IntRanges) -> None
 def test_the_search_is_brute_force(kind: str) -> None:
     """Plans counted, legal and fitting, the best by every objective and the front are those of `infer` one by one."""
     model = MODELS[kind]
-    every = list(_reports(model, SPACE))
+    # Widths are all tried where layers are alike, ways to split experts beside them where they are not.
+    space = SPACE if kind == "dense" else replace(SPACE, weights=("fp8",), kv_cache=("bf16",))
+    every = list(_reports(model, space))
     legal = [report for _, _, report in every if report is not None]
     for options in (SearchOptions(top=4), LIMITED):
         kept = [report for report in legal if _keeps(report, options)]
-        found = plan_serving(model, ON, JOB, SPACE, options)
+        found = plan_serving(model, ON, JOB, space, options)
         assert (found.num_plans, found.counts.evaluated, found.counts.fitting) == (len(every), len(legal), len(kept))
         assert 0 < len(kept) < len(legal)
         for objective in ("throughput", "cost", "ttft", "tpot", "latency", "devices"):
-            asked = plan_serving(model, ON, JOB, SPACE, replace(options, objective=objective))
+            asked = plan_serving(model, ON, JOB, space, replace(options, objective=objective))
             best: dict[Any, float] = {}
             for report in kept:
                 # Deployments that differ in replicas or placement alone are one row.
@@ -250,6 +253,7 @@ def test_wrong_questions_are_refused(space: ServingSpace, options: SearchOptions
     assert {p.field for p in error.value.problems} == fields
 
 
+@functools.cache
 def _best(cluster: Cluster, options: SearchOptions, **space: Any) -> float:
     found = plan_serving(MODELS["dense"], cluster, JOB, ServingSpace(**space), options)
     return _value(options.objective, found.best[0]) if found.best else float("inf")
@@ -258,7 +262,7 @@ def _best(cluster: Cluster, options: SearchOptions, **space: Any) -> float:
 OBJECTIVE = st.sampled_from(["throughput", "ttft", "tpot", "latency", "devices"])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(objective=OBJECTIVE, fewer=st.integers(1, 8), more=st.integers(0, 8), limit=st.floats(0.003, 0.05))
 def test_more_devices_never_hurt(objective: str, fewer: int, more: int, limit: float) -> None:
     """With at most n devices the best never worsens as n grows."""
@@ -267,7 +271,7 @@ def test_more_devices_never_hurt(objective: str, fewer: int, more: int, limit: f
     assert many <= few * (1 + 1e-12)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(objective=OBJECTIVE, limit=st.floats(0.003, 0.05), looser=st.floats(1, 10), widen=st.integers(0, 7))
 def test_relaxing_never_hurts(objective: str, limit: float, looser: float, widen: int) -> None:
     """Neither a looser limit nor a wider range worsens the best."""
@@ -279,7 +283,7 @@ def test_relaxing_never_hurts(objective: str, limit: float, looser: float, widen
     assert _best(ON, options, **narrow, weights=("", "fp8")) <= tight * (1 + 1e-12)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     objective=OBJECTIVE,
     name=st.sampled_from(["memory", "fast_bandwidth", "memory_bandwidth", "slow_bandwidth"]),

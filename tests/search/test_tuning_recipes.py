@@ -24,7 +24,7 @@ def report(on: str = "1xrtx-4090", **job: object) -> TrainReport:
 
 def test_what_fits_is_listed_by_its_step() -> None:
     """Every combination that fits is there, the quickest first, with the bytes and seconds of its own report."""
-    base = report()
+    base = report(adapter_precision="bf16")
     found = tuning_recipes(base)
     seconds = [one.report.step_seconds for one in found]
     assert seconds == sorted(seconds) and all(one.report.fits for one in found)
@@ -57,7 +57,7 @@ def test_what_a_job_states_stays() -> None:
 
 def test_the_command_lists_ways_and_the_best_of_them() -> None:
     """The command that is printed gives the memory of the first row; nothing fits a 70B model on 24 GB in 16 bits."""
-    words = ("plan", "train", "qwen3-4b", "--on", "rtx-4090", "--adapter", "lora", "--seq-len", "2048")
+    words = ("plan", "train", "qwen3-4b", "--on", "rtx-4090", "--adapter", "lora", "--seq-len", "2048", "--base", "nf4")
     first = run(*words, "--json").tree["recipes"][0]
     page = run(*words).out
     command = page.split("NEXT")[1].replace("\\\n", " ").split()[1:]

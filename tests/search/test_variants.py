@@ -22,6 +22,7 @@ from shardwise.search import (
     upto,
     work_of,
 )
+from shardwise.training._evaluate import PricedBlocks
 
 DENSE, SPARSE = load_model("llama-3.2-1b"), load_model("qwen3-30b-a3b")
 A100, H100, H200 = (Cluster.parse(f"8x{name}") for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb"))
@@ -72,7 +73,8 @@ def test_all_that_is_asked_is_searched_as_brute_force_does(kind: str) -> None:
     legal = [(case, plan) for case, plan in every if _legal(case, plan)]
     found = searched(work, SerialExecutor())
     assert found.counts.legal == len(legal) == found.counts.evaluated
-    fitting = [r for r in (brute.report(case, plan) for case, plan in legal) if brute.fits(r)]
+    priced = {id(task.grid.case): PricedBlocks() for task in work.tasks}
+    fitting = [r for r in (brute.report(case, plan, priced[id(case)]) for case, plan in legal) if brute.fits(r)]
     assert found.counts.fitting == len(fitting) > 0
     for objective in ("step", "throughput", "memory"):
         quick = searched(_work(kind, objective=objective), SerialExecutor())
