@@ -52,7 +52,7 @@ def product(m: Any, n: Any, k: Any, **more: Any) -> Op[Any]:
 
 
 @given(st.floats(1e-9, 1e3), st.floats(1e-9, 1e3), st.floats(1.5, 8))
-@tried(100)
+@tried(40)
 def test_a_smooth_maximum_lies_between_the_larger_and_the_sum(a: float, b: float, sharpness: float) -> None:
     """Blending compute and memory time is at least the larger, at most their sum, and symmetric."""
     both = blend(a, b, sharpness)
@@ -76,7 +76,7 @@ def test_a_large_product_runs_near_its_fitted_efficiency() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000))
-@tried(100)
+@tried(40)
 def test_backward_passes_are_products_of_the_same_size(m: int, n: int, k: int) -> None:
     """The gradients of a product turn its m, n and k, and cost about the same where all are large."""
     seconds = op_seconds(RATES, product(m, n, k))
@@ -333,7 +333,7 @@ def test_what_stays_in_the_cache_is_not_read_again() -> None:
 
 
 @given(st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 16384), st.sampled_from(["m", "n", "k"]))
-@tried(200)
+@tried(80)
 def test_more_of_any_dimension_never_makes_a_product_shorter(m: int, n: int, k: int, which: str) -> None:
     """Tiles, cuts along the inner dimension, waits, caches: whatever is chosen, a larger product takes no less."""
     more = {"m": m, "n": n, "k": k} | {which: {"m": m, "n": n, "k": k}[which] + 64}

@@ -172,7 +172,7 @@ SYSTEMS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "dynamo
     st.sampled_from(sorted(SYSTEMS)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)),
     st.sampled_from(("", "fp8")), st.integers(1, 512), st.sampled_from((0, 2048, 8192)), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_exported_is_read_back(system, tp, dp, cache, batch, chunk, moe) -> None:  # type: ignore[no-untyped-def]
     """Degrees, the cache, limits of a step and the share of the memory of a deployment survive its launch line."""
     from importlib import import_module

@@ -19,7 +19,7 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
 
 FEW = st.sampled_from((1, 2, 4))
-SOME = settings(max_examples=60, deadline=None)
+SOME = settings(max_examples=30, deadline=None)
 
 # Facts of NVIDIA-NeMo/Megatron-Bridge scripts/training and perf_recipes/deepseek/h100, as overrides of their recipes.
 LAUNCHED: tuple[tuple[str, dict[str, Any]], ...] = (

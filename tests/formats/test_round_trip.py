@@ -25,7 +25,7 @@ MODELS = ("llama-3.1-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-2
 MEGATRON = ("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "fp8", "fp8-grads16", "fp4", "fp4-grads16")
 FEW = st.sampled_from((1, 2, 4))
 MODULES = ("mlp", "moe", "layernorm", "shared_experts", "moe_act", "mla_up_proj")
-MANY = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 DEFAULT = ("tp", "tp2", "cp", "dp", "pp")
 PP_FIRST = ("tp", "tp2", "cp", "pp", "dp")
 
@@ -95,7 +95,7 @@ def machines(plan: Plan) -> Cluster:
     return Cluster.parse(f"{plan.num_devices}xh100-sxm-80gb")
 
 
-@settings(MANY, max_examples=60)
+@settings(MANY, max_examples=30)
 @given(case=megatron_plans().filter(runs("megatron")), overlap=st.booleans())
 def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], overlap: bool) -> None:
     """A legal plan written as a launch script for Megatron-LM is read back as it was: model, plan, job and launch."""
@@ -117,7 +117,7 @@ def test_megatron_brings_back_every_field(case: tuple[Model, Plan, Training], ov
     assert not back.unknown
 
 
-@settings(MANY, max_examples=40)
+@settings(MANY, max_examples=24)
 @given(case=megatron_plans().filter(runs("megatron-bridge")), overlap=st.booleans())
 def test_a_recipe_s_overrides_bring_back_every_field(case: tuple[Model, Plan, Training], overlap: bool) -> None:
     """A plan that Megatron-Bridge runs is read back from its YAML and from its words alike, beside a recipe's model."""

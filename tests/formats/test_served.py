@@ -186,7 +186,7 @@ def devices_and_requests(system: str, files: Mapping[str, str]) -> tuple[int, in
     return (stage, requests // replicas) if within else (stage * replicas, requests)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     system=st.sampled_from(["vllm", "sglang", "trtllm"]),
     model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b"]),

@@ -85,7 +85,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 @given(cases())
-@tried(15)
+@tried(10)
 def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: TrainingCase) -> None:
     """A traced evaluation has the very bits of the plain one, in every number it holds."""
     answer = report(case)
@@ -97,7 +97,7 @@ def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: TrainingCase) -> 
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_a_column_of_one_plan_is_that_plan(case: TrainingCase) -> None:
     """Any legal case as a column of two equals itself twice."""
     columns = evaluate_columns(case, [case.plan, case.plan])

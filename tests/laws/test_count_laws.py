@@ -28,7 +28,7 @@ def _flops(model: Model, kind: str = "") -> float:
 
 
 @given(models())
-@tried(20)
+@tried(12)
 def test_untied_tables_are_counted_twice(model: Model) -> None:
     """An output head that is not tied is a second table of V x D parameters."""
     tied, apart = (count_parameters(replace(model, tied=t)) for t in (True, False))
@@ -36,7 +36,7 @@ def test_untied_tables_are_counted_twice(model: Model) -> None:
 
 
 @given(models(), st.sampled_from((1000, 4096)))
-@tried(20)
+@tried(12)
 def test_the_vocabulary_is_an_input(model: Model, more: int) -> None:
     """A larger vocabulary has more parameters, larger logits and a longer step."""
     larger = replace(model, vocab=model.vocab + more)
@@ -53,7 +53,7 @@ def test_the_vocabulary_is_an_input(model: Model, more: int) -> None:
 
 
 @given(models(("dense", "moe", "hybrid")), st.booleans())
-@tried(20)
+@tried(12)
 def test_learned_positions_appear_only_where_a_model_has_them(model: Model, has: bool) -> None:
     """Learned positions add rows of the hidden width, and nothing adds them unasked."""
     without = count_parameters(replace(model, positions=0))
@@ -61,7 +61,7 @@ def test_learned_positions_appear_only_where_a_model_has_them(model: Model, has:
 
 
 @given(models(("dense",)), st.sampled_from((32, 80, 192)))
-@tried(20)
+@tried(12)
 def test_head_dim_is_an_input(model: Model, head_dim: int) -> None:
     """Query heads times head dim may differ from the hidden width: projections follow the product."""
     block = model.layers[0]
@@ -78,7 +78,7 @@ def test_head_dim_is_an_input(model: Model, head_dim: int) -> None:
 
 
 @given(models(("dense",)), st.sampled_from((512, 1024)))
-@tried(20)
+@tried(12)
 def test_ffn_width_is_an_input(model: Model, more: int) -> None:
     """The feed-forward's width sets its parameters and FLOPs."""
     block = model.layers[0]
@@ -92,7 +92,7 @@ def test_ffn_width_is_an_input(model: Model, more: int) -> None:
 
 
 @given(cases(replace(ANY, layouts=("1d",), stacks=("pytorch",), models=("dense", "moe", "latent"))))
-@tried(20)
+@tried(12)
 def test_parameters_do_not_depend_on_tensor_parallelism(case: TrainingCase) -> None:
     """What the ledger says the model has is the same at every degree, key-value heads that are replicated included."""
     one = evaluated(refilled(case, tp=1, ep=1, etp=1, sequence_parallel=False))
@@ -108,7 +108,7 @@ def test_parameters_do_not_depend_on_tensor_parallelism(case: TrainingCase) -> N
 
 
 @given(models(("moe", "latent")))
-@tried(20)
+@tried(12)
 def test_expert_flops_are_linear_in_the_chosen_experts(model: Model) -> None:
     """The routed experts' FLOPs are proportional to top-k, and do not depend on how many there are."""
     counted = []
@@ -125,7 +125,7 @@ def test_expert_flops_are_linear_in_the_chosen_experts(model: Model) -> None:
 
 
 @given(models(("moe", "latent", "hybrid", "dense")))
-@tried(20)
+@tried(12)
 def test_every_layer_is_counted_once(model: Model) -> None:
     """Interleaved kinds of layer add up: a model is the sum of its layers, each counted once."""
     bare = count_parameters(replace(model, layers=()))

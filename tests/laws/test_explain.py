@@ -26,7 +26,7 @@ def nodes(root: Traced) -> Iterator[Traced]:
 
 
 @given(cases())
-@tried(15)
+@tried(10)
 def test_every_number_explains_itself(case: TrainingCase) -> None:
     """Opening any node of a step or of its memory gives named contributions that sum to it and hide nothing.
 

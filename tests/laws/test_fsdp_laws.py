@@ -37,7 +37,7 @@ def sent(case: TrainingCase, verb: str) -> tuple[float, float]:
 
 
 @given(ONE_STAGE)
-@tried(20)
+@tried(12)
 def test_kept_weights_never_need_less_memory(case: TrainingCase) -> None:
     """The state at rest is that of FSDP; while the loss is made all weights are whole, never fewer bytes than then."""
     (one,), (other,) = evaluated(case).memory, evaluated(kept(case)).memory
@@ -46,7 +46,7 @@ def test_kept_weights_never_need_less_memory(case: TrainingCase) -> None:
 
 
 @given(ONE_STAGE)
-@tried(20)
+@tried(12)
 def test_kept_weights_are_gathered_once_a_micro_batch(case: TrainingCase) -> None:
     """Fewer gathers than FSDP sends, as many scatters of as many bytes, and no gather in backward."""
     assert sent(case, "reduce_scatter") == sent(kept(case), "reduce_scatter")
@@ -59,14 +59,14 @@ def test_kept_weights_are_gathered_once_a_micro_batch(case: TrainingCase) -> Non
 
 
 @given(ONE_STAGE)
-@tried(20)
+@tried(12)
 def test_kept_weights_are_waited_for_no_longer(case: TrainingCase) -> None:
     """A step that gathers once never takes longer than one that gathers twice."""
     assert evaluated(kept(case)).step.total <= evaluated(case).step.total * SLACK
 
 
 @given(ONE_STAGE)
-@tried(20)
+@tried(12)
 def test_smaller_sharding_groups_hold_more_at_rest(case: TrainingCase) -> None:
     """Hybrid groups of half the replicas hold at least what groups of all hold, weights resharded or kept."""
     if case.plan.dp % 4 == 0:
@@ -76,7 +76,7 @@ def test_smaller_sharding_groups_hold_more_at_rest(case: TrainingCase) -> None:
 
 
 @given(ONE_STAGE)
-@tried(20)
+@tried(12)
 def test_padding_is_less_than_a_row_of_each_rank(case: TrainingCase) -> None:
     """Shards hold at least the model, and no more than one row of each tensor on each rank besides."""
     found = evaluated(case)
@@ -101,7 +101,7 @@ def test_a_group_larger_than_the_experts_holds_a_multiple_of_them(stack: str, co
 
 
 @given(ONE_STAGE)
-@tried(15)
+@tried(10)
 def test_more_replicas_never_need_more_state(case: TrainingCase) -> None:
     """Twice the replicas of one sharding group hold no more at rest, whatever is padded."""
     more = replace(

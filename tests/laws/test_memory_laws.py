@@ -56,7 +56,7 @@ def test_wider_gradients_never_allow_a_larger_micro_batch(sharding: Any) -> None
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_not_fitting_is_a_result_with_a_shortfall_and_never_negative_memory(case: TrainingCase) -> None:
     """Whether a plan fits or not, every category is at least zero and the shortfall says by how much."""
     answer = report(case)
@@ -68,7 +68,7 @@ def test_not_fitting_is_a_result_with_a_shortfall_and_never_negative_memory(case
 
 
 @given(cases(), st.sampled_from(SHARDINGS))
-@tried(30)
+@tried(16)
 def test_state_summed_over_a_sharding_group_is_one_copy(case: TrainingCase, sharding: Any) -> None:
     """Weights, gradients and optimizer state of all ranks of a group add up to one copy, however they are sharded."""
     case = replace(case, plan=replace(case.plan, sharding=sharding, shard=case.plan.dp if sharding == "hsdp" else 1))
@@ -106,7 +106,7 @@ _WHOLE = (
 
 
 @given(models(), st.sampled_from((2, 4, 8)))
-@tried(30)
+@tried(16)
 def test_every_weight_is_split_exactly_or_held_whole(model: Model, tp: int) -> None:
     """Parameters are conserved: the ranks of a tensor-parallel group hold each split weight exactly once."""
     assume(_splits(model, tp))
@@ -130,7 +130,7 @@ def _holds_once(block: Block, hidden: int, tp: int) -> None:
 
 
 @given(cases(replace(ANY, layouts=("1d",), stacks=("pytorch",))))
-@tried(30)
+@tried(16)
 def test_stages_together_hold_the_model(case: TrainingCase) -> None:
     """Parameters summed over pipeline stages are the model's, a shared table and mirrored stages counted as held."""
     from shardwise.ops import count_parameters
@@ -145,7 +145,7 @@ def test_stages_together_hold_the_model(case: TrainingCase) -> None:
 
 
 @given(cases(), st.sampled_from(SHARDINGS))
-@tried(20)
+@tried(12)
 def test_pipeline_and_tensor_parallelism_divide_the_optimizer_at_every_stage_of_zero(
     case: TrainingCase, sharding: Any
 ) -> None:
@@ -163,7 +163,7 @@ def test_pipeline_and_tensor_parallelism_divide_the_optimizer_at_every_stage_of_
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_the_reported_peak_is_the_largest_of_the_stages(case: TrainingCase) -> None:
     """The peak is the maximum over stages, never their average."""
     answer = report(case)
@@ -174,7 +174,7 @@ def test_the_reported_peak_is_the_largest_of_the_stages(case: TrainingCase) -> N
 
 
 @given(models())
-@tried(15)
+@tried(10)
 def test_a_tensor_read_twice_is_kept_once(model: Model) -> None:
     """Saved activations are at most what the operators save, and each name counts once."""
     y = _layout()
@@ -188,7 +188,7 @@ def test_a_tensor_read_twice_is_kept_once(model: Model) -> None:
 
 
 @given(models(("dense", "moe", "latent")), st.sampled_from((2, 4, 8)), st.sampled_from(("megatron", "transformers")))
-@tried(30)
+@tried(16)
 def test_sequence_parallelism_divides_activations_exactly(model: Model, tp: int, stack: str) -> None:
     """With sequence parallelism a layer keeps exactly 1/t of its bytes where backward gathers inputs again.
 
@@ -222,7 +222,7 @@ def test_keys_and_values_are_kept_at_key_value_heads() -> None:
 
 
 @given(models(("dense", "moe")), st.sampled_from(("scores", "eager")), st.booleans())
-@tried(15)
+@tried(10)
 def test_flash_attention_never_keeps_more(model: Model, attention: Any, dropout: bool) -> None:
     """Flash attention never increases activations."""
     flash = _layout(dropout=dropout)
@@ -231,7 +231,7 @@ def test_flash_attention_never_keeps_more(model: Model, attention: Any, dropout:
 
 
 @given(cases(replace(FLAT, recomputes=("none",))))
-@tried(20)
+@tried(12)
 def test_more_recompute_keeps_less(case: TrainingCase) -> None:
     """Full recompute keeps at most what selective does, and selective at most what none does."""
     kept = [max(m.activations for m in evaluated(_recomputing(case, mode)).memory) for mode in ORDER]
@@ -244,7 +244,7 @@ def _recomputing(case: TrainingCase, mode: Any) -> TrainingCase:
 
 
 @given(cases(replace(FLAT, schedules=("gpipe", "1f1b", "zb-h1"))), st.integers(1, 8))
-@tried(20)
+@tried(12)
 def test_fewer_micro_batches_never_cost_memory(case: TrainingCase, count: int) -> None:
     """In-flight activations are at most the micro-batches there are."""
     unit = case.plan.dp * case.plan.micro_batch
@@ -274,7 +274,7 @@ def test_interleaving_costs_the_first_stage_no_more_than_its_bound(pp: int, vpp:
 
 
 @given(models(("dense",)), st.sampled_from((2, 4)), st.sampled_from((2, 4)))
-@tried(20)
+@tried(12)
 def test_two_dimensional_tiles_add_up_to_the_tensor(model: Model, tp: int, tp2: int) -> None:
     """With two-dimensional layouts local bytes times tp x tp2 equal the whole tensor, statistics of tokens apart."""
     assume(_splits(model, tp) and model.hidden % (tp * tp2) == 0)
@@ -289,7 +289,7 @@ def test_two_dimensional_tiles_add_up_to_the_tensor(model: Model, tp: int, tp2: 
 
 
 @given(cases())
-@tried(15)
+@tried(10)
 def test_context_buffers_and_the_allocator_count(case: TrainingCase) -> None:
     """Usable bytes stay below the nameplate, and a plan never needs less than its tensors."""
     answer = report(case)
@@ -299,7 +299,7 @@ def test_context_buffers_and_the_allocator_count(case: TrainingCase) -> None:
 
 
 @given(cases(), st.floats(0.1, 1.0))
-@tried(15)
+@tried(10)
 def test_larger_memory_never_unfits(case: TrainingCase, share: float) -> None:
     """A plan that fits a device fits one with more memory."""
     big = 200 * GIB
@@ -314,7 +314,7 @@ def _with_memory(case: TrainingCase, size_bytes: float) -> TrainingCase:
 
 
 @given(cases())
-@tried(15)
+@tried(10)
 def test_more_tokens_never_need_less_memory(case: TrainingCase) -> None:
     """Memory grows with the micro-batch and with the sequence."""
     unit = case.job.global_batch // case.plan.micro_batch
@@ -327,7 +327,7 @@ def test_more_tokens_never_need_less_memory(case: TrainingCase) -> None:
 
 
 @given(cases(replace(ANY, models=("moe", "latent"))))
-@tried(15)
+@tried(10)
 def test_expert_state_follows_the_expert_copies(case: TrainingCase) -> None:
     """Expert optimizer state is divided by the copies of experts, dense state by the dense copies."""
     z = evaluated(case).sizes

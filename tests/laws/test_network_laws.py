@@ -49,7 +49,7 @@ def networks(draw: st.DrawFn) -> tuple[Any, tuple[int, ...]]:
 
 
 @given(networks(), SIZES)
-@tried(100)
+@tried(40)
 def test_an_all_reduce_costs_at_least_its_halves(where: tuple[Any, tuple[int, ...]], size: float) -> None:
     """A ring's all-reduce costs at least a reduce-scatter and half of both halves; no all-reduce far more than both."""
     net, group = where
@@ -64,7 +64,7 @@ def test_an_all_reduce_costs_at_least_its_halves(where: tuple[Any, tuple[int, ..
 
 
 @given(networks(), SIZES, st.sampled_from(VERBS))
-@tried(50)
+@tried(25)
 def test_nothing_to_send_costs_nothing(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb) -> None:
     """A group of one and a message of no bytes are free; anything else takes time."""
     net, group = where
@@ -75,7 +75,7 @@ def test_nothing_to_send_costs_nothing(where: tuple[Any, tuple[int, ...]], size:
 
 
 @given(networks(), SIZES, st.sampled_from(RINGS), st.sampled_from((2, 4)))
-@tried(100)
+@tried(40)
 def test_latency_grows_with_the_ranks(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb, times: int) -> None:
     """More ranks on the outermost tier never make a collective cheaper, and its latency grows."""
     net, group = where
@@ -87,7 +87,7 @@ def test_latency_grows_with_the_ranks(where: tuple[Any, tuple[int, ...]], size: 
 
 
 @given(networks(), SIZES, st.sampled_from(VERBS))
-@tried(100)
+@tried(40)
 def test_two_tiers_cost_at_least_the_fast_one(where: tuple[Any, tuple[int, ...]], size: float, verb: Verb) -> None:
     """A collective over two tiers costs at least the same collective confined to the fast tier.
 
@@ -100,7 +100,7 @@ def test_two_tiers_cost_at_least_the_fast_one(where: tuple[Any, tuple[int, ...]]
 
 
 @given(st.sampled_from(DEVICES), st.sampled_from((1, 2, 4, 8)), st.sampled_from(VERBS), SIZES)
-@tried(30)
+@tried(16)
 def test_more_network_cards_never_slow_a_collective(device: str, inside: int, verb: Verb, size: float) -> None:
     """Adding network cards to a node never slows, on every branch of every topology."""
     times = [
@@ -115,7 +115,7 @@ def test_more_network_cards_never_slow_a_collective(device: str, inside: int, ve
 
 
 @given(networks(), SIZES, st.sampled_from(VERBS), st.floats(1.0, 8.0))
-@tried(50)
+@tried(25)
 def test_more_bytes_never_take_less_time(
     where: tuple[Any, tuple[int, ...]], size: float, verb: Verb, times: float
 ) -> None:
@@ -205,7 +205,7 @@ def _op(kind: Any, m: int, n: int, k: int) -> Op[float]:
     st.sampled_from(("matmul", "grouped", "attention", "memory", "scan")),
     st.tuples(*(st.integers(1, 20000),) * 3),
 )
-@tried(75)
+@tried(40)
 def test_no_operator_beats_the_roofline(device: str, kind: Any, shape: tuple[int, int, int]) -> None:
     """Every pass takes at least its FLOPs at peak and its bytes at full bandwidth, in streams the last cache's.
 

@@ -42,7 +42,7 @@ def _slower_device(case: TrainingCase, rate: str, factor: float) -> TrainingCase
 
 
 @given(cases(), st.integers(0, 2), st.floats(0.05, 1.0))
-@tried(30)
+@tried(16)
 def test_a_slower_link_never_makes_a_plan_faster(case: TrainingCase, tier: int, factor: float) -> None:
     """Taking bandwidth from any tier never shortens a step, whichever axes use it."""
     assert seconds(_slower_link(case, tier, factor)) * SLACK >= seconds(case)
@@ -75,7 +75,7 @@ def test_a_faster_network_never_lengthens_a_step(index: int, device: str) -> Non
 
 
 @given(cases(replace(ANY, layouts=("1d",), schedules=("1f1b",), models=("dense",))), st.sampled_from((2, 4)))
-@tried(15)
+@tried(10)
 def test_a_slower_pipeline_link_costs_time(case: TrainingCase, pp: int) -> None:
     """The boundary between pipeline stages is charged: a link ten times slower lengthens the step."""
     assume(case.model.num_layers >= pp)
@@ -85,7 +85,7 @@ def test_a_slower_pipeline_link_costs_time(case: TrainingCase, pp: int) -> None:
 
 
 @given(cases())
-@tried(75)
+@tried(40)
 def test_twice_the_batch_takes_at_least_as_long_and_at_most_twice(case: TrainingCase) -> None:
     """Twice the sequences never take less time than once, nor more than twice, on any schedule, sharding or stack."""
     twice = replace(case, job=replace(case.job, global_batch=2 * case.job.global_batch))
@@ -148,7 +148,7 @@ REPLICATED = cases(replace(ANY, max_devices=256))
 
 
 @given(REPLICATED, st.sampled_from(TRAINERS))
-@tried(30)
+@tried(16)
 def test_twice_the_replicas_at_a_batch_take_at_least_half_the_time(case: TrainingCase, device: str) -> None:
     """At a fixed batch twice the replicas halve the micro-batches of each, and nothing takes less than half."""
     assume(case.job.global_batch // (case.plan.dp * case.plan.micro_batch) % 2 == 0)
@@ -157,7 +157,7 @@ def test_twice_the_replicas_at_a_batch_take_at_least_half_the_time(case: Trainin
 
 
 @given(REPLICATED, st.sampled_from(TRAINERS))
-@tried(30)
+@tried(16)
 def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: TrainingCase, device: str) -> None:
     """With twice the replicas and batch everything but the update, which they share, takes as long or longer."""
     once, twice = _with_twice_the_replicas(case, device, 2 * case.job.global_batch)
@@ -165,14 +165,14 @@ def test_twice_the_replicas_at_the_same_work_each_take_no_less(case: TrainingCas
 
 
 @given(cases(), st.sampled_from(RATES), st.floats(0.1, 1.0))
-@tried(30)
+@tried(16)
 def test_a_slower_device_never_makes_a_plan_faster(case: TrainingCase, rate: str, factor: float) -> None:
     """Taking FLOP/s or memory bandwidth from the device never shortens a step."""
     assert seconds(_slower_device(case, rate, factor)) * SLACK >= seconds(case)
 
 
 @given(cases(replace(FLAT, recomputes=("none",))))
-@tried(20)
+@tried(12)
 def test_more_recompute_never_runs_shorter(case: TrainingCase) -> None:
     """Full recompute takes at least as long as selective, and selective as none."""
     times = [seconds(replace(case, plan=replace(case.plan, recompute=mode))) for mode in MODES]  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_more_recompute_never_runs_shorter(case: TrainingCase) -> None:
 
 
 @given(cases(replace(FLAT, recomputes=("none",))))
-@tried(20)
+@tried(12)
 def test_selective_recompute_costs_at_most_the_attention_core_again(case: TrainingCase) -> None:
     """On every stage selective recompute adds at most the forward seconds of the attention cores it holds."""
     selective = replace(case, plan=replace(case.plan, recompute="selective"))
@@ -195,7 +195,7 @@ def test_selective_recompute_costs_at_most_the_attention_core_again(case: Traini
 
 
 @given(cases())
-@tried(30)
+@tried(16)
 def test_exposed_messages_lie_between_nothing_and_all(case: TrainingCase) -> None:
     """What is exposed after overlap is at least zero, and with what is hidden it is what no overlap would expose."""
     overlapped, exposed = (evaluated(replace(case, overlap=on)).step for on in (True, False))
@@ -214,7 +214,7 @@ def test_exposed_messages_lie_between_nothing_and_all(case: TrainingCase) -> Non
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_the_parts_of_a_step_make_the_step(case: TrainingCase) -> None:
     """Pipeline, exposed messages, optimizer and overhead add up to the step; busy, bubble and sends to the pipeline."""
     step = evaluated(case).step
@@ -226,7 +226,7 @@ def test_the_parts_of_a_step_make_the_step(case: TrainingCase) -> None:
 
 
 @given(cases(replace(ANY, schedules=("gpipe", "1f1b", "interleaved"))))
-@tried(30)
+@tried(16)
 def test_a_pipeline_has_a_bubble(case: TrainingCase) -> None:
     """A pipeline of p stages runs m micro-batches in at least m + (p - 1) / v of the quickest stage's work."""
     found = evaluated(case)
@@ -238,7 +238,7 @@ def test_a_pipeline_has_a_bubble(case: TrainingCase) -> None:
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_the_pipeline_never_beats_its_slowest_device(case: TrainingCase) -> None:
     """No schedule finishes before its busiest device has done its own work."""
     found = evaluated(case)
@@ -248,7 +248,7 @@ def test_the_pipeline_never_beats_its_slowest_device(case: TrainingCase) -> None
 
 
 @given(cases(replace(ANY, shardings=("none",))))
-@tried(15)
+@tried(10)
 def test_without_sharding_no_weights_are_gathered(case: TrainingCase) -> None:
     """With ZeRO off no parameter all-gather is charged, neither once a step nor for each layer."""
     step = evaluated(case).step
@@ -258,7 +258,7 @@ def test_without_sharding_no_weights_are_gathered(case: TrainingCase) -> None:
 
 
 @given(cases(replace(ANY, shardings=("none", "zero1", "zero2", "distributed-optimizer"))))
-@tried(20)
+@tried(12)
 def test_gradient_reduction_is_charged_from_zero_0_to_2(case: TrainingCase) -> None:
     """Whatever of ZeRO 0 to 2 runs, gradients are reduced over the replicas, and sharded optimizers gather weights."""
     step = evaluated(case).step
@@ -280,7 +280,7 @@ def test_the_order_of_questions_does_not_matter(case: TrainingCase, other: Train
 
 
 @given(cases())
-@tried(20)
+@tried(12)
 def test_more_tokens_never_take_less_time(case: TrainingCase) -> None:
     """A longer sequence or more micro-batches never shorten a step."""
     base = seconds(case)
@@ -325,7 +325,7 @@ def test_panels_expose_one_set_and_what_compute_does_not_cover(panels: int) -> N
 
 
 @given(cases())
-@tried(15)
+@tried(10)
 def test_stage_seconds_are_what_their_operators_say(case: TrainingCase) -> None:
     """Compute of a stage plus its exposed messages is its busy time, DualPipe's pairs included."""
     step = evaluated(case).step

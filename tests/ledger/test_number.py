@@ -50,7 +50,7 @@ POSITIVE = st.floats(1e-3, 1e6)
 
 @pytest.mark.parametrize(("name", "function", "count", "meaning"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=4))
-@tried(30)
+@tried(16)
 def test_columns_and_traced_numbers_are_plain_ones(
     name: str, function: Callable[..., Any], count: int, meaning: Callable[..., Any], rows: list[tuple[float, float]]
 ) -> None:

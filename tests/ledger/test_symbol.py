@@ -47,7 +47,7 @@ def _wide(value: Any, level: int) -> Any:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=30),
     st.sampled_from((0.0, 1.0, 2.5)),
 )
-@tried(300)
+@tried(120)
 def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int, int, int]], constant: float) -> None:
     """Whatever its inputs vary with, every result of a program is that of the formula on arrays as wide as can be."""
     graph = Graph()

@@ -35,7 +35,7 @@ def test_a_trace_ends_with_its_block_even_after_an_error() -> None:
 
 
 @given(st.lists(st.floats(0.5, 100), min_size=4, max_size=4))
-@tried(50)
+@tried(25)
 def test_arithmetic_is_the_plain_one(values: list[float]) -> None:
     """Every operator, from either side, has the bits of plain arithmetic."""
 

@@ -98,7 +98,7 @@ def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
     assert found.status == "refused" and "num_gpus" in found.reason
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted({*TRAINING, *INFERENCE})),

@@ -199,7 +199,7 @@ def test_values_that_were_faults_are_refused(model_type: str, change: dict[str, 
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_in_a_file_breaks_the_importer(data: st.DataObject) -> None:
     """Whatever stands under a key of a real configuration gives a model or an input error with remedies."""
     family = data.draw(st.sampled_from(sorted(randoms())))

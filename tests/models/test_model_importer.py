@@ -286,7 +286,7 @@ def test_more_layers_continue_a_pattern_that_repeats() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_override_of_a_read_field_holds_or_is_refused(data: st.DataObject) -> None:
     """Any whole number for any field gives a model that lists the override, or an input error, never another error."""
     family = data.draw(st.sampled_from(sorted(randoms())))
@@ -302,7 +302,7 @@ def test_every_override_of_a_read_field_holds_or_is_refused(data: st.DataObject)
 
 
 @given(st.sampled_from(sorted(randoms())), st.integers(0, 19), st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_importing_is_a_function_of_the_configuration(family: str, index: int, seed: int) -> None:
     """The order of keys and keys without effect change nothing; equal files give equal models."""
     config = randoms()[family][index]["config"]

@@ -150,7 +150,7 @@ _FIELDS = (
 
 
 @given(cases(Wanted(modules=False)), st.sampled_from(_FIELDS), st.data())
-@tried(100)
+@tried(40)
 def test_following_a_remedy_fixes_a_plan(case: TrainingCase, name: str, data: st.DataObject) -> None:
     """A legal plan changed in one field until it has one problem is legal again after its remedy."""
     values: dict[str, Any] = {
@@ -218,7 +218,7 @@ def test_checks_hold_for_any_head_and_ffn_shape() -> None:
 
 
 @given(cases())
-@tried(100)
+@tried(40)
 def test_legal_cases_are_legal(case: TrainingCase) -> None:
     """What the strategies draw breaks no law, field by field and together."""
     assert not field_problems(case.plan).items
@@ -227,7 +227,7 @@ def test_legal_cases_are_legal(case: TrainingCase) -> None:
 
 
 @given(st.integers(1, 5000))
-@tried(100)
+@tried(40)
 def test_divisors_are_all_of_them(n: int) -> None:
     """Divisors are exactly the numbers that divide, in order."""
     assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]

@@ -55,7 +55,7 @@ def together(members: list[int], domain: int) -> int:
 
 
 @given(placed(), st.lists(st.sampled_from(AXES), unique=True, min_size=1))
-@tried(100)
+@tried(40)
 def test_every_rank_is_in_exactly_one_group(where: tuple[Plan, tuple[int, ...]], axes: list[str]) -> None:
     """Groups over any axes partition the ranks, each as large as its axes multiply to."""
     plan, _ = where
@@ -70,7 +70,7 @@ def test_every_rank_is_in_exactly_one_group(where: tuple[Plan, tuple[int, ...]],
 
 
 @given(placed())
-@tried(200)
+@tried(80)
 def test_spans_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
     """How many ranks of a group sit in one domain is what counting finds, for every axis, order and tier."""
     plan, domains = where
@@ -82,7 +82,7 @@ def test_spans_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
 
 
 @given(placed())
-@tried(200)
+@tried(80)
 def test_expert_and_shard_groups_agree_with_counting(where: tuple[Plan, tuple[int, ...]]) -> None:
     """Experts lie on the ranks of a stage in the order etp, ep, edp; shards on neighbouring replicas with their cp."""
     plan, domains = where
@@ -112,7 +112,7 @@ def test_expert_and_shard_groups_agree_with_counting(where: tuple[Plan, tuple[in
 
 
 @given(placed())
-@tried(100)
+@tried(40)
 def test_spans_never_shrink_outwards_and_end_with_the_degree(where: tuple[Plan, tuple[int, ...]]) -> None:
     """A wider domain holds at least as many ranks of a group, and the last tier all of them."""
     plan, domains = where
@@ -132,7 +132,7 @@ def test_spans_never_shrink_outwards_and_end_with_the_degree(where: tuple[Plan, 
 
 
 @given(POWERS, POWERS)
-@tried(20)
+@tried(12)
 def test_tensor_parallel_ranks_are_neighbours_by_default(tp: int, dp: int) -> None:
     """The first axis of the order has consecutive ranks."""
     assert next(groups(Plan(tp=tp, dp=dp), ["tp"])) == tuple(range(tp))

@@ -17,7 +17,7 @@ from shardwise.serving import InferReport, ServingOptions
 
 HOST = "cpu-generic"
 LAYERS = 32
-SOME = settings(max_examples=25, deadline=None)
+SOME = settings(max_examples=15, deadline=None)
 
 
 def ask(model: str = "llama-3.1-8b", device: str = "rtx-4090", **job: Any) -> InferReport:

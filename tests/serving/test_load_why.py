@@ -93,7 +93,7 @@ def test_lighter_load_has_fewer_causes_of_others() -> None:
     assert parts[OWN_DECODE] > 0.97 * sum(parts.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(metric=st.sampled_from(["ttft", "tpot", "e2e"]), quantile=st.sampled_from(["mean", "p50", "p90", "p99"]),
        shares=st.tuples(st.floats(0.2, 5), st.floats(0.2, 5)))  # fmt: skip
 def test_looser_limits_are_likelier(metric: str, quantile: str, shares: tuple[float, float]) -> None:
@@ -292,7 +292,7 @@ def test_files_without_measured_requests_are_refused(text: str, tmp_path: Path) 
     assert done.status == 2 and {problem["field"] for problem in done.tree["error"]["problems"]} == {"against"}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     stages=st.lists(st.tuples(st.floats(0.5, 50), st.floats(1, 30)), min_size=1, max_size=4),
     kind=st.sampled_from(["constant", "poisson", "gamma"]),

@@ -68,7 +68,7 @@ def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None
     assert old.host.step_seconds > new.host.step_seconds
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 64), st.integers(64, 4096))
 def test_blocks_cost_the_host_by_sequence_and_context(batch: int, tokens: int) -> None:
     """A step is longer by the seconds of a block for each block of every sequence, and by nothing else."""

@@ -15,7 +15,7 @@ from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
 from shardwise.serving import infer
 
-LAWS = settings(max_examples=20, deadline=None)
+LAWS = settings(max_examples=12, deadline=None)
 # Of laws whose cases look for the largest batch or context.
 SEARCHING = settings(max_examples=10, deadline=None)
 DEVICE = st.sampled_from(DEVICES)

@@ -26,7 +26,7 @@ SMALL = Wanted(max_devices=256)
 
 
 @given(cases(SMALL))
-@tried(120)
+@tried(40)
 def test_what_is_sent_arrives(case: TrainingCase) -> None:
     """All ranks send as many bytes as all receive, and as many as the axes say, on every tier together."""
     found = CommReport(report=report(case))
@@ -39,7 +39,7 @@ def test_what_is_sent_arrives(case: TrainingCase) -> None:
 
 
 @given(cases(SMALL))
-@tried(120)
+@tried(40)
 def test_every_rank_of_a_group_sends_and_receives_the_same(case: TrainingCase) -> None:
     """Collectives leave each rank with as much as it gave, whatever its group."""
     found = CommReport(report=report(case))
@@ -48,7 +48,7 @@ def test_every_rank_of_a_group_sends_and_receives_the_same(case: TrainingCase) -
 
 
 @given(cases(SMALL))
-@tried(100)
+@tried(40)
 def test_seconds_are_those_of_the_training_report(case: TrainingCase) -> None:
     """Exposed and hidden seconds of the axes add up to those that the step is made of; so do the messages' own."""
     found = CommReport(report=report(case))
@@ -60,7 +60,7 @@ def test_seconds_are_those_of_the_training_report(case: TrainingCase) -> None:
 
 
 @given(cases(SMALL))
-@tried(50)
+@tried(25)
 def test_groups_partition_the_ranks(case: TrainingCase) -> None:
     """Every rank is in one group of each axis, but for a shared table's; groups are as the report counts them."""
     found = CommReport(report=report(case))
@@ -75,7 +75,7 @@ def test_groups_partition_the_ranks(case: TrainingCase) -> None:
 
 
 @given(cases(SMALL))
-@tried(40)
+@tried(24)
 def test_shapes_are_those_of_the_bytes(case: TrainingCase) -> None:
     """The elements of a message's shape have 4 bits to 4 bytes each, and weights have as many as their shape says."""
     found = CommReport(report=report(case))
@@ -91,7 +91,7 @@ def test_shapes_are_those_of_the_bytes(case: TrainingCase) -> None:
 
 
 @given(cases(Wanted(max_devices=256, schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"))))
-@tried(50)
+@tried(25)
 def test_each_boundary_is_crossed_once_each_way(case: TrainingCase) -> None:
     """A micro-batch crosses the boundaries between all chunks once forward and once backward, on every rank's path."""
     plan = case.plan
@@ -125,7 +125,7 @@ def dense_cases(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
 
 
 @given(dense_cases())
-@tried(100)
+@tried(40)
 def test_volumes_are_the_closed_formulas(drawn: tuple[Model, Plan, Training]) -> None:
     """Bytes of each axis in a step are the textbook's: arXiv:1909.08053, 2205.05198, 2310.01889, 1910.02054."""
     model, plan, job = drawn
@@ -220,7 +220,7 @@ def megatron_groups(sizes: dict[str, int], order: str, wanted: set[str]) -> list
 @pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])
 @given(st.sampled_from((1, 2, 4)), st.sampled_from((1, 2)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 4)),
        st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2)))  # fmt: skip
-@tried(40)
+@tried(24)
 def test_ranks_are_placed_as_megatron_places_them(
     order: str, tp: int, cp: int, pp: int, dp: int, ep: int, etp: int
 ) -> None:
@@ -250,7 +250,7 @@ def test_the_embedding_group_is_the_first_and_the_last_stage() -> None:
 
 
 @given(cases(SMALL))
-@tried(40)
+@tried(24)
 def test_every_kind_of_group_partitions_the_ranks(case: TrainingCase) -> None:
     """Whatever a message travels over, each rank is in one group of it."""
     plan = replace(case.plan)

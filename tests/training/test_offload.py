@@ -79,7 +79,7 @@ def test_sharded_parameters_on_the_host_come_in_twice() -> None:
     assert stage.exposed["host"] + stage.hidden["host"] == pytest.approx(2 * 2 * PARAMETERS / (0.8 * 3.2e10), rel=0.3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases(Wanted(stacks=("transformers", "megatron", "deepspeed"))), st.sampled_from(OFFLOADS[:1] + OFFLOADS[3:]))
 def test_offload_never_takes_more_memory_nor_less_time(case: TrainingCase, what: str) -> None:
     """Whatever lies on the host is not on the device, and copies do not make a step shorter but for the update."""

@@ -341,7 +341,7 @@ def runs_of(p: int, costs: list[Costs]) -> tuple[StageRun[float], ...]:
     return tuple(run_of(float(n), c) for n, c in zip(counts, costs, strict=True))
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(PIPES, st.floats(0, 1), st.floats(0, 1))
 def test_laws(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float, more: float) -> None:
     """Time is never less than the work, bubbles are never negative, and slower messages never speed a pipeline up."""
@@ -360,7 +360,7 @@ def test_laws(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], se
     assert slow.bubble == fast.bubble
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(PIPES, st.floats(0, 0.2))
 def test_more_micro_batches_never_take_less(
     pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], send: float
@@ -375,7 +375,7 @@ def test_more_micro_batches_never_take_less(
     assert many.total >= few.total * (1 - 1e-12)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(STAGES), st.integers(1, 64), st.integers(2, 6), st.tuples(*[st.floats(0.5, 2.0)] * 3))
 def test_interleaving_is_never_worse(p: int, m: int, v: int, costs: Costs) -> None:
     """Equal stages and free messages: interleaving is never slower than 1F1B, fewer micro-batches than stages too."""
@@ -384,7 +384,7 @@ def test_interleaving_is_never_worse(p: int, m: int, v: int, costs: Costs) -> No
     assert pipeline_time("interleaved", runs, shape_of(p, m, v)).total <= plain_time * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(PIPES, st.integers(0, 3))
 def test_pads_change_nothing(pipe: tuple[tuple[Schedule, int], int, int, list[Costs], bool], at: int) -> None:
     """A run of no stages changes nothing after the first run, whatever seconds it carries."""

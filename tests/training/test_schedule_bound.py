@@ -46,7 +46,7 @@ def pipelines(draw: st.DrawFn, schedule: Any) -> tuple[tuple[StageRun[float], ..
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
-@tried(120)
+@tried(40)
 def test_no_pipeline_is_shorter_than_its_bound(schedule: Any, data: st.DataObject) -> None:
     """Whatever the stages and the messages, the time of a pipeline is at least its bound."""
     runs, shape = data.draw(pipelines(schedule))
@@ -57,7 +57,7 @@ def test_no_pipeline_is_shorter_than_its_bound(schedule: Any, data: st.DataObjec
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
-@tried(100)
+@tried(40)
 def test_the_bound_never_falls_as_a_stage_gets_slower(schedule: Any, data: st.DataObject) -> None:
     """A longer forward or backward of any stage never makes the bound smaller."""
     runs, shape = data.draw(pipelines(schedule))

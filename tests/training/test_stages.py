@@ -29,7 +29,7 @@ def evaluated(plan: Plan, model: Model = LLAMA, batch: int = 64, **more: Any) ->
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
-@tried(100)
+@tried(40)
 def test_even_pieces_differ_by_one(layers: int, pieces: int) -> None:
     """Layers spread evenly add up and differ by at most one, the larger pieces first."""
     found = split_layers(layers, pieces, "uniform")
@@ -54,7 +54,7 @@ def test_stages_take_their_pieces_of_the_model(pp: int, vpp: int, sizes: Any, ex
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 3), st.booleans())
-@tried(100)
+@tried(40)
 def test_runs_hold_every_layer_once(layers: int, pp: int, limit: int, mirrored: bool) -> None:
     """Runs of equal stages together hold all layers, one embedding and one head; mirrored stages hold them twice."""
     order = tuple(int(i > layers // 3) for i in range(layers))
