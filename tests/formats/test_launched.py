@@ -95,6 +95,10 @@ LINES = {
     "layers and experts stay on the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ngl 0 --n-cpu-moe 20", {"gpu_layers": 0, "cpu_experts": 20}, 0,
     ),
+    "other names of a flag, and a switch with a dot": (
+        "llama-server --hf-repo bartowski/Llama-3.1-8B-GGUF -hff Llama-3.1-8B-Q6_K.gguf --fim-qwen-1.5b-default "
+        "--gpu-layers 20 --no-kv-offload --rope-scaling yarn", {"weights": "q6_k", "gpu_layers": 20}, 0,
+    ),
     "a pattern that sends all experts to the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu_experts": 10_000}, 0,
     ),

@@ -116,7 +116,7 @@ class LaunchLine:
                 continue
             key, equals, value = word.partition("=")
             base, *path = key.split(".")
-            if path and (equals or rest):
+            if path and (equals or rest) and key not in self.table["switches"]["keys"]:
                 self._nest(self._long(base), path, value if equals else rest.pop(0))
             else:
                 self._take(self._long(key), value if equals else None, rest)

@@ -1,6 +1,6 @@
 """The command line of llama.cpp's server: `llama-server -m FILE --flags`.
 
-Source: github.com/ggml-org/llama.cpp 00dc8057ab tools/server/README.md. Its context is that of all slots together; a
+Source: github.com/ggml-org/llama.cpp b11434 tools/server/README.md. Its context is that of all slots together; a
 split by layers is a pipeline, one by rows tensor parallelism.
 """
 
@@ -133,7 +133,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     """
     line = LaunchLine(words, "llamacpp.toml", source)
     file = str(line.values.get("--hf-repo") or line.values.get("--model", ""))
-    weights = _quantised(file)
+    weights = _quantised(str(line.values.get("--hf-file") or file))
     model = namesake(_ENDINGS.sub("", file)) or ""
     if not weights and file and not (model and load_model(model).quantization):
         weights = _USUAL
