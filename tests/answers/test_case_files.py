@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.answers import _commands, _converters
 from shardwise.answers._files import command_words, read_case, write_case
-from shardwise.answers._inputs import Inputs, read_values
+from shardwise.answers._inputs import WRITTEN, Inputs, read_values
 from shardwise.answers._run import case_of, scan, split
 
 CASE = [
@@ -73,7 +73,7 @@ def inputs(draw: st.DrawFn) -> tuple[str, Inputs]:
     """A command and values for some of its flags, as if they had been read."""
     name = draw(st.sampled_from(["train", "infer", "count"]))
     command = _commands.command(name)
-    keys = [k for k, f in command.flags.items() if f.group != "output" and k != "rows"]
+    keys = [k for k, f in command.flags.items() if f.group != "output" and k not in ("rows", "follow")]
     chosen = draw(st.lists(st.sampled_from(keys), unique=True, max_size=12))
     raw = {key: draw(_values(command.flags[key].kind)) for key in chosen}
     found = Inputs()
@@ -189,3 +189,35 @@ def test_nothing_is_saved_of_a_case_that_is_wrong(tmp_path: Path) -> None:
     assert not wrong.exists()
     assert run("train", "llama-3.1-70b", "--on", "1xh100", "--save", str(big)).status == 1
     assert big.exists()
+
+
+@pytest.mark.parametrize("key", [*WRITTEN, "follow"])
+def test_a_case_writes_no_file_and_allows_itself_nothing(key: str, tmp_path: Path) -> None:
+    """A case of someone else's could overwrite any file of whoever asks it: the command says what is written."""
+    case, other = tmp_path / "case.toml", tmp_path / "other.svg"
+    value = "true" if key == "follow" else f"'{other}'"
+    case.write_text(f'command = "train"\nmodel = "gpt2"\non = "1xh100"\n{key} = {value}\n')
+    assert run("--config", str(case), "--json").fields == [key]
+    assert not other.exists()
+
+
+@pytest.mark.parametrize(("key", "name"), [("model", "model.json"), ("on", "cluster.toml"), ("from", "run.sh")])
+def test_a_case_names_files_below_it_or_below_where_it_is_asked(key: str, name: str, tmp_path: Path) -> None:
+    """Files elsewhere are read where --follow says so; those beside the case as they are."""
+    (tmp_path / "inner").mkdir()
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    texts = {
+        "model.json": json.dumps(config | {"intermediate_size": 128, "vocab_size": 100}),
+        "cluster.toml": 'device = "h100-sxm-80gb"\n[[tiers]]\nname = "a"\nsize = 8\nbandwidth = "9G"\nlatency = "1us"',
+        "run.sh": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+        "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --vocab-size 100",
+    }
+    (tmp_path / name).write_text(texts[name])
+    rest = {"model": "gpt2", "on": "8xh100"} if key != "from" else {"on": "8xh100"}
+    lines = [f"{one} = {json.dumps(value)}" for one, value in (rest | {key: str(tmp_path / name)}).items()]
+    for folder, follow, status in (("inner", (), 2), ("inner", ("--follow",), 0), ("", (), 0)):
+        case = tmp_path / folder / "case.toml"
+        case.write_text("\n".join(["command = 'train'", "seq_len = 64", *lines]))
+        done = run("--config", str(case), "--json", *follow)
+        assert done.status == status, done.out
+        assert status == 0 or done.fields == [key]

@@ -11,6 +11,7 @@ import pytest
 
 from command_line import run
 from shardwise.answers import _commands
+from shardwise.answers._inputs import WRITTEN
 from shardwise.answers._reference import SHELLS, schema
 
 
@@ -18,7 +19,7 @@ def test_the_schema_has_every_key_of_every_case() -> None:
     """A key that a case file may hold is in the schema with its meaning, and nothing else is."""
     keys = schema()["properties"]
     taken = {key for c in _commands.every().values() if "config" in c.flags for key in c.flags}
-    assert keys.keys() - {"command"} == taken - {"help", "config", "save"}
+    assert keys.keys() - {"command"} == taken - {"help", "config", "follow", *WRITTEN}
     assert all(key == "command" or keys[key]["description"] for key in keys)
 
 

@@ -147,6 +147,7 @@ def _plan(kind: str = "") -> Command:
 def _sweep() -> Command:
     own = {
         "study": Flag("study", _converters.FILE, "a TOML file: task, fixed values, a grid of values", "positional"),
+        "follow": _flags.WHERE["follow"],
         "out": Flag("out", _converters.FILE, "folder of the answers and tables", "output"),
         "workers": Flag("workers", _converters.whole(), "processes, or cores of Ray; left out, all cores", "search"),
         "engine": Flag("engine", _converters.choice("processes", "ray"), "what runs the searches", "search"),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _infer, _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._commands import command, every
-from shardwise.answers._converters import fail
+from shardwise.answers._converters import SWITCH, fail
 from shardwise.answers._described import describe
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._from import take
 from shardwise.answers._infer import infer_tree
-from shardwise.answers._inputs import Inputs, known_keys, read_values
+from shardwise.answers._inputs import CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._page import Page
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._run import ScannedWords, scan
@@ -81,7 +81,9 @@ def _inputs(shared: dict[str, Any], side: _Side) -> tuple[str, Inputs]:
     for key in typed:
         if key not in command(kind).flags:
             inputs.fail(key, typed[key], f"is not a flag of {kind}", f"`shardwise {kind} --help` lists them")
-    raw = known_keys(every(), case | typed, command(kind), inputs)
+    place = CaseFile(side.file or "", SWITCH.read(typed.get("follow", False), "follow") is True)
+    raw = known_keys(every(), case, command(kind), inputs, place)
+    raw |= {key: value for key, value in typed.items() if key in command(kind).flags}
     inputs.notes.clear()
     read_values(raw, command(kind), inputs)
     take(inputs)

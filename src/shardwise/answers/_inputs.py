@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -11,6 +12,7 @@ from shardwise.answers import _flags
 from shardwise.answers._converters import nearest
 from shardwise.answers._flags import Command
 from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.files import below
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -57,6 +59,14 @@ _FOLLOWS = {
     "checkpoint_interval": {"checkpoint"},
     "precision": {"stack"},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFile:
+    """Where a case was read, and whether it may name files anywhere."""
+
+    path: str
+    follow: bool = False
 
 
 @dataclass(slots=True)
@@ -113,7 +123,7 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
             inputs.bad.add(key)
     for key in command.required:
         from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
-        if key not in raw and not from_sizes and not inputs.bad & {key, "config"}:
+        if key not in raw and not from_sizes and not inputs.bad & {key, "config", "from"}:
             inputs.fail(key, None, "is missing", _example(key))
 
 
@@ -128,14 +138,26 @@ def _example(key: str) -> str:
     }.get(key, f"give --{key.replace('_', '-')}")
 
 
+WRITTEN = ("save", "save_best", "plot", "timeline", "rows", "html", "write", "out")
+"""Keys of files that are written: whoever starts a command names them, and no file does."""
+_READ = ("model", "draft_model", "on", "from", "catalogue", "trace", "classes", "against", "first", "second", "study")
+
+_COUNTED = re.compile(r"^(?:[0-9]+x)+")
+
+
 def known_keys(
-    every: Mapping[str, Command], file: Mapping[str, object], command: Command, inputs: Inputs
+    every: Mapping[str, Command], file: Mapping[str, object], command: Command, inputs: Inputs, place: CaseFile
 ) -> dict[str, object]:
-    """Return the keys of a case file that a command takes; keys of no command are problems, of another notes."""
+    """Return the keys of a case file that a command takes; keys of no command are problems, of another notes.
+
+    A file that came from someone else names no file to be written, and none to be read that lies elsewhere.
+    """
     known = {"command", *(key for c in every.values() for key in c.flags)}
     found: dict[str, object] = {}
     for key, value in file.items():
-        if key in command.flags:
+        if key in (*WRITTEN, "follow"):
+            inputs.fail(key, value, "is no key of a file", f"give --{key.replace('_', '-')} where the command starts")
+        elif key in command.flags:
             found[key] = value
         elif key not in known:
             inputs.problems.add(
@@ -143,4 +165,24 @@ def known_keys(
             )
         elif key != "command":
             inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
+    for key in found.keys() & set(_READ):
+        value = found[key]
+        texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        if not all(_is_placed(key, text, place, inputs) for text in texts):
+            del found[key]
     return found
+
+
+def _is_placed(key: str, named: str, place: CaseFile, inputs: Inputs) -> bool:
+    """Return whether a file that a case names is below the case, or below where it is asked; a problem where not."""
+    path = os.path.expanduser(_COUNTED.sub("", named) if key == "on" else named)
+    try:
+        below("", path, place.follow, key)
+    except InputError:
+        try:
+            below(place.path, path, place.follow, key)
+        except InputError as error:
+            inputs.merge(error)
+            inputs.bad.add(key)
+            return False
+    return True

@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.answers import _commands
 from shardwise.answers._answer import Answer
 from shardwise.answers._flags import Command, Flag
-from shardwise.answers._inputs import Inputs
+from shardwise.answers._inputs import WRITTEN, Inputs
 from shardwise.answers._page import Page
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
     keys: dict[str, Any] = {"command": {"enum": sorted({c.name for c in cases.values()})}}
     for name, command in cases.items():
         for key, flag in command.flags.items():
-            if key not in ("help", "config", "save"):
+            if key not in (*WRITTEN, "help", "config", "follow"):
                 own = {"description": flag.help, **flag.kind.schema}
                 kept = keys.setdefault(key, own)
                 if {k: v for k, v in kept.items() if k != "description"} != flag.kind.schema and name != "command":

@@ -16,7 +16,7 @@ from shardwise.answers._answer import Answer
 from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
-from shardwise.answers._inputs import Inputs, known_keys, read_values
+from shardwise.answers._inputs import WRITTEN, CaseFile, Inputs, known_keys, read_values
 from shardwise.errors import InputError, Problems, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
@@ -29,7 +29,7 @@ _HOMES = {
     "schema": "_reference",
     "completion": "_reference",
 }
-_NOT_SAVED = ("json", "width", "config", "save", "help", "plot", "timeline")
+_NOT_SAVED = (*WRITTEN, "json", "width", "config", "help", "follow")
 
 
 def answer(words: Sequence[str]) -> Answer:
@@ -179,7 +179,8 @@ def _inputs(found: ScannedWords, command: Command) -> Inputs:
     raw: dict[str, Any] = {}
     if isinstance(path := found.given.get("config"), str):
         try:
-            raw = known_keys(_commands.every(), read_case(path), command, inputs)
+            follow = SWITCH.read(found.given.get("follow", False), "follow") is True
+            raw = known_keys(_commands.every(), read_case(path), command, inputs, CaseFile(path, follow))
         except InputError as error:
             inputs.merge(error)
             inputs.bad.add("config")

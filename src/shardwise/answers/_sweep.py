@@ -18,7 +18,7 @@ from shardwise.answers._answer import Answer, is_terminal, print_error
 from shardwise.answers._files import read_case
 from shardwise.answers._flags import FROM, Command
 from shardwise.answers._from import take
-from shardwise.answers._inputs import Inputs, known_keys, read_values
+from shardwise.answers._inputs import CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
@@ -41,7 +41,7 @@ def command_of(task: str) -> Command:
     return _commands.command("plan", task)
 
 
-def read_study(path: str) -> tuple[str, int, list[dict[str, Any]]]:
+def read_study(path: str, follow: bool = False) -> tuple[str, int, list[dict[str, Any]]]:
     """Return the task of a study, the plans that it keeps of each question, and the values of every question.
 
     Raises `InputError` with everything that is wrong with the file.
@@ -67,7 +67,7 @@ def read_study(path: str) -> tuple[str, int, list[dict[str, Any]]]:
         left = {key: value for key, value in values.items() if key not in _NOT_ASKED}
         for key in values.keys() - left.keys():
             inputs.problems.add(key, None, "is no value that a study sets", "leave it out")
-        known_keys({command.name: command}, left, command, inputs)
+        known_keys({command.name: command}, left, command, inputs, CaseFile(path, follow))
         for key, value in left.items():
             if isinstance(value, float) and not math.isfinite(value):
                 inputs.problems.add(key, str(value), "must be a finite number", "write the number with its unit")
@@ -207,7 +207,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     from shardwise.search import StudyFolder, StudyQuestion, StudyTask, run_study
 
     _check(inputs)
-    task, top, questions = read_study(inputs.values["study"])
+    task, top, questions = read_study(inputs.values["study"], inputs.get("follow", False))
     varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
     shown = tuple(dict.fromkeys(("model", "on", *varied)))
     asked = [
