@@ -25,6 +25,8 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     found: list[Op[X]] = []
     for op in ops:
         base = frozen(y, t, op) if t.freezes else op
+        if op.role == "head" and t.wide_stream and not t.narrow_head:
+            base = replace(base, saves=(*base.saves, _cast_head(y, op)))
         if op.role == "embedding" and t.adapter and matches(t, op, "embedding"):
             found += [base, *embedding_adapter(y, t, op)]
             continue
@@ -37,6 +39,14 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     if t.adapter == "adalora" and y.work.phase == "train":
         found = [_with_importance(t, op) for op in found]
     return tuple(_with_other_adapters(t, op) for op in found) if t.reference or t.critic else tuple(found)
+
+
+def _cast_head(y: Layout[X], op: Op[X]) -> Tensor[X]:
+    """Return the 16-bit copy of a head in fp32 that autocast makes for its product, and that its input gradient reads.
+
+    pytorch aten/src/ATen/autocast_mode.cpp cached_cast; only copies of leaves that train last for the whole pass.
+    """
+    return Tensor(name="head.weight in 16 bits", size_bytes=y.a * op.columns * op.inner, born="head", read_for="input")
 
 
 def _with_importance(t: Tuning, op: Op[X]) -> Op[X]:

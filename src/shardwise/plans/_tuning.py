@@ -75,7 +75,8 @@ class BaseFormat:
     `second_block` scales share one of `second_bytes`. Before a product `widened_bytes` of each element are moved to
     make 16 bits of it (0: products read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
     autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it, which with
-    `keeps_inputs` keep their input in all its releases, whatever trains.
+    `keeps_inputs` keep their input in all its releases, whatever trains. With `rest_as_is` peft casts nothing beside it
+    (peft utils/other.py prepare_model_for_kbit_training).
     """
 
     name: str
@@ -91,6 +92,7 @@ class BaseFormat:
     keeps_widened: bool = False
     bitsandbytes: bool = False
     keeps_inputs: bool = False
+    rest_as_is: bool = False
     source: str = ""
 
     @property
@@ -278,7 +280,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         keeps_inputs=base.keeps_inputs or (base.bitsandbytes and stack.keeps_narrow_inputs),
         holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
         narrow_head=narrow and stack.narrow_head,
-        rest_bytes=stack.narrow_rest_bytes if narrow else 0.0,
+        rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
     )
