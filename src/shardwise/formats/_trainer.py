@@ -349,9 +349,12 @@ def written(
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, found = untold(alone(case.plan), frozenset(told))
-    refuse(case.stack.name, {}, case)
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
-    back = read(text, around=ImportContext(num_devices=ours.num_devices))
+    try:
+        back = read(text, around=ImportContext(num_devices=ours.num_devices))
+    except InputError:
+        refuse(case.stack.name, found, case)  # what its framework does not run, rather than what it says of the file
+        raise
     refuse(back.system, found | _lost(replace(case, plan=ours), back), case)
     return text
 
