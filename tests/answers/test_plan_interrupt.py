@@ -17,7 +17,9 @@ import pytest
 
 pty = pytest.importorskip("pty")
 PROGRAM = [sys.executable, "-c", "import sys; from shardwise.answers._main import run; sys.exit(run())"]
-SEARCH = shlex.split("plan train deepseek-v3 --on 2048xh800 --seq-len 4096 --global-batch 15360 --json --top 2")
+SEARCH = shlex.split(
+    "plan train deepseek-v3 --on 2048xh800 --seq-len 4096 --global-batch 15360 --no-prune --json --top 2"
+)
 PROGRESS = re.compile(r"([\d.]+)% of [\d,]+ plans, [\d,]+ a second, best so far [\d.]+ \w+")
 
 

@@ -37,8 +37,8 @@ _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Google": "googl
 def resource_of(device: Device) -> str:
     """Return what a pod asks for devices as.
 
-    >>> from shardwise.hardware import load_device
-    >>> resource_of(load_device("mi300x"))
+    >>> from shardwise.hardware import find_device
+    >>> resource_of(find_device("mi300x").device)
     'amd.com/gpu'
     """
     if device.vendor not in _RESOURCES:
