@@ -77,12 +77,21 @@ def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
 def longest_sequence(report: TrainReport) -> int:
     """Return the most tokens of a sequence with which a plan fits, in multiples of 256; 0 where none does.
 
-    Memory never falls with the length, so that halving finds it; positions that a model learns bound it.
+    Memory never falls with the length, and is nearly a line: where the line between the longest that fits and the
+    shortest that does not meets the device's memory, or half-way where that is not known, is tried next; positions
+    that a model learns bound it.
     """
     limit = report.case.model.positions or report.case.model.max_context or MOST
-    low, high = 0, max(min(limit, MOST) // STEP, 1) + 1
+    room = report.case.cluster.device.usable_memory_bytes
+    low, high = report.fits * (report.job.seq_len // STEP), max(min(limit, MOST) // STEP, 1) + 1
+    known = {low: report.device_bytes}
     while high - low > 1:
-        middle = (low + high) // 2
-        one = changed(report, {"seq_len": middle * STEP})
-        low, high = (middle, high) if one is not None and one.fits else (low, middle)
+        at = (low + high) // 2
+        if low in known and high in known and known[high] > room > known[low]:
+            on_line = low + (high - low) * (room - known[low]) / (known[high] - known[low])
+            at = min(max(int(on_line), low + 1), high - 1)
+        one = changed(report, {"seq_len": at * STEP})
+        if one is not None:
+            known[at] = one.device_bytes
+        low, high = (at, high) if one is not None and one.fits else (low, at)
     return low * STEP
