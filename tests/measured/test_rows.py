@@ -236,11 +236,17 @@ def test_models_and_devices_stand_beside_the_file(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16,
               "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "hidden_act": "silu",
               "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}  # fmt: skip
-    (tmp_path / "models_mine.json").write_text(json.dumps({"ours-1b": {"config": config}}), encoding="utf-8")
+    seeing = {**config, "architectures": ["LlavaForConditionalGeneration"]}
+    models = {"ours-1b": {"config": config}, "seeing-1b": {"config": seeing}}
+    (tmp_path / "models_mine.json").write_text(json.dumps(models), encoding="utf-8")
     write(tmp_path, [DEVICE], "devices_mine.csv")
     found = only(tmp_path, {**TRAINING, "model": "ours-1b", "device": "x900-sxm-64gb"})
     assert found.status == "predicted", found.reason
     assert any("x900-sxm-64gb" in one for one in found.assumed)
+    # Of a model that has other parts the language model ran, which is said.
+    seen = only(tmp_path, {**TRAINING, "model": "seeing-1b", "device": "x900-sxm-64gb"})
+    assert seen.predicted == found.predicted
+    assert set(seen.assumed) - set(found.assumed) == {"only the language model is counted, without vision_config"}
 
 
 def test_a_device_of_a_file_has_its_own_figures_and_those_of_its_relative(tmp_path: Path) -> None:

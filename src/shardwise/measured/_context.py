@@ -15,6 +15,7 @@ from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
 from shardwise.measured._record import Record, network_words, read
 from shardwise.models import Model, load_model, model_from_config
+from shardwise.models._importer import unwrap
 
 # Columns of a table of devices -> fields of a device, in the two spellings that are in use.
 COLUMNS = {
@@ -67,11 +68,19 @@ class Context:
         """Return the model of a key; raises `InputError` where none is known or its configuration is not readable."""
         return self._models.of(key, lambda: self._find_model(key))
 
+    def model_of(self, record: Record) -> Model:
+        """Return the model of a row: of one that has other parts the language model alone, which is then assumed."""
+        key = record.text("model")
+        model = self.model(key)
+        for note in unwrap(self._entries[key]["config"]).notes if key in self._entries else ():
+            record.assume(note)
+        return model
+
     def _find_model(self, key: str) -> Model:
         if not key:
             raise _missing("model", key, "is not stated")
         if key in self._entries:
-            return model_from_config(self._entries[key]["config"], name=key)
+            return model_from_config(self._entries[key]["config"], name=key, part="text")
         if not re.fullmatch(r"[\w.-]+", key):
             raise _missing("model", key, "is in no models*.json beside the file and not in the catalogue")
         from shardwise.models import model_names

@@ -101,7 +101,7 @@ class InferenceRows:
 
     def predict(self, record: Record, context: Context) -> tuple[InferReport, tuple[str, ...]]:
         """Return the report of a deployment and what had to be assumed for it."""
-        model = context.model(record.text("model"))
+        model = context.model_of(record)
         device, notes = context.device(_ANY_DEVICE if record.text("device") == "any" else record.text("device"))
         if "attention_dp_enabled" in record.notes:
             raise refuse("attention_dp", record.text("attention_dp"), "how many groups share experts is not stated")

@@ -147,7 +147,7 @@ class TrainingQuestion:
 def question_of(record: Record, context: Context) -> TrainingQuestion:
     """Return what a row asks; raises `InputError` where it does not say enough, or what is not modelled."""
     _check(record)
-    table, model = context.frameworks, context.model(record.text("model"))
+    table, model = context.frameworks, context.model_of(record)
     device, notes = context.device(record.text("device"))
     framework = framework_of(table, record.text("framework"), record.row)
     if not framework.known and not record.says("stack"):
