@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import field as member
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -53,7 +54,7 @@ class Problem:
     """
 
     field: str
-    value: object
+    value: object = member(hash=False)  # whatever a file has there, lists too
     rule: str
     remedy: str
 

@@ -294,6 +294,16 @@ def test_words_of_a_training_are_refused_where_a_server_is_asked() -> None:
     assert (done.status, done.fields) == (2, ["from_args"])
 
 
+def test_a_list_of_a_file_is_named_where_a_number_stands(tmp_path: Path) -> None:
+    """What is wrong is said once, whatever a file has there."""
+    file = tmp_path / "config.yaml"
+    sizes = "{hidden_size: 64, intermediate_size: [1], num_hidden_layers: 2, num_attention_heads: 4, vocab_size: 99}"
+    lines = ["parallelism: {dp: 8}", "tokens: {sequence_length: 64}", f"model: {{model_config: {sizes}}}"]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    done = run("comm", "--on", "8xh100", "--from", str(file), "--json")
+    assert (done.status, "model.model_config.intermediate_size" in done.fields) == (2, True), done.err
+
+
 def test_the_table_is_wide() -> None:
     """At least seventy kinds of bad input are held against the command line."""
     assert len(CASES) >= 140

@@ -215,3 +215,9 @@ def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
         wanted = {"tp": {"tp": 2, "dp": replicas // 2}, "dp": {"dp": one.value}}.get(field, {})
         assert (plan.tp, plan.pp, plan.dp) == tuple({"tp": own.tp, "pp": own.pp, "dp": own.dp, **wanted}.values())
         assert field not in wanted or wanted[field] == one.value
+
+
+def test_a_deployment_slower_than_numbers_hold_is_no_point_of_the_front() -> None:
+    """A rate of 1,000 FLOP/s gives no first token in any time, and an answer all the same."""
+    done = run("plan", "serve", "qwen3-8b", "--on", "2xh100", "--rate", "1/s", "--matmul-flops", "1000", "--json")
+    assert (done.status, done.tree["front"]) == (1, [])

@@ -299,7 +299,7 @@ class LoadSearch:
             for share in _SHARES:
                 rate = share * group.form.capacity
                 steady = group.form.at(rate)
-                kept = np.ones(len(rate), bool)
+                kept = np.isfinite(steady.ttft_seconds)  # some take longer than numbers hold
                 for limit in self.options.limits:
                     kept &= least(steady, group.empty, limit) * self.margin(group.case, limit) <= limit.seconds
                 for row in np.flatnonzero(kept).tolist():
