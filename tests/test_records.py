@@ -39,13 +39,17 @@ class Named(Long):
 
 def test_a_long_record_is_of_its_own_class_and_frozen() -> None:
     """It is frozen when its own check runs and after, as is one of a class derived from it, and knows who made it."""
-    made = (Long(a=1), Named(a=1), replace(Long(a=3), a=1), copy.copy(Long(a=1)), pickle.loads(pickle.dumps(Long(a=1))))
+    changed = (replace(Long(a=3), a=1), records.replace(Long(a=3), a=1), records.replace(Named(a=3), a=1))
+    made = (Long(a=1), Named(a=1), *changed, copy.copy(Long(a=1)), pickle.loads(pickle.dumps(Long(a=1))))
     for one in made:
         assert (one.a, one.b, one.c, one.f) == (1, 2, [], 6)
         assert type(one) in (Long, Named)
         with pytest.raises(FrozenInstanceError):
             one.a = 2  # type: ignore[misc]
     assert (type(Named(a=1)), Long(a=1), Long(a=1) == Named(a=1)) == (Named, Long(a=1), False)
+    assert (type(changed[1]), type(changed[2])) == (Long, Named)
+    with pytest.raises(TypeError, match="other"):
+        records.replace(Long(a=1), other=2)
 
 
 def _classes(decorate: Any) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ latency. docs/formulas.md, collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.cost._rates import Efficiencies
@@ -19,7 +18,7 @@ from shardwise.hardware import Cluster, Device, Tier, find_link
 from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power
 from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from shardwise.cost._records import AttentionFit, Gemm
 from shardwise.cost._tables import constants, family_of, record
 from shardwise.files import own_table
 from shardwise.hardware import Device
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 def power_share(row: Gemm, device: Device) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Generic
 
 from shardwise.cost._power import derated_attention, derated_gemm, power_share, steady_state_rate
@@ -14,7 +14,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Device
 from shardwise.ledger.number import X
 from shardwise.ledger.traced import leaf
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 OVERLAP_AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes whose messages may be kept from running beside compute; tp has both of the two-dimensional layout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache
 from types import MappingProxyType
 
@@ -24,7 +24,7 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _MATRIX = "matrix_flops."
 _ACHIEVED = "achieved_flops."

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +31,7 @@ from shardwise.hardware._quantity import (
     nearest,
     read_quantity,
 )
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:[A-Za-z-]+)?")

@@ -8,12 +8,11 @@ one. Tensors that neither of the two reads are not kept.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Gradient, Op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 ENTRY = "input"
 """The residual stream that enters a block."""

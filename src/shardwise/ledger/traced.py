@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from shardwise.ledger.number import evaluate
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
 _PLAIN: dict[str, Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}

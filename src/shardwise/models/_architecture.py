@@ -7,13 +7,13 @@ ledger that `shardwise.ops` makes of it, so no formula stands here.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Literal, Self, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.models._mixers import Mixer, NormKind
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 Activation: TypeAlias = Literal["silu", "gelu", "gelu-tanh", "gelu-new", "quick-gelu", "relu", "relu2", "xielu"]
 """Activations by name; "gelu-new" is the tanh GELU that transformers writes out in Python for GPT-2 and others, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
@@ -16,7 +16,7 @@ from shardwise.models._fields import FIELDS
 from shardwise.models._quantised import quantization_of
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
 from shardwise.models.families._parts import with_task
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _LLAMA = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "hidden_act"),

@@ -6,10 +6,9 @@ has; nothing above asks for its class to know.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias
 
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 NormKind: TypeAlias = Literal[
     "rmsnorm",

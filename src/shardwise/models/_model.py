@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from os import PathLike
 from typing import Any, cast
@@ -17,7 +17,7 @@ from shardwise.models._architecture import Architecture
 from shardwise.models._importer import Part, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Card, CardLine
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.units import counted
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files, plain
 

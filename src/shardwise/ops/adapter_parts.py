@@ -6,14 +6,13 @@ Letters as in ops/adapters.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X, divide, is_plain
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
 from shardwise.plans import Tuning
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 def kept_input(op: Op[X]) -> Tensor[X]:

@@ -8,7 +8,6 @@ Tensor parallelism as NeMo and Megatron-Bridge do it (megatron/bridge/peft/utils
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from shardwise.ledger.number import X, divide, total
@@ -17,6 +16,7 @@ from shardwise.ops.adapter_parts import AdaptedLinear, added, branches, entry, k
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, beside
 from shardwise.plans import Tuning
+from shardwise.records import replace
 
 
 def lora(

@@ -5,8 +5,6 @@ Letters: T tokens on the rank, N query and K key-value heads on the rank, H head
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
@@ -14,6 +12,7 @@ from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
+from shardwise.records import replace
 
 REGION = "attention"
 STREAMS = ("attention.queries", "attention.keys", "attention.values")

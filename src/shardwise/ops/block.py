@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from shardwise.ledger.number import X, divide, maximum
@@ -41,6 +40,7 @@ from shardwise.ops.peft_adapters import SHARED, shared
 from shardwise.ops.recurrent import gated_delta, lightning_attention, mlstm, recurrent_gate, rwkv, short_conv
 from shardwise.ops.ssm import mamba1, mamba2
 from shardwise.ops.tuning import tuned
+from shardwise.records import replace
 
 # The one place that knows which operators a kind of mixer has; each takes (layout, mixer, hidden, its normed input).
 _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss, mtp_ops
 from shardwise.ops.layout import Layout, memory_op
+from shardwise.records import replace
 
 
 def nothing(y: Layout[X]) -> tuple[Op[X], ...]:

@@ -6,8 +6,6 @@ ql the query rank, D hidden.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X, divide, minimum
 from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.models import CompressedAttention
@@ -16,6 +14,7 @@ from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_cor
 from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.latent import down, gathered, scoring, small_norm, up
 from shardwise.ops.layout import Layout, LinearShape, matmul_flops
+from shardwise.records import replace
 
 COMPRESSOR = "attention.compressor"
 

@@ -7,13 +7,12 @@ keeps, arXiv:2205.14135 and arXiv:2307.08691 for flash attention.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, minimum
 from shardwise.ledger.op import Collective, GroupAxis, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 CORE = "attention.core"
 # Bytes that tensor cores load at once (NVIDIA, Matrix Multiplication Background User's Guide, section 2.1).

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -22,7 +21,7 @@ from shardwise.ops.head import embedding, final_norm, head, mtp_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Tuning, find_stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 Coverage: TypeAlias = Literal["full", "masked"]
 Part: TypeAlias = Literal["embedding", "layers", "head", "mtp"]

@@ -5,14 +5,13 @@ Letters: T tokens, R tokens of the residual stream on the rank, D hidden.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
 from shardwise.models import NormKind
 from shardwise.ops.layout import Layout, memory_op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformer
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic, cast
 
 from shardwise.cost import WIDE_DTYPES
@@ -16,7 +15,7 @@ from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
 """Regions of routed and of shared experts."""

@@ -5,13 +5,12 @@ Letters: T tokens on the rank, D hidden, F ffn. Source: gated ones arXiv:2002.05
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import MLP, MoE
 from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
+from shardwise.records import replace
 
 # What separate kernels keep beside the product, in widths of F, counted with saved-tensor hooks on torch 2.13.0 and
 # transformers 5.23.0. ReLU keeps its result, so its input goes; `gelu_new` and `quick_gelu` are written out in Python,

@@ -5,7 +5,6 @@ Letters: T tokens on the rank, R tokens of the residual stream, D hidden, V voca
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
@@ -17,6 +16,7 @@ from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.tuning import tuned
 from shardwise.plans import WHOLE_LOSSES
+from shardwise.records import replace
 
 
 def padded_vocab(V: int, multiple: int, tp: X) -> X:

@@ -6,8 +6,6 @@ vd of a value, D hidden. Prefill expands too.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X, divide
 from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Attention, Indexer, LatentAttention, NormKind
@@ -24,6 +22,7 @@ from shardwise.ops.core import (
 )
 from shardwise.ops.elementwise import Norm, norm_op, with_statistics
 from shardwise.ops.layout import Layout, LinearShape, memory_op
+from shardwise.records import replace
 
 UP = "attention.up"
 

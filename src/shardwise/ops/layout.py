@@ -9,7 +9,6 @@ collectives of FORMULAS in docs/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, Literal, cast
 
@@ -17,7 +16,7 @@ from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Module, Op, OpRole, Tensor, Weight
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.plans import Stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True)

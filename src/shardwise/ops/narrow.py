@@ -7,12 +7,12 @@ Sources: copies of a feed-forward ActNN, arXiv:2104.14129, per tensor, scales no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.plans import NarrowScaling, find_scaling
+from shardwise.records import replace
 
 
 def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Generic, Literal, TypeAlias
 
 from shardwise.cost import HostRates, Network, OverlapSlowdown, PassSeconds, Rates, collective_seconds
@@ -15,7 +14,7 @@ from shardwise.ledger.number import X, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
 from shardwise.plans import Schedule, Stack, find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 # Messages that hold no cores beside compute: those that wait, and those of copy engines.
 _NO_CORES = ("exposed", "copied")

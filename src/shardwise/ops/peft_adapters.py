@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from shardwise.ledger.number import X, above, ceil, divide, evaluate, maximum, minimum, register
@@ -18,6 +17,7 @@ from shardwise.ops.adapter_parts import AdaptedLinear, AdapterPath, step
 from shardwise.ops.elementwise import only_weights
 from shardwise.ops.layout import Layout
 from shardwise.plans import Tuning
+from shardwise.records import replace
 
 FREQUENCIES = 1000  # fourierft/config.py n_frequency
 BANK = (256, 256, 2)  # vblora/config.py num_vectors, vector_length, topk

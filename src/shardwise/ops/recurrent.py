@@ -8,14 +8,13 @@ over the tensor-parallel ranks, as the state-space mixers are.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.ledger.number import X, minimum
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import GatedDelta, LightningAttention, Mlstm, NormKind, RecurrentGate, Rwkv, ShortConv
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.ssm import REGION, Scan, convolution, exchanges, inward, kept_tensor, outward, scan_op
+from shardwise.records import replace
 
 SCAN = f"{REGION}.scan"
 DELTA_CHUNK = 64

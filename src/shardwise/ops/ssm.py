@@ -7,7 +7,6 @@ state-spaces/mamba.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, ceil, divide, minimum
@@ -15,7 +14,7 @@ from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
 from shardwise.models import Mamba1, Mamba2
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, linear_weights, matmul, memory_op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 REGION = "ssm"
 STATE_BYTES = 4

@@ -6,7 +6,6 @@ Full training is the case in which nothing is frozen: operators are then left as
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from shardwise.ledger.number import X, ceil, divide, total
 from shardwise.ledger.op import Op, Tensor, Weight
@@ -15,6 +14,7 @@ from shardwise.ops.adapters import METHODS, embedding_adapter, virtual_tokens
 from shardwise.ops.layout import Layout
 from shardwise.ops.peft_adapters import token_rows
 from shardwise.plans import BaseFormat, Tuning
+from shardwise.records import replace
 
 
 def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.errors import InputError, Problem
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from shardwise.files import own_table
 from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 ADAPTERS: dict[str, str] = {
     "lora": "arXiv:2106.09685",

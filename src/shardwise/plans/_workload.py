@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import accumulate, islice, repeat, takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
     from random import Random

@@ -7,10 +7,10 @@ of the model. Plans that state `stage_layers` are cut as they say.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.plans._plan import Plan
+from shardwise.records import replace
 
 Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan", "middle"]
 PARTITIONS: tuple[str, ...] = get_args(Partition)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from shardwise.plans import AXES, DEGREES, Plan
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns, runs
 from shardwise.search._constraints import staged

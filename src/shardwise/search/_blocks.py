@@ -7,7 +7,7 @@ share a domain (a place key). Numbers of the recompute modes that agree are one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.ledger.symbol import Graph, Node
 from shardwise.ops.overlap import Pairing, pairing
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_groups
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, runs, spread
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShapes

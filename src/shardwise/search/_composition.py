@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from shardwise.ledger.number import above, maximum, minimum
 from shardwise.ledger.symbol import Graph
 from shardwise.ops.overlap import pairing
 from shardwise.plans import DEGREES, Plan, Schedule, find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._blocks import (
     NESTED,
     BlockColumn,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardwise.plans.laws import (
     tensor_laws,
 )
 from shardwise.plans.schedules import Rounds, find_rules, runnable_count
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, distinct_rows, exact_sum
 from shardwise.search._space import WORDS
 

@@ -6,7 +6,7 @@ Columns of words hold their index: `layout` in LAYOUTS, `cp_kind` in CONTEXT_KIN
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from itertools import product
 from typing import Any, cast
@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, check_degrees, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import STACK, launched, stack_law

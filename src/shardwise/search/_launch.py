@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from shardwise.plans import (
     find_sharding,
 )
 from shardwise.plans.laws import stack_problems
+from shardwise.records import replace
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
 from shardwise.search._space import WORDS, IntRanges, Order, SearchSpace, upto

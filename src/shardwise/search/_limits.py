@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from shardwise.plans import Plan
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._batch import PlanBatch, RankedPlan
 from shardwise.search._grid import PlanGrid
 from shardwise.search._options import TRAIN_LIMITS, SearchOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._result import Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace

@@ -7,14 +7,13 @@ as carry the load, and up to `_MORE` beyond, of which every sum is looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
 from shardwise.serving._case import ServingCase
 from shardwise.serving._sizes import taken

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from shardwise.cost import Efficiencies
 from shardwise.errors import Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.plans import Stack, Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.units import show_bytes
 
 # Rows of a part of the space: more spread the cost of a call, fewer stay in the cache and show progress.

@@ -9,13 +9,13 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, Self
 
 import numpy as np
 
 from shardwise.errors import Problem
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._batch import Degrees, PlanBatch, RankedPlan, degrees_of
 from shardwise.search._columns import distinct, tied
 from shardwise.search._options import OBJECTIVES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from shardwise.errors import Problem
 from shardwise.hardware import part_of
 from shardwise.plans import AXES, STAGE_AXES, Plan, divisors, splits_replicas
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._constraints import Law, staged
 from shardwise.search._empty import empty_rejections, why_empty
 from shardwise.search._grid import PlanGrid

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._executor import SerialExecutor
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import PlanCounts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -18,7 +18,7 @@ import numpy as np
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier, part_of
 from shardwise.plans import Plan, Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._result import loss_of
 
 if TYPE_CHECKING:

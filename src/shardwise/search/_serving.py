@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +15,7 @@ from shardwise.frames import Frame
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import distinct_rows, tied
 from shardwise.search._empty import empty_rejections, why_empty_serving
 from shardwise.search._options import SERVING_LIMITS, SERVING_OBJECTIVES, SearchOptions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -16,7 +15,7 @@ from shardwise.models import Block, Model
 from shardwise.plans import Plan, Serving, dense_group_shapes, divisors, with_groups
 from shardwise.plans.fields import DEPLOYED
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import distinct_rows
 from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS

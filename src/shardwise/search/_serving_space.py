@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from shardwise.errors import Problem, Problems
 from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._space import IntRanges, Order, upto
 from shardwise.serving import Engine, find_engine, find_format
 from shardwise.serving._formats import cache_bytes

@@ -6,7 +6,7 @@ The formulas are those of `shardwise.serving`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from shardwise.ledger.number import largest
 from shardwise.ledger.symbol import Graph
 from shardwise.plans import Serving
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._columns import bisected
 from shardwise.search._program import ROW, Program, ProgramShape
 from shardwise.search._serving_grid import ServingGrid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from shardwise.errors import Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._batch import FrontPlan, Key, PlanBatch, RankedPlan, grid_of, plan_of
 from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator

@@ -6,13 +6,12 @@ Every combination is evaluated: none is taken to save, and what a framework cann
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.plans import usual_recompute
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._savers import flags_of, split_changes
 

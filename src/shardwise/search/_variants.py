@@ -6,7 +6,6 @@ Each combination is a grid of its own, with its own laws and limits; their plans
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +13,7 @@ from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.plans import Plan, Stack, divisors, find_precision, find_sharding
 from shardwise.plans.laws import plan_problems, stack_problems
+from shardwise.records import replace
 from shardwise.search._grid import PlanGrid, Variant
 from shardwise.search._launch import within
 from shardwise.search._options import SearchOptions

@@ -7,12 +7,11 @@ columns of plans or traced numbers. Formulas: docs/formulas.md, inference.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, ceil, is_plain, maximum, minimum
 from shardwise.ledger.traced import named
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, breakpoints
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model

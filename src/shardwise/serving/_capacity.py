@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._case import ServingCase

@@ -5,7 +5,7 @@ A `ServingCase` holds what stays the same for all plans: model, cluster, job, en
 
 from __future__ import annotations
 
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, field, fields
 from functools import cached_property
 
 from shardwise.cost import Efficiencies, family_of
@@ -14,7 +14,7 @@ from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of

@@ -5,8 +5,6 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.cost import (
     Datasheet,
     Rates,
@@ -28,7 +26,7 @@ from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._kernels import (

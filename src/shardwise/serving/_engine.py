@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Plan, Stack, find_stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._formats import WeightFormat, cache_names, format_names
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -13,7 +12,7 @@ from shardwise.files import own_table
 from shardwise.ledger.op import Weight
 from shardwise.models import Model
 from shardwise.plans import DTYPES
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

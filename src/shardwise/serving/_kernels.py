@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from shardwise.cost import (
@@ -31,7 +30,7 @@ from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, maximum, minimum
 from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, engine_tables
 
 

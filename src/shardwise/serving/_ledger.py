@@ -9,7 +9,6 @@ tables have adapters too and experts have none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Generic, Literal
 
 from shardwise.ledger.number import X, above, ceil, minimum, total
@@ -23,7 +22,7 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.latent import joined_down
 from shardwise.ops.layout import Layout, lay_out, memory_op
 from shardwise.plans import Tuning, find_base, find_precision
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import reduces_branches_once

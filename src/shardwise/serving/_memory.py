@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables, static_row

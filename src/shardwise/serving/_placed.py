@@ -9,7 +9,6 @@ ggml_backend_sched_compute_splits, and ggml-cuda.cu, ggml_backend_cuda_device_of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.cost import host_of
@@ -18,7 +17,7 @@ from shardwise.ledger.op import Op, within
 from shardwise.ledger.traced import named
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import messages
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._cache import sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, op_seconds

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
 from shardwise.files import own_table
 from shardwise.hardware import Device
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._engine import static_row
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from shardwise.cost import Rates, constants, family_of, gemm_rates, rates_of
 from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
+from shardwise.records import replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._formats import WeightFormat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
 from shardwise.notebook import Card
 from shardwise.plans import Plan, Serving
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
 from shardwise.serving._case import ServingCase, ServingQuestion, complete

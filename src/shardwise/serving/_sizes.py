@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, is_column
@@ -12,7 +12,7 @@ from shardwise.ledger.traced import leaf
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, group_shapes, split_layers
 from shardwise.plans.fields import DEPLOYED
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _WHOLE = Serving()
 

@@ -9,13 +9,12 @@ the model (github.com/vllm-project/vllm vllm/v1/spec_decode).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.errors import Problems
 from shardwise.models import Block, Model, load_model
 from shardwise.plans import Serving
 from shardwise.plans.fields import SPECULATION
 from shardwise.plans.laws import is_count
+from shardwise.records import replace
 
 
 def tokens_per_step(job: Serving) -> float:

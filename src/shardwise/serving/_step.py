@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel
 from shardwise.serving._engine import host_slowness

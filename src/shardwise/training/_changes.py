@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.models import Model
 from shardwise.plans import Capabilities, Plan, Recompute, Stack
 from shardwise.plans.laws import module_names, refusals
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._resolve import Question, complete
 from shardwise.units import counted

@@ -5,7 +5,6 @@ From a model, a cluster and the sizes of plans to memory and time.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Generic
 
 from shardwise.cost import Network, Rates, host_of, network_of, overlap_slowdown, rates_of, with_peers
@@ -19,7 +18,7 @@ from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, pairing
 from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
 from shardwise.plans.fields import PLAN
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import (
     BlockCost,
     ParameterCounts,

@@ -7,11 +7,10 @@ memory tracker; plans/stacks.toml has the file that wraps the ends of a model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, ParameterCounts
 from shardwise.training._parts import ModelBlocks, Recipe, all_elements, held_as, in_compute, owned, tied_copy, trained
 from shardwise.training._sizes import PlanSizes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 from shardwise.cost import Band, Conditions, Efficiencies, band_of
@@ -14,7 +13,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops import train_flops
 from shardwise.ops.count import whole_layout
 from shardwise.plans import OBJECTIVES, Plan, Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._evaluate import Evaluation
 from shardwise.training._ledger import ledger_of, units_of

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from shardwise.cost import op_seconds
 from shardwise.ledger.op import Op
 from shardwise.ledger.saved import keep
 from shardwise.plans import Plan
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, layout_of
 from shardwise.training._ledger import PartLedger, ledger_of

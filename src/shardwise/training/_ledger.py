@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.flow import flow
@@ -14,7 +13,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
 from shardwise.ops.layout import Layout
 from shardwise.plans import Plan, Tuning
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import checkpoints
 from shardwise.training._stages import LayerKind
 

@@ -14,14 +14,13 @@ Messages hold cores meanwhile, which compute loses; those of copy engines hold n
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, Pairing, bucketed
 from shardwise.plans import Schedule, find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._fsdp_units import end_units, gathered_elements, scattered_elements, scattered_ends
 from shardwise.training._offload import HostTraffic

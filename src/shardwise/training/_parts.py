@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.traced import Part, Traced, named
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts, elements
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from shardwise.models import Model
 from shardwise.notebook import Card
 from shardwise.plans import Plan, Stack, Training, default_stack, find_stack
 from shardwise.plans.laws import stack_problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training import _headlines
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change, changes_of, least_recompute, settled

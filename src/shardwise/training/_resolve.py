@@ -6,7 +6,6 @@ Replicas, micro-batch, accumulation and batch, every deduction listed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 from shardwise.errors import Problems
@@ -30,7 +29,7 @@ from shardwise.plans import (
 )
 from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
 from shardwise.plans.schedules import find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._tuning import fine_tuning_problems, tuning_notes
 from shardwise.units import counted
 

@@ -6,7 +6,7 @@ Each is evaluated, none is assumed to save: what it saves may be negative, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
@@ -14,7 +14,7 @@ from shardwise.hardware import Device
 from shardwise.plans import Plan, Settings, Training, find_stack, usual_recompute
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._changes import JudgedPlan
 from shardwise.training._evaluate import Evaluation

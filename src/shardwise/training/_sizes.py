@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, ceil, divide, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.plans import DEGREES, Plan, group_shapes, shard_of, splits_replicas
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _NUMBERS = (*DEGREES, "panels", "micro_batch", "shard")
 

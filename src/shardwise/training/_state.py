@@ -6,14 +6,13 @@ arXiv:2304.11277 and torch.distributed.fsdp (FSDP, HSDP), Megatron-LM core/distr
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.cost import collective_seconds
 from shardwise.ledger.number import X, above, divide, maximum, minimum
 from shardwise.ledger.op import Verb
 from shardwise.ops.overlap import CostModel
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._memory import tensors_of
 from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
 from shardwise.training._sizes import PlanSizes

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, is_plain, largest, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, merge, sends_overlap
 from shardwise.plans import Schedule
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import host_traffic
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, once_a_step, sharding_waits

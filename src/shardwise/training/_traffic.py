@@ -7,14 +7,13 @@ them; nothing is computed a second time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from shardwise.cost import exchanged_bytes, op_seconds, sent_bytes
 from shardwise.ledger.op import Collective, Op, Verb
 from shardwise.ops.overlap import CostModel, exposed_and_hidden
 from shardwise.plans import find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, boundary_bytes, machine_of, scatters_sends, step_job

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from shardwise.errors import Problems
 from shardwise.models import Model
@@ -23,7 +22,7 @@ from shardwise.plans import (
     tuning_of,
     tuning_problems,
 )
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 
 def module_names(model: Model) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from shardwise.cost import constants
@@ -12,6 +11,7 @@ from shardwise.ledger.op import Op, Weight
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import PAGED_ELEMENTS, Moments
+from shardwise.records import replace
 from shardwise.training._blocks import ParameterCounts
 from shardwise.training._offload import host_traffic, host_update_seconds
 from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states, trained

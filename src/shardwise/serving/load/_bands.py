@@ -6,9 +6,9 @@ A run under load is further off than a fixed batch: its scheduler, its harness a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shardwise.cost import Band, Conditions, band_of, joined
+from shardwise.records import replace
 
 TAIL = "tail"
 _TAILS = ("p90", "p95", "p99")

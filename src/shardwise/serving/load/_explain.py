@@ -6,12 +6,12 @@ cause are `ServeReport.why`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from shardwise.errors import Problems
 from shardwise.ledger.opened import opening
 from shardwise.ledger.traced import Traced, named
+from shardwise.records import replace
 from shardwise.serving.load._fleet import Pool
 from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._steady import replicas_of

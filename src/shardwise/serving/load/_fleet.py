@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from itertools import islice
 from random import Random
@@ -18,7 +18,7 @@ from shardwise.cost import Network, collective_seconds, network_of, with_peers
 from shardwise.hardware import Cluster
 from shardwise.ledger.opened import called
 from shardwise.plans import Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from shardwise.ledger.opened import named_each
 from shardwise.plans import Plan
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._pipeline import LanePrices, in_lanes

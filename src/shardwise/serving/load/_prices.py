@@ -6,7 +6,7 @@ doubling. Some eighty steps a layout are priced, all in three calls of `step_cos
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwise.ledger.opened import OpenColumn, is_opening, named_each
 from shardwise.ledger.traced import leaf, tracing
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy

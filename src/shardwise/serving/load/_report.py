@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from shardwise.cost import Band, Conditions
 from shardwise.notebook import Card, CardLine, show
 from shardwise.plans import Limit, Metric, Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving.load._autoscale import Scaling

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache
 
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer

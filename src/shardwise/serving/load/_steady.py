@@ -12,7 +12,7 @@ tests/serving/test_steady.py. Formulas of one n are generic over numbers, so tha
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, Generic, cast
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from shardwise.ledger.number import X, maximum
 from shardwise.ledger.opened import called, number_at
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import sizes_of_columns

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep

@@ -30,7 +30,6 @@ With equal stages messages are exact too, up to 0.2 forwards (1 % with zb-h1; in
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -38,6 +37,7 @@ from shardwise.errors import Problems
 from shardwise.ledger.number import X, above, largest, maximum
 from shardwise.ledger.traced import named
 from shardwise.plans import Schedule, find_rules
+from shardwise.records import replace
 from shardwise.training.schedules._stage_times import sends_of, slowest_work
 from shardwise.training.schedules._types import (
     FULL,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from shardwise.ledger.number import X, above, ceil, evaluate, largest, maximum, minimum, register
 from shardwise.plans.schedules import round_size
+from shardwise.records import replace
 from shardwise.training.schedules._1f1b import alternate, diving
 from shardwise.training.schedules._stage_times import Pipeline, StageTimes, longest, pipeline, running_largest
 from shardwise.training.schedules._types import FULL, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardwise.ledger.number import X, largest, maximum, minimum
+from shardwise.records import replace
 from shardwise.training.schedules._stage_times import pipeline
 from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
 
