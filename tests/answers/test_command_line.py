@@ -365,6 +365,7 @@ def test_listings_show_one_with_its_sources() -> None:
     assert "[1] NVIDIA" in run("devices", "h100-sxm-80gb").out
     assert len(run("devices", "h100", "--json").tree["devices"]) > 2
     assert run("models", "llama-3.1-70b", "--json").tree["models"][0]["parameters"] == 70553706496
+    assert "near" not in run("devices", "zzz9").out
     nothing = run("models", "lamma-3.1")
     assert nothing.status == 1
     assert "llama-3.1" in nothing.out

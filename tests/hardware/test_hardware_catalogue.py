@@ -220,7 +220,9 @@ def test_short_name_lists_its_assumption() -> None:
     assert "h100-sxm-80gb" in find_device("h100").assumptions[0]
 
 
-@pytest.mark.parametrize(("name", "near"), [("h100-sxm-80", "h100-sxm-80gb"), ("mi300", "mi300x")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("h100-sxm-80", "h100-sxm-80gb"), ("mi300", "mi300x"), ("zzz9", "`shardwise devices`")]
+)
 def test_unknown_name_offers_near_matches(name: str, near: str) -> None:
     """A misspelt device is refused with the names that are close to it."""
     with pytest.raises(InputError) as error:

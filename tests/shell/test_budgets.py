@@ -177,6 +177,19 @@ def test_operators_agree_with_python(a: int, mark: str, b: int) -> None:
     assert expected is None or said == [str(expected)]
 
 
+COMMANDS = {
+    "(( n = 1 << p )); r $n": ["8"], "n=1; (( n <<= p )); (( n++ )); r $n": ["9"],
+    "if (( (1 << p) > 4 )); then r a; else r b; fi": ["a"], "(( p - 3 )) || r none": ["none"],
+    "for (( i = 0; i < (1 << p); i++ )); do r i; done; r out": ["out"], "((cd x; y) && r z)": ["z"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_double_brackets_compute(text: str) -> None:
+    """No sign between them is a redirection or begins a document; what they set is set, and zero is false."""
+    assert [said for word, *said in commands_of(f"p=3; {text}").commands if word == "r"] == [COMMANDS[text]]
+
+
 def test_a_budget_is_spent_by_all_that_a_script_starts() -> None:
     """Here-documents and functions share the budget of their script."""
     budget = Budget("run.sh", steps=100)

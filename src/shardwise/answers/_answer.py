@@ -37,19 +37,20 @@ def check_finite(headlines: Mapping[str, float]) -> None:
 
 
 def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:
-    """Return the answer of a search without results: status 1 and the nearest names."""
-    from shardwise.answers._converters import nearest
+    """Return the answer of a search without results: status 1 and the nearest names, if any is near."""
+    from shardwise.hardware._quantity import close_to
 
-    near = nearest(search, names, 3)
+    near = close_to(search, names)
+    rest = f"near it: {' or '.join(near)}" if near else f"shardwise {what} lists all {len(names)}"
 
     def page() -> Page:
         from shardwise.answers._page import Page
 
         made = Page(80)
-        made.add((f"no {what} match {search!r}; near it: {near}", ""))
+        made.add((f"no {what} match {search!r}; {rest}", ""))
         return made
 
-    return Answer(1, lambda: {what: [], "near": near.split(" or ")}, page)
+    return Answer(1, lambda: {what: [], "near": near}, page)
 
 
 # Parts of a report in which every number is bytes.

@@ -13,7 +13,7 @@ from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.files import own_table, read_toml
 from shardwise.hardware._clouds import instance_names
 from shardwise.hardware._device import Device, Fact, find_link, read_field
-from shardwise.hardware._quantity import fail, nearest
+from shardwise.hardware._quantity import close_to, fail, nearest
 from shardwise.records import dataclass
 from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
@@ -120,7 +120,9 @@ def _find(name: str) -> Lookup:
         # Apple's chips are called by fewer letters than tell them apart from other makers' devices.
         mac = [one for one in device_names() if one.startswith("apple-")] if _APPLE.fullmatch(name) else []
         mac = [one for one in mac if name.replace("-", "") in one.replace("-", "")] or mac
-        known = ", ".join(mac) or nearest(name, {*device_names(), *others, *instance_names()})
+        names = {*device_names(), *others, *instance_names()}
+        near = close_to(name, names)
+        known = ", ".join(mac) or (nearest(name, near) if near else "a name that `shardwise devices` lists")
         fail("device", name, "is neither a device nor a cloud instance that is known", f"use {known}, or a TOML file")
     target, assumption = others[name]
     return Lookup(device=_read(target), assumptions=(assumption,) if assumption else ())

@@ -95,16 +95,16 @@ def check_number(quantity: Quantity, value: object, field: str) -> None:
     _number(quantity, value, field)
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
+def close_to(word: str, words: Iterable[str]) -> list[str]:
+    """Return up to three known words that are closest to a wrong one, none where none is close.
 
     Signs between letters and digits do not count, and a word that others contain, or a short one that others begin
     with, is close to them; so are the longest of those that it begins or ends with.
 
-    >>> nearest("h00", ["h100", "h200", "a100"]), nearest("m3max", ["apple-m3-max-40core", "a100", "h100"])
-    ('h200 or h100', 'apple-m3-max-40core')
-    >>> nearest("p5", ["a10", "p5.48xlarge", "tpu-v5p"]), nearest("DGX H100", ["gh200", "h100", "a10", "nd-h100-v5"])
-    ('p5.48xlarge', 'h100')
+    >>> close_to("h00", ["h100", "h200", "a100"]), close_to("m3max", ["apple-m3-max-40core", "a100", "h100"])
+    (['h200', 'h100'], ['apple-m3-max-40core'])
+    >>> close_to("p5", ["a10", "p5.48xlarge", "tpu-v5p"]), close_to("DGX H100", ["gh200", "h100", "a10"])
+    (['p5.48xlarge'], ['h100'])
     """
     known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
     plain = re.sub(r"[^a-z0-9]", "", word.lower())
@@ -115,5 +115,15 @@ def nearest(word: str, words: Iterable[str]) -> str:
     held = held or [known[key] for key in sorted(within, key=len)[-1:]]
     cutoffs = () if held else (0.6, 0.3)
     tries = (near(plain, sorted(known), 3, cutoff) for cutoff in cutoffs)
-    close = held or [known[one] for one in next(filter(None, tries), [])] or sorted(known.values())[:5]
+    return held or [known[one] for one in next(filter(None, tries), [])]
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Return "a, b or c", the known words closest to a wrong one, or a few of them where none is close.
+
+    >>> nearest("h00", ["h100", "h200", "a100"]), nearest("", ["one", "two"])
+    ('h200 or h100', 'one or two')
+    """
+    known = sorted(words)
+    close = close_to(word, known) or known[:5]
     return " or ".join(filter(None, (", ".join(close[:-1]), *close[-1:])))

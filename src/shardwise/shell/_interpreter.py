@@ -26,6 +26,7 @@ _VARIABLE = re.compile(
 _PIECE = re.compile(rf"(?:\$\({_NESTED}\)|\S)+")
 _DEFAULT = re.compile(r"(\w+|@)(?:\[([@*]|\d{1,9})\])?(?:(:?[-=+?])(.*))?", re.DOTALL | re.ASCII)
 _CUT = re.compile(r"(\w+)(##?|%%?)(.*)", re.DOTALL | re.ASCII)
+_SET = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:(\+\+|--)\s*|(<<|>>|[-+*/%&|^])?=(?!=)(.*))", re.DOTALL | re.ASCII)
 _KEEPS = ("export", "local", "declare", "readonly", "typeset")
 
 
@@ -165,6 +166,11 @@ class Shell:
     def arithmetic(self, text: str) -> str:
         """Return the value of an arithmetic expression, or the text of it where something in it is not known."""
         expanded = self.expand(text)
+        if changed := _SET.fullmatch(expanded):
+            name, step, mark, rest = changed.groups()
+            rest = f"{name} {step[0]} 1" if step else f"{name} {mark} ({rest})" if mark else rest
+            before, self.variables[name] = self.value(name), self.budget.made(self.arithmetic(rest))
+            return self.arithmetic(before or "0") if step else self.variables[name]
         value = value_of(expanded, self._known_name)
         if value is not None:
             return str(value)
@@ -216,7 +222,7 @@ class Shell:
 
     def _loop(self, node: Loop) -> None:
         if not node.name:
-            self.note("a while loop of the script is left out")
+            self.note("a loop over no list of words is left out of the script")
             return
         for word in [w for one in node.words for w in self.words(one)]:
             self.budget.spend()
@@ -247,6 +253,9 @@ class Shell:
             words = [self._known(w) for w in node.words]
             negated = words[0] == "!"
             words = words[1:] if negated else words
+            if words[:1] == ["(("] and whole_of(words[-1].lstrip("-")) is not None:
+                truth = (words[-1] != "0") != negated
+                continue
             if not words or words[0] not in ("[", "[[", "test"):
                 self.note(f"the condition {' '.join(words)!r} of the script is taken as false")
                 truth = False
@@ -256,7 +265,7 @@ class Shell:
 
     def _simple(self, node: Simple) -> bool:
         words = list(node.words)
-        if words and words[0].bare in ("[", "[["):
+        if words and words[0].bare in ("[", "[[", "(("):
             return self.holds([Simple(words)])
         if words and words[0].bare in _KEEPS:
             words = [w for w in words[1:] if not w.bare.startswith("-")]

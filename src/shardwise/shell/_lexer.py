@@ -77,6 +77,8 @@ class Lexer:
                 self.at += 1
             elif char == "#":
                 self._skip_line()
+            elif self.text.startswith("((", self.at) and not self.in_test and (sum_ := self._arithmetic()):
+                tokens += [Word([("bare", "((")]), Word([("double", f"${sum_}")])]
             elif self.text.startswith("<<", self.at) and not self.text.startswith("<<<", self.at):
                 waiting.append(self._delimiter())
             elif char in "<>":
@@ -96,6 +98,16 @@ class Lexer:
     def _opened(self, mark: str) -> None:
         """Keep the first mark that the text leaves open."""
         self.left_open = self.left_open or mark
+
+    def _arithmetic(self) -> str:
+        """Return an arithmetic command with its brackets, stepping over it; nothing where two subshells open."""
+        start = self.at
+        self._balanced("(", ")")
+        text = self.budget.made(self.text[start : self.at])
+        if text.endswith("))"):
+            return text
+        self.at = start
+        return ""
 
     def _skip_line(self) -> None:
         end = self.text.find("\n", self.at)

@@ -180,6 +180,8 @@ class Parser:
     def _for(self) -> Loop:
         name = self._take().bare
         words: list[Word] = []
+        if name == "((":
+            return self._while()
         if self._next("in"):
             words = self._simple().words
         body = self._body()
