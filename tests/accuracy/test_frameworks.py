@@ -55,6 +55,7 @@ def test_every_entry_has_a_source() -> None:
         ("megatron-2021", {"attention_kernel": "unfused"}, "none", "megatron-2021"),
         ("megatron-scores", {"attention_kernel": "flash"}, "none", "megatron"),
         ("automodel", {}, "none", "automodel-dense"),
+        ("automodel", {"notes": "lora_targets=q; torch.compile"}, "none", "automodel-compiled"),
         ("automodel", {}, "gated", "automodel"),
         ("megatron-bridge-2606", {}, "ungated", "megatron-bridge"),
     ],

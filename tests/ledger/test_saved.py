@@ -138,3 +138,13 @@ def test_a_compiler_keeps_no_result_that_only_a_sum_reads() -> None:
     ops = (_product("up", (4, 4)), _product("down", (3,), last=True))
     names = {t.name for t in keep(ops, (Checkpoint(("",), alternates=True, prunes=True),)).kept}
     assert names == {"x", "up.result"}
+
+
+def test_a_compiler_runs_no_frozen_product_again_whose_result_only_a_sum_reads() -> None:
+    """The frozen last product is left out where the unit prunes: what its adapter saves does not need it."""
+    up, down = (replace(_product(name, (4,)), saves=()) for name in ("up", "down"))
+    beside = [_product("lora_A", (1,)), _product("lora_B", (4,), last=True)]
+    ops = [up, down, *(replace(op, weights=(replace(op.weights[0], adapter=True),)) for op in beside)]
+    for prunes, again in ((False, ["up", "down", "lora_A"]), (True, ["up", "lora_A"])):
+        found = recomputed_ops(ops, (Checkpoint(("",), stops_early=True, prunes=prunes),))
+        assert [op.name for op in found] == again

@@ -22,9 +22,9 @@ class Checkpoint:
     run when everything that backward needs is there again. `alternates` keeps what fused attention makes, scattered
     sums, and the result of every second product, the first one's with them (github.com/pytorch/torchtitan
     parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block: selective, by operator); `prunes` leaves
-    out of these what no gradient reads, as a compiler does. `tiles` runs the unit piece by piece, each again just
-    before its own backward pass, whatever units around it run again (DeepSpeed runtime/sequence_parallel/ulysses_sp.py
-    SequenceTiledCompute).
+    out of these, and of what runs again, what no gradient reads, as a compiler does. `tiles` runs the unit piece by
+    piece, each again just before its own backward pass, whatever units around it run again (DeepSpeed
+    runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute).
     """
 
     regions: tuple[str, ...]
@@ -141,15 +141,27 @@ def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple
     """Return the operators that backward runs again, in their order.
 
     torch.utils.checkpoint without reentrance stops at the last tensor that is saved (set_checkpoint_early_stop, since
-    PyTorch 2.1; torch.compile drops the same work). A product saves its inputs before it runs, so that the last
-    product of a unit and what follows it are not run again; reentrant checkpoints run everything.
+    PyTorch 2.1). A product saves its inputs before it runs, so that the last product of a unit and what follows it are
+    not run again; reentrant checkpoints run everything.
     """
     ops = tuple(ops)
     recomputed: set[int] = set()
     for unit in units:
         inside = _inside(ops, unit)
-        recomputed.update(id(op) for op in (_until_saved(inside) if unit.stops_early else inside))
+        again = _until_saved(inside) if unit.stops_early else inside
+        recomputed.update(id(op) for op in (_read(inside, again) if unit.prunes else again))
     return tuple(op for op in ops if id(op) in recomputed)
+
+
+def _read(inside: list[Op[X]], again: list[Op[X]]) -> list[Op[X]]:
+    """Return those of the operators that run again whose results some gradient reads.
+
+    The last product of a unit enters a sum: where it is frozen and adapters stand beside it, only these are read.
+    """
+    own = [op for op in inside if op.kind == "matmul" and op.weights and not any(w.adapter for w in op.weights)]
+    after = inside[inside.index(own[-1]) :] if own else []
+    beside = after and not own[-1].saves and all(op.kind == "matmul" for op in after if op.saves)
+    return [op for op in again if not beside or op is not own[-1]]
 
 
 def _until_saved(ops: list[Op[X]]) -> list[Op[X]]:

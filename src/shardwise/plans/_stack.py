@@ -90,6 +90,10 @@ class Stack:
     """The output of attention is copied when its heads are merged."""
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
+    checkpoint_prunes: bool
+    """What no gradient reads is not run again, as compilers see."""
+    checkpoint_halves: bool
+    """Full recompute is of attention and of the feed-forward, each a unit of its own."""
     recompute_steps: tuple[tuple[str, ...], ...]
     """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
     saves_quantised: bool

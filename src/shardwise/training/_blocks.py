@@ -21,6 +21,8 @@ from shardwise.records import dataclass
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
 }
+HALVES = (Checkpoint(("attention",)), Checkpoint(("mlp",)))
+"""Units of full recompute where a framework wraps the parts of a layer (`Stack.checkpoint_halves`)."""
 # Megatron-LM core/transformer/transformer_config.py, recompute_modules; the second group discards its output too.
 MODULES: dict[str, tuple[Checkpoint, ...]] = {
     "core_attn": RECOMPUTE["selective"],

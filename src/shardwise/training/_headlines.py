@@ -108,7 +108,7 @@ def recomputed_flops_per_token(case: TrainingCase) -> float:
     y = whole_layout(1, case.job.seq_len, "full")
     flops = 0.0
     for i, kind in enumerate(case.kinds):
-        units = units_of(case.plan, kind)
+        units = units_of(case.stack, case.plan, kind)
         layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
         ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
         flops += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))

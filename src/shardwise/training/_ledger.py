@@ -12,9 +12,9 @@ from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
 from shardwise.ops.layout import Layout
-from shardwise.plans import Plan, Tuning
+from shardwise.plans import Plan, Stack, Tuning
 from shardwise.records import dataclass, replace
-from shardwise.training._blocks import checkpoints
+from shardwise.training._blocks import HALVES, checkpoints
 from shardwise.training._stages import LayerKind
 
 
@@ -50,9 +50,12 @@ def modules_of(plan: Plan, block: Block) -> tuple[str, ...]:
     return tuple(name for name in plan.modules if name != other)
 
 
-def units_of(plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...]:
-    """Return the units of a kind of layer that a plan runs again in backward."""
-    return checkpoints(plan.recompute, modules_of(plan, kind.block)) if kind.recomputed else ()
+def units_of(stack: Stack, plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...]:
+    """Return the units of a kind of layer that a plan runs again in backward under a framework."""
+    if not kind.recomputed:
+        return ()
+    whole = plan.recompute == "full" and stack.checkpoint_halves
+    return HALVES if whole else checkpoints(plan.recompute, modules_of(plan, kind.block))
 
 
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
@@ -130,7 +133,7 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
     whole = y.stack.settings.keeps_products and plan.recompute == "full"
-    early, compiled = y.stack.checkpoint_stops_early, y.stack.activation == "fused"
+    early, prunes = y.stack.checkpoint_stops_early, y.stack.checkpoint_prunes
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     table = ledgers.embedding(y, model)
     losses = (*ledgers.loss(y, model), *extra)
@@ -142,7 +145,10 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
                 ops=layer_ops(y, model, plan, kind),
                 units=(
-                    *(replace(u, stops_early=early, alternates=whole, prunes=compiled) for u in units_of(plan, kind)),
+                    *(
+                        replace(u, stops_early=early, alternates=whole, prunes=prunes)
+                        for u in units_of(y.stack, plan, kind)
+                    ),
                     *((Checkpoint(("mlp",), tiles=True),) if tiles(y, kind) else ()),
                 ),
             )
