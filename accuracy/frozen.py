@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accuracy.files import RESULTS, shipped
-from accuracy.published import KINDS, Published, measured
+from accuracy.published import KINDS, Published, released
 from shardwise.measured import Comparison, compared, read_table
 
 FROZEN = RESULTS / "frozen_cases.json"
@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 def cases() -> dict[str, dict[str, Any]]:
     """Return the present predictions of the cases by their names."""
     chosen: dict[tuple[str, ...], Comparison] = {}
-    for row in measured(shipped()).predicted:
+    for row in released().predicted:
         if row.kind in ("training", "inference"):
             chosen.setdefault((row.source, row.metric, row.family), row)
     return {name_of(row.case_id, row.metric): figures(row) for row in chosen.values()}

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accuracy.files import read
+from accuracy.files import read, shipped
 from accuracy.kernels import KERNELS
 from shardwise import TrainingOptions, train
 from shardwise.measured import (
@@ -264,6 +264,12 @@ KINDS = (
 def measured(files: Iterable[str]) -> Validation:
     """Return every row of some published tables with its prediction."""
     return validate(files, KINDS, Published)
+
+
+@cache
+def released() -> Validation:
+    """Return the shipped measurements with their predictions."""
+    return measured(shipped())
 
 
 def padded(model: Model, tp: int) -> Model:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from accuracy import fits, targets
-from accuracy.files import HERE, RESULTS, shipped
-from accuracy.published import Published, measured
+from accuracy.files import HERE, RESULTS
+from accuracy.published import Published, measured, released
 from accuracy.residuals import Residual, left_out, paired, paired_left_out, residuals, share, share_of_groups, spread_of
 from shardwise import InputError, count
 from shardwise.cost import Spread
@@ -118,7 +118,7 @@ def update(files: Sequence[str], accept: bool) -> int:
         pairs[quantity] = paired_left_out(paired(own))
         kinds += kinds_of_runs(quantity, inside["source"])
         by_stack += groups(quantity, own, inside["source"])
-    new = medians(measured(shipped()))
+    new = medians(released())
     reached = targets.results(found)
     published = [Path(file) for file in files if not file.endswith("_cpu.csv")]
     said = targets.verdicts(fits.counts(published)["all"])
@@ -234,7 +234,7 @@ def page() -> Iterator[str]:
     yield ""
     yield "| metric | rows | bias | median error | 90 % below |"
     yield "|---|---:|---:|---:|---:|"
-    for metric, row in medians(measured(shipped())).items():
+    for metric, row in medians(released()).items():
         yield f"| {metric} | {row['count']} | {row['bias']:+.1%} | {row['median']:.1%} | {row['p90']:.1%} |"
     found = stored()
     yield ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import shlex
-import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
+
+from shardwise.cli import main as shardwise
 
 
 class Example(NamedTuple):
@@ -67,24 +69,24 @@ EXAMPLES = (
 )
 
 
-def shown(example: Example, folder: str) -> str:
-    """Return an example as Markdown."""
-    settings = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    words = [sys.executable, "-m", *shlex.split(example.command)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=settings, check=False)
-    lines = (done.stdout + done.stderr).splitlines()
+def shown(example: Example) -> str:
+    """Return an example as Markdown, as a console that knows only ASCII shows it."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = shardwise(shlex.split(example.command)[1:])
+    lines = out.buffer.getvalue().decode().splitlines()
     if example.lines and len(lines) > example.lines:
         lines = [*lines[: example.lines], "..."]
-    status = f" exit={done.returncode}" if done.returncode else ""
+    said = f" exit={status}" if status else ""
     head = [f"## {example.title}", ""] if example.title else []
     text = [example.text, ""] if example.text else []
-    return "\n".join([*head, *text, f"```sh{status}", example.command, "```", "", "```text", *lines, "```", ""])
+    return "\n".join([*head, *text, f"```sh{said}", example.command, "```", "", "```text", *lines, "```", ""])
 
 
 def main() -> int:
     """Print every example."""
-    with tempfile.TemporaryDirectory() as folder:
-        print("\n".join(shown(example, folder) for example in EXAMPLES))
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        print("\n".join(shown(example) for example in EXAMPLES))
     return 0
 
 

@@ -5,21 +5,38 @@ A document shows the output of a program between the lines `<!-- output of bench
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"(<!-- output of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def output_of(program: str) -> str:
-    """Return what a program of this repository prints."""
-    words = [str(ROOT / program)]
-    if program.startswith("accuracy/"):  # a package, not a folder of scripts
-        words = ["-m", program.removesuffix(".py").replace("/", ".")]
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    """Return what a program of this repository prints, run here: what several of them load is loaded once."""
+    path, out, loaded = ROOT / program, io.StringIO(), {*sys.modules}
+    folder = ROOT if program.startswith("accuracy/") else path.parent  # accuracy is a package, others stand alone
+    with (
+        mock.patch.object(sys, "argv", [str(path)]),
+        mock.patch.object(sys, "path", [str(folder), *sys.path]),
+        contextlib.chdir(ROOT),
+        contextlib.redirect_stdout(out),
+    ):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+    # Modules that stand beside a script have names that scripts of other folders use too.
+    for name in {*sys.modules} - loaded:
+        if folder != ROOT and Path(getattr(sys.modules[name], "__file__", None) or "").parent == folder:
+            del sys.modules[name]
+    return out.getvalue()
 
 
 def updated(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import update_docs
 
 from accuracy import coverage, page, score, targets
 from accuracy.files import HERE
@@ -103,3 +104,10 @@ def test_the_page_of_accuracy_names_the_group_with_the_fewest_inside() -> None:
             own = [one for one in found[word] if one["headline"] == headline and one.get("stack") != page.OTHERS]
             worst = min(own, key=lambda one: float(one["inside"]), default=None)
             assert worst is None or f"{worst['inside']:.0%} of {worst['runs']}" in rows[f"| {page.NAMES[headline]}"]
+
+
+@pytest.mark.parametrize("name", ["results.md", "causes.md"])
+def test_the_notes_show_what_their_programs_print(name: str) -> None:
+    """Their tables are of today's predictions; `python benchmarks/update_docs.py` brings them up to date."""
+    text = (HERE / "notes" / name).read_text(encoding="utf-8")
+    assert update_docs.updated(text) == text
