@@ -185,6 +185,9 @@ def test_what_a_solved_field_needs_is_said() -> None:
     """A split with a host that is not named is no split that fails: the host is asked for."""
     words = ("infer", "llama-3.1-70b", "--on", "rtx-4090", "--engine", "llama.cpp", "--weights", "q4_k_m", "--json")
     assert run(*words, "--solve", "gpu_layers").fields == ["host"]
+    # Replicas of what no device holds fit on no number, though a batch cannot be split over some.
+    words = ("train", "llama-3.1-8b", "--on", "8xh100", "--global-batch", "8", "--solve", "devices")
+    assert (run(*words).status, "it does not fit" in run(*words).out) == (1, True)
 
 
 @pytest.mark.parametrize(

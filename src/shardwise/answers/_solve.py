@@ -111,9 +111,9 @@ def solved(inputs: Inputs, width: int) -> Answer:
     searches = inputs.command == "plan" and kind_of(inputs) in ("train", "infer")
     best = _sought(field, at, questions, alone if searches else None)
     points = [tried[value] for value in sorted(tried)]
-    others = [one for point in points for one in point.problems if one.field not in ("plan", field)]
-    if best is None and others and all(p.report is None or not p.report.fits for p in points):
-        raise InputError(dict.fromkeys(others))  # what other fields lack, not what this one may be
+    others = dict.fromkeys(one for point in points for one in point.problems if one.field not in ("plan", field))
+    if best is None and others and (len(others) == 1 or all(p.report is None for p in points)):
+        raise InputError(others)  # what other fields lack, not what this one may be
     if best is not None and _unbounded(field, best, tried):
         flags = questions.command.flags.items()
         limits = [
@@ -295,7 +295,8 @@ def _beyond(inputs: Inputs, field: str, best: float | None, tried: dict[float, V
     further = [value for value in tried if best is None or sign * value > sign * best]
     if not further:
         return "every value that was tried keeps them"
-    value = min(further, key=lambda v: sign * v)
+    asked = [value for value in further if tried[value].report is not None] if best is None else []
+    value = min(asked or further, key=lambda v: sign * v)
     return f"{field} {_shown(field, value)} does not: {_reason(inputs, tried[value])}"
 
 
