@@ -105,6 +105,8 @@ def test_what_does_not_happen_is_not_drawn() -> None:
         figure = train_figure(alone)
     assert len(figure.axes) == 3
     assert "overlapped" not in texts(figure)
+    with styled():
+        assert "gathered weights" not in texts(train_figure(reports("pipeline")))  # a part of 0.1% is a hairline
 
 
 def test_a_search_without_plans_is_drawn() -> None:

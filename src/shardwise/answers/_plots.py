@@ -262,6 +262,10 @@ def _whisker(axes: Axes, row: int, bar: Bar, unit: Unit) -> None:
     axes.errorbar(end, row + 0.4, xerr=reach, fmt="|", color=INK, capsize=2.5, linewidth=1.0, markersize=5, zorder=5)
 
 
+# A part that is less of the longest bar is thinner than its edge: it is named beside its amount alone.
+_SEEN = 0.004
+
+
 def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit: Unit) -> None:
     """Put the parts that occur below a panel, with their amounts and shares where there is one bar."""
     from matplotlib.lines import Line2D
@@ -269,9 +273,10 @@ def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit:
     from matplotlib.transforms import offset_copy
 
     alone, handles = len(bars) == 1, list[Any]()
+    least = 0.0 if alone else _SEEN * max((bar.length for bar in bars), default=0.0)
     for key, look in looks.items():
         amounts = [bar.parts.get(key, 0.0) for bar in bars]
-        if max(amounts) > 0:
+        if max(amounts) > least:
             more = f"  {unit.show(amounts[0])}, {amounts[0] / bars[0].length:.1%}" if alone else ""
             face: dict[str, Any] = {"facecolor": look.colour, "hatch": look.hatch, "alpha": 0.55 if look.hatch else 1.0}
             handles.append(Patch(label=look.label + more, edgecolor="white", **face))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, PALE, narrow, paper_width
 from shardwise.answers._plots import head_height, header, ink_on, plan_words, title_of, wrapped
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from shardwise.training._comm import CommReport
     from shardwise.training._traffic_map import NodeTraffic
 
-# Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021): neighbouring groups differ; more groups repeat it.
-COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499")
+# Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021), then each half way to white or to black.
+COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499",
+           "#9990C3", "#446677", "#A1D4CC", "#88BB99", "#4C4C19", "#6E663B", "#E5B2BB", "#C390AA",
+           "#D4A1CC")  # fmt: skip
 LABELLED_NODES, SHOWN_NODES, GRIDS_A_ROW = 16, 32, 3
 MOST_CELLS = 64  # a row of the matrix: more are hairlines
 
@@ -78,6 +80,8 @@ def _lines(found: CommReport) -> list[str]:
         said.append(f"busiest link: {busiest.tier}, {show_seconds(busiest.seconds)}, {share:.0%} of the step")
     if found.report.case.cluster.num_nodes > SHOWN_NODES:
         said.append(f"the grids show the first {SHOWN_NODES} of {found.report.case.cluster.num_nodes:,} nodes")
+    if any(axis.num_groups > len(COLOURS) for axis in found.axes.values()):
+        said.append(f"colours repeat after {len(COLOURS)} groups")
     return said
 
 
@@ -96,7 +100,7 @@ def _ranks(axes: Axes, found: CommReport, name: str) -> None:
     cells = cells.reshape(cluster.num_nodes, node)[:nodes]
     look: Any = {"cmap": ListedColormap(COLOURS), "vmin": 0, "vmax": len(COLOURS) - 1, "interpolation": "nearest"}
     axes.imshow(cells, aspect="auto", **look)
-    axes.set_title(f"{name}: {axis.num_groups:,} of {axis.size}")
+    axes.set_title(f"{name}: {counted(axis.num_groups, 'group')} of {axis.size}")
     axes.set_xlabel("device")
     axes.set_ylabel("node")
     few = cluster.num_nodes <= LABELLED_NODES and node <= LABELLED_NODES

@@ -364,7 +364,6 @@ def tornado_figure(effects: Sequence[Effect], name: str, seconds: float, title: 
         said = f"{start:+.1f} to {end:+.1f}" if not one.is_choice else f"{start if start else end:+.1f}"
         axes.annotate(said, (max(end, 0), y), (3, 0), textcoords="offset points", fontsize=6.5, va="center")
     names = [f"{one.what} {one.value}" if one.is_choice else one.what for one in reversed(shown)]
-    names = [name + ("" if one.fits else " (does not fit)") for name, one in zip(names, reversed(shown), strict=True)]
     axes.set_yticks(range(len(shown)), names)
     axes.margins(x=0.14)
     axes.use_sticky_edges = False
