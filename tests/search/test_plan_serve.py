@@ -102,6 +102,26 @@ def test_what_cannot_be_served_says_why() -> None:
     assert any(row.name == "p50_ttft" and "empty replica" in row.title for row in quick.rejected)
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "remedy"),
+    [
+        ("--on 1xh100 --rate 1/s --output-tokens 100 --pools disaggregated", "devices", "use 2 devices"),
+        ("--on 1xh100 --rate 1e6/s --output-tokens 120000", "devices", "use 4"),
+        ("--on 2xh100 --tp 2 --rate 1/s --output-tokens 9 --fast-bandwidth-achieved 1e-12", "load", "fewer tokens"),
+        (
+            "--on 2xh100 --tp 2 --rate 1/s --output-tokens 9 --fast-bandwidth-achieved 1e-12 --p50-ttft 1s",
+            "p50_ttft",
+            "numbers hold",
+        ),
+    ],
+)
+def test_none_always_has_a_reason(words: str, name: str, remedy: str) -> None:
+    """Pools, rates beyond any cluster and steps slower than numbers hold end in a reason with its remedy."""
+    done = run(*f"plan serve llama-3.1-8b --input-tokens 1000 {words} --json".split())
+    assert done.status == 1
+    assert any(row["name"] == name and remedy in row["remedy"] for row in done.tree["rejected"]), done.out
+
+
 def test_a_load_without_a_rate_is_refused() -> None:
     """How many replicas a closed loop needs has no answer."""
     asked = replace(workload(1.0), arrivals=Arrivals(kind="closed", users=4))

@@ -51,6 +51,12 @@ def test_one_request_passes_a_prompt_a_transfer_and_decode_steps(engine: str) ->
     assert one.tpot_seconds == pytest.approx(alone.tpot_seconds, rel=0.02)
 
 
+def test_prompts_that_all_take_as_long_have_a_closed_form() -> None:
+    """Lengths that differ under launches that do not: the spread of what prompts take is none, not less than none."""
+    asked = workload(0.5, 20, input_tokens=Length(kind="uniform", mean=200, low=160, high=240))
+    assert pools("tensorrt-llm", asked, 1).steady.ttft_seconds > 0
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_prefill_pool_is_a_server_of_prompts(engine: str) -> None:
     """Requests wait for their prompt as on one replica that makes a single token for each."""

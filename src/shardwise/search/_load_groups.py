@@ -42,9 +42,11 @@ _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # the closed form that a simulation would keep. Tokens and whole requests average over steps: their quantiles are near.
 _TAIL = {"mean": 0.85, "p50": 0.3, "p90": 1.0, "p95": 1.2, "p99": 1.5}
 _NEAR_MEAN = 0.95
+# Replicas for each that a load fills, where it does not matter how many there are.
+_EMPTY = 1000.0
 # A point of the front is listed where it serves more tokens than the one before it by this factor.
 _CLEARLY = 1.02
-DEVICES, SIMULATED = "devices", "simulated"
+DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +144,9 @@ def least(steady: Steady[Any], empty: Steady[Any], limit: Limit) -> Any:
         return np.zeros_like(steady.rate)
     floor, mean = (getattr(one, f"{name}_seconds") for one in (empty, steady))
     if limit.metric == "ttft":
-        return 0.85 * floor + np.maximum(mean - floor, 0.0) * _TAIL[limit.quantile]
+        with np.errstate(invalid="ignore"):  # endless seconds less endless ones
+            beyond = np.maximum(mean - floor, 0.0)
+        return 0.85 * floor + np.where(np.isfinite(floor), beyond, 0.0) * _TAIL[limit.quantile]
     # Within a few percent in the closed form.
     return _NEAR_MEAN * (mean if limit.quantile != "p50" else floor)
 
@@ -162,6 +166,8 @@ class LoadSearch:
     """Seconds of sending a cache that are known."""
     found: dict[tuple[int, float], Any] = field(default_factory=dict)
     """Fewest replicas of groups that are known."""
+    pairs: list[float] = field(default_factory=list)
+    """Devices of pairs of pools that are more than there are, infinite of those that miss a limit."""
 
     @cached_property
     def groups(self) -> tuple[LoadGroup, ...]:
@@ -246,19 +252,22 @@ class LoadSearch:
         return max(min(band.at(self.options.risk) for band in bands), 1.0)
 
     def fewest(self, group: LoadGroup, devices: float) -> Any:
-        """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do."""
+        """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do.
+
+        Of endless devices as many are tried as leave each replica almost empty.
+        """
         if group.form is None:
             raise LookupError(group)
         known = self.found.get((id(group), devices))
         if known is not None:
             return known
-        most = devices // group.devices
-        empty = group.empty
-        rate = self.workload.arrivals.rate
+        empty, rate = group.empty, self.workload.arrivals.rate
         low = np.maximum(np.ceil(rate / (_FULLEST * group.form.capacity)), 1.0)
+        most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
         high = np.maximum(most, low).astype(float)
         kept = self.keeps(group, empty, high)
-        for _ in range(int(np.ceil(np.log2(max(float((high - low).max()), 1.0) + 1))) + 1):
+        between = np.where(np.isfinite(low), high - low, 0.0)
+        for _ in range(int(np.ceil(np.log2(max(float(between.max()), 1.0) + 1))) + 1):
             middle = np.floor((low + high) / 2)
             fine = self.keeps(group, empty, middle)
             low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
@@ -339,32 +348,45 @@ class LoadSearch:
             ))  # fmt: skip
         return (*found, *self._by_limit(), *self._by_devices(missed))
 
+    def _floors(self, group: LoadGroup, limit: Limit) -> Any:
+        """Return what a limit is compared with on an empty replica of each layout, for the chance that was asked."""
+        return least(group.empty, group.empty, limit) * self.margin(group.case, limit)
+
     def _by_limit(self) -> Iterator[Rejection]:
         """Yield the limits that even an empty replica misses."""
         for limit in self.options.limits:
-            floors = [least(one, one, limit) for g in self.groups if g.form for one in [g.empty]]
+            floors = [self._floors(group, limit) for group in self.groups if group.form]
             every = np.concatenate(floors) if floors else np.zeros(0)
             slow = every[every > limit.seconds]
             if slow.size:
                 name, metric = f"{limit.quantile}_{limit.metric}", limit.metric.upper()
-                remedy = f"the quickest of these takes {show_seconds(float(slow.min()))}"
+                chance = " with the chance that is asked" if self.options.risk else ""
+                quickest = show_seconds(float(slow.min())) if np.isfinite(slow.min()) else "more than numbers hold"
+                remedy = f"the quickest of these takes {quickest}{chance}"
                 if slow.size < every.size:
                     remedy += f", of all layouts {show_seconds(float(every.min()))}"
                 yield Rejection(name=name, title=f"an empty replica misses {limit.quantile} {metric}",
                                 count=int(slow.size), remedy=remedy)  # fmt: skip
 
     def _by_devices(self, missed: int) -> Iterator[Rejection]:
-        """Yield the layouts that need more devices than there are, and those that simulation refused."""
-        have = self.cluster.num_devices
-        forms = [group for group in self.groups if group.form is not None]
-        fewest = [self.fewest(g, have) for g in forms]
-        kept = [self.keeps(g, g.empty, np.maximum(1e7 // g.devices, 1.0)) for g in forms]
-        some = any(np.isfinite(one).any() for one in fewest)
-        fell = sum(int(np.count_nonzero(one & ~np.isfinite(few))) for one, few in zip(kept, fewest, strict=True))
-        if fell:
-            least = "" if some else f"{min(float((self.fewest(g, 1e7) * g.devices).min()) for g in forms):,.0f}"
-            say = "others need fewer" if some else f"use {least} devices"
-            yield Rejection(name=DEVICES, title=f"more than {have:,} devices are needed", count=fell, remedy=say)
+        """Yield the layouts that need more devices than there are, that no number helps, that simulation refused."""
+        have, some, never = self.cluster.num_devices, False, 0
+        forms = [g for g in self.groups if g.form is not None and self.space.pools != "disaggregated"]
+        needed = [one for one in self.pairs if np.isfinite(one)]
+        never += len(self.pairs) - len(needed)
+        for group in forms:
+            few, need = self.fewest(group, have), self.fewest(group, np.inf) * group.devices
+            kept = np.all([self._floors(group, one) <= one.seconds for one in self.options.limits], axis=0)
+            some |= bool(np.isfinite(few).any())
+            never += int(np.count_nonzero(~np.isfinite(need) & kept))
+            needed += need[np.isfinite(need) & ~np.isfinite(few)].tolist()
+        if needed:
+            say = "others need fewer" if some else f"use {min(needed):,.0f} devices"
+            title = f"more than {have:,} devices are needed"
+            yield Rejection(name=DEVICES, title=title, count=len(needed), remedy=say)
+        if never:
+            title, say = "no number of replicas keeps the limits", "ask for fewer tokens, a slower rate or later limits"
+            yield Rejection(name=LOAD, title=title, count=never, remedy=say)
         if missed:
             title, say = "a limit is missed in the simulation", "more replicas were tried in turn"
             yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)

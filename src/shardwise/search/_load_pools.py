@@ -134,9 +134,11 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
         devices = np.where(kept, devices, np.inf)
         for j in range(len(each)):
             a, b = divmod(int(np.argmin(devices[:, j])), devices.shape[2])
-            if devices[a, j, b] <= search.cluster.num_devices:
-                at = a, j, b
+            at = a, j, b
+            if devices[at] <= search.cluster.num_devices:
                 found.append((float(devices[at]), i, at, _row(both, at, devices.shape)))
+            else:
+                search.pairs.append(float(devices[at]))
     for _, i, (a, j, b), steady in sorted(found, key=lambda one: one[0])[:_KEPT]:
         yield Candidate(
             plan=last.plans[j], job=group.job, engine=group.engine, replicas=int(counts[1][j, b]), steady=steady,

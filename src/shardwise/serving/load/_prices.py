@@ -187,7 +187,7 @@ class _Steps:
                 mean, lambda i: f"{counted(i // many + 1, 'prompt')} in a step of {_sequences_at(counts, i % many)}"
             ),
             ahead=added.ahead.mean(axis=0),
-            spread=(added.seconds[:, 0] ** 2).mean(axis=0) / mean[0] ** 2 if mean[0].all() else np.ones_like(counts),
+            spread=1 + (added.seconds[:, 0].var(axis=0) / mean[0] ** 2 if mean[0].all() else np.zeros_like(counts)),
             pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
             together=together,
             cycles=replace(first.named(counts), ends=ends[0].named(counts) if ends else None),
