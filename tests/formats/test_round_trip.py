@@ -221,21 +221,26 @@ def torchtitan_plans(draw: st.DrawFn) -> tuple[Model, Plan, Training]:
 
 
 @MANY
-@given(case=torchtitan_plans().filter(runs("fsdp2")), name=st.sampled_from(("fsdp2", "fsdp2-compiled-loss")))
-def test_torchtitan_brings_back_every_field(case: tuple[Model, Plan, Training], name: str) -> None:
-    """A plan that FSDP2 runs, written as torchtitan's TOML, is read back as it was: model, plan and job."""
+@given(
+    case=torchtitan_plans().filter(runs("fsdp2")),
+    name=st.sampled_from(("fsdp2", "fsdp2-compiled-loss")),
+    runs=st.sampled_from((1, 3)),
+)
+def test_torchtitan_brings_back_every_field(case: tuple[Model, Plan, Training], name: str, runs: int) -> None:
+    """A plan that FSDP2 runs, written as torchtitan's TOML, is read back as it was: model, plan, job, local batches."""
     model, plan, job = case
+    runs = runs if plan.pp > 1 else 1
+    stack, job = find_stack(name), replace(job, global_batch=runs * job.global_batch)
+    stack = replace(stack, settings=replace(stack.settings, pipeline_runs=runs))
     # Without copies or ranks that share context there is nothing to shard.
     plan = replace(plan, sharding="none") if plan.dp * plan.cp == 1 else plan
-    found = torchtitan.export(
-        ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=find_stack(name))
-    )
+    found = torchtitan.export(ExportCase(model=model, cluster=machines(plan), plan=plan, job=job, stack=stack))
     (text,) = found.files.values()
     back = torchtitan.read(text, around=ImportContext(num_devices=plan.num_devices))
     assert canonical_plan(back.plan) == canonical_plan(plan)
     assert back.job == replace(job, token_budget=back.job.token_budget)
     assert back.model == model
-    assert back.stack == find_stack(name)
+    assert back.stack == stack
     assert not back.unknown
 
 

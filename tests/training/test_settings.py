@@ -15,7 +15,7 @@ from shardwise.ledger.traced import parts
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
-from shardwise.plans import Plan, Settings, Sharding, Training, find_stack
+from shardwise.plans import Plan, Settings, Sharding, Training, find_stack, schedule_for
 from shardwise.training import TrainingOptions, TrainReport, train
 
 MODEL = load_model("llama-2-7b")
@@ -209,6 +209,7 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (PLAN, {"max_live_parameters": 1e9}, "max_live_parameters"),
         (PLAN, {"fp8_recipe": "blockwise"}, "fp8_recipe blockwise"),
         (PLAN, {"fp8_param_gather": True}, "fp8_param_gather"),
+        (replace(PLAN, pp=1), {"pipeline_runs": 2}, "pipeline_runs 2"),
     ],
 )
 def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:
@@ -229,6 +230,7 @@ def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], 
         {"max_live_parameters": -1},
         {"misc_bytes": float("inf")},
         {"partition_activations": "yes"},
+        {"pipeline_runs": 0},
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
@@ -285,3 +287,15 @@ def test_scales_by_row_cost_a_pass_for_the_weight_gradient() -> None:
     assert (seconds[0] - seconds[1]) * 3.35 / 2.4 == pytest.approx(0.135, rel=0.1)
     with pytest.raises(InputError, match="torchao"):
         ask(fp8_recipe="rowwise")
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 2)])
+def test_a_pipeline_drains_at_the_end_of_each_of_its_runs(pp: int, vpp: int) -> None:
+    """Four runs are four pipelines of a fourth of the batch, drawn one after the other; parts of a run are refused."""
+    plan = replace(PLAN, pp=pp, vpp=vpp, schedule=schedule_for(vpp))
+    often, once = ask(plan, pipeline_runs=4), ask(plan, replace(JOB, global_batch=JOB.global_batch // 4))
+    assert often.evaluation.step.pipeline.total == pytest.approx(4 * once.evaluation.step.pipeline.total)
+    assert terms(often) == terms(once) and often.step_seconds > ask(plan).step_seconds
+    assert abs(often.timeline().difference) < often.timeline().tolerance
+    with pytest.raises(InputError, match="which 3 runs of the pipeline must divide"):
+        ask(plan, pipeline_runs=3)

@@ -94,9 +94,13 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     )
     stack = find_stack(_stack(keys))
     recipe = "rowwise" if keys.word(f"{_FLOAT8}.recipe_name") == "rowwise" else stack.settings.fp8_recipe
+    runs, rest = divmod(batch, _local(keys) * plan.dp) if plan.pp > 1 else (1, 0)
+    if rest:
+        keys.fail("training.global_batch_size", f"must be a multiple of {_local(keys) * plan.dp}", "change it")
     kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
-    stack = replace(stack, settings=replace(stack.settings, fp8_recipe=recipe, keeps_products=kept))
+    told = replace(stack.settings, fp8_recipe=recipe, keeps_products=kept, pipeline_runs=max(runs, 1))
+    stack = replace(stack, settings=told)
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=num_devices)
 
 
@@ -257,7 +261,8 @@ def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:
         # A complete plan lists its layers where they are not all equal.
         sizes = p.stage_layers or split_layers(case.model.num_layers, p.pp * p.vpp, "uniform")
         parallel |= {"module_fqns_per_model_part": _parts(sizes)}
-    local = job.global_batch // p.dp if p.pp > 1 else p.micro_batch
+    # A run of the pipeline takes the local batch (train.py, gradient_accumulation_steps).
+    local = job.global_batch // (p.dp * case.stack.settings.pipeline_runs) if p.pp > 1 else p.micro_batch
     training: dict[str, Any] = {"local_batch_size": local, "global_batch_size": job.global_batch}
     training |= {"seq_len": job.seq_len, "dtype": kept, "mixed_precision_param": computed}
     if "parameters" in p.offload:

@@ -21,6 +21,7 @@ from shardwise.measured._training_plan import (
     named_stack,
     optimizer_of,
     optimizer_rank_of,
+    pipeline_runs_of,
     plan_of,
     precision_of,
     recompute_unknown,
@@ -167,12 +168,14 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         tuning=effort_of(record),
         **(tuning_fields(record, model) if is_tuned(record) else {}),
     )
+    known = adjusted(table, find_stack(stack), record.row)
+    runs = pipeline_runs_of(record, plan, cluster.num_devices)
     return TrainingQuestion(
         model=model,
         cluster=cluster,
         plan=plan,
         job=job,
-        stack=adjusted(table, find_stack(stack), record.row),
+        stack=replace(known, settings=replace(known.settings, pipeline_runs=runs)),
         framework=framework,
         notes=notes,
         table=table,

@@ -115,6 +115,17 @@ def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -
     return stated
 
 
+def pipeline_runs_of(record: Record, plan: Plan, devices: int) -> int:
+    """Return how often the pipeline of a row runs in a step: once for every stated batch that was cut."""
+    stated, batch = record.whole("micro_batch"), record.whole("global_batch")
+    if plan.pp == 1 or not batch or not plan.micro_batch < stated:
+        return 1
+    runs = max(batch // (stated * max(devices // (plan.tp * plan.cp * plan.pp), 1)), 1)
+    if runs > 1:
+        record.assume(f"pipeline_runs: {runs} a step, one for each batch of a replica")
+    return runs
+
+
 def recompute_unknown(record: Record, framework: Framework) -> bool:
     """Return whether the amount of recompute is not told: not stated, or by a policy of its own."""
     if not record.says("recompute"):

@@ -91,6 +91,8 @@ class Settings:
     """Groups of replicas that each shard a whole optimizer state."""
     keeps_products: bool = False
     """Recompute keeps attention and every second product, as torchtitan's checkpointing by operator does."""
+    pipeline_runs: int = 1
+    """Runs of a pipeline in a step, each of which fills and drains it (gradients add up over torch's schedules)."""
     sync_each_batch: bool = False
     """Gradients are reduced every micro-batch where the framework keeps them whole until the last (accelerate)."""
     updates_in_backward: bool = False
@@ -126,10 +128,10 @@ class Settings:
             problems.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
         if self.loss and self.loss not in LOSSES:
             problems.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
-        if isinstance(self.tile_mlp, bool) or not isinstance(self.tile_mlp, int) or self.tile_mlp < 1:
-            problems.add("tile_mlp", self.tile_mlp, "must be a whole number of pieces of at least 1", "use 1 for none")
-        if isinstance(self.optimizer_instances, bool) or not self.optimizer_instances >= 1:
-            problems.add("optimizer_instances", self.optimizer_instances, "must be at least 1", "use 1")
+        for name in ("tile_mlp", "optimizer_instances", "pipeline_runs"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                problems.add(name, value, "must be a whole number of at least 1", "use 1")
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type == "float" and (isinstance(value, bool) or not 0 <= value < float("inf")):

@@ -234,6 +234,7 @@ SETTINGS: tuple[Field, ...] = (
         "update each tensor as soon as its gradient is there, and free that (LOMO, torchtune)",
         sets=("updates_in_backward",),
     ),
+    _job("pipeline_runs", "whole", "runs of a pipeline in a step, each of which drains it (torch's schedules)"),
     _job("sync_each_batch", "switch", "reduce gradients of FSDP every micro-batch, as accelerate is told to"),
     _job("loss", "choice", "cross entropy; left out, the framework's own", choices=LOSSES),
     _job("tile_mlp", "whole", "pieces in which a feed-forward runs, each again in backward (ALST)", most=4096),

@@ -152,11 +152,12 @@ def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
 
 
 def batch_problems(
-    plan: Plan, global_batch: int, rounds: Rounds = "whole", splits_batch: bool = False
+    plan: Plan, global_batch: int, rounds: Rounds = "whole", splits_batch: bool = False, runs: int = 1
 ) -> tuple[Problem, ...]:
     """Return what is wrong between a plan and a global batch, `rounds` as the framework fills those of micro-batches.
 
-    One that cuts batches, outside of pipelines, may have a smaller last micro-batch.
+    One that cuts batches, outside of pipelines, may have a smaller last micro-batch. A pipeline that drains `runs`
+    times a step runs equal numbers of them.
 
     >>> [str(p) for p in batch_problems(Plan(dp=4), 6)]
     ['global_batch = 6: must be a multiple of dp x micro_batch = 4; use one of 4, 8']
@@ -174,13 +175,17 @@ def batch_problems(
         rule = f"must be a multiple of dp{'' if cuts else ' x micro_batch'} = {unit}"
         problems.add("global_batch", global_batch, rule, one_of(sorted({low, low + unit})))
     elif not cuts:
-        _micro_batches(plan, global_batch // unit, rounds, problems)
+        _micro_batches(plan, global_batch // unit, rounds, runs if plan.pp > 1 else 1, problems)
     return tuple(problems.items)
 
 
-def _micro_batches(plan: Plan, count: int, rounds: Rounds, found: Problems) -> None:
-    """Record what the schedule needs of the number of micro-batches."""
-    rules, unit = find_rules(plan.schedule), plan.dp * plan.micro_batch
+def _micro_batches(plan: Plan, steps: int, rounds: Rounds, runs: int, found: Problems) -> None:
+    """Record what the schedule needs of the number of micro-batches of each run of the pipeline."""
+    rules, unit, count = find_rules(plan.schedule), plan.dp * plan.micro_batch * runs, max(steps // runs, 1)
+    if steps % runs:
+        rule = f"makes {steps} micro-batches, which {runs} runs of the pipeline must divide"
+        found.add("global_batch", steps * plan.dp * plan.micro_batch, rule, f"use {unit * count}, or fewer runs")
+        return
     most = runnable_count(rules, plan.pp, count, rounds)
     if most != count:
         in_rounds = rules.rounds and rules.next_count(plan.pp, count) == count

@@ -75,7 +75,7 @@ def _experts_hold(model: Model, shard: int) -> Callable[[Mapping[str, Any]], Any
     return holds
 
 
-def _batch_holds(batch: int, rounds: Rounds) -> Callable[[Mapping[str, Any]], Any]:
+def _batch_holds(batch: int, rounds: Rounds, runs: int) -> Callable[[Mapping[str, Any]], Any]:
     """Return the law of the batch on columns (`batch_problems`)."""
     counts = np.array(divisors(batch), np.int64)
 
@@ -84,8 +84,9 @@ def _batch_holds(batch: int, rounds: Rounds) -> Callable[[Mapping[str, Any]], An
         legal = batch % unit == 0
         # Before pipelines have their schedules any number of micro-batches runs.
         rules, pp = (find_rules(c["schedule"]), c["pp"]) if "schedule" in c else (find_rules("1f1b"), 1)
-        runs = np.array([runnable_count(rules, pp, count, rounds) == count for count in counts.tolist()])
-        return legal & runs[np.searchsorted(counts, np.where(legal, batch // unit, 1))]
+        each = runs if pp > 1 else 1
+        able = [n % each == 0 and runnable_count(rules, pp, n // each, rounds) == n // each for n in counts.tolist()]
+        return legal & np.array(able)[np.searchsorted(counts, np.where(legal, batch // unit, 1))]
 
     return holds
 
@@ -94,7 +95,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
     """Return the laws of a model and a job by name, in the order in which they are counted."""
     model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
-    rounds, shard = case.stack.runs.rounds, case.plan.shard
+    rounds, shard, runs = case.stack.runs.rounds, case.plan.shard, case.stack.settings.pipeline_runs
     return {
         "tensor": Law(
             "tensor parallelism divides heads and widths",
@@ -120,8 +121,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "batch": Law(
             "replicas and micro-batches divide the global batch",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch, rounds),
-            _batch_holds(batch, rounds),
+            lambda p: batch_problems(p, batch, rounds, runs=runs),
+            _batch_holds(batch, rounds, runs),
         ),
         "pipeline": Law(
             "stages divide the layers as the schedule needs",
@@ -131,8 +132,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "schedule": Law(
             "the schedule runs on its micro-batches",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch, rounds),
-            _batch_holds(batch, rounds),
+            lambda p: batch_problems(p, batch, rounds, runs=runs),
+            _batch_holds(batch, rounds, runs),
         ),
     }
 

@@ -173,6 +173,8 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
+    if s.pipeline_runs > 1 and plan.pp == 1:
+        idle.append((f"pipeline_runs {s.pipeline_runs}", "pp is 1"))
     compute = case.recipe.precision.compute
     if s.fp8_recipe and compute != "fp8":
         idle.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))

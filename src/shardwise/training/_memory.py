@@ -40,7 +40,7 @@ from shardwise.training._parts import (
     tied_copy,
     trained,
 )
-from shardwise.training._sizes import PlanSizes
+from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
 
 STATE = "docs/formulas.md, state"
@@ -132,9 +132,9 @@ def stage_buffers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X
     zero = 0 * parts.stream_bytes
     if not r.stack.stage_buffers:
         return zero
-    one = parts.stream_bytes
-    ahead = above(s.embeds, 0, zero, one * maximum(z.num_micro - depth.own, 0))
-    behind = above(s.heads, 0, zero, one * (z.num_micro + depth.own))
+    one, num_micro = parts.stream_bytes, micro_batches_a_run(z, r.stack)
+    ahead = above(s.embeds, 0, zero, one * maximum(num_micro - depth.own, 0))
+    behind = above(s.heads, 0, zero, one * (num_micro + depth.own))
     return named(above(z.pp, 1, ahead + behind, zero), "buffers between stages")
 
 

@@ -11,7 +11,7 @@ from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts, elements
-from shardwise.training._sizes import PlanSizes
+from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
@@ -198,14 +198,15 @@ def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[
     of another micro-batch, one more forward goes ahead (Megatron-LM core/pipeline_parallel/schedules.py
     get_pp_rank_microbatches, combined_1f1b.py).
     """
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.pp, overlap_send=False)
+    num_micro = micro_batches_a_run(z, stack)
+    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=num_micro, send=0 * z.pp, overlap_send=False)
     micro_batches = in_flight(schedule, shape, s.position)
     zero = 0 * micro_batches
     if stack.buffered_stages:
-        deep = above(s.heads, 0, micro_batches, minimum(z.num_micro, stack.buffered_stages * z.pp))
+        deep = above(s.heads, 0, micro_batches, minimum(num_micro, stack.buffered_stages * z.pp))
         micro_batches = above(z.pp, 1, deep, micro_batches)
     if pairing(stack, schedule) == "always" and not find_rules(schedule).paired:
-        micro_batches = minimum(micro_batches + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), z.num_micro)
+        micro_batches = minimum(micro_batches + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), num_micro)
     if find_schedule(schedule).mirrored:
         mirrored = micro_batches * divide(s.position + 1, z.pp + 1)
         return InFlight(own=micro_batches - mirrored, mirrored=mirrored, heads=zero + 1)

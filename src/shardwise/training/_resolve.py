@@ -196,7 +196,8 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     problems.raise_if_any()
     plan, job = _batch(q, plan, problems, notes, seconds)
     plan = _cut(q.stack, plan, job.global_batch, notes)
-    problems.items += batch_problems(plan, job.global_batch, q.stack.runs.rounds, q.stack.runs.splits_batch)
+    able, runs = q.stack.runs, q.stack.settings.pipeline_runs
+    problems.items += batch_problems(plan, job.global_batch, able.rounds, able.splits_batch, runs)
     _settings_laws(q.stack, plan, job, problems)
     problems.raise_if_any()
     return plan, job, tuple(notes)
@@ -286,7 +287,7 @@ def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: 
         return replace(plan, micro_batch=job.global_batch // (steps * plan.dp)), job
     if micro:
         if not job.global_batch:
-            steps = steps or _fewest(plan)
+            steps = steps or _fewest(q, plan)
             notes.append(
                 f"global_batch {micro * steps * plan.dp}: {counted(steps, 'micro-batch')} of {micro} on each of "
                 f"{counted(plan.dp, 'replica')}"
@@ -296,24 +297,27 @@ def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: 
     return _best(q, plan, steps, notes, seconds)
 
 
-def _fewest(plan: Plan) -> int:
-    """Return the fewest micro-batches a schedule fills its pipeline with."""
-    return find_rules(plan.schedule).next_count(plan.pp, plan.pp) if plan.pp > 1 else 1
+def _fewest(q: Question, plan: Plan) -> int:
+    """Return the fewest micro-batches a schedule fills its pipeline with, as often as it runs in a step."""
+    each = find_rules(plan.schedule).next_count(plan.pp, plan.pp)
+    return each * q.stack.settings.pipeline_runs if plan.pp > 1 else 1
 
 
 def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
     """Return the plan with the micro-batch of the fastest step that fits, the largest where the batch follows it."""
-    job, rounds = q.job, q.stack.runs.rounds
+    job = q.job
     if job.global_batch:
         if job.global_batch % plan.dp:
             return replace(plan, micro_batch=1), job
         sizes = divisors(job.global_batch // plan.dp, 1024)
         candidates = [(replace(plan, micro_batch=b), job) for b in sizes]
     else:
-        steps = steps or _fewest(plan)
+        steps = steps or _fewest(q, plan)
         pairs = ((replace(plan, micro_batch=2**i), 2**i * steps * plan.dp) for i in range(11))
         candidates = [(p, replace(job, global_batch=g)) for p, g in pairs]
-    legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch, rounds)] or candidates[:1]
+    rounds, runs = q.stack.runs.rounds, q.stack.settings.pipeline_runs
+    legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch, rounds, runs=runs)]
+    legal = legal or candidates[:1]
     fitting: list[tuple[float, tuple[Plan, Training]]] = []
     # Memory never falls with a larger micro-batch: the first that does not fit is the last that is asked for.
     for one in legal:

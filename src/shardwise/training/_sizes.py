@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic
 
-from shardwise.ledger.number import X, ceil, divide, maximum
+from shardwise.ledger.number import X, above, ceil, divide, maximum
 from shardwise.ledger.traced import leaf
-from shardwise.plans import DEGREES, Plan, group_shapes, shard_of, splits_replicas
+from shardwise.plans import DEGREES, Plan, Stack, group_shapes, shard_of, splits_replicas
 from shardwise.records import dataclass, replace
 
 _NUMBERS = (*DEGREES, "panels", "micro_batch", "shard")
@@ -46,6 +46,15 @@ class PlanSizes(Generic[X]):
     def expert_share(self) -> X:
         """Ranks of one sharding group of experts, never below one."""
         return maximum(divide(self.expert_copies * self.shard, self.dp), 1)
+
+
+def micro_batches_a_run(z: PlanSizes[X], stack: Stack) -> X:
+    """Return the micro-batches of one run of the pipeline, which drains it; all of a step where there is none.
+
+    Source: torch/distributed/pipelining/schedules.py, step() runs the micro-batches of the batch that it is given.
+    """
+    runs = stack.settings.pipeline_runs
+    return above(z.pp, 1, divide(z.num_micro, runs), z.num_micro) if runs > 1 else z.num_micro
 
 
 def num_micro_batches(plan: Plan, global_batch: int) -> float:

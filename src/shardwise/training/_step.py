@@ -14,7 +14,7 @@ from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import host_traffic
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, host_waits, once_a_step, sharding_waits
 from shardwise.training._parts import ModelBlocks, Recipe
-from shardwise.training._sizes import PlanSizes
+from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
 from shardwise.training._state import boundary_messages, state_seconds, table_seconds
 from shardwise.training._update import optimizer_seconds, orthogonal_seconds
@@ -134,6 +134,19 @@ def once_seconds(z: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
     return divide(way + (z.vpp - 1) * slowest, z.vpp)
 
 
+def drained(once: PipelineTime[X], runs: X) -> PipelineTime[X]:
+    """Return the seconds of a pipeline that runs so often in a step, and drains each time."""
+    busy, bubble, sent = (
+        named(runs * one, words)
+        for one, words in zip(
+            (once.busy, once.bubble, once.exposed_send),
+            ("slowest stage computes", "pipeline bubble", "exposed pipeline messages"),
+            strict=True,
+        )
+    )
+    return PipelineTime(total=busy + bubble + sent, busy=busy, bubble=bubble, exposed_send=sent)
+
+
 def with_waits(
     z: PlanSizes[X],
     runs: tuple[StageRun[X], ...],
@@ -238,11 +251,13 @@ def piped_seconds(
     shape = PipelineShape(
         num_stages=z.pp,
         num_chunks=z.vpp,
-        num_micro=z.num_micro,
+        num_micro=micro_batches_a_run(z, r.stack),
         send=named(job.send, "stage boundary message"),
         overlap_send=sends_overlap(m, r.stack, job.schedule),
     )
     pipeline = pipeline_time(job.schedule, runs, shape)
+    if r.stack.settings.pipeline_runs > 1:
+        pipeline = drained(pipeline, divide(z.num_micro, shape.num_micro))
     if r.shards_gradients and r.stack.pipeline_keeps_gathered:
         pipeline = with_waits(z, runs, timed, pipeline, find_schedule(job.schedule).mirrored)
     if not is_plain(job.spared, 0):

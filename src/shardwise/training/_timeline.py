@@ -14,7 +14,7 @@ from typing import Any, Literal
 from shardwise.errors import InputError, Problem
 from shardwise.ops.overlap import CostModel, sends_overlap
 from shardwise.plans import Plan, find_rules
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._evaluate import Evaluation, machine_of, send_of, step_job
 from shardwise.training._overlap import covering_passes, data_parallel_seconds, once_a_step, sharding_waits
@@ -123,6 +123,12 @@ class _Cut:
         return {F: self.forward, B: self.backward, W: self.weight, FULL: (*self.backward, *self.weight)}[kind]
 
 
+def _later(event: Event, seconds: float, micro_batches: int) -> Event:
+    """Return a task of a later run of the pipeline."""
+    number = event.micro_batch + micro_batches
+    return replace(event, micro_batch=number, start=event.start + seconds, end=event.end + seconds)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Around:
     """Seconds of what a stage does outside the pipeline, once a step."""
@@ -146,6 +152,7 @@ class _Drawing:
         self.cuts, self.around = [cuts[i] for i in self.runs], [around[i] for i in self.runs]
         job = _job(case, self.machine, e)
         self.send = job.send if self.plan.pp > 1 else 0.0
+        self.drains = case.stack.settings.pipeline_runs if self.plan.pp > 1 else 1
         self.overlaps = sends_overlap(self.machine, case.stack, self.plan.schedule)
         # The reduction of a tied table runs on the two ends, which the other stages wait for.
         self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
@@ -218,16 +225,21 @@ class _Drawing:
         shape: PipelineShape[float] = PipelineShape(
             num_stages=self.plan.pp,
             num_chunks=self.plan.vpp,
-            num_micro=self.num_micro,
+            num_micro=self.num_micro // self.drains,
             send=self.send,
             overlap_send=self.overlaps,
         )
-        timeline = simulate(self.plan.schedule, chunks, shape)
-        end = at + timeline.seconds
-        events = sorted(timeline.events, key=lambda event: (event.stage, event.start))
+        once = simulate(self.plan.schedule, chunks, shape)
+        end = at + self.drains * once.seconds
+        drawn = [
+            _later(e, i * once.seconds, i * (self.num_micro // self.drains))
+            for i in range(self.drains)
+            for e in once.events
+        ]
+        events = sorted(drawn, key=lambda event: (event.stage, event.start))
         for stage, own in groupby(events, key=lambda event: event.stage):
             self._stage(stage, list(own), (at, end))
-        self._messages(timeline.events, at)
+        self._messages(drawn, at)
         return end
 
     def _stage(self, stage: int, events: Sequence[Event], pipeline: tuple[float, float]) -> None:
