@@ -225,6 +225,27 @@ def test_what_an_adapter_multiplies_in_fp32_runs_on_vector_units(method: str, pr
     assert added and (method == "lokr" or any(op.vector_units for op in added) == wider)
 
 
+@pytest.mark.parametrize(("method", "launched"), [("lora", 6), ("ia3", 3), ("vera", 7), ("oft", 17), ("adalora", 20)])
+def test_python_launches_the_kernels_of_a_method(method: str, launched: int) -> None:
+    """As many as the forward method of peft 0.21.2 runs beside one layer, with an adapter in fp32."""
+    y = layout(stack="transformers")
+    model = Model.load("llama-3.1-8b")
+    bare = sum(op.launches for op in block_ops(y, model.layers[0], model.hidden))
+    job = Training(seq_len=1, global_batch=1, adapter=method, targets=("v",))
+    y = layout(stack="transformers", tuning=tuning_of(job, find_stack("transformers")))
+    assert sum(op.launches for op in block_ops(y, model.layers[0], model.hidden)) - bare == launched
+
+
+def test_vera_under_autocast_keeps_results_of_16_bits() -> None:
+    """The products of its frozen matrices take 16 bits, which its factors, that train in fp32, keep for themselves."""
+    tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="vera", targets=("v",)), find_stack("trl"))
+    y, model = layout(stack="trl", tuning=tuning), Model.load("llama-3.1-8b")
+    ops = {op.name: op for op in block_ops(y, model.layers[0], model.hidden)}
+    result = ops["qkv.v.lora_B"]
+    assert result.output_bytes == 2 * result.rows * 1024 and not result.vector_units
+    assert [t.size_bytes for t in ops["qkv.v.b.factors applied"].saves] == [result.output_bytes]
+
+
 @pytest.mark.parametrize("method", ["lora"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_tensor_parallel_ranks_share_every_adapter(method: str, tp: int) -> None:

@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.measured import read
 from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
-from shardwise.measured._training import peak_memory
+from shardwise.measured._training import TrainingRows, peak_memory
 from shardwise.measured._training_plan import _micro_batch, effort_of, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
@@ -62,6 +62,17 @@ def test_the_length_of_natural_samples_depends_on_the_metric() -> None:
     assert with_length(row(metric="step_time", **cells)).text("seq_len") == "210"
     with pytest.raises(InputError):
         with_length(row(metric="step_time", notes="longest_sample=1044"))
+
+
+def test_each_kind_of_bytes_has_a_length_of_its_own() -> None:
+    """An allocator holds the longest of peft's sorted samples, tensors are those of the mean: neither answers both."""
+    notes = "variable length up to 768, mean_tokens_per_sample=209.9"
+    cells = {"metric": "memory_avg", "notes": notes, "seq_len": "768", "micro_batch": "4"}
+    reserved, allocated = (row(memory_kind=kind, **cells) for kind in ("reserved", "allocated"))
+    assert with_length(reserved).text("seq_len") == "322"
+    assert with_length(allocated).text("seq_len") == "210"
+    rows = TrainingRows()
+    assert rows.asked(reserved) != rows.asked(allocated)
 
 
 def test_formats_and_variants_are_those_of_the_row() -> None:

@@ -94,9 +94,11 @@ class TrainingRows:
         return self._known.of(key, lambda: self.predict(record, context)).answer(record)
 
     def asked(self, record: Record) -> str:
-        """Return the metric of a row where the prediction of its configuration depends on it, empty elsewhere."""
+        """Return what a row measures where the prediction of its configuration depends on it, empty elsewhere."""
         metric = record.text("metric")
-        return metric if metric == "fits" or has_natural_lengths(record) else ""
+        if has_natural_lengths(record):
+            return f"{metric} {record.text('memory_kind')}"
+        return metric if metric == "fits" else ""
 
     def predict(self, record: Record, context: Context) -> Predicted:
         """Return the prediction of a row's configuration; raises `InputError` with the reason where there is none."""

@@ -154,13 +154,16 @@ def branches(
 def scaling(
     y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], scaled: tuple[Tensor[X], X], **more: Any
 ) -> Op[X]:
-    """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type."""
+    """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type.
+
+    The factors of all adapters are multiplied first (peft tuners/ia3/layer.py Linear.forward).
+    """
     (source, n), w, name = scaled, t.width, f"{module.name}.factors"
     elements = op.rows * n
     weight = Weight(name=name, elements=n, whole=n, kind="vector", adapter=True)
     vector = Tensor(name=name, size_bytes=w * n, born=op.region, read_for="input")
     moved = (y.a + 2 * w + (w + y.a if w != y.a else 0)) * elements
-    return step(y, f"{name} applied", op, (moved, 2 * moved), kernels=2 if w != y.a else 1, weights=(weight,),
+    return step(y, f"{name} applied", op, (moved, 2 * moved), kernels=3 if w != y.a else 2, weights=(weight,),
                  saves=(replace(source, read_for="weight"), vector), modules=(module.short,), output_bytes=w * elements,
                  **more)  # fmt: skip
 

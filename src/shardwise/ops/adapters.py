@@ -108,23 +108,28 @@ def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
 def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA whose A and B are frozen and shared by all layers, with learned factors of their results.
 
-    arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer.
+    arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer. A factor of fp32
+    widens what it multiplies, so that under autocast the results that it keeps have 16 bits and the sum has 32
+    (peft tuners/vera/layer.py Linear.forward).
     """
-    found, plain = [op], replace(t, autocast=False)
-    for module, came, a, b in branches(y, plain, op, chosen, trains_a=False):
+    found = [op]
+    for module, came, a, b in branches(y, t, op, chosen, trains_a=False):
         shared_a, shared_b = (
             replace(one, weights=tuple(replace(w, elements=0 * w.elements, whole=0 * w.whole, trainable=False,
                                                stored_bytes=0) for w in one.weights))
             for one in (a, b)
         )  # fmt: skip
-        low = low_rank(y, plain, op, module, t.rank)
-        out = Tensor(name=f"{module.name}.lora_B", size_bytes=t.width * op.rows * module.columns, born=op.region)
+        low = low_rank(y, t, op, module, t.rank)
+        width = y.a if t.autocast else t.width
+        out = Tensor(name=f"{module.name}.lora_B", size_bytes=width * op.rows * module.columns, born=op.region)
         first, second = replace(module, name=f"{module.name}.d"), replace(module, name=f"{module.name}.b")
         d = scaling(y, t, op, first, (low, 0 * op.rows + t.rank), reads=(low,))
         last = scaling(y, t, op, second, (out, module.columns), reads=(out,))
-        # A vector that scales a result is a parameter: what is kept of it is no copy.
-        d, last = (replace(one, saves=one.saves[:1]) for one in (d, last))
-        found += [*came.ops, shared_a, d, shared_b, last, added(y, t, op, module, last.name)]
+        # A vector that scales a result is a parameter: what is kept of it is no copy, and its product is one kernel.
+        d, last = (replace(one, saves=one.saves[:1], kernels=1) for one in (d, last))
+        summed = added(y, replace(t, autocast=False), op, module, last.name)
+        # The sum and its cast: no factor of its own.
+        found += [*came.ops, shared_a, d, shared_b, last, replace(summed, kernels=summed.kernels - 1)]
     return tuple(found)
 
 
@@ -132,7 +137,9 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
     """Return a product whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
 
     A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
-    rank of 0 leaves the number of blocks to their usual size.
+    rank of 0 leaves the number of blocks to their usual size. Its kernels (layer.py _cayley_batch, five terms of
+    Neumann's series): a skew-symmetric matrix 3, the identity 3, three products with four additions, the turn, a copy
+    and a cast.
     """
     found: list[Op[X]] = [op]
     for module in chosen:
@@ -149,7 +156,7 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
             backward_flops=flops, backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=side,
             inner=side, batch=0 * T + number, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
             saves=(replace(came.tensor, read_for="weight"), blocks), dtype=op.dtype, model_flops=flops,
-            output_bytes=w * T * m, modules=(module.short,), makes=module.makes,
+            output_bytes=w * T * m, modules=(module.short,), makes=module.makes, kernels=16,
         )]  # fmt: skip
     return tuple(found)
 
