@@ -295,7 +295,10 @@ def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     if (more := own - kept(_WHOLE)) > 0.01 * report.device_bytes:
         yield f"keeps {show_bytes(more)} more of activations than full fine-tuning does"
     if tuning.width == 4 and (saved := fewer({"adapter_precision": "bf16"})):
-        words = "--adapter-precision bf16 (autocast_adapter_dtype=False)"
+        # Beside weights that are no floats peft makes adapters in fp32 (tuners_utils.py
+        # _move_adapter_to_device_of_base_layer); trl casts them.
+        how = "a cast of the script's own, as TRL has" if tuning.base.narrow else "autocast_adapter_dtype=False"
+        words = f"--adapter-precision bf16 ({how})"
         yield f"fp32 adapters copy what enters them: {words} saves {show_bytes(saved)}"
     if tuning.dropout and (saved := fewer({"adapter_dropout": 0.0})):
         share = f"{own / kept({'adapter_dropout': 0.0}) - 1:.0%}"
