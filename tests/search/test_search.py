@@ -109,12 +109,12 @@ SMALL = {
         recompute=("full",),
         sharding=("none", "zero3"),
         schedule=SCHEDULES,
-        micro_batch=upto(2),
+        micro_batch=upto(1),
         panels=upto(2),
         cp_kind=("ring", "all-gather"),
     ),
     "experts": SearchSpace(
-        recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(1), cp=upto(2)
+        recompute=("none",), sharding=("none", "zero1"), etp=upto(2), micro_batch=upto(1), cp=upto(1)
     ),
     "latent": SearchSpace(
         recompute=("full",),
@@ -230,7 +230,7 @@ def test_a_million_devices_are_counted_exactly(tiers: tuple[int, ...]) -> None:
     found = sorted(zip(*base.values(), strict=True))
     assert found == sorted(tuple(d[name] for name in base) for d in every)
     places = dict(zip(zip(*base.values(), strict=True), grid.base["places"].tolist(), strict=True))
-    for fixed in Random(3).sample(every, 6):
+    for fixed in Random(3).sample(every, 3):
         own = sum(1 for _ in brute._places(grid.case, PLACED, fixed, tiers[-1]))
         assert places[tuple(fixed[name] for name in base)] == own, fixed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardwise.search import (
     SearchOptions,
     SearchSpace,
     SerialExecutor,
+    TrainingResult,
     searched,
     upto,
     work_of,
@@ -60,6 +62,11 @@ def _work(kind: str, **options: Any) -> Any:
     return work_of(model, clusters, JOB, SearchSpace(**space), SearchOptions(stack=stack, top=5, **options))
 
 
+@cache
+def _found(kind: str, objective: Any = "step") -> TrainingResult:
+    return searched(_work(kind, objective=objective), SerialExecutor())
+
+
 def _named(case: Any, plan: Plan) -> tuple[Any, ...]:
     return case.cluster.device.name, case.job, plan
 
@@ -77,7 +84,7 @@ def test_all_that_is_asked_is_searched_as_brute_force_does(kind: str) -> None:
     fitting = [r for r in (brute.report(case, plan, priced[id(case)]) for case, plan in legal) if brute.fits(r)]
     assert found.counts.fitting == len(fitting) > 0
     for objective in ("step", "throughput", "memory"):
-        quick = searched(_work(kind, objective=objective), SerialExecutor())
+        quick = _found(kind, objective)
         least: dict[Any, float] = {}
         for r in fitting:
             weight = work.grid.case.job.global_batch / r.job.global_batch
@@ -101,7 +108,7 @@ def test_what_is_found_is_launched_and_is_what_train_says(kind: str) -> None:
     """The exporter of its framework writes every plan that is returned, and `train` gives it the same numbers."""
     import shardwise as sw
 
-    found = searched(_work(kind), ProcessExecutor(2) if kind == "jobs" else SerialExecutor())
+    found = searched(_work(kind), ProcessExecutor(2)) if kind == "jobs" else _found(kind)
     assert found.best
     for report in (*found.best, *found.front):
         case = report.case

@@ -46,7 +46,7 @@ WAITING = ("interleaved-zb", "zb-v", "v-half", "v-min", "dualpipe-v")
 STAGES = (1, 2, 3, 4, 6, 8, 13, 16)
 MICRO = (1, 2, 3, 4, 5, 8, 9, 12, 16, 17, 32, 64)
 # Tasks of the longest pipelines that every schedule is simulated for: beyond them nothing new happens, for long.
-LONG = 200
+LONG = 120
 # Most that a form may differ from the simulation when stages differ by up to 20 %.
 UNEQUAL = {name: find_schedule(name).tolerance for name in RULES}
 
