@@ -329,7 +329,7 @@ def _any(drawn: random.Random) -> Question:
     """Return a question with one to three of all the flags of its command, half of them about a known model."""
     from fuzz import inputs
     from shardwise.answers import _commands
-    from shardwise.models._model import catalogue
+    from shardwise.models import catalogue
 
     words = drawn.choice(COMMANDS).split("/")
     flags = _commands.command(*words).flags

@@ -30,7 +30,7 @@ def imports(source: Path) -> list[tuple[Path, str, set[str]]]:
     ]
 
 
-@pytest.mark.parametrize("package", ["cost", "plans"])
+@pytest.mark.parametrize("package", ["cost", "plans", "models", "hardware"])
 def test_other_packages_use_the_surface_alone(package: str) -> None:
     """Nothing outside a package imports one of its private modules."""
     found = [

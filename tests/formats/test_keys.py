@@ -21,7 +21,7 @@ from shardwise.formats import ImportContext, Imported
 from shardwise.formats._imported import table
 from shardwise.formats._launched import Launched, LaunchFiles
 from shardwise.formats.megatron._values import arguments
-from shardwise.models._model import catalogue
+from shardwise.models import catalogue
 from shardwise.plans import Plan, Training
 
 KEYS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))

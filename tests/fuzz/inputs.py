@@ -17,7 +17,7 @@ from typing import Any
 from shardwise.answers import _commands
 from shardwise.answers._flags import Command, Flag
 from shardwise.cli import main
-from shardwise.models._model import catalogue
+from shardwise.models import catalogue
 
 SCRIPTS = Path(__file__).parent.parent / "formats" / "scripts"
 # Values that are none, or too many, or of another kind.

@@ -12,8 +12,7 @@ import pytest
 
 from shardwise import hardware
 from shardwise.errors import InputError
-from shardwise.hardware import Device, device_names, device_to_toml, find_device, load_device
-from shardwise.hardware._catalogue import other_names
+from shardwise.hardware import Device, device_names, device_to_toml, find_device, load_device, other_names
 from shardwise.hardware._device import FIELDS, all_links
 
 NAMES = device_names()

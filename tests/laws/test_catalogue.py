@@ -9,8 +9,7 @@ import pytest
 from laws.helpers import evaluated, report
 from laws.strategies import problems_of
 from shardwise.hardware import Cluster
-from shardwise.models import load_model, model_names
-from shardwise.models._model import all_models
+from shardwise.models import all_models, load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.search._remedies import evaluate_columns

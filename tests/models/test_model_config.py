@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import InputError, Problem
-from shardwise.models import FIELDS, load_model, model_from_config
+from shardwise.models import FIELDS, catalogue, load_model, model_from_config
 from shardwise.models._config import DROPOUTS, Config
-from shardwise.models._model import catalogue
 from shardwise.models.families import FAMILIES, builder
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"

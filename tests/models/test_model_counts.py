@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.models import MoE, load_model, model_from_config, model_names
-from shardwise.models._model import catalogue
+from shardwise.models import MoE, catalogue, load_model, model_from_config, model_names
 from shardwise.models.families import FAMILIES
 from shardwise.ops import count_parameters
 

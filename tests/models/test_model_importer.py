@@ -21,10 +21,10 @@ from shardwise.models import (
     Mamba2,
     Model,
     MoE,
+    catalogue,
     load_model,
     model_from_config,
 )
-from shardwise.models._model import catalogue
 from shardwise.models.families import FAMILIES, SAME_AS
 from shardwise.ops import count_parameters
 

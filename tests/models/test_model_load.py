@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.models import FIELDS, Model, load_model, model_names
-from shardwise.models._model import catalogue
+from shardwise.models import FIELDS, Model, catalogue, load_model, model_names
 
 TINY = {
     "model_type": "llama",

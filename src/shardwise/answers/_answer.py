@@ -38,7 +38,7 @@ def check_finite(headlines: Mapping[str, float]) -> None:
 
 def nothing_found(what: str, search: str, names: tuple[str, ...]) -> Answer:
     """Return the answer of a search without results: status 1 and the nearest names, if any is near."""
-    from shardwise.hardware._quantity import close_to
+    from shardwise.hardware import close_to
 
     near = close_to(search, names)
     rest = f"near it: {' or '.join(near)}" if near else f"shardwise {what} lists all {len(names)}"

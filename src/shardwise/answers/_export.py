@@ -99,7 +99,7 @@ def _apart(found: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
 
 def _named(inputs: Inputs) -> str:
     """Return the hub's name of the model as it was asked for, or as the file names it; empty where neither has one."""
-    from shardwise.models._model import namesake
+    from shardwise.models import namesake
 
     said = inputs.get("model", inputs.imported.named if inputs.imported else "")
     return said if said.count("/") == 1 and namesake(said) and not os.path.exists(said) else ""

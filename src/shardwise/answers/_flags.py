@@ -179,7 +179,7 @@ EXPLAIN = _flags(
 @cache
 def cluster_flags() -> dict[str, Flag]:
     """Return the flags that override numbers of the cluster and its device."""
-    from shardwise.hardware._parse import OVERRIDES
+    from shardwise.hardware import OVERRIDES
 
     return _flags(
         "cluster", *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in OVERRIDES if name != "num_devices")

@@ -14,10 +14,17 @@ from shardwise.answers._files import one_to_write, write_text
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page
 from shardwise.errors import InputError
-from shardwise.hardware import COMMITMENTS, Device, device_names, device_to_toml, find_device, find_rented, offers
-from shardwise.hardware._catalogue import other_names
-from shardwise.models import Model, load_model, model_names
-from shardwise.models._model import all_models, find
+from shardwise.hardware import (
+    COMMITMENTS,
+    Device,
+    device_names,
+    device_to_toml,
+    find_device,
+    find_rented,
+    offers,
+    other_names,
+)
+from shardwise.models import Model, all_models, find_model, load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import DTYPES, find_precision, precision_names, precision_to_toml
 from shardwise.serving import cache_names, find_format, format_names
@@ -40,7 +47,7 @@ def search_models(search: str = "") -> list[str]:
     ['llama-3.1-70b']
     """
     own = find_own("models", search) if search else None
-    exact = own.name if own else find(search) if search else None
+    exact = own.name if own else find_model(search) if search else None
     if exact is not None:
         return [exact]
     return sorted(name for name, row in all_models().items() if _matches(search, name, *_words(row)))

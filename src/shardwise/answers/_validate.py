@@ -40,13 +40,16 @@ def _given(inputs: Inputs) -> dict[str, str]:
     """Return what the launch of a training or of a server says, by the columns of rows that may leave it blank."""
     from shardwise.answers._from import read, variables
     from shardwise.formats import import_server, starts_server
-    from shardwise.models._model import find
+    from shardwise.models import find_model
 
     try:
         if starts_server(inputs.values["from"]):
             server = import_server(inputs.values["from"], variables(inputs))
             found = {_SERVED[key]: value for key, value in server.values.items() if key in _SERVED}
-            found |= {"num_gpus": server.num_devices, "model": find(found.get("model", "")) or found.get("model", "")}
+            found |= {
+                "num_gpus": server.num_devices,
+                "model": find_model(found.get("model", "")) or found.get("model", ""),
+            }
         else:
             found = _of_training(read(inputs))
     except InputError as error:

@@ -45,7 +45,9 @@ def derated_gemm(row: Gemm, device: Device, node_busy: bool, library: str = "") 
     >>> [derated_gemm(row, find_device(name).device, True).compute for name in ("b200-sxm-180gb", "gb200")]
     [0.4, 0.8]
     """
-    return replace(row, compute=row.compute * row.library_shares.get(library, 1.0) * node_share(row, device, node_busy))
+    own = row.steady_state_share
+    kept = row.steady_state_by_library.get(library, own) / own * node_share(row, device, node_busy)
+    return replace(row, compute=row.compute * kept)
 
 
 def derated_attention(row: AttentionFit, device: Device, node_busy: bool) -> AttentionFit:

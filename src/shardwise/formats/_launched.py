@@ -22,8 +22,7 @@ from shardwise.formats import _yaml
 from shardwise.formats._imported import ReadArgument, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
-from shardwise.models import load_model
-from shardwise.models._model import find, namesake
+from shardwise.models import find_model, load_model, namesake
 from shardwise.records import dataclass
 from shardwise.shell import Budget, commands_of, left_open
 
@@ -213,7 +212,7 @@ class LaunchLine:
         if why := left_open(named):
             self.assumed.append(f"no model: {named} {why[0]}; {why[1]}, or name a model")
             return ""
-        if find(named) or os.path.exists(os.path.expanduser(named)):
+        if find_model(named) or os.path.exists(os.path.expanduser(named)):
             return named
         for word in (_CACHED.sub(r"\1/\2", named), str(self.values.get("--served-model-name", ""))):
             stored = _STORED.search(word)

@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.errors import InputError, Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._imported import table
-from shardwise.models._model import catalogue
+from shardwise.models import catalogue
 from shardwise.plans import Plan, Serving
 from shardwise.plans.fields import PLAN, SERVING
 from shardwise.records import dataclass

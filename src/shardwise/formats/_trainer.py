@@ -24,8 +24,7 @@ from shardwise.formats._exported import (
     untold,
 )
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
-from shardwise.models import Model, load_model
-from shardwise.models._model import catalogue, find, namesake
+from shardwise.models import Model, catalogue, find_model, load_model, namesake
 from shardwise.plans import (
     OBJECTIVES,
     Plan,
@@ -73,10 +72,10 @@ def model_named(keys: Keys, path: str) -> Model | None:
     if why := left_open(name):
         keys.assumed.append(f"no model: {name} {why[0]}; {why[1]}, or name a model")
         return None
-    known = find(name) or namesake(name)
+    known = find_model(name) or namesake(name)
     if name and known is None:
         keys.assumed.append(f"no model: {name} is not in the catalogue")
-    elif known is not None and not find(name):
+    elif known is not None and not find_model(name):
         keys.assumed.append(f"model {known}: {name} is named after it")
     return None if known is None else load_model(known)
 

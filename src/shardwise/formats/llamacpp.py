@@ -17,8 +17,7 @@ from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
-from shardwise.models import load_model
-from shardwise.models._model import namesake
+from shardwise.models import load_model, namesake
 from shardwise.serving import InferReport
 from shardwise.serving._formats import format_names
 

@@ -14,8 +14,7 @@ from shardwise.errors import InputError
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
-from shardwise.models import MLP, Attention, Model, model_from_config
-from shardwise.models._model import catalogue
+from shardwise.models import MLP, Attention, Model, catalogue, model_from_config
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
 
 _TABLE = "nanotron.toml"

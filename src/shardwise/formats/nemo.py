@@ -32,8 +32,7 @@ from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron import _job, _model, _plan, _write
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
-from shardwise.models import Model, load_model
-from shardwise.models._model import catalogue, find
+from shardwise.models import Model, catalogue, find_model, load_model
 from shardwise.plans import Training, rank_of
 
 _TABLE = "nemo.toml"
@@ -244,7 +243,7 @@ def _of_recipe(keys: Keys) -> Model | None:
         named = str(keys.raw(path) or "").rpartition("." if "_target_" in path else "/")[2].lower()
         words = re.findall(r"[a-z0-9.-]+", named.replace("config", ""))
         for end in range(len(words), 0, -1):
-            known = find("_".join(words[:end])) or _squeezed().get("".join(words[:end]))
+            known = find_model("_".join(words[:end])) or _squeezed().get("".join(words[:end]))
             if known:
                 keys.assumed.append(f"model {known}: of {path} {keys.raw(path)}")
                 return load_model(known)

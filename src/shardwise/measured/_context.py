@@ -14,8 +14,7 @@ from shardwise.errors import InputError, Known, Problem
 from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
 from shardwise.measured._record import Record, network_words, read
-from shardwise.models import Model, load_model, model_from_config
-from shardwise.models._importer import unwrap
+from shardwise.models import Model, load_model, model_from_config, unwrap
 
 # Columns of a table of devices -> fields of a device, in the two spellings that are in use.
 COLUMNS = {

@@ -1,7 +1,17 @@
 """What a model is."""
 
-from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE, Projection
+from shardwise.models._architecture import (
+    MLP,
+    MOST_PREDICTIONS,
+    Activation,
+    Architecture,
+    Block,
+    FeedForward,
+    MoE,
+    Projection,
+)
 from shardwise.models._fields import FIELDS, SIZE_FIELDS, ConfigField
+from shardwise.models._importer import unwrap
 from shardwise.models._mixers import (
     Attention,
     CompressedAttention,
@@ -13,7 +23,17 @@ from shardwise.models._mixers import (
     State,
     TokenCache,
 )
-from shardwise.models._model import Model, load_model, model_from_config, model_from_sizes, model_names
+from shardwise.models._model import (
+    Model,
+    all_models,
+    catalogue,
+    find_model,
+    load_model,
+    model_from_config,
+    model_from_sizes,
+    model_names,
+    namesake,
+)
 from shardwise.models._recurrent import (
     GatedDelta,
     LightningAttention,

@@ -125,7 +125,7 @@ def found_architecture(
     own = find_own("models", word)
     if own is not None:
         return _from_own(own, overrides, part)
-    architecture = find(word)
+    architecture = find_model(word)
     if architecture is not None:
         return _from_catalogue(architecture, overrides)
     path = os.path.expanduser(word)
@@ -202,7 +202,7 @@ def _spellings(entry: Mapping[str, Any]) -> list[str]:
     return spellings + [word for also in entry.get("also", []) for word in (also, also.replace("/", "_"))]
 
 
-def find(word: str) -> str | None:
+def find_model(word: str) -> str | None:
     """Return the catalogue name that a word means, or None; tuned variants share the sizes of their base."""
     lower = word.lower()
     if lower in catalogue():
@@ -216,7 +216,7 @@ def namesake(word: str) -> str | None:
     >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("/data/Qwen2.5-7B-Instruct"), namesake("me/mine")
     ('llama-3.1-8b', 'qwen2.5-7b', None)
     """
-    return find(word.rstrip("/").rpartition("/")[2])
+    return find_model(word.rstrip("/").rpartition("/")[2])
 
 
 def _untuned(name: str) -> str:

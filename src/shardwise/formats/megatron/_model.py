@@ -12,6 +12,8 @@ from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.models import (
     MLP,
+    MOST_PREDICTIONS,
+    Activation,
     Attention,
     Block,
     FeedForward,
@@ -24,7 +26,6 @@ from shardwise.models import (
     MoE,
     NormKind,
 )
-from shardwise.models._architecture import MOST_PREDICTIONS, Activation
 
 _ACTIVATIONS: tuple[tuple[str, Activation, bool], ...] = (
     ("swiglu", "silu", True),

@@ -28,8 +28,7 @@ from shardwise.formats._launch import Launch
 from shardwise.formats.megatron._job import settings_words
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
-from shardwise.models import MLP, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
-from shardwise.models._architecture import Activation
+from shardwise.models import MLP, Activation, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
 from shardwise.plans import Plan, Training
 from shardwise.plans.schedules import round_size
 
