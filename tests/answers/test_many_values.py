@@ -88,7 +88,7 @@ PLANS = {
         "--pp", "1..2", "--max-step", "60ms", "slow_bandwidth", -0.01,
     ),
     "the most requests of any deployment": (
-        "serve", "llama-3.1-8b", "--on", "1xh100", "--p50-ttft", "200ms", "--requests", "200",
+        "serve", "llama-3.1-8b", "--on", "1xh100", "--p50-ttft", "200ms", "--requests", "80",
         "--input-tokens", "64", "--output-tokens", "8", "--max-batched-tokens", "2048", "--max-sequences", "64",
         "rate", 0.01,
     ),

@@ -257,9 +257,11 @@ def test_public_names() -> None:
         "Device",
         "Fact",
         "Lookup",
+        "OVERRIDES",
         "Offer",
         "Tier",
         "build_cluster",
+        "close_to",
         "device_names",
         "device_to_toml",
         "find_device",
@@ -267,6 +269,7 @@ def test_public_names() -> None:
         "find_rented",
         "load_device",
         "offers",
+        "other_names",
         "part_of",
     ]
 

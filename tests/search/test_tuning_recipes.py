@@ -57,7 +57,7 @@ def test_what_a_job_states_stays() -> None:
 
 def test_the_command_lists_ways_and_the_best_of_them() -> None:
     """The command that is printed gives the memory of the first row; nothing fits a 70B model on 24 GB in 16 bits."""
-    words = ("plan", "train", "qwen3-4b", "--on", "rtx-4090", "--adapter", "lora", "--seq-len", "2048", "--base", "nf4")
+    words = ("plan", "train", "llama-3.2-1b", "--on", "rtx-4090", "--adapter", "lora", "--base", "nf4")
     first = run(*words, "--json").tree["recipes"][0]
     page = run(*words).out
     command = page.split("NEXT")[1].replace("\\\n", " ").split()[1:]
@@ -70,7 +70,7 @@ def test_the_command_lists_ways_and_the_best_of_them() -> None:
 
 def test_what_was_asked_stays_in_the_command_that_is_next() -> None:
     """Targets, ranks and an own framework are in NEXT, and what it does unless told is said where the way differs."""
-    words = ("plan", "train", "qwen3-4b", "--on", "2xh100", "--qlora", "--targets", "q,v", "--stack", "torchtune")
+    words = ("plan", "train", "llama-3.2-1b", "--on", "2xh100", "--qlora", "--targets", "q,v", "--stack", "torchtune")
     first = run(*words, "--json").tree["recipes"][0]
     assert "--recompute none" in first["flags"]
     again = run(*run(*words).out.split("NEXT")[1].replace("\\\n", " ").split()[1:], "--json").tree
