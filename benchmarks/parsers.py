@@ -149,8 +149,9 @@ def made(stack: str, case: str) -> ExportCase:
     """Return a case in a stack: Llama 3.1 8B on eight H100s, 64 sequences of 4096 tokens a step."""
     plan, job = CASES[case]
     if stack == "verl":
-        told = {"method": "grpo"} | ({"adapter_dropout": 0.0} if "adapter" in job else {})
-        plan, job = plan | ({"cp_kind": "all-to-all"} if "cp" in plan else {}), job | told
+        job = job | {"method": "grpo"} | ({"adapter_dropout": 0.0} if "adapter" in job else {})
+    if stack in ("verl", "llama-factory-v1") and "cp" in plan:
+        plan = plan | {"cp_kind": "all-to-all"}
     whole = Plan(**{"dp": _DEVICES, "micro_batch": 1, "sequence_parallel": False} | plan)
     return ExportCase(
         model=sw.load_model("llama-3.1-8b"),
@@ -185,6 +186,7 @@ def expected(case: ExportCase) -> read.Words:
 PARSERS: dict[str, tuple[str, str, Callable[[Path, ExportCase], read.Words]]] = {
     "axolotl": ("axolotl", "axolotl", read.axolotl),
     "llamafactory": ("llama-factory", "llamafactory", read.llamafactory),
+    "llamafactory_v1": ("llama-factory-v1", "llamafactory_v1", read.llamafactory_v1),
     "transformers": ("transformers", "transformers", read.transformers),
     "accelerate": ("accelerate", "fsdp", read.accelerate),
     "deepspeed": ("deepspeed", "deepspeed", read.deepspeed),

@@ -76,6 +76,30 @@ def _batches(training: Any) -> Words:
     }  # fmt: skip
 
 
+def llamafactory_v1(files: Path, case: ExportCase) -> Words:
+    """Return what the parser of LLaMA-Factory's v1 makes of a file; what sets its seeds wants a device."""
+    sys.modules.setdefault("llamafactory.v1.utils.helper", Absent("llamafactory.v1.utils.helper"))
+    from llamafactory.v1.config.arg_parser import get_args
+
+    model, _, training, _ = get_args(yaml.safe_load((files / "llamafactory_v1.yaml").read_text()))
+    mesh, tuned = training.dist_config or {}, model.peft_config or {}
+    cp, copies = mesh.get("cp_size", 1), mesh.get("mp_replicate_size", 1)
+    devices = case.plan.num_devices
+    found: Words = {
+        "micro_batch": training.micro_batch_size, "global_batch": training.global_batch_size, "cp": cp,
+        "seq_len": training.cutoff_len, "recompute": training.enable_activation_checkpointing,
+        "steps": training.max_steps or -1, "narrow": training.bf16, "dp": devices // cp, "adapter": bool(tuned),
+        "sharded": bool(mesh), "shard": mesh.get("mp_shard_size", devices // copies) // cp if mesh else 1,
+        "reshard": mesh.get("reshard_after_forward", False), "offload": mesh.get("offload_params", False),
+    }  # fmt: skip
+    if tuned:
+        found |= {
+            "rank": tuned["r"], "alpha": tuned["lora_alpha"], "dropout": tuned["lora_dropout"],
+            "dora": tuned.get("use_dora", False), "four_bits": (model.quant_config or {}).get("quantization_bit") == 4,
+        }  # fmt: skip
+    return found
+
+
 def transformers(files: Path, case: ExportCase) -> Words:
     """Return what TrainingArguments make of a command line, and accelerate of the file beside it."""
     from transformers import HfArgumentParser, TrainingArguments
@@ -547,7 +571,7 @@ def version_of(system: str) -> str:
         return f"b{said[1]}" if said else ""
     if system != "megatron-bridge":
         try:
-            return metadata.version(system)
+            return metadata.version(system.removesuffix("_v1"))
         except metadata.PackageNotFoundError:
             return ""
     bridge = SOURCES / "Megatron-Bridge" / "src" / "megatron"

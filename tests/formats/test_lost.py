@@ -24,6 +24,7 @@ from shardwise.training import TrainingOptions, train
 STARTS: dict[str, dict[str, Any]] = {
     "deepspeed": {"sharding": "zero3"}, "fsdp": {"sharding": "fsdp"}, "torchtitan": {"sharding": "fsdp"},
     "transformers": {"sharding": "fsdp"}, "axolotl": {"sharding": "fsdp"}, "llamafactory": {"sharding": "fsdp"},
+    "llamafactory_v1": {"sharding": "fsdp"},
     "torchtune": {"sharding": "fsdp"}, "trl": {"sharding": "fsdp"}, "verl": {"sharding": "fsdp"},
     "megatron": {"sharding": "distributed-optimizer"}, "nanotron": {"sharding": "zero1"},
     "nemo": {"sharding": "distributed-optimizer"},

@@ -23,6 +23,7 @@ from shardwise.formats import (
     axolotl,
     import_file,
     llamafactory,
+    llamafactory_v1,
     nanotron,
     torchtitan,
     torchtune,
@@ -147,6 +148,16 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "freeze_extra_modules: lm_head\nper_device_train_batch_size: 1\n",
         1,
         {"adapter": "", "trains": ("first:3", "head")},
+    ),
+    # LLaMA-Factory examples/v1/train_qlora/quantization.yaml
+    "llamafactory-v1": (
+        "model: Qwen/Qwen3-0.6B\nmodel_class: llm\ntemplate: qwen3_nothink\npeft_config:\n  name: lora\n  r: 16\n"
+        "  lora_alpha: 32\n  lora_dropout: 0.05\n  target_modules: all\nkernel_config: {name: auto}\n"
+        "dist_config: {name: fsdp2, dcp_path: null}\nquant_config: {name: bnb, quantization_bit: 4}\n"
+        "train_dataset: data/v1_sft_demo.yaml\nmicro_batch_size: 1\ncutoff_len: 2048\nmax_steps: 10\n",
+        8,
+        {"system": "LLaMA-Factory v1", "model": "qwen3-0.6b", "adapter": "lora", "rank": 16, "base": "nf4-dq",
+         "sharding": "fsdp", "global_batch": 8, "precision": "amp-bf16", "recompute": "full"},
     ),
     # torchtune recipes/configs/llama3_1/70B_full.yaml
     "torchtune-full": (
@@ -420,9 +431,8 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
         optimizer=draw(st.sampled_from(("adam", "adam8bit"))),
     )  # fmt: skip
     if tuned:
-        methods = {"torchtune": ("lora", "dora"), "trl": ("lora", "dora", "rslora")}.get(
-            name, ("lora", "dora", "rslora", "lora-plus")
-        )
+        methods = ("lora", "dora", "rslora", "lora-plus")
+        methods = methods[: {"torchtune": 2, "trl": 3, "llama-factory-v1": 3}.get(name, 4)]
         bases = {"torchtune": ("", "nf4-dq"), "axolotl": ("", "int8", "nf4-dq")}.get(
             name, ("", "int8", "nf4", "nf4-dq")
         )
@@ -432,7 +442,7 @@ def jobs(draw: st.DrawFn, name: str, shardings: tuple[Any, ...]) -> tuple[Plan, 
             base=draw(st.sampled_from(bases)),
             adapter_dropout=draw(st.sampled_from((0.0, 0.05))),
         )  # fmt: skip
-    if name != "torchtune":
+    if name not in ("torchtune", "llama-factory-v1"):
         job = replace(job, method=draw(st.sampled_from(("sft", "sft", "dpo", "kto", "reward"))))
     if job.method in ("dpo", "kto"):
         own = ["", *(["none"] if job.method == "dpo" or name == "trl" else [])]
@@ -453,14 +463,18 @@ def accepted(case: ExportCase) -> bool:
     return not wrong and not stack_problems(case.stack, case.plan, optimizer=case.job.optimizer, method=case.job.method)
 
 
-TRAINERS = {"axolotl": axolotl, "llama-factory": llamafactory, "torchtune": torchtune, "trl": trl}
+TRAINERS = {
+    "axolotl": axolotl, "llama-factory": llamafactory, "llama-factory-v1": llamafactory_v1, "torchtune": torchtune,
+    "trl": trl,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAINERS)
 def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
     """Every plan and job that a trainer runs is written as its settings and read back as it was."""
     module = TRAINERS[name]
-    kinds = ("none", "shard-grad-op", "fsdp", *(("hsdp",) if name in ("axolotl", "torchtune") else ()))
+    kinds = ("shard-grad-op", "fsdp", *(("none",) if name != "llama-factory-v1" else ()))  # which then casts nothing
+    kinds = (*kinds, *(("hsdp",) if name in ("axolotl", "torchtune", "llama-factory-v1") else ()))
 
     @SOME
     @given(one=jobs(name, kinds).filter(lambda one: accepted(stated(name, *one))))

@@ -33,6 +33,7 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("trl", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("axolotl", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("llama-factory", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("llama-factory-v1", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("torchtune", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("nanotron", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
 )
@@ -64,7 +65,9 @@ def test_what_a_stack_keeps_on_the_host_is_written(stack: str) -> None:
     for sharding, recompute, offload in product(runs.sharding, runs.recompute, hosts):
         fields: Any = {"sharding": sharding, "shard": 4 if sharding == "hsdp" else 1, "recompute": recompute}
         plan = Plan(dp=8, offload=offload, sequence_parallel=False, **fields)
-        if not plan_problems(model, plan, 8) and not stack_problems(framework, plan, optimizer="adam"):
+        if not plan_problems(model, plan, 8) and not stack_problems(
+            framework, plan, optimizer="adam", precision=framework.precision
+        ):
             exporter.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=framework))
             seen |= set(offload)
     assert seen == set(runs.offload)

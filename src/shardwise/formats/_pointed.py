@@ -20,12 +20,12 @@ from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launch import Named, named_file
 
 _STARTS = (
-    r"axolotl[ .](cli\.)?train$|axolotl/cli/train\.py$|llamafactory-cli train$|train_bash\.py$|^tune run$"
+    r"axolotl[ .](cli\.)?train$|axolotl/cli/train\.py$|llamafactory-cli (train|sft)$|train_bash\.py$|^tune run$"
     r"|^trl (sft|dpo|grpo|reward|kto|rloo)$|trl\.scripts\.\w+$|torchtitan[./]train(\.py)?$|run_train\.py$"
     r"|run_(sft|dpo|orpo|cpt)\.py$|(^| )(\S*/)?(sft|dpo|grpo)\.py$"
 )
 _FILES = re.compile(r"\.(ya?ml|toml)\b")
-_READERS = ("axolotl", "llamafactory", "torchtune", "nanotron", "trl", "torchtitan")
+_READERS = ("axolotl", "llamafactory", "llamafactory_v1", "torchtune", "nanotron", "trl", "torchtitan")
 
 
 def pointed(text: str, source: str, around: ImportContext) -> Imported | None:

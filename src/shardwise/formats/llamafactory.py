@@ -157,7 +157,7 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     if kind not in ("lora", "oft"):
         if bits:
             keys.fail("quantization_bit", "has weights that cannot be trained", "use finetuning_type: lora")
-        return {"trains": _unfrozen(keys)} if kind == "freeze" else {}
+        return {"trains": unfrozen(keys)} if kind == "freeze" else {}
     switches = {"use_dora": "dora", "use_rslora": "rslora"}
     method = next((ours for theirs, ours in switches.items() if keys.flag(theirs)), kind)
     if method == "lora" and keys.raw("loraplus_lr_ratio") is not None:
@@ -168,25 +168,24 @@ def _adapter(keys: Keys) -> dict[str, Any]:
         found["oft_block_size"] = 0 if found["rank"] or side == OFT_BLOCK else side
     if keys.flag("pure_bf16") and not bits:
         found["adapter_precision"] = "bf16"
-    return found | {"base": _base(keys, bits)}
+    return found | {"base": base_of(keys, bits, keys.word("quantization_method"))}
 
 
-def _unfrozen(keys: Keys) -> tuple[str, ...]:
+def unfrozen(keys: Keys, under: str = "") -> tuple[str, ...]:
     """Return what trains under freeze: so many last layers, or first ones where the number is negative.
 
     Source: model/adapter.py _setup_freeze_tuning.
     """
-    count = keys.raw("freeze_trainable_layers")
+    count = keys.raw(f"{under}freeze_trainable_layers")
     count = 2 if count is None else count
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < abs(count) < 10_000:
-        keys.fail(
-            "freeze_trainable_layers", "must be a number of layers, negative for the first", "write for example 2"
-        )
+        rule = "must be a number of layers, negative for the first"
+        keys.fail(f"{under}freeze_trainable_layers", rule, "write for example 2")
         count = 2
-    part = _trainer.words_of(keys, "freeze_trainable_modules")
+    part = _trainer.words_of(keys, f"{under}freeze_trainable_modules")
     if part and part != ("all",):
         keys.assumed.append(f"whole layers train: {', '.join(part)} alone are not told apart")
-    more = _trainer.words_of(keys, "freeze_extra_modules")
+    more = _trainer.words_of(keys, f"{under}freeze_extra_modules")
     own = [_trainer.SAVED[word] for word in more if word in _trainer.SAVED]
     keys.assumed += [
         f"{word} stays frozen: it is no part that is told apart" for word in more if word not in _trainer.SAVED
@@ -194,15 +193,17 @@ def _unfrozen(keys: Keys) -> tuple[str, ...]:
     return (f"last:{count}" if count > 0 else f"first:{-count}", *own)
 
 
-def _base(keys: Keys, bits: int | None) -> str:
+def base_of(keys: Keys, bits: int | None, way: str, under: str = "") -> str:
+    """Return the type of frozen weights of so many bits by a library, bitsandbytes where none is named."""
     if not bits:
         return ""
-    ways = (keys.word("quantization_method") or "bnb", keys.word("quantization_type") or "nf4")
+    ways = (way or "bnb", keys.word(f"{under}quantization_type") or "nf4")
     if bits not in (4, 8) or ways not in (("bnb", "nf4"), ("bitsandbytes", "nf4")):  # until 0.9.1 it was spelled out
-        keys.fail("quantization_bit", "is read for bitsandbytes' 4 bits in nf4 and 8 bits alone", "use 4 or 8 with bnb")
+        rule = "is read for bitsandbytes' 4 bits in nf4 and 8 bits alone"
+        keys.fail(f"{under}quantization_bit", rule, "use 4 or 8 with bnb")
     if bits == 8:
         return "int8"
-    return "nf4" if keys.flag("double_quantization") is False else "nf4-dq"
+    return "nf4" if keys.flag(f"{under}double_quantization") is False else "nf4-dq"
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
@@ -252,7 +253,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 def _adapter_words(job: Training) -> dict[str, Any]:
     if not job.adapter:
-        return _freeze_words(job) or {"finetuning_type": "full"}
+        words = freeze_words(job)
+        return {"finetuning_type": "freeze", **words} if words else {"finetuning_type": "full"}
     kind = "oft" if job.adapter == "oft" else "lora"
     named = _OFT if kind == "oft" else _LORA
     targets = "all" if job.targets in ((), ("all-linear",)) else ",".join(job.targets)
@@ -269,11 +271,12 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     return tree | ({"double_quantization": False} if job.base == "nf4" else {})
 
 
-def _freeze_words(job: Training) -> dict[str, Any]:
+def freeze_words(job: Training) -> dict[str, Any]:
+    """Return what says which layers train, nothing where all do."""
     kind, _, count = job.trains[0].partition(":") if job.trains else ("", "", "")
     if kind not in ("first", "last"):
         return {}
-    tree = {"finetuning_type": "freeze", "freeze_trainable_layers": int(count) * (1 if kind == "last" else -1)}
+    tree: dict[str, Any] = {"freeze_trainable_layers": int(count) * (1 if kind == "last" else -1)}
     saved = _trainer.saved_words(job)
     return tree | ({"freeze_extra_modules": ",".join(saved)} if saved else {})
 
