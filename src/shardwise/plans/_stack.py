@@ -293,12 +293,12 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer. A pipeline schedule
     that the framework of the sharding does not run is of the framework that brought the schedule.
 
-    Replicas with an adapter run on transformers, where peft is.
+    Replicas with an adapter run on transformers, where peft is, sharded as it shards them.
 
     >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
     ('fsdp2', 'deepspeed')
-    >>> default_stack(Plan(), adapter="lora")
-    'transformers'
+    >>> [default_stack(Plan(sharding=word), adapter="lora") for word in ("none", "fsdp", "zero3")]
+    ['transformers', 'transformers', 'deepspeed']
     >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
     ('megatron', 'fsdp2')
     >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
@@ -306,8 +306,9 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
-    if adapter and replicas and not plan.sharding_rules.shards:
-        return "transformers"
+    peft = find_stack("transformers")
+    if adapter and replicas and plan.sharding in peft.runs.sharding and not any(refusals(peft.runs, plan)):
+        return peft.name
     first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
     brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
     own = [name for name in brought if plan.sharding in table[name]["brought"]]
