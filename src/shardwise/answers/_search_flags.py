@@ -234,11 +234,18 @@ _MEASURED = (
 AGAINST = _flags("output", ("against", k.FILE, _MEASURED))
 
 
-@cache
-def serve_flags() -> dict[str, Flag]:
-    """Return every flag of a deployment under load."""
-    kept = {key: flag for key, flag in infer_flags().items() if key not in _LOAD_GONE}
-    load = _flags(
+# The flags of a deployment under load beside those of `infer`, by group.
+_OF_LOAD = {
+    **_flags(
+        "job",
+        ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
+        ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
+        ("input_cv", _CV, "spread of prompts, lognormal: standard deviation over mean"),
+        ("output_cv", _CV, "spread of answers, lognormal: standard deviation over mean"),
+        ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
+        ("cached_share", _SHARE, "share of requests whose whole prompt is cached, as where a benchmark repeats them"),
+    ),
+    **_flags(
         "load",
         ("rate", _RATE, "requests that arrive: 50/s, 3000/min"),
         ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
@@ -259,8 +266,8 @@ def serve_flags() -> dict[str, Flag]:
         ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
         ("seed", k.whole(0), "seed of lengths and arrivals"),
         ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "how replicas share requests"),
-    )
-    pools = _flags(
+    ),
+    **_flags(
         "pools",
         (
             "prefill_workers",
@@ -270,8 +277,8 @@ def serve_flags() -> dict[str, Flag]:
         ("prefill_tp", k.WHOLE, "tensor parallelism of a prefill worker; left out, as the others"),
         ("prefill_pp", k.WHOLE, "pipeline stages of a prefill worker; left out, as the others"),
         ("prefill_ep", k.WHOLE, "ranks that experts of a prefill worker are spread over; left out, as the others"),
-    )
-    scaling = _flags(
+    ),
+    **_flags(
         "autoscaling",
         (
             "autoscale",
@@ -283,28 +290,22 @@ def serve_flags() -> dict[str, Flag]:
         ("min_replicas", k.WHOLE, "fewest replicas; left out, one"),
         ("scale_interval", _SPAN, "how often the metric is looked at; left out, 15s"),
         ("scale_down_after", k.SECONDS, "how long fewer must have been enough to stop one; left out, 300s"),
-    )
-    lengths = _flags(
-        "job",
-        ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
-        ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
-        ("input_cv", _CV, "spread of prompts, lognormal: standard deviation over mean"),
-        ("output_cv", _CV, "spread of answers, lognormal: standard deviation over mean"),
-        ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
-        (
-            "cached_share",
-            _SHARE,
-            "share of requests whose whole prompt is cached, as where a benchmark repeats them",
-        ),
-    )
+    ),
+}
+
+
+@cache
+def serve_flags() -> dict[str, Flag]:
+    """Return every flag of a deployment under load."""
     from shardwise.plans import METRICS, QUANTILES
 
+    kept = {key: flag for key, flag in infer_flags().items() if key not in _LOAD_GONE}
     limits = _flags(
         "limits",
         *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS),
         ("risk", k.CHANCE, "chance to carry the load within every limit, by published runs, such as 80%"),
     )
-    return {**kept, **lengths, **load, **pools, **scaling, **limits}
+    return {**kept, **_OF_LOAD, **limits}
 
 
 # What a limit holds against a report: the value, and whether it may not be more.

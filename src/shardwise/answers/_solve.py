@@ -115,18 +115,10 @@ def solved(inputs: Inputs, width: int) -> Answer:
     if best is None and others and (len(others) == 1 or all(p.report is None for p in points)):
         raise InputError(others)  # what other fields lack, not what this one may be
     if best is not None and _unbounded(field, best, tried):
-        flags = questions.command.flags.items()
-        limits = [
-            _flag(key) for key, flag in flags if flag.group == "limits" and (field != "price" or key == "max_cost")
-        ]
-        more = " beside --tokens" if field == "price" and kind_of(inputs) == "train" else ""
-        raise fail(
-            "solve", field, "is bounded by nothing that was asked: every value keeps the verdict and the limits",
-            f"add a limit that it moves, such as {', '.join(limits[:5])}{more}",
-        )  # fmt: skip
+        raise _endless(questions, field)
+    plan = "" if best is None else tried[best].plan
     beyond = _beyond(inputs, field, best, tried)
     rows = write_rows(inputs, points)
-    plan = "" if best is None else tried[best].plan
 
     def tree() -> dict[str, Any]:
         found = {"field": field, "value": best, "wanted": "least" if _wants_least(field) else "most"}
@@ -138,15 +130,10 @@ def solved(inputs: Inputs, width: int) -> Answer:
 
     def page() -> Page:
         made = Page(width)
-        made.label(
-            "SOLVED" if best is not None else "NONE",
-            _sentence(field, best),
-            "bold green" if best is not None else "bold red",
-        )
-        made.note(title_of([tried[best]] if best is not None else points), "dim")
-        if plan:
-            made.note(f"by {plan}")
-        for note in (beyond, *_warnings(inputs, field, best, tried)):
+        word, style = ("NONE", "bold red") if best is None else ("SOLVED", "bold green")
+        made.label(word, _sentence(field, best), style)
+        made.note(title_of(points if best is None else [tried[best]]), "dim")
+        for note in (*([f"by {plan}"] if plan else []), beyond, *_warnings(inputs, field, best, tried)):
             made.note(note)
         made.blank()
         points_table(made, _near(points, best, field), inputs, (field,))
@@ -156,6 +143,18 @@ def solved(inputs: Inputs, width: int) -> Answer:
         return made
 
     return Answer(0 if best is not None else 1, tree, page)
+
+
+def _endless(questions: Questions, field: str) -> InputError:
+    """Return what is wrong where every value of a field keeps the verdict: the limits that would end it."""
+    price = field == "price"
+    flags = questions.command.flags.items()
+    limits = [_flag(key) for key, flag in flags if flag.group == "limits" and (not price or key == "max_cost")]
+    more = " beside --tokens" if price and kind_of(questions.inputs) == "train" else ""
+    return fail(
+        "solve", field, "is bounded by nothing that was asked: every value keeps the verdict and the limits",
+        f"add a limit that it moves, such as {', '.join(limits[:5])}{more}",
+    )  # fmt: skip
 
 
 def _wants_least(field: str) -> bool:

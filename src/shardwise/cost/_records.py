@@ -80,7 +80,6 @@ class Gemm:
     steady_state_share: float = 1.0
     """What lasting runs keep of `compute` when power limits the clock, as a second laboratory measured it."""
     steady_state_by_device: Mapping[str, float] = by_name()
-    steady_state_known: bool = False
     steady_state_by_library: Mapping[str, float] = by_name()
     """`steady_state_share` under other releases of the library than that which it was measured with."""
     node_derate: float = 1.0
