@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,31 @@ def test_every_table_is_in_the_notice() -> None:
 
 def test_every_repository_that_figures_come_from_is_in_the_notice() -> None:
     """No entry of a table cites a repository that NOTICE does not name, be it for a table or for one fact."""
-    texts = [(ROOT / path).read_text(encoding="utf-8").lower() for path in _tables()]
+    found = _repositories([*_tables(), *_modules()])
+    assert len(found) > 100
+    assert {name for name in found if name not in _notice().lower()} == set()
+
+
+def test_every_repository_that_constants_and_rows_come_from_stands_with_its_licence() -> None:
+    """Works behind constants, prices, devices and measured rows are named where NOTICE says licences."""
+    licensed, _, _ = _notice().lower().partition("figures that programs print")
+    folders = ("src/shardwise/cost", "src/shardwise/hardware", "accuracy/data", "accuracy/power.csv")
+    found = _repositories(path for path in _tables() if str(path).startswith(folders))
+    assert len(found) > 40
+    # A work is named by itself, or beside others of its owner.
+    assert {name for name in found if not re.search(rf"\b{re.escape(name.partition('/')[2])}\b", licensed)} == set()
+
+
+def _repositories(files: Iterable[Path]) -> set[str]:
+    """Return the repositories that files cite, in lower case; `OWNER/NAME` stands for any."""
+    texts = ((ROOT / path).read_text(encoding="utf-8").lower() for path in files)
     found = {name for text in texts for name in re.findall(r"github(?:\.com/|:)([\w.-]+/[\w.-]*[\w-])", text)}
-    assert len(found) > 80
-    assert {name for name in found if name.removesuffix(".git") not in _notice().lower()} == set()
+    return {name.removesuffix(".git") for name in found} - {"owner/name"}
+
+
+def _modules() -> list[Path]:
+    """Return the modules of the wheel and of what measures its accuracy, below the root."""
+    return [path.relative_to(ROOT) for folder in ("src", "accuracy") for path in (ROOT / folder).rglob("*.py")]
 
 
 ROOT = Path(__file__).parent.parent
