@@ -29,9 +29,9 @@ SHAPE = ProgramShape(rows=4, modes=3, row=np.array([0, 0, 1, 2, 2, 2, 3]))
 
 
 def _values(level: int, seed: int) -> Any:
-    """Return an input of a level."""
-    drawn = np.random.default_rng(seed)
-    return drawn.normal(size=SHAPE.of(level)) if level else float(drawn.normal())
+    """Return an input of a level, every other one never below zero."""
+    drawn = np.random.default_rng(seed).normal(size=SHAPE.of(level) if level else None)
+    return abs(drawn) if seed % 2 else drawn
 
 
 def _wide(value: Any, level: int) -> Any:
@@ -52,7 +52,7 @@ def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int
     """Whatever its inputs vary with, every result of a program is that of the formula on arrays as wide as can be."""
     graph = Graph()
     given_values = {f"x{i}": _values(level, i) for i, level in enumerate(levels)}
-    symbols: list[Any] = [constant, *(graph.given(f"x{i}", level) for i, level in enumerate(levels))]
+    symbols: list[Any] = [constant, *(graph.given(f"x{i}", level, bool(i % 2)) for i, level in enumerate(levels))]
     plain: list[Any] = [constant, *(_wide(given_values[f"x{i}"], level) for i, level in enumerate(levels))]
     with np.errstate(all="ignore"):
         for which, a, b in steps:
@@ -63,6 +63,20 @@ def test_a_program_computes_its_formula(levels: list[int], steps: list[tuple[int
     for i in wanted:
         level = getattr(symbols[i], "level", 0)
         np.testing.assert_allclose(_wide(found[str(i)], level), np.broadcast_to(plain[i], (3, 7)), rtol=1e-12)
+
+
+def test_what_is_never_the_largest_is_left_out() -> None:
+    """Rounding keeps order: of sums, products and quotients that are ordered as their terms are, one is computed."""
+    graph = Graph()
+    x, y, z = (graph.given(name, ROW, positive=True) for name in "xyz")
+    signed = graph.given("signed", ROW)
+    assert maximum(x + minimum(y, z), x + z) is x + z
+    assert maximum(maximum(x * 2, y), x * 3 + z) is maximum(x * 3 + z, y)
+    assert maximum(x + y, x + z) is x + maximum(y, z)
+    assert minimum(x / (y + 2), x / (y + 1)) is x / (y + 2)
+    assert above(0.0, x + y, z, 1.0) == 1.0
+    assert maximum(x + signed, x) is not x + signed
+    assert maximum(signed * 2, signed * 3) is not signed * 3
 
 
 def test_equal_expressions_are_one_symbol() -> None:

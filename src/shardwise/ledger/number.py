@@ -90,10 +90,24 @@ RECORDS: dict[str, type] = {}
 def register(name: str, plain: Callable[..., Any], column: Callable[..., Any], *records: type) -> None:
     """Add an operation that a traced number shows as one node: how a plain number and a column do it.
 
-    `records` are those of its arguments that are no numbers.
+    Of numbers that are not below zero it gives none that is. `records` are those of its arguments that are no numbers.
     """
     _PLAIN[name], _COLUMN[name] = plain, column
     RECORDS.update({record.__name__: record for record in records})
+
+
+_POSITIVE = frozenset(
+    ("add", "multiply", "true_divide", "min", "ceil", "divide", "sqrt", "power", "raised", "above"),
+)
+
+
+def positive_of_positive(name: str) -> bool:
+    """Return whether an operation gives no number below zero of numbers that are not.
+
+    >>> positive_of_positive("add"), positive_of_positive("log2")
+    (True, False)
+    """
+    return name in _POSITIVE or name in _COLUMN
 
 
 def _column(name: str, *args: Any) -> Any:

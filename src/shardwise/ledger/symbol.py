@@ -1,7 +1,8 @@
 """Numbers that stand for columns not yet given: a formula run on them once becomes a list of array operations.
 
 Equal operations on equal arguments are one symbol, what is known is computed at once, and every symbol knows with what
-it varies, so that a program made of it computes each sub-expression once and no wider than it must be.
+it varies, so that a program made of it computes each sub-expression once and no wider than it must be. Of a largest or
+a smallest, what is proven never to be it is left out; rounding keeps order, so that results stay the same to the bit.
 """
 
 from __future__ import annotations
@@ -9,43 +10,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shardwise.ledger.number import evaluate
+from shardwise.ledger.number import evaluate, positive_of_positive
 
 Key = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
+# Steps of a proof that one symbol is never less than another: longer ones find little.
+_DEEP = 7
 
 
 class Graph:
     """The nodes of one recording, each once."""
 
-    __slots__ = ("known", "nodes")
+    __slots__ = ("known", "nodes", "ordered")
 
     def __init__(self) -> None:
         self.known: dict[Key, Node] = {}
         self.nodes: list[Node] = []
+        self.ordered: dict[tuple[Any, Any], bool] = {}
 
-    def given(self, name: str, level: int) -> Node:
-        """Return the symbol of an input; `level` has a bit for everything that it varies with."""
-        return self.enter(("given", name), level)
+    def given(self, name: str, level: int, positive: bool = False) -> Node:
+        """Return the symbol of an input, if `positive` never below zero.
 
-    def enter(self, key: Key, level: int) -> Node:
+        `level` has a bit for everything that it varies with.
+        """
+        return self.enter(("given", name), level, positive)
+
+    def enter(self, key: Key, level: int, positive: bool | None = None) -> Node:
         """Return the symbol of an operation and its arguments."""
         node = self.known.get(key)
         if node is None:
-            node = Node(self, key, level)
+            node = Node(self, key, level, _positive(key) if positive is None else positive)
             self.known[key] = node
             self.nodes.append(node)
         return node
 
 
 class Node:
-    """A number that is an input or the result of an operation; `place` counts the nodes of the graph before it."""
+    """A number that is an input or the result of an operation; `place` counts the nodes of the graph before it.
 
-    __slots__ = ("graph", "key", "level", "place")
+    What is `positive` is proven never to be below zero.
+    """
+
+    __slots__ = ("graph", "key", "level", "place", "positive")
     __array_ufunc__ = None
 
-    def __init__(self, graph: Graph, key: Key, level: int) -> None:
-        self.graph, self.key, self.level = graph, key, level
+    def __init__(self, graph: Graph, key: Key, level: int, positive: bool) -> None:
+        self.graph, self.key, self.level, self.positive = graph, key, level, positive
         self.place = len(graph.nodes)
 
     @property
@@ -120,7 +130,9 @@ def _above(args: tuple[Any, ...]) -> Any:
     if then is other or (not isinstance(then, Node) and _is(other, then)):
         return then
     known = not isinstance(a, Node) and not isinstance(threshold, Node)
-    return (then if a > threshold else other) if known else None
+    if known:
+        return then if a > threshold else other
+    return other if never_less(threshold, a) else None
 
 
 def _made(op: str, args: tuple[Any, ...]) -> Any:
@@ -134,13 +146,162 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
     elif op == "divide":
         return args[0] / args[1]
     elif op in ("max", "min"):
-        return args[0] if args[0] is args[1] else _paired(op, args[0], args[1])
+        return _extreme(op, args[0], args[1])
     elif op == "power" and args[1] == 0.5:
         op, args = "sqrt", args[:1]
     level = 0
     for symbol in nodes:
         level |= symbol.level
     return nodes[0].graph.enter((op, *args), level)
+
+
+def _extreme(op: str, a: Any, b: Any) -> Any:
+    """Return the larger or the smaller of two numbers, without what is proven never to be it."""
+    left = _operands(op, a)
+    for one in _operands(op, b):
+        left = _taken(op, left, one)
+    found = left[0]
+    for one in left[1:]:
+        found = _paired(op, found, one)
+    return found
+
+
+def _operands(op: str, value: Any) -> list[Any]:
+    """Return the numbers of which a value is the largest, or the smallest."""
+    found, waiting = list[Any](), [value]
+    while waiting:
+        one = waiting.pop()
+        if one.__class__ is Node and one.key[0] == op:
+            waiting += reversed(one.key[1:])
+        else:
+            found.append(one)
+    return found
+
+
+def _taken(op: str, left: list[Any], one: Any) -> list[Any]:
+    """Return the numbers of an extreme and one more, those left out that it settles; sums share what they have."""
+    kept, rising = list[Any](), op == "max"
+    for i, other in enumerate(left):
+        if never_less(other, one) if rising else never_less(one, other):
+            return [*kept, *left[i:]]
+        if never_less(one, other) if rising else never_less(other, one):
+            continue
+        joined = _shared(op, other, one)
+        if joined is not None:
+            return _taken(op, [*kept, *left[i + 1 :]], joined)
+        kept.append(other)
+    return [*kept, one]
+
+
+def _shared(op: str, a: Any, b: Any) -> Any:
+    """Return the extreme of x + p and x + q as x + the extreme of p and q: rounding keeps order, it is the same."""
+    if a.__class__ is Node and b.__class__ is Node and a.key[0] == b.key[0] == "add":
+        for x, p in (a.key[1:], a.key[:0:-1]):
+            for y, q in (b.key[1:], b.key[:0:-1]):
+                if x is y:
+                    return x + _made(op, (p, q))
+    return None
+
+
+def is_positive(value: Any) -> bool:
+    """Return whether a number, plain or a symbol, is known never to be below zero."""
+    return bool(value.positive if value.__class__ is Node else value >= 0)
+
+
+def _positive(key: Key) -> bool:
+    """Return whether the result of an operation is proven never to be below zero."""
+    op, *args = key
+    if op == "subtract":
+        return never_less(*args)
+    if op == "max":
+        return any(map(is_positive, args))
+    if op == "above":
+        args = args[2:]
+    return positive_of_positive(op) and all(is_positive(a) for a in args if isinstance(a, (Node, int, float)))
+
+
+def never_less(a: Any, b: Any, deep: int = _DEEP) -> bool:
+    """Return whether one number is proven never to be less than another, whatever the inputs are.
+
+    >>> graph = Graph()
+    >>> x, y = graph.given("x", 1, positive=True), graph.given("y", 1)
+    >>> never_less(2 * x + y, x + y), never_less(x + y, x), never_less(x, 0)
+    (True, False, True)
+    """
+    if a is b:
+        return True
+    if b.__class__ is not Node:
+        if a.__class__ is not Node:
+            return bool(a >= b)
+        if b <= 0 and a.positive:
+            return True
+    if not deep:
+        return False
+    known, key = (a if a.__class__ is Node else b).graph.ordered, (a, b)
+    found = known.get(key)
+    if found is None:
+        found = _above_parts(a, b, deep - 1) or _below_parts(a, b, deep - 1) or _alike(a, b, deep - 1)
+        if found or deep == _DEEP:
+            known[key] = found
+    return found
+
+
+def _above_parts(a: Any, b: Any, deep: int) -> bool:
+    """Return whether what a number is made of is never less than another one."""
+    if a.__class__ is not Node:
+        return False
+    op, *args = a.key
+    if op == "max":
+        return any(never_less(one, b, deep) for one in args)
+    if op == "min":
+        return all(never_less(one, b, deep) for one in args)
+    if op == "above":
+        return all(never_less(one, b, deep) for one in args[2:])
+    if op == "add":
+        p, q = args
+        return (is_positive(q) and never_less(p, b, deep)) or (is_positive(p) and never_less(q, b, deep))
+    if op in ("multiply", "true_divide") and args[1].__class__ is not Node and args[0].positive:
+        grows = args[1] >= 1 if op == "multiply" else 0 < args[1] <= 1
+        return grows and never_less(args[0], b, deep)
+    return False
+
+
+def _below_parts(a: Any, b: Any, deep: int) -> bool:
+    """Return whether a number is never less than what another one is made of."""
+    if b.__class__ is not Node:
+        return False
+    op, *args = b.key
+    if op == "max":
+        return all(never_less(a, one, deep) for one in args)
+    if op == "min":
+        return any(never_less(a, one, deep) for one in args)
+    if op == "above":
+        return all(never_less(a, one, deep) for one in args[2:])
+    if op == "subtract":
+        return is_positive(args[1]) and never_less(a, args[0], deep)
+    if op in ("multiply", "true_divide") and args[1].__class__ is not Node and args[0].positive:
+        falls = 0 <= args[1] <= 1 if op == "multiply" else args[1] >= 1
+        return falls and never_less(a, args[0], deep)
+    return False
+
+
+def _alike(a: Any, b: Any, deep: int) -> bool:
+    """Return whether two results of one operation are ordered as their arguments are."""
+    if a.__class__ is not Node or b.__class__ is not Node or a.key[0] != b.key[0]:
+        return False
+    op, *own = a.key
+    other = b.key[1:]
+    if op == "subtract":
+        return never_less(own[0], other[0], deep) and never_less(other[1], own[1], deep)
+    if op == "true_divide":
+        signs = is_positive(own[0]) and is_positive(other[0]) and is_positive(own[1]) and is_positive(other[1])
+        return signs and never_less(own[0], other[0], deep) and never_less(other[1], own[1], deep)
+    if op in ("add", "multiply"):
+        if op == "multiply" and not all(map(is_positive, (*own, *other))):
+            return False
+        ways = (other, other[::-1])
+        return any(never_less(own[0], p, deep) and never_less(own[1], q, deep) for p, q in ways)
+    return op in ("ceil", "sqrt") and never_less(own[0], other[0], deep)
 
 
 def needed(outputs: Iterable[Any]) -> list[Node]:

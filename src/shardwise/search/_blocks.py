@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardwise.ledger.symbol import Graph, Node
+from shardwise.ledger.symbol import Graph, Node, is_positive
 from shardwise.ops.overlap import Pairing, pairing
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_groups
 from shardwise.records import dataclass, replace
@@ -33,10 +33,9 @@ _DENSE = tuple(name for name in SIZES if name not in ("ep", "etp"))
 _SPLIT = ("layout", "sequence_parallel", "cp_kind")
 NESTED = (ModelBlocks, BlockCost, ParameterCounts, FrozenWeights, SharedWeights)
 """Records of which the blocks of a model are trees."""
-_Join = Callable[[Sequence[Any]], Any]
 
 
-def joined(values: Sequence[Any], join: _Join) -> Any:
+def joined(values: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     """Return trees of one shape as a single one, numbers in the same place joined; an absent key counts as zero."""
     first = values[0]
     if first is None:
@@ -68,10 +67,11 @@ def _untimed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
 
 @dataclass(frozen=True, slots=True)
 class BlockColumn:
-    """One number of the blocks in the tables: the name of its column, and what it varies with."""
+    """One number of the blocks in the tables: its column's name, what it varies with, if it is never below zero."""
 
     name: str
     level: int
+    positive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
             level |= v.level & ~SPLIT if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE | BATCH
-        leaf = leaves[tuple(values)] = BlockColumn(f"block {len(leaves)}", level)
+        leaf = leaves[tuple(values)] = BlockColumn(f"block {len(leaves)}", level, all(map(is_positive, values)))
         for way, own in zip(recorded, per_way, strict=True):
             for mode, v in enumerate(own if level & MODE else own[:1]):
                 named[way][f"{leaf.name}/{mode}"] = v
@@ -209,15 +209,15 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
     levels = {**dict.fromkeys((*SIZES, "dp"), whole), **({} if fixed else dict.fromkeys(_DENSE, dense))}
     levels["micro_batch"] = ROW if fixed else dense | BATCH
     values: dict[str, Any] = {
-        name: known[name] if name in known else graph.given(name, levels.get(name, ROW)) for name in names
+        name: known[name] if name in known else graph.given(name, levels.get(name, ROW), True) for name in names
     }
     tiers = len(grid.case.domains)
 
     def tier(axis: str, i: int) -> Any:
         if i == tiers - 1:
-            return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", whole))
+            return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", whole, True))
         flat = axis in ("ep", "etp") and not grid.has_experts
-        return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE)
+        return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE, True)
 
     axes = (*AXES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     groups = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}

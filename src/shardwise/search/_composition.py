@@ -61,7 +61,7 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, BlockColumn):
         level = tree.level & ~PLACE if flat else tree.level
-        return graph.given(tree.name, level & ~BATCH if level & BATCH else level & ~ROW | SPLIT)
+        return graph.given(tree.name, level & ~BATCH if level & BATCH else level & ~ROW | SPLIT, tree.positive)
     if isinstance(tree, NESTED):
         return replace(tree, **{f.name: _filled(getattr(tree, f.name), graph, flat) for f in fields(tree)})
     if isinstance(tree, tuple):
@@ -93,7 +93,7 @@ class Composition:
     def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
         graph, plan = Graph(), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
-        vpp = graph.given("vpp", 0) if find_rules(plan.schedule).chunked else 1.0
+        vpp = graph.given("vpp", 0, True) if find_rules(plan.schedule).chunked else 1.0
         z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
         return graph, z, _filled(self.owner.recorded.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
 
@@ -104,7 +104,7 @@ class Composition:
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
         )
-        return one if one is other else above(graph.given("sequence_parallel", SPLIT), 0.5, one, other)
+        return one if one is other else above(graph.given("sequence_parallel", SPLIT, True), 0.5, one, other)
 
     @cached_property
     def _placed(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:

@@ -44,13 +44,12 @@ def rounds(shape: PipelineShape[X]) -> X:
 
 def _round_sizes(p: Any, m: Any) -> Any:
     numpy = sys.modules["numpy"]
-    p, m = numpy.broadcast_arrays(numpy.asarray(p, float), numpy.asarray(m, float))
-    sizes, odd = p.copy(), m % p != 0
-    # Most plans fill rounds of as many as there are stages; few numbers are left.
-    _, first, of = numpy.unique(p[odd] * 2.0**32 + m[odd], return_index=True, return_inverse=True)
-    pairs = zip(p[odd][first].tolist(), m[odd][first].tolist(), strict=True)
-    sizes[odd] = numpy.array([_plain_round(*pair) for pair in pairs], float)[of]
-    return sizes
+    # Plans have few numbers of stages and micro-batches: each pair is looked at once.
+    codes = numpy.asarray(p, float) * 2.0**32 + numpy.asarray(m, float)
+    pairs = numpy.sort(codes, axis=None)
+    pairs = pairs[numpy.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
+    sizes = [_plain_round(*divmod(pair, 2.0**32)) for pair in pairs.tolist()]
+    return numpy.array(sizes, float)[numpy.searchsorted(pairs, codes)]
 
 
 def _plain_round(p: float, m: float) -> float:
