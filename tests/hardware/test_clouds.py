@@ -47,6 +47,14 @@ def test_every_offer_is_of_a_known_device_and_can_be_asked_for() -> None:
             assert offer.where
 
 
+def test_what_is_rented_has_a_price() -> None:
+    """Two devices of clouds have no price that a source states: answers about them give no dollars."""
+    unpriced = {offer.device for offer in offers()} - {offer.device for offer in offers() if offer.usd}
+    unpriced = {name for name in unpriced if find_device(name).device.usd_per_device_hour is None}
+    assert unpriced == {"tpu-v7", "trainium2"}
+    assert {"rtx-3090", "l40", "t4", "a40"} <= {offer.device for offer in offers() if offer.usd}
+
+
 def test_an_instance_brings_its_price_and_network_unless_they_are_given() -> None:
     """The instance's price is listed with place and date; a price or network that is given wins, without a note."""
     found = Cluster.parse("2xp5.48xlarge")
