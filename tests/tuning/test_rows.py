@@ -13,7 +13,7 @@ from shardwise.measured import read
 from shardwise.measured._frameworks import framework_of
 from shardwise.measured._record import Record
 from shardwise.measured._training import TrainingRows, peak_memory
-from shardwise.measured._training_plan import _micro_batch, effort_of, optimizer_of, optimizer_rank_of
+from shardwise.measured._training_plan import _micro_batch, _schedule, effort_of, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack, tuning_of
@@ -95,7 +95,7 @@ def test_modules_that_are_saved_train_whole() -> None:
 def test_samples_above_the_length_are_left_out_of_the_mean() -> None:
     """A data set of a stated mean and spread: time follows what is left below the length, memory the length."""
     cells = {"seq_len": "2048", "notes": "variable length (tokens of the data set 3234.4 +- 2547.5, min 91)"}
-    assert with_length(row(metric="step_time", **cells)).text("seq_len") == "1346"
+    assert with_length(row(metric="step_time", **cells)).text("seq_len") == "1122"
     assert with_length(row(metric="peak_memory", **cells)).text("seq_len") == "2048"
 
 
@@ -112,6 +112,18 @@ def test_samples_of_many_lengths_reserve_the_loss_of_the_longest_again() -> None
         even, many = (peak_memory(row(**cells, notes=said), report) for said in ("", notes))
         room = report.case.cluster.device.memory_bytes - report.case.stack.context_bytes
         assert many == pytest.approx(room if full else even + float(memory.logits))
+
+
+def test_a_device_map_runs_one_micro_batch_at_a_time() -> None:
+    """Layers on two devices are no pipeline: a step takes as long as on one, and one micro-batch is held."""
+    split = row(notes="model split over 2 GPUs by device_map: the larger of the two")
+    assert (_schedule(split, 1), _schedule(row(), 1)) == ("sequential", "1f1b")
+    job = Training(seq_len=512, global_batch=8, adapter="lora")
+    plan, two = Plan(pp=2, micro_batch=1, schedule="sequential"), Cluster.parse("2xa100-sxm-80gb")
+    found = train(LLAMA, two, plan, job, TrainingOptions(stack="ms-swift"))
+    one = train(LLAMA, Cluster.parse("1xa100-sxm-80gb"), Plan(micro_batch=1), job, TrainingOptions(stack="ms-swift"))
+    assert found.step_seconds == pytest.approx(one.step_seconds, rel=0.05)
+    assert {float(m.in_flight) for m in found.evaluation.memory} == {1}
 
 
 def test_memory_of_an_unstated_kind_is_what_the_device_shows() -> None:

@@ -18,6 +18,7 @@ from shardwise.plans import (
     Effort,
     Plan,
     Recompute,
+    Schedule,
     Sharding,
     Stack,
     default_stack,
@@ -55,7 +56,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         etp=_etp(record, tp) if experts else 1,
         micro_batch=_micro_batch(record, framework, pp, max(record.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(record, framework, tp, experts),
-        schedule=schedule_for(vpp),
+        schedule=_schedule(record, vpp),
         cp_kind=_cp_kind(record, cp),
         sharding=_sharding(record, framework, experts),
         offload=_offload(record, framework),
@@ -76,8 +77,13 @@ def model_heads(model: Model) -> int:
     return next((int(m.heads) for m in mixers if hasattr(m, "heads")), 1)
 
 
+def _schedule(record: Record, vpp: int) -> Schedule:
+    """Return the pipeline schedule: none at all where a row says that a device_map split the model."""
+    return "sequential" if "device_map" in record.text("notes") else schedule_for(vpp)
+
+
 def _vpp(record: Record, model: Model, pp: int) -> int:
-    if pp > 1 and not record.says("vpp"):
+    if pp > 1 and not record.says("vpp") and "device_map" not in record.text("notes"):
         record.rule_value("vpp")
     layers = re.fullmatch(r"(\d+) layers?", record.text("vpp"))  # of a chunk
     stated = max(round(model.num_layers / (pp * int(layers[1]))), 1) if layers else record.count("vpp")

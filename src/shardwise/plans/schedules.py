@@ -22,6 +22,7 @@ Schedule: TypeAlias = Literal[
     "v-min",
     "dualpipe",
     "dualpipe-v",
+    "sequential",
 ]
 Placement: TypeAlias = Literal["loop", "v", "both ways"]
 Rounds: TypeAlias = Literal["whole", "equal", "any"]
@@ -201,6 +202,7 @@ RULES: dict[Schedule, ScheduleRules] = {
             next_count=_twice,
             needs="DualPipe-V needs at least 2 x pp = {twice}",
         ),
+        ScheduleRules(name="sequential", searched=False),
     )
 }
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

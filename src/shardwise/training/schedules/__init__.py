@@ -12,6 +12,7 @@ what they are held against. Largest differences seen in thousands of random pipe
 | zb-h1 | exact | 2.1 % | 2.6 % |
 | dualpipe | exact | 2.7 % | 3.4 % |
 | looped-bfs | exact | exact | exact |
+| sequential | exact | exact | exact |
 | interleaved-zb | exact | 8.1 % | 10.7 % |
 | zb-v | exact | 6.1 % | 6.2 % |
 | dualpipe-v | exact | 5.5 % | 9.5 % |
