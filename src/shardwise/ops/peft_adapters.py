@@ -34,13 +34,9 @@ Sides: TypeAlias = tuple[int, int]
 
 
 def adalora(p: AdapterPath[X]) -> None:
-    """LoRA with learned singular values, E, between (arXiv:2303.10512 section 3.1).
-
-    The loss of each step has the distance of A A' and B' B from an identity (peft tuners/adalora/model.py forward):
-    six kernels each, of r x r elements.
-    """
+    """LoRA with learned singular values, E, between (arXiv:2303.10512 section 3.1)."""
     p.enter()
-    p.make("AE", p.r * p.m, p.r * p.m + p.r, kernels=1 + 2 * 6)
+    p.make("AE", p.r * p.m, p.r * p.m + p.r)
     p.product("AE x", p.r, "made")
     p.product("lora_B", p.n)
     # The sum is divided by a rank that is kept as a tensor, and is no parameter that trains.
