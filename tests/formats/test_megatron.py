@@ -61,6 +61,7 @@ DERIVED: tuple[tuple[dict[str, Any], str, Any], ...] = (
     ({"vocab_size": None, "tokenizer_type": "Llama2Tokenizer"}, "vocab", 32000),
     ({"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "x/llama-3.1-8b"},
      "vocab", 128256),
+    ({"mtp_num_layers": 2, "mtp_use_repeated_layer": True}, "mtp[1].shared_weights", "mtp"),
 )  # fmt: skip
 
 

@@ -210,6 +210,8 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (PLAN, {"fp8_recipe": "blockwise"}, "fp8_recipe blockwise"),
         (PLAN, {"fp8_param_gather": True}, "fp8_param_gather"),
         (replace(PLAN, pp=1), {"pipeline_runs": 2}, "pipeline_runs 2"),
+        (PLAN, {"wide_layers": 2}, "wide_layers"),
+        (PLAN, {"wide_predictions": True}, "wide_predictions"),
     ],
 )
 def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:
@@ -231,6 +233,7 @@ def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], 
         {"misc_bytes": float("inf")},
         {"partition_activations": "yes"},
         {"pipeline_runs": 0},
+        {"wide_layers": -1},
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
@@ -299,3 +302,12 @@ def test_a_pipeline_drains_at_the_end_of_each_of_its_runs(pp: int, vpp: int) -> 
     assert abs(often.timeline().difference) < often.timeline().tolerance
     with pytest.raises(InputError, match="which 3 runs of the pipeline must divide"):
         ask(plan, pipeline_runs=3)
+
+
+def test_the_last_layers_may_stay_in_16_bits() -> None:
+    """Each of them takes the seconds of a layer in 16 bits, and all of them those of all."""
+    job, plan, cluster = replace(JOB, precision="fp8"), replace(PLAN, pp=1), Cluster.parse("16xh100-sxm-80gb")
+    stacks = (replace(find_stack("megatron"), settings=Settings(wide_layers=n)) for n in (0, 4, 8))
+    steps = [train(MODEL, cluster, plan, job, TrainingOptions(stack=one)).evaluation.step for one in stacks]
+    none, four, eight = (step.pipeline.total for step in steps)
+    assert none < four < eight == pytest.approx(2 * four - none)

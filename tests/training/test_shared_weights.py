@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwise import Cluster, Model, Plan, Training, train
+from shardwise.models import model_from_config
 from shardwise.ops import count_parameters
 
 
@@ -13,3 +14,22 @@ def test_one_stage_holds_every_parameter_once() -> None:
     report = train(model, Cluster.parse("1xb200-sxm-180gb"), Plan(micro_batch=1), job)
     padding = -model.vocab % 128 * model.hidden
     assert report.memory.weights == 2 * (count_parameters(model) + padding)
+
+
+def test_passes_of_one_prediction_layer_own_it_once() -> None:
+    """Two predictions of further tokens that are passes of one layer have its weights once, and run twice."""
+    job, cluster = Training(seq_len=1024, global_batch=1, precision="bf16-pure"), Cluster.parse("1xb300")
+    size = {"model_type": "nemotron_h", "hidden_size": 512, "hybrid_override_pattern": "M*", "num_hidden_layers": 2,
+            "vocab_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64,
+            "intermediate_size": 512, "mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 8,
+            "mtp_hybrid_override_pattern": "*"}  # fmt: skip
+    one, two, passes = (
+        train(model_from_config({**size, **more}), cluster, Plan(micro_batch=1), job)
+        for more in (
+            {"num_nextn_predict_layers": 1},
+            {"num_nextn_predict_layers": 2},
+            {"num_nextn_predict_layers": 2, "mtp_use_repeated_layer": True},
+        )
+    )
+    assert passes.memory.weights == one.memory.weights < two.memory.weights
+    assert passes.evaluation.step.pipeline.total == two.evaluation.step.pipeline.total

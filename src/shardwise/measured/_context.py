@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,19 @@ class Context:
         return self._models.of(key, lambda: self._find_model(key))
 
     def model_of(self, record: Record) -> Model:
-        """Return the model of a row: of one that has other parts the language model alone, which is then assumed."""
+        """Return the model of a row: of one that has other parts the language model alone, which is then assumed.
+
+        Notes may say of how many passes of one layer its predictions of further tokens are.
+        """
         key = record.text("model")
         model = self.model(key)
         for note in unwrap(self._entries[key]["config"]).notes if key in self._entries else ():
             record.assume(note)
-        return model
+        passes = int(record.noted("mtp_passes"))
+        if not passes or not model.mtp:
+            return model
+        first, *rest = (replace(one, shared_weights="mtp") for one in (model.mtp[0], *model.mtp[0].also))
+        return replace(model, mtp=(replace(first, also=tuple(rest)),) * passes)
 
     def _find_model(self, key: str) -> Model:
         if not key:

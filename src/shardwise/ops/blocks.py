@@ -7,7 +7,7 @@ from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import embedding, final_norm, head, loss, mtp_ops
-from shardwise.ops.layout import Layout, memory_op
+from shardwise.ops.layout import Layout, memory_op, widened
 from shardwise.records import replace
 
 
@@ -23,11 +23,19 @@ def shared_head(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
 
 
 def predictions(y: Layout[X], model: Model) -> tuple[tuple[Op[X], ...], tuple[Op[X], ...]]:
-    """Return (layers, heads and losses) of the model's multi-token predictions, which keep tensors of their own."""
+    """Return (layers, heads and losses) of the model's multi-token predictions, which keep tensors of their own.
+
+    Those that share weights are passes of one layer (Megatron-LM core/transformer/multi_token_prediction.py,
+    mtp_use_repeated_layer).
+    """
+    y = widened(y) if y.stack.settings.wide_predictions else y
     layers: list[Op[X]] = []
     losses: list[Op[X]] = []
     for i, block in enumerate(model.mtp):
-        layers += _apart((*mtp_ops(y, model), *block_ops(y, block, model.hidden)), f"mtp{i + 1}.")
+        ops = (*mtp_ops(y, model), *block_ops(y, block, model.hidden))
+        if block.shared_weights in {one.shared_weights for one in model.mtp[:i]} - {""}:
+            ops = tuple(replace(op, weights=()) for op in ops)
+        layers += _apart(ops, f"mtp{i + 1}.")
         losses += _apart((*shared_head(y, model), *loss(y, model)), f"mtp{i + 1}.")
     return tuple(layers), tuple(losses)
 

@@ -73,7 +73,8 @@ def lines(model: Model, y: Layout[float]) -> Iterator[PartOps]:
     yield PartOps("head", (*final_norm(y, model), *head(y, model)), 1, 1)
     if model.mtp:
         again = tuple(replace(op, weights=()) for op in head(y, model))
-        yield PartOps("mtp", (*mtp_ops(y, model), *again), len(model.mtp), len(model.mtp))
+        copies = 1 if model.mtp[0].shared_weights else len(model.mtp)
+        yield PartOps("mtp", (*mtp_ops(y, model), *again), len(model.mtp), copies)
         yield from _blocks(y, Counter(model.mtp), model.hidden, "mtp")
 
 

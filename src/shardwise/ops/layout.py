@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Generic, Literal, cast
 
+from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Module, Op, OpRole, Tensor, Weight
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
@@ -208,6 +209,12 @@ def matmul(
         kernels=cast(float, kernels),
         **more,  # type: ignore[arg-type]
     )
+
+
+def widened(y: Layout[X]) -> Layout[X]:
+    """Return a layout whose products stay in 16 bits where they have fewer."""
+    wide = y.work.dtype in ("fp32", "tf32", *WIDE_DTYPES)
+    return y if wide else replace(y, work=replace(y.work, dtype=WIDE_DTYPES[0]))
 
 
 def memory_op(y: Layout[X], name: str, region: str, moved: tuple[X, X], **more: object) -> Op[X]:

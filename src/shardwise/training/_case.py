@@ -6,7 +6,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import Band, Efficiencies, family_of, memory_band, typical_slack
+from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_band, typical_slack
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
@@ -145,6 +145,8 @@ class TrainingCase:
         """The distinct layers of the model and their order."""
         words, count = self.tuning.layer_words if self.tuning else (), self.model.num_layers
         whole = {at for word in words for at in layers_of(word, count)}
+        # Layers that stay in 16 bits are kinds of their own.
+        whole |= {*range(max(count - self.stack.settings.wide_layers, 0), count)}
         return order_of(self.model, idle_layers(self.model, self.tuning), whole)
 
 
@@ -163,6 +165,7 @@ def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
 def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
     s, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
+    compute = case.recipe.precision.compute
     if s.partition_activations and plan.recompute != "full":
         idle.append(("partition_activations", "there are no checkpoints of whole layers"))
     elif s.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
@@ -173,9 +176,13 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
+    for name in ("wide_layers", "wide_predictions"):
+        if getattr(s, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
+            idle.append((name, f"GEMMs run in {compute}"))
+    if s.wide_predictions and not case.model.mtp:
+        idle.append(("wide_predictions", f"{case.model.name} has none"))
     if s.pipeline_runs > 1 and plan.pp == 1:
         idle.append((f"pipeline_runs {s.pipeline_runs}", "pp is 1"))
-    compute = case.recipe.precision.compute
     if s.fp8_recipe and compute != "fp8":
         idle.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))
     if s.fp8_param_gather and find_scaling(compute) is None:

@@ -11,7 +11,7 @@ from shardwise.ledger.saved import Checkpoint, recomputed_ops
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
-from shardwise.ops.layout import Layout
+from shardwise.ops.layout import Layout, widened
 from shardwise.plans import Plan, Stack, Tuning
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import HALVES, checkpoints
@@ -60,6 +60,7 @@ def units_of(stack: Stack, plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...
 
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
+    y = widened(y) if kind.at >= model.num_layers - y.stack.settings.wide_layers else y
     ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)

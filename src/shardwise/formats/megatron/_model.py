@@ -41,6 +41,8 @@ def build(r: Reader, name: str) -> Model | None:
     runs = _runs(r)
     norm = _norm(r)
     layers, mtp = _hybrid(r, norm, runs) if runs else _layers(r, norm)
+    if r.flag("mtp_use_repeated_layer"):
+        mtp = tuple(replace(one, also=_passes(one.also)) for one in _passes(mtp))
     vocab = vocabulary(r)
     if vocab is None:
         return None
@@ -58,6 +60,11 @@ def build(r: Reader, name: str) -> Model | None:
         dropout=max(r.number("attention_dropout"), r.number("hidden_dropout")) > 0,
         mtp=mtp,
     )
+
+
+def _passes(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks whose further copies are passes of one."""
+    return tuple(replace(block, shared_weights="mtp") for block in blocks)
 
 
 def _norm(r: Reader) -> NormKind:

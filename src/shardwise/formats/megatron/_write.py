@@ -125,6 +125,7 @@ def _model(m: Model, job: Training) -> Words:
         "--attention-dropout": 0.1 if of_scores else 0.0,
         "--hidden-dropout": 0.1 if of_stream else 0.0,
         "--mtp-num-layers": len(m.mtp) if m.mtp and not _is_hybrid(m) else None,
+        "--mtp-use-repeated-layer": any(block.shared_weights for block in m.mtp),
         "--hybrid-layer-pattern": _letters(m) if _is_hybrid(m) else None,
     }
     return words | _mixers(m) | _feeds(m) | _patterns(m)

@@ -114,7 +114,7 @@ def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
     """Each prediction layer is a run of blocks (attention, then an MoE) behind one projection."""
     number = config.predictions()
     if not number:
-        config.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+        config.accept("mtp_layers_block_type", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
         return ()
     kinds = (
         spelled(config, "mtp_hybrid_override_pattern")
@@ -122,7 +122,9 @@ def _mtp(config: Config, blocks: _Blocks) -> tuple[Block, ...]:
         or ["attention", "moe"]
     )
     config.accept("mtp_layers_block_type")
-    first, *rest = (blocks(kind) for kind in kinds)
+    # Megatron-Bridge's key (models/nemotronh/nemotron_h_bridge.py): further ones are passes of one layer.
+    passes = config.flag("mtp_use_repeated_layer")
+    first, *rest = (replace(blocks(kind), shared_weights="mtp" if passes else "") for kind in kinds)
     return (replace(first, also=tuple(rest)),) * number
 
 
