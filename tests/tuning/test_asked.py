@@ -260,6 +260,10 @@ def test_passes_beside_a_step_are_in_its_parts(method: str) -> None:
             ["more of activations than full fine-tuning", "dropout keeps copies and masks"],
         ),
         (("--adapter", "lora", "--base", "nf4", "--recompute", "none"), ["a cast of the script's own"]),
+        (
+            ("--adapter", "lora", "--base", "nf4", "--recompute", "none", "--sharding", "fsdp"),
+            ["autocast_adapter_dtype=False", "bnb_4bit_quant_storage"],
+        ),
         (("--adapter", "dora"), ["an identity matrix beside each layer"]),
         (("--adapter", "lora", "--adapter-precision", "bf16"), []),
         (("--adapter", "lora", "--recompute", "full", "--trains", "head"), ["share one table"]),

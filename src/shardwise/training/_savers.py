@@ -296,8 +296,9 @@ def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
         yield f"keeps {show_bytes(more)} more of activations than full fine-tuning does"
     if tuning.width == 4 and (saved := fewer({"adapter_precision": "bf16"})):
         # Beside weights that are no floats peft makes adapters in fp32 (tuners_utils.py
-        # _move_adapter_to_device_of_base_layer); trl casts them.
-        how = "a cast of the script's own, as TRL has" if tuning.base.narrow else "autocast_adapter_dtype=False"
+        # _move_adapter_to_device_of_base_layer); trl casts them. Sharded 4-bit weights are stored as floats.
+        stored = tuning.base.narrow and not case.plan.sharding_rules.weights
+        how = "a cast of the script's own, as TRL has" if stored else "autocast_adapter_dtype=False"
         words = f"--adapter-precision bf16 ({how})"
         yield f"fp32 adapters copy what enters them: {words} saves {show_bytes(saved)}"
     if tuning.dropout and (saved := fewer({"adapter_dropout": 0.0})):
