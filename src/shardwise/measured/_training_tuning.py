@@ -100,29 +100,29 @@ def kept_mean(record: Record) -> float:
 
     ms-swift deletes longer samples unless told otherwise (github.com/modelscope/ms-swift swift/llm/utils/argument.py,
     truncation_strategy). Lengths follow a gamma law of that mean and spread, whose longest of ten thousands of samples
-    are six times the mean, as stated; those of a lognormal would be twice as long. The partial mean of such a law of
-    shape k and scale c below S is k c P(k + 1, S / c) / P(k, S / c), P the incomplete gamma function.
+    are six times the mean, as stated; those of a lognormal would be twice as long. The mean of those below S is that of
+    all by 1 - 1 / s, s the sum of x^n / ((k + 1) ... (k + n)) from n = 0 on with the law's shape k and x = S / scale,
+    since P(k + 1, x) = P(k, x) - x^k e^-x / Gamma(k + 1).
 
     >>> notes = "tokens of the data set 3234.4 +- 2547.5, min 91, max 19548"
-    >>> [round(kept_mean(Record({"seq_len": S, "notes": notes}))) for S in ("2048", "100000")]
-    [1122, 3234]
+    >>> [round(kept_mean(Record({"seq_len": S, "notes": notes}))) for S in ("2048", "100000", "10000000")]
+    [1122, 3234, 3234]
+    >>> round(kept_mean(Record({"seq_len": "512", "notes": "tokens of the data set 700.0 +- 0"})))
+    512
     """
     if not (found := _SPREAD.search(record.text("notes"))) or not record.says("seq_len"):
         return 0.0
-    mean, deviation = float(found[1]), float(found[2])
-    shape, scale = (mean / deviation) ** 2, deviation**2 / mean
-    x = record.positive("seq_len") / scale
-    return min(mean, scale * x * _gamma_sum(shape + 1, x) / _gamma_sum(shape, x) * shape / (shape + 1))
-
-
-def _gamma_sum(a: float, x: float) -> float:
-    """Return the sum of x^n / ((a + 1) ... (a + n)) from n = 0, to which P(a, x) is as x^a e^-x / Gamma(a + 1)."""
+    mean, deviation, longest = float(found[1]), float(found[2]), record.positive("seq_len")
+    # The sum of a law this narrow has over a million terms, and all its samples are as long.
+    if deviation <= 1e-3 * mean:
+        return min(mean, longest)
+    shape, x = (mean / deviation) ** 2, longest * mean / deviation**2
     total, term, n = 1.0, 1.0, 0
     while term > 1e-12 * total:
         n += 1
-        term *= x / (a + n)
+        term *= x / (shape + n)
         total += term
-    return total
+    return mean * (1 - 1 / total)
 
 
 def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
