@@ -32,7 +32,8 @@ _SHAPE = ("hidden_size", "intermediate_size", "top_k", "num_experts")
 _OWN = ("compute", "start_seconds")
 # Where the search begins: the middle of fits of single kernels.
 _MIDDLE = {"memory": 0.87, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "pad_rows": 24.0,
-           "expert_seconds": 1.2e-7, "chain_share": 0.5, "row_traffic": 0.8, "others_traffic": 0.6}  # fmt: skip
+           "expert_seconds": 1.2e-7, "walk_seconds": 1e-8, "chain_share": 0.5, "row_traffic": 0.8,
+           "others_traffic": 0.6}  # fmt: skip
 _TOPS = {"memory": 1.0, "compute": 1.0, "sharpness": 8.0, "pad_rows": 200.0}
 _FOLDS, _ROUNDS = 6, 2
 # A constant of its own lowers the mean of log(1 + (error / 8 %)^2) on shapes left out by this much at least.

@@ -223,10 +223,11 @@ def expert_reads(device: Device, weights: float, beside: float) -> float:
 class Fused:
     """What one rank of a fused layer of experts runs: numbers of one row, or columns of a table.
 
-    Experts hit, their rows, rows of other ranks, the width of a token, of the first product's output and of the
-    second's input, and the bytes of a weight, fewer where the last cache holds it.
+    Its experts, those hit, their rows, rows of other ranks, the width of a token, of the first product's output and of
+    the second's input, and the bytes of a weight, fewer where the last cache holds it.
     """
 
+    held: Any
     hit: Any
     rows: Any
     others: Any
@@ -250,14 +251,15 @@ def fused_of(record: Record, device: Device) -> Fused:
     width, F = types_of("experts")[dtype].weight_bytes, inner / tp
     up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     width *= expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
-    return Fused(hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
+    return Fused(held=E / ep, hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
 
 
 def fused_seconds(c: ExpertsFit, chip: Datasheet[Any], f: Fused) -> Any:
     """Return seconds of a fused layer of experts: two products over the experts that got a token."""
 
     def one(n: Any, k: Any) -> Any:
-        return experts_seconds(c, chip, f.weight_bytes * f.hit * n * k + 2 * f.rows * (n + k), (f.rows, f.hit, n, k))
+        moved = f.weight_bytes * f.hit * n * k + 2 * f.rows * (n + k)
+        return experts_seconds(c, chip, moved, (f.rows, f.held, f.hit, n, k))
 
     return one(f.up, f.hidden) + one(f.hidden, f.down) + others_seconds(c, chip, f.others, f.hidden + f.up)
 

@@ -180,7 +180,11 @@ LIMITS: dict[type, dict[str, Bound]] = {
         **dict.fromkeys(("memory_bytes", "cached_rate"), "memory"),
     },
     EngineCostModel: {"peak": "compute", "narrow_peak": "compute", "experts_peak": "compute", "bandwidth": "memory"},
-    ExpertsFit: {"compute": "compute", "memory": "memory", "start_seconds": "start", "expert_seconds": "start"},
+    ExpertsFit: {
+        "compute": "compute",
+        "memory": "memory",
+        **dict.fromkeys(("start_seconds", "expert_seconds", "walk_seconds"), "start"),
+    },
     EngineKernels: {},
     KernelCosts: {},
 }

@@ -315,13 +315,13 @@ class Datasheet(Generic[X]):
     cached_bytes: float = 0.0
 
 
-def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X]) -> X:
-    """Return seconds of one of the two products of experts; the shape is (rows in all, experts hit, n, k)."""
-    rows, hit, n, k = shape
+def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
+    """Return seconds of one of the two products of experts; the shape is (rows in all, experts, those hit, n, k)."""
+    rows, held, hit, n, k = shape
     rate = c.compute * chip.flops
     longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
     worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
-    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit
+    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.walk_seconds / 2 * held
     own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
 

@@ -216,7 +216,8 @@ class ExpertsFit:
     pad_rows: float
     """Rows by which those of an expert are padded in the mean."""
     expert_seconds: float
-    """Seconds for each expert that got a token."""
+    walk_seconds: float = 0.0
+    """Seconds for each expert that got a token, and for each of the rank, which kernels may set up a product for."""
     chain_share: float = 1.0
     """Share of the time of one tile that ends the kernel."""
     row_traffic: float = 0.0

@@ -160,8 +160,8 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
         else (costs.kernels.experts_wide, costs.experts_peak)
     )
     chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
-    hit = op.batch + 0 * op.rows
-    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, hit, op.columns, op.inner))
+    hit, held = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
+    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, held, hit, op.columns, op.inner))
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:

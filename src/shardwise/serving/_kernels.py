@@ -133,7 +133,9 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
     return max(found, key=lambda row: row.rows)
 
 
-_WASTE = ("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds")
+_WASTE = (
+    *("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds", "walk_seconds"),
+)
 
 
 def _wide_row(experts: _Experts, products: str, family: str, engine: str) -> tuple[str, ExpertsFit]:
