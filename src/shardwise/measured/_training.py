@@ -231,8 +231,10 @@ _NAMES = {
 
 
 def flops_per_token(record: Record, report: TrainReport) -> float:
-    """Return FLOPs a token by the convention that the row's source counts with."""
+    """Return FLOPs a token by the convention that the row's source counts with, or its own number of them."""
     word = record.text("flops_convention")
+    if own := re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?) a token", word):
+        return float(own[1])
     if word == "hardware_full_attn":
         return report.hardware_flops_per_token
     if word == "model_causal_attn":
