@@ -276,3 +276,13 @@ def test_prompts_of_vllm_go_where_fewest_run() -> None:
     """Groups that take prompts by their queues have some more than others: a full queue of short answers within 3 %."""
     drawn = drawn_of("groups", 209)
     assert drawn.capacity == pytest.approx(drawn.served(), rel=0.03)
+
+
+def test_short_prompts_beside_many_sequences_of_a_mixture_take_no_longer_than_alone() -> None:
+    """Where experts take all that a prompt adds to a full step, nothing is left of its own to divide by."""
+    asked = Workload(
+        input_tokens=Length(mean=150), output_tokens=Length(mean=120), prefix_tokens=75, arrivals=Arrivals(rate=40.0),
+        count=400,
+    )  # fmt: skip
+    found = serve(load_model("gpt-oss-120b"), Cluster.parse("1xh200-sxm-141gb"), Plan(), asked, Serving())
+    assert found.steady.ttft_seconds == pytest.approx(found.latencies["ttft"]["mean"], rel=0.1)

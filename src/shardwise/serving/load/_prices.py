@@ -235,7 +235,9 @@ class _Steps:
         # Of the pieces of a cycle more are of long prompts.
         shares = np.cumsum(pieces[:, 0, 0, 0]) / pieces[:, 0, 0, 0].sum()
         often = own[np.searchsorted(shares, (np.arange(len(own)) + 0.5) / len(own))]
-        own = often * ((own * pieces).mean(axis=0) / pieces.mean(axis=0) / np.maximum(often.mean(axis=0), 1e-12))
+        whole, some = (own * pieces).mean(axis=0) / pieces.mean(axis=0), often.mean(axis=0)
+        # Beside many sequences what is a prompt's own may be none or less: experts take the rest.
+        own = often * np.where(some > 0, whole / np.where(some > 0, some, 1.0), 1.0)
         means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
         ahead = (added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead).mean(axis=0) / pieces[:, 0].mean(axis=0)
         shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
