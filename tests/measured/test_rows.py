@@ -320,11 +320,12 @@ def test_metrics_of_a_run_of_training_are_figures_of_one_report(tmp_path: Path) 
     row = {**TRAINING, "value": "0.4", "notes": "tokens=1e9", "unit": "", "global_batch": "64"}
     names = ("step_time", "micro_step_time", "tokens_per_second_per_gpu", "flops_per_second_per_gpu", "mfu", "hfu",
              "gpu_hours")  # fmt: skip
-    whole, causal, hardware, own = (
+    whole, causal, masked, hardware, own = (
         {r.metric: r.predicted for r in validate([write(tmp_path, [
             {**row, "metric": name, "flops_convention": said} for name in names
         ])]).rows}
-        for said in ("model_full_attn", "model_causal_attn", "hardware_full_attn", "27.5e9 a token")
+        for said in ("model_full_attn", "model_causal_attn", "model_masked_attn", "hardware_full_attn",
+                     "27.5e9 a token")
     )  # fmt: skip
     assert whole["tokens_per_second_per_gpu"] * whole["step_time"] * 8 == pytest.approx(64 * 4096)
     assert whole["micro_step_time"] == pytest.approx(whole["step_time"] / 8)
@@ -336,6 +337,7 @@ def test_metrics_of_a_run_of_training_are_figures_of_one_report(tmp_path: Path) 
     assert whole["flops_per_second_per_gpu"] == pytest.approx(rate * train_flops(model, 4096))
     assert causal["flops_per_second_per_gpu"] == pytest.approx(rate * train_flops(model, 4096, "model-causal"))
     assert causal["mfu"] < whole["mfu"] == hardware["mfu"]  # nothing runs again
+    assert masked["flops_per_second_per_gpu"] == pytest.approx(rate * train_flops(model, 4096, "model-masked"))
     assert own["flops_per_second_per_gpu"] == pytest.approx(rate * 27.5e9)
 
 

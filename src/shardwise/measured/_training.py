@@ -239,6 +239,8 @@ def flops_per_token(record: Record, report: TrainReport) -> float:
         return report.hardware_flops_per_token
     if word == "model_causal_attn":
         return report.causal_flops_per_token
+    if word == "model_masked_attn":
+        return train_flops(report.case.model, report.job.seq_len, "model-masked")
     if word == "lora_4n":
         return train_flops(report.case.model, report.job.seq_len, "lora")
     if word in ("", "unknown"):
