@@ -220,15 +220,23 @@ def test_a_vendor_has_its_usual_engine(on: str, engine: str) -> None:
     assert any("not given" in note and engine in note for note in found.tree["assumptions"]) == (engine != "vllm")
 
 
-@pytest.mark.parametrize(("on", "stack"), [("8xtpu-v5p", "xla"), ("8xmi300x", "megatron")])
-def test_a_vendor_has_its_usual_stack(on: str, stack: str) -> None:
-    """Without --stack a TPU trains with XLA, which is all that runs on it, and the page says so."""
-    for words in (("train",), ("plan", "train", "--top", "1", "--sharding", "fsdp", "--cp", "1", "--pp", "1")):
-        found = run(*words, "llama-3.1-8b", "--on", on, "--seq-len", "2048", "--global-batch", "8", "--json")
+@pytest.mark.parametrize(
+    ("on", "stack", "asked"),
+    [
+        ("8xtpu-v5p", "xla", "llama-3.1-8b --sharding fsdp"),
+        ("8xmi300x", "megatron", "llama-3.1-8b --sharding fsdp"),
+        ("m3max", "pytorch", "gpt2"),
+    ],
+)
+def test_a_vendor_has_its_usual_stack(on: str, stack: str, asked: str) -> None:
+    """Without --stack devices train with what runs on them, and the page says so."""
+    for words in (("train",), ("plan", "train", "--top", "1", "--cp", "1", "--pp", "1")):
+        more = asked.split()[: 1 if words[0] == "train" else None]
+        found = run(*words, *more, "--on", on, "--seq-len", "1024", "--global-batch", "8", "--json")
         answer = found.tree["best"][0] if words[0] == "plan" else found.tree
         assert answer["plan"]["stack"] == stack
         if words == ("train",):
-            assert any("not given" in note for note in answer["assumptions"]) == (stack == "xla")
+            assert any("not given" in note for note in answer["assumptions"]) == (stack != "megatron")
 
 
 @pytest.mark.parametrize("words", [("plan", "infer", "--top", "1"), ("plan", "serve", "--rate", "1/s", "--top", "1")])

@@ -283,8 +283,9 @@ def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.
 ENGINES = {"Apple": "llama.cpp"}
 USUAL_ENGINE = "vllm"
-# The framework that trains on them: nothing else runs on TPUs but through XLA.
-STACKS = {"Google": "xla"}
+# The framework that trains on them: TPUs and Trainium run what XLA compiles, and kernels of Transformer Engine, which
+# other devices are taken to run, are of CUDA and ROCm.
+STACKS = {"Google": "xla", "AWS": "xla", "Apple": "pytorch"}
 
 
 def engine_of(inputs: Inputs, cluster: Cluster) -> str:
