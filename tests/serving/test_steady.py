@@ -92,7 +92,7 @@ def case_of(seed: int) -> Case:
     return found._replace(served=ended_rate(sorted(ends)))
 
 
-SEEDS = range(8)
+SEEDS = range(12)
 
 
 def test_the_capacity_is_what_a_full_queue_is_served_at() -> None:
