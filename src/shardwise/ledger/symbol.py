@@ -15,18 +15,20 @@ from shardwise.ledger.number import evaluate, positive_of_positive
 Key = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
 # Steps of a proof that one symbol is never less than another: longer ones find little.
-_DEEP = 7
+_DEEP = 3
+_PROVEN = _DEEP + 1
 
 
 class Graph:
-    """The nodes of one recording, each once."""
+    """The nodes of one recording, each once; with `proves`, extremes are left out by proofs of order."""
 
-    __slots__ = ("known", "nodes", "ordered")
+    __slots__ = ("known", "nodes", "ordered", "proves")
 
-    def __init__(self) -> None:
+    def __init__(self, proves: bool = True) -> None:
+        self.proves = proves
         self.known: dict[Key, Node] = {}
         self.nodes: list[Node] = []
-        self.ordered: dict[tuple[Any, Any], bool] = {}
+        self.ordered: dict[tuple[Any, Any], int] = {}
 
     def given(self, name: str, level: int, positive: bool = False) -> Node:
         """Return the symbol of an input, if `positive` never below zero.
@@ -235,15 +237,16 @@ def never_less(a: Any, b: Any, deep: int = _DEEP) -> bool:
             return bool(a >= b)
         if b <= 0 and a.positive:
             return True
-    if not deep:
+    graph = (a if a.__class__ is Node else b).graph
+    if not (deep and graph.proves):
         return False
-    known, key = (a if a.__class__ is Node else b).graph.ordered, (a, b)
-    found = known.get(key)
-    if found is None:
+    known, key = graph.ordered, (a, b)
+    # How many steps found no proof; what is proven is so at any number of them.
+    tried = known.get(key, 0)
+    if tried < deep:
         found = _above_parts(a, b, deep - 1) or _below_parts(a, b, deep - 1) or _alike(a, b, deep - 1)
-        if found or deep == _DEEP:
-            known[key] = found
-    return found
+        tried = known[key] = _PROVEN if found else deep
+    return tried == _PROVEN
 
 
 def _above_parts(a: Any, b: Any, deep: int) -> bool:

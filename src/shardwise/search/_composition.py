@@ -91,7 +91,8 @@ class Composition:
         return kept.programs.get(name) or kept.put(name, Program(outputs()))
 
     def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
-        graph, plan = Graph(), self.case.plan
+        # Proofs pay where a program runs on all rows; at their places few plans are timed.
+        graph, plan = Graph(proves=flat), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0, True) if find_rules(plan.schedule).chunked else 1.0
         z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
