@@ -17,8 +17,10 @@ import pytest
 
 pty = pytest.importorskip("pty")
 PROGRAM = [sys.executable, "-c", "import sys; from shardwise.answers._main import run; sys.exit(run())"]
+# Precisions and optimizers are searched too, so that most of a minute is left when the first part is done.
 SEARCH = shlex.split(
     "plan train deepseek-v3 --on 2048xh800 --seq-len 4096 --global-batch 15360 --no-prune --json --top 2"
+    " --precision bf16,fp8 --optimizer adam,muon,lion,sgd"
 )
 PROGRESS = re.compile(r"([\d.]+)% of [\d,]+ plans, [\d,]+ a second, best so far [\d.]+ \w+")
 
