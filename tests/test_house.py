@@ -146,6 +146,22 @@ def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
             yield from _imports(child)
 
 
+def _is_apart(path: str, module: str) -> bool:
+    """Whether a module is private and of another package than the file of a path."""
+    _, package, *rest = (*module.split("."), "")
+    return package != Path(path).parts[0] and any(part.startswith("_") for part in rest)
+
+
+def test_what_is_private_stays_where_it_is() -> None:
+    """No package reads a private module of another, and no module a private name: packages export what others use."""
+    every = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
+    read = [(path, node) for path, node in every if isinstance(node, ast.ImportFrom)]
+    assert [f"{path}: {node.module}" for path, node in read if _is_apart(path, node.module or "")] == []
+    names = [(path, node.module, one.name) for path, node in read for one in node.names if one.name.startswith("_")]
+    modules = {".".join(Path("shardwise", path).with_suffix("").parts) for path in trees()}
+    assert [row for row in names if f"{row[1]}.{row[2]}" not in modules and row[2] != "__version__"] == []
+
+
 def test_no_modules_import_one_another() -> None:
     """What modules import, when they are loaded or in a function, goes one way, inside packages too."""
     modules = {".".join(Path("shardwise", path).with_suffix("").parts): tree for path, tree in trees().items()}

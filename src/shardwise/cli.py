@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = gc.get_threshold()
     gc.set_threshold(_BETWEEN, *before[1:])
     try:
-        from shardwise.answers._main import run
+        from shardwise.answers import run
 
         return run(argv)
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 pty = pytest.importorskip("pty")
-PROGRAM = [sys.executable, "-c", "import sys; from shardwise.answers._main import run; sys.exit(run())"]
+PROGRAM = [sys.executable, "-c", "import sys; from shardwise.answers import run; sys.exit(run())"]
 # Precisions and optimizers are searched too, so that most of a minute is left when the first part is done.
 SEARCH = shlex.split(
     "plan train deepseek-v3 --on 2048xh800 --seq-len 4096 --global-batch 15360 --no-prune --json --top 2"

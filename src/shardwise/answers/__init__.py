@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from shardwise.answers._energy import Energy, energy
     from shardwise.answers._explain import explain_page, explain_tree
     from shardwise.answers._infer import infer_page, infer_tree
+    from shardwise.answers._main import run
     from shardwise.answers._page import Page, text_of
     from shardwise.answers._plot import plot, plot_timeline
     from shardwise.answers._roofline_points import Roofline, roofline
@@ -27,6 +28,7 @@ __getattr__ = lazily(
         "_energy": "Energy energy",
         "_explain": "explain_page explain_tree",
         "_infer": "infer_page infer_tree",
+        "_main": "run",
         "_page": "Page text_of",
         "_plot": "plot plot_timeline",
         "_roofline_points": "Roofline roofline",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwise.answers import _flags
 from shardwise.answers._commands import MANY
 from shardwise.answers._converters import nearest
-from shardwise.answers._inputs import Inputs, _example
+from shardwise.answers._inputs import Inputs, example_of
 from shardwise.errors import InputError, Problem, plain
 from shardwise.plans import DEGREES
 
@@ -59,7 +59,7 @@ def _from_model(inputs: Inputs, given: Mapping[str, Any]) -> Model | None:
     for key, value in given.items():
         inputs.fail(key, value, "changes the model of a file", "change the file, or name the model too")
     if inputs.imported is not None and inputs.imported.model is None and "model" not in inputs.bad:
-        inputs.fail("model", None, f"is missing, and {inputs.imported.source} has none", _example("model"))
+        inputs.fail("model", None, f"is missing, and {inputs.imported.source} has none", example_of("model"))
     return inputs.imported.model if inputs.imported and not given else None
 
 

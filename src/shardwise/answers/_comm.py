@@ -14,10 +14,7 @@ from shardwise.answers._described import describe
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
-from shardwise.training._comm import AxisMessages, CommReport
-from shardwise.training._layer_tables import LayerRow, LayerTable
-from shardwise.training._report import CATEGORIES
-from shardwise.training._traffic import Flow
+from shardwise.training import CATEGORIES, AxisMessages, CommReport, Flow, LayerRow, LayerTable
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers._answer import whole_bytes
 from shardwise.answers._train_tree import cluster_tree, stage_tree
-from shardwise.training._comm import AxisMessages, CommReport
-from shardwise.training._layer_tables import LayerTable
-from shardwise.training._traffic import Flow, Message
+from shardwise.training import AxisMessages, CommReport, Flow, LayerTable, Message
 
 if TYPE_CHECKING:
     from shardwise.training import CommReport

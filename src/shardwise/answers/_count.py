@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def job_of(inputs: Inputs, model: Model) -> Training:
     """Return the job whose tokens and adapters are counted."""
-    from shardwise.training._resolve import job_problems
+    from shardwise.training import job_problems
 
     job = replace(_case.make_job(inputs, model), global_batch=1)
     inputs.merge(InputError(job_problems(job, model).items))

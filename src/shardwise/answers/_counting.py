@@ -32,8 +32,7 @@ from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, group_shapes, tuning_of
 from shardwise.plans.laws import plan_problems
 from shardwise.records import dataclass
-from shardwise.training._blocks import checkpoints
-from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
+from shardwise.training import TuningSummary, checkpoints, fine_tuning_problems, tuning_summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -202,7 +202,7 @@ def _of_pool(base: InferReport, traces: Sequence[Trace], moments: LengthMoments)
     beyond that.
     """
     from shardwise.answers._roofline_points import step_points
-    from shardwise.serving._ledger import EngineStep
+    from shardwise.serving import EngineStep
 
     def priced(sequences: float, tokens: float, past: float) -> tuple[float, float]:
         phase: Literal["prefill", "decode"] = "prefill" if tokens else "decode"

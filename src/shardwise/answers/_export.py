@@ -23,8 +23,7 @@ from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
     from shardwise.answers._page import Page
-    from shardwise.formats import Exported
-    from shardwise.formats._served import Asked
+    from shardwise.formats import Asked, Exported
     from shardwise.serving import InferReport
     from shardwise.training import TrainReport
 
@@ -79,7 +78,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
     module = import_module(f"shardwise.formats.{target}")
     found: Exported = module.export(stated)
     if "wrap" in inputs.values:
-        from shardwise.formats._trainer import processes
+        from shardwise.formats import processes
 
         nodes, each = processes(stated)
         found = _wrapped(inputs, replace(found, nodes=nodes, node_devices=each), report)
@@ -92,7 +91,7 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
 
 def _apart(found: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
     """Return the facts of a question that no setting of a system says."""
-    from shardwise.formats._exported import unsaid
+    from shardwise.formats import unsaid
 
     return [f"{one}: no setting of {found.system} says it" for one in unsaid(*asked)]
 
@@ -107,7 +106,7 @@ def _named(inputs: Inputs) -> str:
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     """Return the launch line of an engine for a batch, or where something says when requests arrive under load."""
-    from shardwise.formats._served import Asked, engine_for
+    from shardwise.formats import Asked, engine_for
 
     if engine_for(target) != USUAL_ENGINE:  # which the devices choose the release of
         inputs.values.setdefault("engine", engine_for(target))
@@ -155,7 +154,7 @@ def _exported(target: str, report: InferReport, asked: Asked, prefill: InferRepo
 
 
 def _wrapped(inputs: Inputs, found: Exported, report: TrainReport | InferReport) -> Exported:
-    from shardwise.formats._wrapped import wrapped
+    from shardwise.formats import wrapped
 
     return wrapped(inputs.values["wrap"], found, report.case.model.name, report.case.cluster.device)
 

@@ -86,11 +86,16 @@ SHORT = {
 }
 
 
-def _flags(group: str, *rows: tuple[str, Converter, str]) -> dict[str, Flag]:
+def flag_table(group: str, *rows: tuple[str, Converter, str]) -> dict[str, Flag]:
+    """Return flags of a group by their keys: the reader of its value and the help of each.
+
+    >>> flag_table("sizes", ("num_layers", k.WHOLE, "layers"))["num_layers"].short
+    '-l'
+    """
     return {key: Flag(key, kind, text, group, SHORT.get(key, "")) for key, kind, text in rows}
 
 
-OUTPUT = _flags(
+OUTPUT = flag_table(
     "output",
     ("json", k.SWITCH, "print the answer as JSON"),
     ("width", k.whole(60, 1000), "columns of the page"),
@@ -99,27 +104,27 @@ OUTPUT = _flags(
     ("catalogue", k.FILE, "a folder of your own models, devices and precisions"),
     ("help", k.SWITCH, "show this help"),
 )
-PLOT = _flags(
+PLOT = flag_table(
     "output",
     ("plot", k.file_of(*k.FIGURES), "draw the answer to an .svg, .png, .pdf or .html file"),
     ("size", k.choice("page", "column", "slide"), "how wide to draw: a page's text, a column of two, a slide of 16:9"),
     ("dark", k.SWITCH, "draw on a dark background"),
 )
 _TIMELINE = "write one step: .json for Perfetto, .pickle for pytorch.org/memory_viz, .svg, .png, .pdf or .html drawn"
-TIMELINE = _flags("output", ("timeline", k.file_of(".json", ".pickle", *k.FIGURES), _TIMELINE))
-VALIDATE = _flags(
+TIMELINE = flag_table("output", ("timeline", k.file_of(".json", ".pickle", *k.FIGURES), _TIMELINE))
+VALIDATE = flag_table(
     "output",
     ("by", k.WORDS, "fields to group errors by, such as source,metric,device"),
     ("rows", k.FILE, "write every row with its prediction to a CSV file"),
     ("html", k.FILE, "write a report with tables and plots to an HTML file"),
 )
-WHERE = _flags(
+WHERE = flag_table(
     "where",
     ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"),
     ("follow", k.SWITCH, "read files that a file names wherever they are, not only below it"),
 )
 
-FROM = _flags(
+FROM = flag_table(
     "where",
     (
         "from",
@@ -144,18 +149,18 @@ FROM_EITHER = {key: FROM[key] for key in ("set", "skip")} | {
 }
 
 _SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
-SIDES = _flags(
+SIDES = flag_table(
     "sides",
     ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
     ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
 )
-ENERGY = _flags(
+ENERGY = flag_table(
     "output",
     ("energy", k.SWITCH, "watts, joules a token and kWh of the devices, with their band"),
     ("pue", k.RATIO, "power of the building over that of the devices, such as 1.2; asks for the energy"),
     ("grid_intensity", k.GRAMS, "grams of CO2 a kWh of the grid, such as 400; asks for the energy"),
 )
-MANY = _flags(
+MANY = flag_table(
     "many",
     (
         "vary",
@@ -168,7 +173,7 @@ MANY = _flags(
 )
 # Headlines of training and of serving; "memory" is of what the other flags describe.
 _NUMBERS = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu", "ttft", "tpot", "request", "kv_cache")
-EXPLAIN = _flags(
+EXPLAIN = flag_table(
     "number",
     ("what", k.choice(*_NUMBERS), "the number to open"),
     ("path", k.TEXT, "names, or places from 1, that lead further in, such as pipeline/1"),
@@ -181,7 +186,7 @@ def cluster_flags() -> dict[str, Flag]:
     """Return the flags that override numbers of the cluster and its device."""
     from shardwise.hardware import OVERRIDES
 
-    return _flags(
+    return flag_table(
         "cluster", *((name, k.RAW, f"override {name.replace('_', ' ')}") for name in OVERRIDES if name != "num_devices")
     )
 
@@ -200,13 +205,13 @@ def model_flags() -> dict[str, Flag]:
     def rows(table: dict[str, ConfigField]) -> list[tuple[str, Converter, str]]:
         return [(f.name, kind(f), f.help) for f in table.values()]
 
-    return _flags("model", *rows(FIELDS)) | _flags("sizes", *rows(SIZE_FIELDS))
+    return flag_table("model", *rows(FIELDS)) | flag_table("sizes", *rows(SIZE_FIELDS))
 
 
 @cache
 def efficiency_flags() -> dict[str, Flag]:
     """Return the flags that impose what the machine reaches."""
-    return _flags(
+    return flag_table(
         "efficiency",
         ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that GEMMs reach"),
         ("memory_efficiency", k.FRACTION, "share of peak memory bandwidth"),
@@ -266,7 +271,8 @@ def train_flags() -> dict[str, Flag]:
 @cache
 def risk_flags() -> dict[str, Flag]:
     """Return the flag that asks for a chance to fit."""
-    return _flags("search", ("risk", k.CHANCE, "chance to fit that a plan must have by published peaks, such as 90%"))
+    text = "chance to fit that a plan must have by published peaks, such as 90%"
+    return flag_table("search", ("risk", k.CHANCE, text))
 
 
 @cache

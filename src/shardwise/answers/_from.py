@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
-from shardwise.formats import SERVERS
-from shardwise.formats._imported import Imported
+from shardwise.formats import SERVERS, Imported
 
 if TYPE_CHECKING:
     from shardwise.formats import Launched
@@ -119,7 +118,7 @@ def _take_server(inputs: Inputs) -> None:
 
 def _of_another(server: Launched, target: str) -> bool:
     """Return whether a launch is of another engine than a target's."""
-    from shardwise.formats._served import engine_for
+    from shardwise.formats import engine_for
     from shardwise.serving import find_engine
 
     own = engine_for(target)

@@ -32,10 +32,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
 from shardwise.errors import InputError
 from shardwise.records import dataclass
-from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving._memory import StageBytes
-from shardwise.serving._report import time_tree
-from shardwise.serving._step import StepCost
+from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:

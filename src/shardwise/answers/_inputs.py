@@ -124,10 +124,15 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
     for key in command.required:
         from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
         if key not in raw and not from_sizes and not inputs.bad & {key, "config", "from"}:
-            inputs.fail(key, None, "is missing", _example(key))
+            inputs.fail(key, None, "is missing", example_of(key))
 
 
-def _example(key: str) -> str:
+def example_of(key: str) -> str:
+    """Return what to write for something that is missing.
+
+    >>> example_of("tp")
+    'give --tp'
+    """
     return {
         "model": "name a model, such as llama-3.1-70b (`shardwise models` lists them), or give its sizes",
         "on": "write for example --on 64xh100; `shardwise devices` lists devices",

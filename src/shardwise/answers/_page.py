@@ -242,7 +242,7 @@ def text_of(page: Page, stream: TextIO | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _label(page: Page) -> int:
+def label_width(page: Page) -> int:
     """Return the columns that a legend has for names."""
     return min(30, page.body - 24)
 
@@ -251,8 +251,8 @@ def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable
     """Append a row for each part of a bar: its glyph, amount and share; parts of nothing are left out."""
     for s in segments:
         if s.amount:
-            amount = max(0, 13 - max(0, len(s.label) - _label(page)))
-            row = f" {s.label:<{_label(page)}}{show(s.amount):>{amount}}{s.amount / whole:>9.1%}"
+            amount = max(0, 13 - max(0, len(s.label) - label_width(page)))
+            row = f" {s.label:<{label_width(page)}}{show(s.amount):>{amount}}{s.amount / whole:>9.1%}"
             page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
 
 

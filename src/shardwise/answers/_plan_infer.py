@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardwise.hardware import Cluster
     from shardwise.search import SearchOptions, ServingSpace
-    from shardwise.serving._case import ServingCase
+    from shardwise.serving import ServingCase
 
 
 def space_of(inputs: Inputs, cluster: Cluster) -> ServingSpace:

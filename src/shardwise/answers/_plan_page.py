@@ -120,7 +120,7 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
     said = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:
-        from shardwise.training._case import stated
+        from shardwise.training import stated
 
         said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(said))

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from shardwise.search import LoadResult, ServingResult, TrainingResult
     from shardwise.serving import InferReport
     from shardwise.serving.load import ServeReport
-    from shardwise.training import TrainReport
-    from shardwise.training._timeline import StepTimeline
+    from shardwise.training import StepTimeline, TrainReport
 
     Drawn: TypeAlias = TrainReport | InferReport | ServeReport | Roofline | TrainingResult | ServingResult | LoadResult
 

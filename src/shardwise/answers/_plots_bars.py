@@ -25,11 +25,8 @@ from shardwise.answers._plots import (
 )
 from shardwise.answers._train_tree import stage_parts, step_tree
 from shardwise.records import dataclass
-from shardwise.serving import InferReport
-from shardwise.serving._report import time_tree
-from shardwise.serving._step import StepCost
-from shardwise.training import TrainReport
-from shardwise.training._step import weighted
+from shardwise.serving import InferReport, StepCost, time_tree
+from shardwise.training import TrainReport, weighted
 from shardwise.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:

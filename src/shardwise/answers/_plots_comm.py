@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from shardwise.training._comm import CommReport
-    from shardwise.training._traffic_map import NodeTraffic
+    from shardwise.training import CommReport, NodeTraffic
 
 # Paul Tol's "muted" scheme (personal.sron.nl/~pault, 2021), then each half way to white or to black.
 COLOURS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499",

@@ -13,8 +13,19 @@ from shardwise.answers._plots import BarStyle, ink_on, limit, sheet, time_unit, 
 from shardwise.answers._plots_search import SERIES
 from shardwise.ledger.number import quantile
 from shardwise.plans import Metric
-from shardwise.serving.load import ServeReport, serve
-from shardwise.serving.load._why import BATCH, EXPLAINED, LOST, MATES, OTHERS, OWN_DECODE, OWN_PROMPT, PROMPTS, WAITS
+from shardwise.serving.load import (
+    BATCH,
+    EXPLAINED,
+    LOST,
+    MATES,
+    OTHERS,
+    OWN_DECODE,
+    OWN_PROMPT,
+    PROMPTS,
+    WAITS,
+    ServeReport,
+    serve,
+)
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from shardwise.answers._canvas import GREY, WIDTH, fitting, paper_width
 from shardwise.answers._plots import AXES, BarStyle, bytes_unit, ink_on, plan_words, sheet, time_unit, title_of
 from shardwise.answers._plots_bars import stage_name
 from shardwise.answers._train_tree import without_residue
-from shardwise.training import TrainReport
-from shardwise.training._lifetimes import levels, lifetimes
-from shardwise.training._timeline import Span, StepTimeline
+from shardwise.training import Span, StepTimeline, TrainReport, levels, lifetimes
 from shardwise.training.schedules import find_schedule
 from shardwise.units import show_seconds
 

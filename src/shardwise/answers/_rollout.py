@@ -13,9 +13,7 @@ from shardwise.plans import OBJECTIVES, Plan, Serving
 from shardwise.plans.laws import is_count
 from shardwise.records import dataclass
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.training import TrainReport
-from shardwise.training._framework_bytes import device_bytes
-from shardwise.training._headlines import Phase
+from shardwise.training import Phase, TrainReport, device_bytes
 from shardwise.units import show_bytes, show_seconds
 
 

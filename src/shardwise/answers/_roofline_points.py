@@ -28,27 +28,26 @@ from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
 from shardwise.records import dataclass
-from shardwise.serving import InferReport
-from shardwise.serving._batch import decode_steps, prefill_step
-from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
-from shardwise.serving._cost_model import op_seconds as served_seconds
-from shardwise.serving._kernels import EngineKernels
-from shardwise.serving._ledger import (
+from shardwise.serving import (
+    EngineCostModel,
+    EngineKernels,
     EngineStep,
+    InferReport,
+    ServingCase,
+    ServingSizes,
     StepLedger,
+    decode_steps,
     draft_case,
     draft_ledger,
     draft_sizes,
+    engine_cost_model,
+    prefill_step,
     step_ledger,
+    tokens_per_step,
     uses_heads,
 )
-from shardwise.serving._sizes import ServingSizes
-from shardwise.serving._speculation import tokens_per_step
-from shardwise.training import TrainReport
-from shardwise.training._evaluate import machine_of
-from shardwise.training._ledger import PartLedger, ledger_of
-from shardwise.training._step import slowest_stage
+from shardwise.serving import op_seconds as served_seconds
+from shardwise.training import PartLedger, TrainReport, ledger_of, machine_of, slowest_stage
 
 Bound = Literal["compute", "memory", "start"]
 _NO_LIMIT = 1e30

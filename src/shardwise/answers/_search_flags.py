@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _converters as k
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import Converter
-from shardwise.answers._flags import Flag, _flags, infer_flags, plan_flags, risk_flags, train_flags
+from shardwise.answers._flags import Flag, flag_table, infer_flags, plan_flags, risk_flags, train_flags
 from shardwise.answers._value_lists import AT_MOST, UNIONS, several
 from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
@@ -88,7 +88,7 @@ def plan_search_flags() -> dict[str, Flag]:
     jobs = {key: replace(kept[key], kind=several(kept[key].kind), help=f"{kept[key].help}; several are all tried")
             for key in JOBS}  # fmt: skip
     where = {"on": replace(kept["on"], help=f"{kept['on'].help}; several, as h100,b200, are all tried")}
-    wanted = _flags(
+    wanted = flag_table(
         "search",
         ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
         ("top", k.whole(1, 1000), "rows to show, each for all plans that tie; left out, ten"),
@@ -106,7 +106,7 @@ def plan_search_flags() -> dict[str, Flag]:
 def train_limits() -> dict[str, Flag]:
     """Return the limits that a training plan may have to keep."""
     above = k.Range(above=True, example="1e6")
-    return _flags(
+    return flag_table(
         "limits",
         ("max_step", _time("2s"), "longest step"),
         ("max_time", _time("30d"), "longest run of the tokens, such as 30d"),
@@ -139,8 +139,8 @@ def serve_search_flags() -> dict[str, Flag]:
     kept = {key: flag for key, flag in one.items() if key not in _SERVE_GONE}
     ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in SERVE_WHOLES}
     words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
-    step = _flags("space", ("batch_step", k.WHOLE, "try every multiple of it in the range of batches too"))
-    wanted = _flags(
+    step = flag_table("space", ("batch_step", k.WHOLE, "try every multiple of it in the range of batches too"))
+    wanted = flag_table(
         "search",
         (
             "objective",
@@ -157,7 +157,7 @@ def serve_search_flags() -> dict[str, Flag]:
 @cache
 def serving_limits() -> dict[str, Flag]:
     """Return the limits that a deployment may have to keep."""
-    return _flags(
+    return flag_table(
         "limits",
         ("max_ttft", _TIME, "latest first token of a request, while the batch stays full"),
         ("max_tpot", _TIME, "longest time between tokens"),
@@ -231,12 +231,12 @@ _MEASURED = (
     "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, JSON of GuideLLM or "
     "genai-bench, or a CSV of ttft_seconds, request_seconds, output_tokens"
 )
-AGAINST = _flags("output", ("against", k.FILE, _MEASURED))
+AGAINST = flag_table("output", ("against", k.FILE, _MEASURED))
 
 
 # The flags of a deployment under load beside those of `infer`, by group.
 _OF_LOAD = {
-    **_flags(
+    **flag_table(
         "job",
         ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
         ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
@@ -245,7 +245,7 @@ _OF_LOAD = {
         ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
         ("cached_share", _SHARE, "share of requests whose whole prompt is cached, as where a benchmark repeats them"),
     ),
-    **_flags(
+    **flag_table(
         "load",
         ("rate", _RATE, "requests that arrive: 50/s, 3000/min"),
         ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
@@ -267,7 +267,7 @@ _OF_LOAD = {
         ("seed", k.whole(0), "seed of lengths and arrivals"),
         ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "how replicas share requests"),
     ),
-    **_flags(
+    **flag_table(
         "pools",
         (
             "prefill_workers",
@@ -278,7 +278,7 @@ _OF_LOAD = {
         ("prefill_pp", k.WHOLE, "pipeline stages of a prefill worker; left out, as the others"),
         ("prefill_ep", k.WHOLE, "ranks that experts of a prefill worker are spread over; left out, as the others"),
     ),
-    **_flags(
+    **flag_table(
         "autoscaling",
         (
             "autoscale",
@@ -300,7 +300,7 @@ def serve_flags() -> dict[str, Flag]:
     from shardwise.plans import METRICS, QUANTILES
 
     kept = {key: flag for key, flag in infer_flags().items() if key not in _LOAD_GONE}
-    limits = _flags(
+    limits = flag_table(
         "limits",
         *((f"{q}_{m}", k.SECONDS, f"limit on the {q} of {m.upper()}") for q in QUANTILES for m in METRICS),
         ("risk", k.CHANCE, "chance to carry the load within every limit, by published runs, such as 80%"),
@@ -378,12 +378,12 @@ def load_search_flags() -> dict[str, Flag]:
     kept = {key: flag for key, flag in one.items() if key not in _FOUND}
     ranges = {key: Flag(key, RANGE, f"{one[key].help}: the values to try", "space") for key in LOAD_WHOLES}
     words = {key: Flag(key, k.WORDS, f"{one[key].help}: the choices to try", "space") for key in SERVE_WORDS}
-    batch = _flags(
+    batch = flag_table(
         "space",
         ("max_batched_tokens", RANGE, "tokens of a step to try; left out, the engine's own, 2,048 and 16,384"),
         ("max_sequences", RANGE, "sequences at once to try; left out, the engine's own, 64 and 256"),
     )
-    wanted = _flags(
+    wanted = flag_table(
         "search",
         ("objective", k.choice("devices", "cost", "ttft", "tpot", "e2e"), "what the best has least of"),
         (

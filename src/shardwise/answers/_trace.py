@@ -8,9 +8,7 @@ from typing import Any
 
 from shardwise.answers._described import describe
 from shardwise.answers._train_tree import step_tree
-from shardwise.training import TrainReport
-from shardwise.training._lifetimes import MemoryBlock, levels, lifetimes
-from shardwise.training._timeline import Span, StepTimeline
+from shardwise.training import MemoryBlock, Span, StepTimeline, TrainReport, levels, lifetimes
 
 STAGES, BESIDE = 1, 2
 _NAMES = {

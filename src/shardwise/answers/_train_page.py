@@ -17,9 +17,9 @@ from shardwise.answers._page import (
     MEDIUM,
     Page,
     Segment,
-    _label,
     assumptions,
     command_lines,
+    label_width,
     legend,
     mark_limit,
     show_chance,
@@ -27,8 +27,7 @@ from shardwise.answers._page import (
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import Sharding, default_stack
-from shardwise.training import Change, TrainReport, leaner
-from shardwise.training._tuning import TuningSummary
+from shardwise.training import Change, TrainReport, TuningSummary, leaner
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -337,5 +336,5 @@ def _by_axis(page: Page, seconds: dict[str, float], whole: float) -> None:
 
 
 def _under(page: Page, label: str, seconds: float, whole: float) -> None:
-    row = f"{label:<{_label(page) + 2}}{show_seconds(seconds):>9}{seconds / whole:>9.1%}"
+    row = f"{label:<{label_width(page) + 2}}{show_seconds(seconds):>9}{seconds / whole:>9.1%}"
     page.add((" " * 14, ""), (row, "dim"))

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 from shardwise.answers._answer import whole_bytes
 from shardwise.answers._evidence import evidence_tree, interval_tree
 from shardwise.ledger.traced import parts
-from shardwise.training import Change, TrainReport
-from shardwise.training._framework_bytes import device_bytes, reserved_bytes, resident_pages
-from shardwise.training._parts import MEMORY_CATEGORIES, category_of
-from shardwise.training._report import CATEGORIES
-from shardwise.training._step import StageSeconds, axis_seconds, slowest_stage
-from shardwise.training._tuning import TuningSummary
+from shardwise.training import (
+    CATEGORIES,
+    MEMORY_CATEGORIES,
+    Change,
+    StageSeconds,
+    TrainReport,
+    TuningSummary,
+    axis_seconds,
+    category_of,
+    device_bytes,
+    reserved_bytes,
+    resident_pages,
+    slowest_stage,
+)
 
 if TYPE_CHECKING:
     pass

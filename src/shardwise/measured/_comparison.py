@@ -14,7 +14,7 @@ from shardwise.ledger.number import quantile
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
-    from shardwise.serving._case import ServingCase
+    from shardwise.serving import ServingCase
     from shardwise.training import TrainingCase
 
 COLUMNS = (

@@ -39,9 +39,7 @@ from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, find_stack, usual_recompute
 from shardwise.records import dataclass
-from shardwise.training import TrainingOptions, TrainReport, train
-from shardwise.training._framework_bytes import reserved_bytes
-from shardwise.training._parts import StageMemory
+from shardwise.training import StageMemory, TrainingOptions, TrainReport, reserved_bytes, train
 
 # Cells that decide a prediction; rows that agree in them share it.
 SETTINGS = (

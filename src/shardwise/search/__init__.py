@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, RayExecutor, SerialExecutor
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
-    from shardwise.search._load_groups import FrontPoint, LoadSpace
+    from shardwise.search._load_groups import LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
-    from shardwise.search._result import PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
+    from shardwise.search._result import FrontPoint, PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
@@ -31,9 +31,9 @@ __getattr__ = lazily(
         "_every_plan": "frame",
         "_executor": "Executor ProcessExecutor RayExecutor SerialExecutor",
         "_load": "LoadRemedy LoadResult load_remedies plan_serve",
-        "_load_groups": "FrontPoint LoadSpace",
+        "_load_groups": "LoadSpace",
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",
-        "_result": "PlanGroup Rejection Remedy SearchResult TiedPlan",
+        "_result": "FrontPoint PlanGroup Rejection Remedy SearchResult TiedPlan",
         "_scaling": "ScalingRow doubling scaled_result scaled_rows scaled_task strong_scaling",
         "_sensitivity": "CONSTANTS RunnerUp Sensitivity constant_band runners_up with_constant",
         "_serving": "ServingResult plan_serving tokens_per_second_per_gpu",

@@ -19,13 +19,32 @@ from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, runs, spread
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._placements import COLUMNS, GroupShapes
-from shardwise.search._program import BATCH, CELLS, MODE, PLACE, ROW, SPLIT, Program, ProgramShape, axis_of
+from shardwise.search._program import (
+    BATCH,
+    CELLS,
+    MODE,
+    PLACE,
+    ROW,
+    SPLIT,
+    BlockColumn,
+    BlockPrograms,
+    Program,
+    ProgramShape,
+    axis_of,
+)
 from shardwise.search._recordings import Recordings
-from shardwise.training import PlanSizes
-from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts
-from shardwise.training._evaluate import Tables, machine_of, tables_apart
-from shardwise.training._overlap import paired_blocks
-from shardwise.training._parts import ModelBlocks, SharedWeights
+from shardwise.training import (
+    BlockCost,
+    FrozenWeights,
+    ModelBlocks,
+    ParameterCounts,
+    PlanSizes,
+    SharedWeights,
+    Tables,
+    machine_of,
+    paired_blocks,
+    tables_apart,
+)
 
 SIZES = ("tp", "tp2", "cp", "ep", "etp", "panels", "micro_batch")
 # All of them but how experts are split: most of a layer does not read that.
@@ -63,23 +82,6 @@ def _untimed(parts: ModelBlocks[Any]) -> ModelBlocks[Any]:
     gone["replay_exposed"] = {}
     ends: dict[str, Any] = {n: replace(getattr(parts, n), **gone) for n in ("embedding", "head", "loss")}
     return replace(parts, kinds=tuple(replace(kind, **gone) for kind in parts.kinds), **ends)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockColumn:
-    """One number of the blocks in the tables: its column's name, what it varies with, if it is never below zero."""
-
-    name: str
-    level: int
-    positive: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPrograms:
-    """Some leaves, and the programs of their columns for each way to split, one a recompute mode where modes differ."""
-
-    leaves: tuple[BlockColumn, ...]
-    programs: Mapping[tuple[int, int, int], Program]
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
         (layout, sequence, kind)
         for layout in distinct(base["layout"]).tolist()
         for sequence in (sorted(space.sequence_parallel) if LAYOUTS[layout] == "1d" else [False])
-        for kind in ([CONTEXT_KINDS.index(k) for k in space.cp_kind] if (base["cp"] > 1).any() else [_first_kind(grid)])
+        for kind in map(CONTEXT_KINDS.index, space.cp_kind if (base["cp"] > 1).any() else space.cp_kind[:1])
     ]
     # Where tensor parallelism is one the sequence is not split either.
     if not space.sequence_parallel or False not in space.sequence_parallel:
@@ -186,10 +188,6 @@ def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[BlockColu
         way: Program({name: value for name, value in outputs.items() if name.partition("/")[0] in chosen})
         for way, outputs in named.items()
     }
-
-
-def _first_kind(grid: PlanGrid) -> int:
-    return CONTEXT_KINDS.index(grid.space.cp_kind[0])
 
 
 def known_sizes(grid: PlanGrid) -> dict[str, float]:

@@ -17,7 +17,6 @@ from shardwise.plans import DEGREES, Plan, Schedule, find_rules
 from shardwise.records import dataclass, replace
 from shardwise.search._blocks import (
     NESTED,
-    BlockColumn,
     PlanBlocks,
     RecordedBlocks,
     blocks_of,
@@ -28,29 +27,31 @@ from shardwise.search._columns import Columns, distinct, exact_sum, scattered
 from shardwise.search._constraints import Constraints, Law, staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._launch import STACK
-from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, Program
+from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, BlockColumn, Program
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.search._result import PlanCounts
 from shardwise.search._space import WORDS
-from shardwise.training import PlanSizes, TrainingCase, stages_of
-from shardwise.training._evaluate import (
+from shardwise.training import (
+    ModelBlocks,
+    PlanSizes,
+    TrainingCase,
+    device_bytes,
     hosted_of,
+    least_piped_seconds,
     machine_of,
     memory_of,
+    moved_pages,
+    padded,
     paged_of,
     paging_seconds,
-    reserved_of,
-    send_of,
-    step_job,
-)
-from shardwise.training._framework_bytes import device_bytes, moved_pages, resident_pages
-from shardwise.training._fsdp_units import padded
-from shardwise.training._parts import ModelBlocks
-from shardwise.training._step import (
-    least_piped_seconds,
     piped_seconds,
+    reserved_of,
+    resident_pages,
     runs_of_seconds,
+    send_of,
     stage_seconds,
+    stages_of,
+    step_job,
     update_seconds,
     with_update,
 )

@@ -21,9 +21,7 @@ from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import STACK, launched, stack_law
 from shardwise.search._placements import COLUMNS, GroupShapes, Placements, places_of
 from shardwise.search._space import SearchSpace
-from shardwise.training import TrainingCase
-from shardwise.training._evaluate import PricedBlocks
-from shardwise.training._stages import stage_layers
+from shardwise.training import PricedBlocks, TrainingCase, stage_layers
 from shardwise.training.schedules import find_schedule
 
 SUMMA = LAYOUTS.index("summa")

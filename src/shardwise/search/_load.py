@@ -21,10 +21,10 @@ from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass
-from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, FrontPoint, LoadSearch, LoadSpace
+from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, LoadSearch, LoadSpace
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
-from shardwise.search._result import Rejection
+from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
 from shardwise.serving import infer

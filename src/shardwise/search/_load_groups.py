@@ -14,20 +14,26 @@ from shardwise.cost import band_of, family_of
 from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._result import Rejection
+from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._space import IntRanges
-from shardwise.serving._capacity import cache_tokens_of
-from shardwise.serving._case import ServingCase
-from shardwise.serving._report import conditions_of
-from shardwise.serving._sizes import taken
-from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load import HEADLINES, LoadOptions, Policy, ServeReport, Steady, moments_of, serve, with_tail
-from shardwise.serving.load._lockstep import batches_of
-from shardwise.serving.load._prices import load_prices
-from shardwise.serving.load._serve import policy_for
-from shardwise.serving.load._steady import Replicas, most_running
+from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, taken, tokens_per_step
+from shardwise.serving.load import (
+    HEADLINES,
+    LoadOptions,
+    Policy,
+    Replicas,
+    ServeReport,
+    Steady,
+    batches_of,
+    load_prices,
+    moments_of,
+    most_running,
+    policy_for,
+    serve,
+    with_tail,
+)
 from shardwise.units import show_seconds
 
 POOLS = ("aggregated", "disaggregated", "both")
@@ -90,19 +96,6 @@ class Candidate:
         p, job, first = self.plan, self.job, self.prefill
         apart = (first.tp, first.pp, first.ep) if first else ()
         return apart, str(self.engine), p.tp, p.pp, p.ep, p.etp, job.weights, job.kv_cache, job.compute
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrontPoint:
-    """A point of the front: tokens a second of a device and of a user, at a rate of one replica."""
-
-    plan: Plan
-    job: Serving
-    engine: Any
-    rate: float
-    tokens_per_second_per_gpu: float
-    tokens_per_second_per_user: float
-    ttft_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

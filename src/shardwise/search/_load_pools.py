@@ -15,15 +15,20 @@ from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
-from shardwise.serving._case import ServingCase
-from shardwise.serving._sizes import taken
-from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving.load import Policy, Steady, limits_of, moments_of
-from shardwise.serving.load._fleet import Transfer
-from shardwise.serving.load._lockstep import batches_of
-from shardwise.serving.load._prices import load_prices
-from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, in_tandem, most_running
+from shardwise.serving import ServingCase, taken, tokens_per_step
+from shardwise.serving.load import (
+    Policy,
+    Replicas,
+    Stage,
+    Steady,
+    Transfer,
+    batches_of,
+    in_tandem,
+    limits_of,
+    load_prices,
+    moments_of,
+    most_running,
+)
 
 _MORE = 12
 _FULLEST = 0.95

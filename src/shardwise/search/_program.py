@@ -291,3 +291,20 @@ def _plainly(op: str, args: list[Any]) -> Any:
     if op in simple:
         return getattr(float(args[0]), simple[op])(float(args[1]))
     return float(args[0]) ** 0.5 if op == "sqrt" else evaluate(op, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockColumn:
+    """One number of the blocks in the tables: its column's name, what it varies with, if it is never below zero."""
+
+    name: str
+    level: int
+    positive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPrograms:
+    """Some leaves, and the programs of their columns for each way to split, one a recompute mode where modes differ."""
+
+    leaves: tuple[BlockColumn, ...]
+    programs: Mapping[tuple[int, int, int], Program]

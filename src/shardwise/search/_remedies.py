@@ -27,16 +27,16 @@ from shardwise.search._result import PlanCounts, Rejection, Remedy, loss_of, mis
 from shardwise.training import (
     Evaluation,
     PlanSizes,
+    PricedBlocks,
+    Stages,
     TrainingCase,
     TrainReport,
     evaluate,
     leaner,
+    report_of,
     sizes_of_columns,
     stages_of,
 )
-from shardwise.training._evaluate import PricedBlocks
-from shardwise.training._report import report_of
-from shardwise.training._stages import Stages
 from shardwise.units import show_bytes
 
 _BASES = 4

@@ -13,7 +13,7 @@ from shardwise.search._options import SearchOptions
 
 if TYPE_CHECKING:
     from shardwise.frames import Frame
-    from shardwise.plans import Plan
+    from shardwise.plans import Plan, Serving
 
 Report = TypeVar("Report")
 Case = TypeVar("Case")
@@ -54,6 +54,19 @@ class PlanGroup(Generic[Report, Case]):
 
     first: Report
     ties: tuple[TiedPlan[Case], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPoint:
+    """A point of the front: tokens a second of a device and of a user, at a rate of one replica."""
+
+    plan: Plan
+    job: Serving
+    engine: Any
+    rate: float
+    tokens_per_second_per_gpu: float
+    tokens_per_second_per_user: float
+    ttft_seconds: float
 
 
 class Reports(Sequence[Report]):

@@ -24,8 +24,7 @@ from shardwise.search._result import loss_of
 if TYPE_CHECKING:
     from shardwise.search._serving import ServingResult
     from shardwise.search._training import TrainingResult
-    from shardwise.serving import InferReport
-    from shardwise.serving._case import ServingCase
+    from shardwise.serving import InferReport, ServingCase
     from shardwise.training import TrainingCase, TrainReport
 
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
@@ -118,7 +117,7 @@ def _moved_case(name: str, case: TrainingCase, factor: float) -> TrainingCase:
 
 def _trained(name: str, report: TrainReport, factor: float) -> TrainReport:
     """Return a training plan with one constant moved."""
-    from shardwise.training._report import report_of
+    from shardwise.training import report_of
 
     return report_of(_moved_case(name, report.case, factor), ())
 
@@ -157,7 +156,7 @@ def _grouped(reports: Sequence[Any], alike: Callable[[Any], object]) -> list[lis
 def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float]]:
     """Return seconds of a step of each training plan with each of some constants moved, plans alike as columns."""
     from shardwise.search._remedies import columns_of, structure
-    from shardwise.training._evaluate import machine_of, step_of
+    from shardwise.training import machine_of, step_of
 
     found: list[list[float]] = [[]] * len(reports)
     machines: dict[TrainingCase, list[Any]] = {}
@@ -195,9 +194,7 @@ def _moved_serving(name: str, case: ServingCase, factor: float) -> ServingCase:
 
 def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[InferReport]]:
     """Return each deployment with the seconds that it takes with each of some constants moved, as columns."""
-    from shardwise.serving._batch import evaluate
-    from shardwise.serving._cost_model import engine_cost_model
-    from shardwise.serving._sizes import sizes_of_columns
+    from shardwise.serving import engine_cost_model, evaluate, sizes_of_columns
 
     found: list[list[InferReport]] = [[]] * len(reports)
     widest = max((one.case.cluster for one in reports), key=lambda cluster: cluster.num_devices)

@@ -24,8 +24,7 @@ from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, Serv
 from shardwise.search._serving_remedies import ServingRanking, law_remedy, limit_remedy
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._serving_table import ServingTable, counted_tokens, stacked, table_of
-from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.serving._case import ServingCase, job_problems
+from shardwise.serving import InferReport, ServingCase, ServingOptions, infer, job_problems
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -21,9 +21,16 @@ from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_keys
 from shardwise.search._space import Order
-from shardwise.serving import Engine, find_engine
-from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan
-from shardwise.serving._sizes import ServingSizes, sizes_of_columns
+from shardwise.serving import (
+    Engine,
+    ServingCase,
+    ServingQuestion,
+    ServingSizes,
+    complete,
+    complete_plan,
+    find_engine,
+    sizes_of_columns,
+)
 
 MEMORY = "memory"
 FORMATS = "formats"

@@ -14,8 +14,7 @@ from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass, replace
 from shardwise.search._space import IntRanges, Order, upto
-from shardwise.serving import Engine, find_engine, find_format
-from shardwise.serving._formats import cache_bytes
+from shardwise.serving import Engine, cache_bytes, find_engine, find_format
 
 # Neighbours are ranks of tensor parallelism in every engine (vLLM vllm/distributed/parallel_state.py, SGLang's of the
 # same name, TensorRT-LLM tensorrt_llm/mapping.py); replicas are started where one likes.

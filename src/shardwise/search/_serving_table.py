@@ -18,8 +18,7 @@ from shardwise.records import dataclass, replace
 from shardwise.search._columns import bisected
 from shardwise.search._program import ROW, Program, ProgramShape
 from shardwise.search._serving_grid import ServingGrid
-from shardwise.serving._batch import evaluate, request_seconds
-from shardwise.serving._report import beside_cache_band
+from shardwise.serving import beside_cache_band, evaluate, request_seconds
 
 CELLS = 16_384
 

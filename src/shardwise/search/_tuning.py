@@ -12,8 +12,7 @@ from typing import Any
 from shardwise.errors import InputError
 from shardwise.plans import usual_recompute
 from shardwise.records import dataclass, replace
-from shardwise.training import TrainingOptions, TrainReport, train
-from shardwise.training._savers import flags_of, split_changes
+from shardwise.training import TrainingOptions, TrainReport, flags_of, split_changes, train
 
 STEP = 256
 """Lengths are tried in multiples of so many tokens."""

@@ -1,6 +1,30 @@
 """Inference: what a served batch takes of memory and time, and what its tokens cost."""
 
-from shardwise.serving._capacity import Capacity
+from shardwise.serving._batch import decode_steps, evaluate, prefill_step, request_seconds
+from shardwise.serving._capacity import Capacity, cache_tokens_of
+from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan, job_problems
+from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
 from shardwise.serving._engine import Engine, engine_names, find_engine
-from shardwise.serving._formats import WeightFormat, cache_names, checkpoint_format, find_format, format_names
-from shardwise.serving._report import InferReport, ServingOptions, infer
+from shardwise.serving._formats import (
+    WeightFormat,
+    cache_bytes,
+    cache_names,
+    checkpoint_format,
+    find_format,
+    format_names,
+)
+from shardwise.serving._kernels import EngineKernels
+from shardwise.serving._ledger import (
+    EngineStep,
+    StepLedger,
+    draft_case,
+    draft_ledger,
+    draft_sizes,
+    step_ledger,
+    uses_heads,
+)
+from shardwise.serving._memory import StageBytes
+from shardwise.serving._report import InferReport, ServingOptions, beside_cache_band, conditions_of, infer, time_tree
+from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken
+from shardwise.serving._speculation import tokens_per_step
+from shardwise.serving._step import StepCost
