@@ -253,6 +253,13 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"model": "qwen2-0.5b", "stack": "trl", "recompute": "full", "precision": "amp-bf16", "seq_len": 1024,
          "global_batch": 16, "adapter": "lora", "rank": 32, "adapter_dropout": 0.05},
     ),
+    # one process over four devices: layers are split, and no replica multiplies the batch
+    "trl-device-map": (
+        "model_name_or_path: Qwen/Qwen2-0.5B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\n"
+        "packing: true\nmodel_init_kwargs:\n  device_map: auto\n",
+        4,
+        {"model": "qwen2-0.5b", "stack": "trl", "pp": 4, "dp": 1, "schedule": "sequential", "global_batch": 16},
+    ),
 }  # fmt: skip
 
 

@@ -42,6 +42,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], set[str]], ...] = (
     ("fsdp2", {"dp": 8, "tp": 4, "ep": 2, "etp": 2, "sharding": "fsdp"}, {"etp"}),
     ("transformers", {"dp": 2, "sharding": "zero1"}, {"sharding"}),
     ("pytorch", {"dp": 2, "tp": 2}, {"tp", "sequence_parallel"}),
+    ("trl", {"pp": 2, "dp": 2}, {"schedule", "dp"}),
+    ("transformers", {"pp": 2, "schedule": "sequential"}, {"pp", "schedule"}),
 )
 
 
@@ -62,6 +64,7 @@ RUN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fsdp2", {"dp": 8, "tp": 4, "ep": 2, "etp": 4, "sharding": "fsdp"}),
     ("deepspeed", {"dp": 8, "cp": 2, "cp_kind": "all-to-all", "sharding": "zero3"}),
     ("pytorch", {"dp": 8, "schedule": "dualpipe"}),
+    ("trl", {"pp": 8, "schedule": "sequential"}),
 )
 
 

@@ -52,6 +52,24 @@ def test_what_a_search_returns_is_accepted_by_the_exporter(stack: str, name: str
         assert not report.unlaunched
 
 
+def test_a_model_split_over_the_devices_of_a_process_is_launched() -> None:
+    """Asked for, layers over devices of one node are proposed and written as device_map; over two nodes none are."""
+    model, job, framework = load_model("qwen2.5-0.5b"), Training(seq_len=1024, global_batch=16), find_stack("trl")
+    space = SearchSpace(schedule=("sequential",), micro_batch=upto(4))
+    for on, most in (("8xa100-sxm-80gb", 8), ("16xa100-sxm-80gb", 1)):
+        cluster = Cluster.parse(on)
+        found = plan_training(model, cluster, job, space, SearchOptions(stack="trl", top=20))
+        assert max(report.plan.pp for report in found.best) == most
+        for report in found.best:
+            case = ExportCase(model=model, cluster=cluster, plan=report.plan, job=job, stack=framework)
+            written = import_module("shardwise.formats.trl").export(case)
+            assert (
+                ("device_map: auto" in written.files["trl.yaml"])
+                == (report.plan.pp > 1)
+                == (written.launch.startswith("python"))
+            )
+
+
 WRITTEN = sorted({stack for stack, _, _ in QUESTIONS} | {"verl"})
 
 

@@ -22,6 +22,7 @@ from shardwise.plans import (
     Sharding,
     Stack,
     Training,
+    find_rules,
     rank_of,
     reference_of,
     tuning_of,
@@ -295,6 +296,7 @@ def canonical_plan(p: Plan) -> Plan:
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         stage_layers=() if len(set(p.stage_layers)) == 1 else p.stage_layers,
         cp_kind=p.cp_kind if p.cp > 1 else "ring",
+        schedule="1f1b" if p.pp == 1 and find_rules(p.schedule).one_process else p.schedule,
         order=next((order for order in ORDERS if wide(order) == wide(p.order)), p.order),
     )
 

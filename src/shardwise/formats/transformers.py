@@ -86,7 +86,8 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext, beside
     devices = around.num_devices or (beside.num_devices if beside else 0) or launch.num_devices
     launched = _deepspeed(keys, source, replace(around, num_devices=devices))
     base = launched or beside
-    plan = base.plan if base else _plan(keys, devices)
+    plan = base.plan if base else _split(keys, devices) if launch.num_devices < 2 else None
+    plan = plan or _plan(keys, devices)
     plan = replace(plan, recompute=_recompute(keys, trl) if plan.recompute == "none" else plan.recompute)
     plan = replace(plan, offload=_offload(keys, plan))
     plan, batch, steps = _trainer.batches(keys, plan, "per_device_train_batch_size", "gradient_accumulation_steps", 8)
@@ -136,6 +137,20 @@ def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported | Non
     zero = {"stage": keys.whole("zero_stage", least=0) or 0, "offload_optimizer": place, "offload_param": place}
     kind = "bf16" if keys.word("dtype") == "bf16" else "fp16"
     return deepspeed.read_tree({"zero_optimization": zero, kind: {"enabled": True}}, source, around.num_devices)
+
+
+def _split(keys: Keys, devices: int) -> Plan | None:
+    """Return the plan of one process that splits layers over its devices, None where it does not.
+
+    Source: accelerate 1.15.0 utils/modeling.py get_balanced_memory: as many bytes on each device. Several processes
+    load the model whole (trl 1.16.0 trainer/sft_trainer.py).
+    """
+    said = keys.values.get("model_init_kwargs.device_map")
+    if said is None:
+        return None
+    if said not in ("auto", "balanced"):
+        keys.fail("model_init_kwargs.device_map", "is a split that is not read", "use auto, for equal bytes a device")
+    return Plan(pp=max(devices, 1), schedule="sequential", sequence_parallel=False)
 
 
 def _plan(keys: Keys, devices: int) -> Plan:

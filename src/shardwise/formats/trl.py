@@ -14,7 +14,7 @@ from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_leve
 from shardwise.plans import Training, rank_of
 
 _TABLE = "transformers.toml"
-_TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
+_TOLD = ("pp", "schedule", "dp", "micro_batch", "sharding", "recompute", "offload")
 _SHARDED = {"fsdp": "full_shard auto_wrap", "shard-grad-op": "shard_grad_op auto_wrap"}
 # Settings that only the program of an objective has, by which a file of it is known.
 _OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -60,6 +60,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     if p.sharding in _SHARDED:
         tree["fsdp"] = _SHARDED[p.sharding] + (" offload" if "parameters" in p.offload else "")
+    if p.pp > 1:
+        tree["model_init_kwargs"] = {"device_map": "auto"}
     if "activations" in p.offload:
         tree["activation_offloading"] = True
     if case.stack.settings.loss == "fused-linear":
@@ -85,5 +87,7 @@ def export(case: ExportCase) -> Exported:
     """Return TRL's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     text = _trainer.written(case, _TOLD, tree_of, read)
     nodes, each = _trainer.processes(case)
-    start = f"torchrun --nnodes {nodes} --nproc_per_node {each} -m trl.scripts.{case.job.method} --config trl.yaml"
+    # A model that is split over devices has one process (trl 1.16.0 trainer/sft_trainer.py).
+    started = "python" if case.plan.pp > 1 else f"torchrun --nnodes {nodes} --nproc_per_node {each}"
+    start = f"{started} -m trl.scripts.{case.job.method} --config trl.yaml"
     return _trainer.checked_file(case, _TABLE, "trl.yaml", text, start)

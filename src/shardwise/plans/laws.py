@@ -43,6 +43,7 @@ __all__ = [
     "field_problems",
     "is_count",
     "module_names",
+    "node_problems",
     "one_of",
     "pipeline_laws",
     "plan_problems",
@@ -148,6 +149,19 @@ def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
     if plan.fast and domain % ranks:
         rule = f"ranks multiplied must divide the {domain} devices of the fastest domain"
         problems.add("fast", ranks, rule, one_of(divisors(domain)))
+    return tuple(problems.items)
+
+
+def node_problems(plan: Plan, devices: int) -> tuple[Problem, ...]:
+    """Return what is wrong between stages that one process drives and the devices of a node.
+
+    >>> [str(p) for p in node_problems(Plan(pp=16, schedule="sequential"), 8)]
+    ['pp = 16: stages of the sequential schedule are devices of one process, so of one node; use 8, or schedule 1f1b']
+    """
+    problems = Problems()
+    if find_rules(plan.schedule).one_process and plan.pp > devices:
+        rule = f"stages of the {plan.schedule} schedule are devices of one process, so of one node"
+        problems.add("pp", plan.pp, rule, f"use {devices}, or schedule 1f1b")
     return tuple(problems.items)
 
 

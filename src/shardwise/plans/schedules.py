@@ -101,6 +101,8 @@ class ScheduleRules:
     """Micro-batches run through one piece after the other in rounds, which frameworks fill in ways of their own."""
     searched: bool = True
     """A search tries it; one is left out that no plan is better with."""
+    one_process: bool = False
+    """One process drives all stages, so that they are devices of one node."""
     next_count: Callable[[int, int], int] = _any_count
     """The least number of micro-batches on so many stages that it runs on, from a number upwards."""
     needs: str = ""
@@ -202,7 +204,7 @@ RULES: dict[Schedule, ScheduleRules] = {
             next_count=_twice,
             needs="DualPipe-V needs at least 2 x pp = {twice}",
         ),
-        ScheduleRules(name="sequential", searched=False),
+        ScheduleRules(name="sequential", searched=False, one_process=True),
     )
 }
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)

@@ -180,6 +180,8 @@ class PlanGrid:
         found = chunk_choices(self.space, pp, layers)
         even = not (self.explore or self.case.stack.runs.uneven_stages)
         found = [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
+        beyond = pp > self.case.cluster.devices_per_node
+        found = [way for way in found if not (beyond and find_rules(way[0]).one_process)]
         if self.case.plan.recompute_layers:
             found = [way for way in found if self._recomputes_part(pp, *way)]
         before, own = self.variant.partitions, self.case.stack.partition

@@ -27,7 +27,14 @@ from shardwise.plans import (
     one_of,
     with_stage_layers,
 )
-from shardwise.plans.laws import batch_problems, domain_problems, field_problems, is_count, plan_problems
+from shardwise.plans.laws import (
+    batch_problems,
+    domain_problems,
+    field_problems,
+    is_count,
+    node_problems,
+    plan_problems,
+)
 from shardwise.plans.schedules import find_rules
 from shardwise.records import dataclass, replace
 from shardwise.training._tuning import fine_tuning_problems, tuning_notes
@@ -193,6 +200,7 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
     problems.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     problems.items += domain_problems(plan, q.cluster.tiers[0].size)
+    problems.items += node_problems(plan, q.cluster.devices_per_node)
     problems.raise_if_any()
     plan, job = _batch(q, plan, problems, notes, seconds)
     plan = _cut(q.stack, plan, job.global_batch, notes)
