@@ -116,7 +116,8 @@ ACROSS = {
     "long_step_seconds": 2e-5, "lone_share": 0.85,
 }  # fmt: skip
 # NCCL has trees for all-reduce alone (src/graph/tuning.cc).
-TREE: dict[str, dict[str, float]] = {"all_reduce": {"tree_step_seconds": 2e-5}}
+_LEVEL = {"tree_step_seconds": 1.2e-5, "tree_chunk_bytes": 3.5e5, "tree_chunk_efficiency": 0.4}
+TREE: dict[str, dict[str, float]] = {"all_reduce": _LEVEL}
 CROSSING: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
@@ -158,7 +159,7 @@ def calibrate_across(table: Table, fast: dict[str, Any]) -> dict[str, Any]:
                 return loss(across(part, verb, p, fast[verb]), part["time_seconds"])
 
             shares = dict.fromkeys(("measured_efficiency", "low_efficiency", "lone_share"), 1.0)
-            return fit(cost, ACROSS | TREE.get(verb, {}), shares, 400)
+            return fit(cost, ACROSS | TREE.get(verb, {}), shares, 800 if verb in TREE else 400)
 
         half, row = search(where(rows, ~mask)), search(rows)
         unseen = errors(across(where(rows, mask), verb, half, fast[verb]), where(rows, mask))

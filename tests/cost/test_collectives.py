@@ -166,6 +166,15 @@ def test_latency_of_an_all_reduce_grows_with_the_logarithm_of_nodes() -> None:
     assert seconds[-1] < 2 * seconds[0]
 
 
+@pytest.mark.parametrize(("nodes", "seconds"), [(16, 149e-6), (64, 220e-6), (128, 250e-6)])
+def test_small_all_reduces_between_nodes_that_were_not_fitted(nodes: int, seconds: float) -> None:
+    """32 KiB over nodes of four A100 on Slingshot, nccl-tests: numbers of nodes that no constant rests on."""
+    cluster = Cluster.parse(f"{nodes}x4xa100-sxm-40gb", {"nic_bandwidth": "200Gb/s", "nics_per_node": 4})
+    cluster = cluster.with_tiers((cluster.tiers[0], replace(cluster.tiers[1], name="slingshot-11")))
+    links = network_of(cluster, Efficiencies())
+    assert collective_seconds(links, "all_reduce", 32768.0, (4, 4 * nodes)) == pytest.approx(seconds, rel=0.1)
+
+
 def test_a_tree_never_makes_an_all_reduce_slower() -> None:
     """Of ring and tree the faster counts, and large messages between few nodes stay on the ring."""
     links = net(4096, imposed=Efficiencies())

@@ -23,14 +23,17 @@ from shardwise.records import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """NCCL's double binary tree of an all-reduce between nodes: latency grows with the logarithm of the nodes."""
+    """NCCL's double binary tree of an all-reduce between nodes: latency grows with the logarithm of the nodes.
+
+    A level in the protocol with short steps receives `chunk_bytes` before it passes them on; one at full rate takes two
+    hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14 us), at 0.92 of its rate (the same file).
+    """
 
     step_seconds: float
-    """A level of the tree in the protocol with short steps."""
+    chunk_bytes: float
+    chunk_bytes_per_second: float
     long_step_seconds: float
-    """A level in the protocol with full rate."""
     rate_share: float
-    """Share of a ring's full rate that the tree reaches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +108,13 @@ def collective_rates_of(
     efficiency = fraction or (1.0 if imposed.ideal else row.efficiency)
     scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
     step = scale * (row.step_seconds + extra_hop_seconds)
+    tree = Tree(
+        step_seconds=row.tree_step_seconds + extra_hop_seconds,
+        chunk_bytes=row.tree_chunk_bytes,
+        chunk_bytes_per_second=row.tree_chunk_efficiency * tier.bytes_per_second,
+        long_step_seconds=row.tree_long_ratio * (row.step_seconds + row.long_step_seconds + extra_hop_seconds),
+        rate_share=row.tree_rate_share,
+    )
     return CollectiveRates(
         bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row.source),
         start_seconds=leaf(f"{tier.name} start", scale * row.start_seconds, row.source),
@@ -117,21 +127,7 @@ def collective_rates_of(
         long_step_seconds=scale * row.long_step_seconds,
         inner_step_share=row.inner_step_share,
         lone_share=1.0 if plain else row.lone_share,
-        tree=None if plain or not row.tree_step_seconds else tree_of(row, extra_hop_seconds),
-    )
-
-
-def tree_of(row: CollectiveFit, extra_hop_seconds: float) -> Tree:
-    """Return the tree of a network's all-reduce from its constants.
-
-    A level at full rate takes `tree_long_ratio` hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14
-    us), at `tree_rate_share` of the ring's rate (the same file, 0.92 for trees in the Simple protocol).
-    """
-    hop = row.step_seconds + row.long_step_seconds + extra_hop_seconds
-    return Tree(
-        step_seconds=row.tree_step_seconds + extra_hop_seconds,
-        long_step_seconds=row.tree_long_ratio * hop,
-        rate_share=row.tree_rate_share,
+        tree=None if plain or not row.tree_step_seconds else tree,
     )
 
 
@@ -213,15 +209,18 @@ def unlinked(wire: CollectiveRates[X], at: X) -> X:
     return maximum(wire.peers / maximum(at - 1, 1), 1)
 
 
-def _tree_seconds(wire: CollectiveRates[X], tree: Tree, volume: X, below: X, levels: X) -> X:
-    """Return seconds of an all-reduce of `volume` bytes, up and down `levels` levels of a double binary tree.
+def _tree_seconds(wire: CollectiveRates[X], tree: Tree, size: X, below: X, levels: X) -> X:
+    """Return seconds of an all-reduce of `size` bytes, up and down `levels` levels of a double binary tree.
 
     NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime). The one with short steps is
     that of small messages, which take few channels: the `below` devices of a node do not share them among their links
-    (1 MiB over 32 nodes takes 585, 531 and 522 us with 1, 2 and 4 devices a node on Slingshot).
+    (1 MiB over 32 nodes takes 585, 531 and 522 us with 1, 2 and 4 devices a node on Slingshot). A level passes a chunk
+    on when it has all of it (src/device/all_reduce.h, runTreeUpDown).
     """
-    low = volume / wire.low_bytes_per_second + levels * tree.step_seconds
-    high = volume / below / (tree.rate_share * wire.full_rate(below)) + levels * tree.long_step_seconds
+    chunk = minimum(size, tree.chunk_bytes)
+    low = levels * (tree.step_seconds + chunk / tree.chunk_bytes_per_second)
+    low = low + 2 * (size - chunk) / wire.low_bytes_per_second
+    high = 2 * size / below / (tree.rate_share * wire.full_rate(below)) + levels * tree.long_step_seconds
     return minimum(low, high)
 
 
@@ -312,7 +311,7 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
             # The faster algorithm; a tree's seconds count as those of its wire, latency included. Inside each domain
             # its ranks are a chain, passed up and down once, where a ring passes all ranks of all domains (NCCL
             # src/graph/tuning.cc: a tree takes 2 ((ranks / nodes - 1) within + log2(nodes) between)).
-            tree = _tree_seconds(wire, wire.tree, rounds * size, below, rounds * log2(at / below))
+            tree = _tree_seconds(wire, wire.tree, size, below, rounds * log2(at / below))
             quicker = ring + latency + steps - tree - chains
             ring, latency = above(quicker, 0, tree, ring), above(quicker, 0, 0 * latency, latency)
             steps = above(quicker, 0, chains, steps)

@@ -1,7 +1,4 @@
-"""What the stored constants are: one record a kind of kernel, link or rule, each field with its meaning.
-
-`_tables` reads them from constants.toml, cpu.toml and priors.toml: a key too many, and one too few, is an error there.
-"""
+"""Records of the stored constants, which `_tables` reads: a key too many, and one too few, is an error there."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ DECODE_PARTS = (
 )  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
 # A field of which each entry is `Changes` to the record that it stands in, and one that takes the keys left over.
-PARTIAL = {"partial": True}
-REST = {"rest": True}
+PARTIAL, REST = {"partial": True}, {"rest": True}
 
 
 def partial() -> Any:
@@ -177,6 +173,8 @@ class CollectiveFit:
     tree_step_seconds: float = 0.0
     tree_long_ratio: float = 0.0
     tree_rate_share: float = 1.0
+    tree_chunk_bytes: float = 0.0
+    tree_chunk_efficiency: float = 1.0
     source: str = ""
 
 
