@@ -127,10 +127,66 @@ def test_a_number_of_processes_that_is_none_is_refused(said: str) -> None:
         fsdp.read(f"distributed_type: FSDP\nnum_processes: {said}", around=ImportContext(num_devices=8))
 
 
-def test_unknown_keys_are_listed() -> None:
-    """A key that the system does not have is listed with its value."""
-    case = deepspeed.read('{"zero_optimisation": {"stage": 2}}')
-    assert [(r.argument, r.value) for r in case.unknown] == [("zero_optimisation.stage", 2)]
+LISTED = """
+[training]
+local_batch_size = 2
+seq_len = 4096
+[lr_scheduler]
+warmup_steps = 2
+"""
+FOREIGN = """
+[train]
+batch_size = 8
+seq_len = 4096
+[distributed]
+tp = 4
+[optimizer]
+name = "adamw"
+lr = 1.0
+"""
+TUNED = "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\nbatch_size: 2\n"
+SWIFT = "swift sft --model Qwen/Qwen3-8B --tuner_type lora --per_device_train_batch_size 1 --lora_rank 8\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.json",
+            '{"train_batch_size": 8, "zero_optimisation": {"stage": 2}}',
+            "did you mean zero_optimization.stage",
+        ),
+        ("a.toml", LISTED + "[extra]\nexperts_kept = 2\n", "extra.experts_kept = 2: .* speaks of sizes"),
+        ("a.toml", FOREIGN, "3 of 5 words"),
+        ("a.yaml", TUNED + "tasks: [mmlu]\nmax_seq_length: 4096\n", "torchtune's evaluation"),
+        ("a.yaml", TUNED + "grpo_samples: 16\nforward_batch_size: 1\n", "GRPO"),
+        ("a.sh", SWIFT, "ms-swift"),
+    ],
+)
+def test_words_that_may_change_the_answer_are_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    """A misspelt key, an unknown one that speaks of sizes, and a file of another system are not read past."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        import_file(path)
+
+
+def test_unknown_keys_are_listed(tmp_path: Path) -> None:
+    """A key that the system does not have is listed with its value, also one that the user lets through."""
+    path = tmp_path / "a.toml"
+    path.write_text(LISTED + "[extra]\nexperts_kept = 2\ncolour = 1\n", encoding="utf-8")
+    case = import_file(path, around=ImportContext(skipped=("extra.*",)))
+    assert [(r.argument, r.value) for r in case.unknown] == [("extra.experts_kept", 2), ("extra.colour", 1)]
+
+
+def test_settings_of_earlier_releases_are_read_as_those_of_today() -> None:
+    """Torchtitan's degrees stood under training and experimental until 2025, and its batch had another name."""
+    text = "[training]\nbatch_size = 2\ntensor_parallel_degree = 4\nseq_len = 8192\n"
+    text += "[experimental]\npipeline_parallel_degree = 2\ncontext_parallel_degree = 2\n"
+    case = torchtitan.read(text, around=ImportContext(num_devices=64))
+    plan = case.plan
+    assert (plan.tp, plan.pp, plan.cp, plan.dp, plan.micro_batch) == (4, 2, 2, 4, 1) and not case.silent
+    assert case.job.global_batch == 8 and any("training.batch_size" in note for note in case.assumed)
 
 
 def test_what_is_dumped_is_parsed_back() -> None:

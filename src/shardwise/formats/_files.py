@@ -15,8 +15,8 @@ from os import PathLike, fspath
 from typing import cast
 
 from shardwise import files
-from shardwise.errors import InputError, Problem, bounded
-from shardwise.formats._imported import ImportContext, Imported
+from shardwise.errors import InputError, Problem, Problems, bounded
+from shardwise.formats._imported import NOTHING, SIZES, ImportContext, Imported, matches
 from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 from shardwise.formats._pointed import pointed
@@ -40,18 +40,32 @@ def import_file(
     with bounded("from", name):
         text = read_text(name)
         case = pointed(text, name, around)
-        if case is not None:
-            return case
-        modules = (import_module(f"shardwise.formats.{system}") for system in ("peft", *SYSTEMS))
-        read = next(module for module in modules if module.recognises(name, text)).read
-        case = cast("Imported", read(text, name, around))
-    if case.unknown and not (case.understood or case.ignored or case.silent):
+        if case is None:
+            modules = (import_module(f"shardwise.formats.{system}") for system in ("peft", *SYSTEMS))
+            read = next(module for module in modules if module.recognises(name, text)).read
+            case = cast("Imported", read(text, name, around))
+    _refuse_foreign(case, name, text, around)
+    return case
+
+
+def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext) -> None:
+    """Raise `InputError` where most words are no settings of the system, or one that is none speaks of sizes."""
+    strange = [one for one in case.unknown if one.value not in NOTHING]
+    known = len(case.understood) + len(case.ignored) + len(case.silent)
+    if case.unknown and len(strange) >= known:
         other = unread(text)
-        rule = f"is of {other}, which is not read" if other else "has no setting of a system that is read"
+        most = f"{len(case.unknown)} of {known + len(case.unknown)} words are no settings of {case.system}"
+        rule = "has no setting of a system that is read" if not known else f"is of no system that is read: {most}"
         if re.search(r'"(model_type|architectures|hidden_size)"\s*:', text):
             raise InputError([Problem("from", name, "is a model's configuration", "give it in place of the model")])
-        raise InputError([Problem("from", name, rule, REMEDY)])
-    return case
+        raise InputError([Problem("from", name, f"is of {other}, which is not read" if other else rule, REMEDY)])
+    problems, skipped = Problems(), [word.lstrip("-") for word in around.skipped]
+    for one in strange:
+        word = one.argument.lstrip("-")
+        if SIZES.search(word) and not matches(word, skipped):
+            rule, remedy = f"is {one.meaning}, and its name speaks of sizes", f"say it in words of {case.system}"
+            problems.add(one.argument, one.value, rule, f"{remedy}, or skip it: --skip {word}")
+    problems.raise_if_any()
 
 
 _CALLED = re.compile(r"\b(?:bash|sh) +([\w./-]+\.(?:sh|slurm))\b")

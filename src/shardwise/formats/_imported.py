@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import InputError, Problem, Problems, plain
+from shardwise.errors import InputError, Problem, Problems, near, plain
 from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
 from shardwise.models import Model
@@ -125,6 +125,12 @@ def top_level(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?m)^([A-Za-z_][\w.-]{0,80})[ \t]*:", text))
 
 
+SIZES = re.compile(
+    r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|bias|norm|batch_size|seq_?len|cp_size"
+)
+"""Words in a setting's name that speak of sizes: a setting so called that nobody knows may change the answer."""
+NOTHING = (None, False, "", "none", "None")
+"""Values by which a file says that a setting is not used."""
 MOST_WHOLE = 10**15
 _KINDS: dict[type, str] = {list: "a list", type(None): "null", str: "a text", bool: "true or false"}
 _KINDS |= {int: "a number", float: "a number"}
@@ -150,6 +156,13 @@ class Keys:
         self.assumed: list[str] = []
         self.model = ""
         self.named: list[tuple[str, Imported]] = []
+
+    def renew(self) -> None:
+        """Read the names that earlier releases had for settings as those of today, where today's are not given."""
+        for old, new in self.table["older"].items():
+            if old in self.values and new not in self.values:
+                self.values[new] = self.values.pop(old)
+                self.assumed.append(f"{old}: what an earlier release called {new}")
 
     def beside(self, name: str, case: Imported) -> Imported:
         """Return the case of a file that these settings name, whose words are told with theirs."""
@@ -209,7 +222,7 @@ class Keys:
         """Return what is left out of account, with the reason."""
         found = []
         for path, value in self.values.items():
-            reason = next((r["because"] for r in self.table["reasons"].values() if _matches(path, r["keys"])), "")
+            reason = next((r["because"] for r in self.table["reasons"].values() if matches(path, r["keys"])), "")
             if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
                 found.append(ReadArgument(argument=path, value=plain(value), meaning=reason))
         return tuple(found)
@@ -229,6 +242,10 @@ class Keys:
 
     def case(self, source: str, **fields: Any) -> Imported:
         """Return a case of these settings with what became of each; raises `InputError` with everything wrong."""
+        for one in self.unknown():
+            close = near(one.argument, self.table["read"], 1, 0.9)
+            if close and not one.argument.startswith(close[0]) and one.value not in NOTHING:
+                self.fail(one.argument, f"is {one.meaning}", f"did you mean {close[0]}?")
         self.problems.raise_if_any()
         return Imported(
             system=self.table["checked"]["system"],
@@ -246,12 +263,17 @@ class Keys:
     def _known(self, path: str) -> str:
         if path in self.table["read"]:
             return "read"
-        if any(_matches(path, r["keys"]) for r in self.table["reasons"].values()):
+        if any(matches(path, r["keys"]) for r in self.table["reasons"].values()):
             return "reasons"
-        return "silent" if _matches(path, self.table["silent"]["keys"]) else ""
+        return "silent" if matches(path, self.table["silent"]["keys"]) else ""
 
 
-def _matches(path: str, patterns: list[str]) -> bool:
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """Return whether a dotted path is one of the patterns.
+
+    >>> matches("loss.beta", ["loss.*"]), matches("loss", ["loss.*"])
+    (True, False)
+    """
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -45,7 +45,8 @@ _UNREAD = (
     (r"--module \w+ --config \w+", "torchtitan 0.3, whose settings are functions in Python"),
     (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
     (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
-    (r"(?m)^(policy_model|valuemodel|value_model|reward_model):", "torchtune's PPO"),
+    (r"(?m)^(policy_model|valuemodel|value_model|reward_model|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),
+    (r"(?m)^(tasks|max_new_tokens):", "torchtune's evaluation or generation"),
     (r"--actor_model_name_or_path", "DeepSpeed-Chat's reinforcement learning"),
     (r"\blmdeploy\s+serve\b", "LMDeploy"), (r"\btext-generation-launcher\b", "TGI"),
     (r"\batom\.entrypoints\b", "ATOM"), (r"\bollama\s+(serve|run)\b|\bOLLAMA_", "Ollama"),
@@ -100,6 +101,8 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "starts no program with arguments that are known"
         raise InputError([Problem("file", source, rule, REMEDY)])
+    if other := unread(" ".join(found[0][: next(i for i, word in enumerate(found[0]) if known(_name(word)))])):
+        raise InputError([Problem("file", source, f"is of {other}, which is not read", REMEDY)])
     if len({tuple(words) for words in found}) > 1:
         shell.note(f"the first of {len(found)} programs that the script starts")
     return _started(found[0], shell, known, source)

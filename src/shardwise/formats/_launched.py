@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from shardwise import files
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.formats import _yaml
-from shardwise.formats._imported import ReadArgument, table
+from shardwise.formats._imported import ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake
@@ -235,7 +234,7 @@ class LaunchLine:
     @property
     def silent(self) -> tuple[str, ...]:
         """Flags that change neither bytes nor seconds."""
-        return tuple(key for key in self.values if not self._read(key) and _matches(key, self.table["silent"]["keys"]))
+        return tuple(key for key in self.values if not self._read(key) and matches(key, self.table["silent"]["keys"]))
 
     @property
     def ignored(self) -> tuple[ReadArgument, ...]:
@@ -244,7 +243,7 @@ class LaunchLine:
             ReadArgument(argument=key, value=value, meaning=reason["because"])
             for key, value in self.values.items()
             for reason in self.table["reasons"].values()
-            if not self._read(key) and _matches(key, reason["keys"])
+            if not self._read(key) and matches(key, reason["keys"])
         )
 
     @property
@@ -270,10 +269,6 @@ class LaunchLine:
             num_devices=num_devices, understood=tuple(said),
             assumed=tuple(self.assumed), ignored=self.ignored, silent=self.silent, unknown=self.unknown,
         )  # fmt: skip
-
-
-def _matches(key: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def engine_in(text: str) -> str:

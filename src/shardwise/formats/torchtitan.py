@@ -80,6 +80,7 @@ def read(text: str, source: str = "torchtitan.toml", around: ImportContext = PLA
 def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -> Imported:
     """Return the case of a configuration that was parsed already; raises `InputError` with everything wrong."""
     keys = Keys(tree, _TABLE, source or "settings")
+    keys.renew()
     model = _model(keys)
     plan = _plan(keys, model, num_devices)
     batch = keys.whole("training.global_batch_size", rest=True) or _local(keys) * plan.dp

@@ -34,12 +34,14 @@ _OPTIMIZERS = {
 }  # fmt: skip
 _LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
 _OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last product so
+_NO_TRAINING = {"policy_model", "value_model", "grpo_samples", "orchestration", "tasks", "max_new_tokens"}
 _RECIPE = {True: "distributed", False: "single_device"}
 
 
 def recognises(name: str, text: str) -> bool:
-    """Return whether a file is torchtune's: YAML whose model is a component of it."""
-    return name.endswith((".yaml", ".yml")) and "_component_: torchtune." in text and "model" in top_level(text)
+    """Return whether a file is a training of torchtune's: YAML whose model is a component of it."""
+    keys = top_level(text) if name.endswith((".yaml", ".yml")) and "_component_: torchtune." in text else frozenset()
+    return "model" in keys and not keys & _NO_TRAINING
 
 
 def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAIN) -> Imported:

@@ -5,7 +5,6 @@ The table of arguments says which there are, how many values each takes, and wha
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -15,10 +14,9 @@ from typing import Any
 
 from shardwise.errors import Problems, near, plain
 from shardwise.files import own_table
-from shardwise.formats._imported import ReadArgument
+from shardwise.formats._imported import SIZES, ReadArgument
 from shardwise.records import dataclass
 
-_SIZES = re.compile(r"expert|head|layer|hidden|lora|dim\b|vocab|parallel|recompute|offload|window|experts|bias|norm")
 MOST_STRANGE = 500
 UNSET = "$"
 """Marks a word that a variable outside the script would have given: "${NAME}"."""
@@ -176,7 +174,7 @@ def _unknown(given: GivenArguments, option: str, values: list[str]) -> None:
     close = [plainly] if plainly in arguments() else near(option, arguments(), 1, 0.9)
     if close and (close[0] == plainly or not _extends(option[2:], close[0][2:])):
         given.problems.add(option, value, "is not an argument of Megatron-LM", f"did you mean {close[0]}?")
-    elif _SIZES.search(option) and option not in given.skipped:
+    elif SIZES.search(option) and option not in given.skipped:
         rule = "is not an argument of Megatron-LM, and its name speaks of sizes"
         given.problems.add(option, value, rule, f"say it in Megatron-LM's words, or skip it: --skip {option[2:]}")
     else:
