@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -22,7 +23,7 @@ from shardwise.search import (
     upto,
     work_of,
 )
-from shardwise.training import TrainReport
+from shardwise.training import PricedBlocks, TrainReport
 
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=64),), feed_forward=MLP(ffn=4096))
 MODEL = Model(name="grouped", family="llama", hidden=1024, vocab=32000, layers=(BLOCK,) * 8)
@@ -33,38 +34,43 @@ SPACE = SearchSpace(
 )
 
 
-def _every() -> list[TrainReport]:
+@cache
+def _fitting() -> tuple[TrainReport, ...]:
+    """Every plan that fits, by brute force, the quickest first."""
     case = work_of(MODEL, ON, JOB, SPACE, None).grid.case
     legal = [plan for plan in brute.plans(case, SPACE) if brute.is_legal(case, plan)]
-    return [report for plan in legal if brute.fits(report := brute.report(case, plan))]
+    priced = {plan.num_devices: PricedBlocks() for plan in legal}
+    every = (brute.report(case, plan, priced[plan.num_devices]) for plan in legal)
+    return tuple(sorted(filter(brute.fits, every), key=lambda r: r.step_seconds))
+
+
+def _middle() -> TrainReport:
+    return _fitting()[len(_fitting()) // 2]
 
 
 def _free(report: TrainReport) -> float:
     return report.verdict.limit_bytes - report.device_bytes
 
 
-FITTING = _every()
-MIDDLE = sorted(FITTING, key=lambda r: r.step_seconds)[len(FITTING) // 2]
 LIMITS = {
-    "max_step_seconds": (MIDDLE.step_seconds, lambda r: r.step_seconds),
-    "max_run_seconds": (MIDDLE.training_seconds, lambda r: r.training_seconds),
-    "max_usd": (MIDDLE.usd, lambda r: r.usd),
-    "min_free_bytes": (_free(MIDDLE), lambda r: -_free(r)),
+    "max_step_seconds": lambda r: r.step_seconds,
+    "max_run_seconds": lambda r: r.training_seconds,
+    "max_usd": lambda r: r.usd,
+    "min_free_bytes": lambda r: -_free(r),
 }
 
 
 @pytest.mark.parametrize("name", list(LIMITS))
 def test_a_limit_leaves_what_keeps_it(name: str) -> None:
     """Under a limit, plans that will do, plans that fell and the best are those of brute force."""
-    bound, measure = LIMITS[name]
-    kept = [r for r in FITTING if measure(r) <= measure(MIDDLE)]
-    found = plan_training(
-        MODEL, ON, JOB, SPACE, SearchOptions(**{name: bound * (1 - 1e-12 if name.startswith("min") else 1 + 1e-12)})
-    )
+    measure = LIMITS[name]
+    most = measure(_middle())
+    kept = [r for r in _fitting() if measure(r) <= most]
+    found = plan_training(MODEL, ON, JOB, SPACE, SearchOptions(**{name: abs(most) + 1e-12 * most}))
     assert found.counts.fitting == len(kept)
-    assert found.partial.rejected[name] == len(FITTING) - len(kept)
+    assert found.partial.rejected[name] == len(_fitting()) - len(kept)
     assert found.best[0].training_seconds == pytest.approx(min(r.training_seconds for r in kept), rel=1e-9)
-    assert all(measure(r) <= measure(MIDDLE) * (1 + 1e-9) for r in found.front if name != "min_free_bytes")
+    assert all(measure(r) <= most * (1 + 1e-9) for r in found.front if name != "min_free_bytes")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_a_limit_leaves_what_keeps_it(name: str) -> None:
 def test_every_objective_has_its_best(objective: str, measure) -> None:  # type: ignore[no-untyped-def]
     """The best by each objective is that of brute force, the time that failures lose counted."""
     found = plan_training(MODEL, ON, JOB, SPACE, SearchOptions(objective=objective, top=1))
-    assert measure(found.best[0]) == pytest.approx(min(map(measure, FITTING)), rel=1e-9)
+    assert measure(found.best[0]) == pytest.approx(min(map(measure, _fitting())), rel=1e-9)
     assert objective in OBJECTIVES
 
 
@@ -97,7 +103,7 @@ def _answer(found: TrainingResult) -> tuple[object, ...]:
 
 def test_limits_do_not_depend_on_the_way() -> None:
     """Parts of other sizes and several processes find the same under limits."""
-    options = SearchOptions(max_step_seconds=MIDDLE.step_seconds, max_usd=float(MIDDLE.usd or 0))
+    options = SearchOptions(max_step_seconds=_middle().step_seconds, max_usd=float(_middle().usd or 0))
     whole = _answer(plan_training(MODEL, ON, JOB, SPACE, options))
     for engine in (None, ProcessExecutor(2)):
         other = plan_training(MODEL, ON, JOB, SPACE, replace(options, rows=60), executor=engine)
