@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import permutations, product
 from math import prod
 from typing import Any
@@ -22,6 +21,7 @@ from shardwise.plans.laws import (
     summa_laws,
     tensor_laws,
 )
+from shardwise.records import replace
 from shardwise.search import SearchSpace, SearchTask
 from shardwise.search._constraints import staged
 from shardwise.search._launch import within

@@ -5,7 +5,7 @@ Each field of a plan is drawn among the values that keep it legal, in an order i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Any
@@ -43,6 +43,7 @@ from shardwise.plans import (
 )
 from shardwise.plans._laws import all_blocks, module_names
 from shardwise.plans.laws import batch_problems, plan_problems
+from shardwise.records import replace
 from shardwise.training import TrainingCase
 
 # Recipes whose products every device of the cases has, presets of widths and the user's apart.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from laws.helpers import evaluated, report
@@ -12,6 +10,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import all_models, load_model, model_names
 from shardwise.ops import count_parameters
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.records import replace
 from shardwise.search._remedies import evaluate_columns
 from shardwise.training import TrainingCase
 from shardwise.training._parts import owned

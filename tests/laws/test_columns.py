@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, plain
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.records import replace
 from shardwise.search._remedies import evaluate_columns, structure
 from shardwise.training import TrainingCase
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
 from shardwise.ops.head import head
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.records import replace
 from shardwise.training import TrainingCase, TrainingOptions, train
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from laws.strategies import ANY, cases
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training
+from shardwise.records import replace
 from shardwise.training import TrainingCase, TrainingOptions, train
 from shardwise.training._fsdp_units import unpadded
 from shardwise.training._parts import owned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from shardwise.ops.block import block_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import lay_out
 from shardwise.plans import RECOMPUTES, SHARDINGS, Plan, Training, find_precision, find_stack, shard_of
+from shardwise.records import replace
 from shardwise.training import TrainingCase, TrainingOptions, train
 from shardwise.training._fsdp_units import unpadded
 from shardwise.training._memory import state_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +18,7 @@ from shardwise.cost._tables import stored
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, Tier, device_names, find_device
 from shardwise.ledger.op import Op, Verb
+from shardwise.records import replace
 from shardwise.units import parse_bandwidth
 
 VERBS: tuple[Verb, ...] = get_args(Verb)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from shardwise.ledger.op import Collective
 from shardwise.models import load_model
 from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.records import replace
 from shardwise.training import TrainingCase, sizes_of, train
 from shardwise.training._step import StageSeconds, StepSeconds
 

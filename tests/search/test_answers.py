@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Serving, Training
+from shardwise.records import replace
 from shardwise.search import (
     IntRanges,
     SearchOptions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +11,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model
 from shardwise.plans import Training
+from shardwise.records import replace
 from shardwise.search import (
     OBJECTIVES,
     ProcessExecutor,

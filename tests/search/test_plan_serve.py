@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.records import replace
 from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
 from shardwise.serving.load import LoadOptions, serve
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from shardwise.cost import Efficiencies
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training, find_stack
+from shardwise.records import replace
 from shardwise.search import IntRanges, SearchOptions, SearchSpace, TrainingResult, _composition, plan_training
 from shardwise.training import TrainingCase
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Training
+from shardwise.records import replace
 from shardwise.search import SearchSpace, _blocks, _composition, _recordings, plan_training
 
 MODELS = {"dense": "gpt2", "experts": "qwen3-30b-a3b"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.plans.laws import stack_problems
+from shardwise.records import replace
 from shardwise.search import (
     OBJECTIVES,
     IntRanges,

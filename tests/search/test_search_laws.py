@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE
 from shardwise.plans import Plan, Schedule, Training
+from shardwise.records import replace
 from shardwise.search import OBJECTIVES, IntRanges, SearchOptions, SearchSpace, plan_training, upto, work_of
 from shardwise.search._constraints import laws_of
 from shardwise.training import TrainingCase

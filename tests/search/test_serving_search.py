@@ -6,7 +6,6 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -19,6 +18,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
 from shardwise.plans import Plan, Serving, group_shapes
+from shardwise.records import replace
 from shardwise.search import IntRanges, SearchOptions, ServingResult, ServingSpace, plan_serving, upto
 from shardwise.serving import InferReport, infer
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from command_line import run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Plan, Training, find_stack
+from shardwise.records import replace
 from shardwise.search import tuning_recipes
 from shardwise.search._tuning import changed, combinations, longest_sequence
 from shardwise.training import TrainingOptions, TrainReport, train

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
@@ -12,6 +12,7 @@ from shardwise.answers._converters import nearest
 from shardwise.answers._inputs import Inputs, example_of
 from shardwise.errors import InputError, Problem, plain
 from shardwise.plans import DEGREES
+from shardwise.records import replace
 
 if TYPE_CHECKING:
     from shardwise.cost import Efficiencies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _infer, _train
@@ -22,7 +22,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._run import ScannedWords, scan
 from shardwise.answers._train_tree import train_tree, without_residue
 from shardwise.errors import InputError, Problem
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport
 from shardwise.training import TrainReport
 from shardwise.units import show_bytes, show_seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import DARK, FULL, LIGHT, MEDIUM, Page, Segment, assumptions, command_lines, legend
 from shardwise.answers._train_page import tuning_lines
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, messages
 from shardwise.plans import Plan, Stack, Training, Tuning, find_precision, find_stack, group_shapes, tuning_of
 from shardwise.plans.laws import plan_problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training import TuningSummary, checkpoints, fine_tuning_problems, tuning_summary
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
@@ -19,7 +18,7 @@ from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.traced import Part, formula, operands, parts, plain, ratio
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

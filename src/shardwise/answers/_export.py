@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from shardwise.errors import InputError
 from shardwise.formats import SERVERS
 from shardwise.plans import find_stack, stack_names
 from shardwise.plans.fields import SERVING, SETTINGS, TRAINING, Field
+from shardwise.records import replace
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:

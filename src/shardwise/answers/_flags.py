@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwise.answers import _converters as k
 from shardwise.answers._converters import Converter
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
     from shardwise.models import ConfigField

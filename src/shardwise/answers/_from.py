@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS, Imported
+from shardwise.records import replace
 
 if TYPE_CHECKING:
     from shardwise.formats import Launched

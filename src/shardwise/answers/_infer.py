@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _case
@@ -31,7 +31,7 @@ from shardwise.answers._page import (
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
 from shardwise.errors import InputError
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
 from shardwise.units import show_bytes, show_count, show_seconds
 

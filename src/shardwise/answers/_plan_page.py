@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe_placed, placed_words, placement
@@ -13,6 +13,7 @@ from shardwise.answers._page import Page, assumptions, command_lines, show_chanc
 from shardwise.cost import spreads, tie_factor
 from shardwise.plans import DEGREES, Plan
 from shardwise.plans.laws import stack_problems
+from shardwise.records import replace
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
 from shardwise.units import show_bytes, show_seconds
 

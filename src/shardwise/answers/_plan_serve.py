@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
@@ -19,6 +19,7 @@ from shardwise.answers._serve import classes_of, deployment_of, limits_of, workl
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.answers._value_lists import on_devices
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, W
 from shardwise.answers._train_tree import train_tree
 from shardwise.answers._value_lists import on_devices, order_of, sized
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.search import ScalingRow
 from shardwise.units import show_bytes, show_seconds
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, INK, PALE, RED, narrow
@@ -13,6 +12,7 @@ from shardwise.answers._plots import BarStyle, ink_on, limit, sheet, time_unit, 
 from shardwise.answers._plots_search import SERIES
 from shardwise.ledger.number import quantile
 from shardwise.plans import Metric
+from shardwise.records import replace
 from shardwise.serving.load import (
     BATCH,
     EXPLAINED,

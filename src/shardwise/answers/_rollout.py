@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import ceil
 from typing import Any
 
@@ -11,7 +11,7 @@ from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import part_of
 from shardwise.plans import OBJECTIVES, Plan, Serving
 from shardwise.plans.laws import is_count
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.training import Phase, TrainReport, device_bytes
 from shardwise.units import show_bytes, show_seconds

@@ -7,7 +7,6 @@ priced twice. Roofline: Williams, Waterman, Patterson 2009.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,7 +26,7 @@ from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
 from shardwise.ledger.op import Op
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import (
     EngineCostModel,
     EngineKernels,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from shardwise.answers._flags import Flag, flag_table, infer_flags, plan_flags, 
 from shardwise.answers._value_lists import AT_MOST, UNIONS, several
 from shardwise.plans.fields import DEPLOYED, PLAN, SERVING, TRAINING, keys
 from shardwise.plans.partition import SHIFTS
+from shardwise.records import replace
 from shardwise.units import parse_count, parse_seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:

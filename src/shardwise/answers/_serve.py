@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -17,6 +16,7 @@ from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.serving.load import ServeReport, prefill_plan
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from shardwise.answers._questions import (
 from shardwise.answers._search_flags import broken_limits
 from shardwise.answers._solve_numbers import Alone, Keeps, fewest, largest, real
 from shardwise.errors import InputError, Problems
+from shardwise.records import replace
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, cast
 
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 Keeps: TypeAlias = "Callable[[float], bool]"
 Alone: TypeAlias = "Callable[[float], Keeps]"

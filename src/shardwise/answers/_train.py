@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
@@ -17,6 +17,7 @@ from shardwise.answers._search_flags import limited
 from shardwise.answers._train_page import savers_table, train_page
 from shardwise.answers._train_tree import train_tree
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.training import TrainReport
 
 if TYPE_CHECKING:

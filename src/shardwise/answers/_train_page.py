@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from shardwise.answers._described import describe
@@ -27,6 +26,7 @@ from shardwise.answers._page import (
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.plans import Sharding, default_stack
+from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
 from shardwise.units import counted, show_bytes, show_count, show_seconds
 

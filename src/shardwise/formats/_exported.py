@@ -6,7 +6,7 @@ Two cases that mean the same are made equal first: what has no effect is left ou
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardwise.errors import InputError, Problem
@@ -29,7 +29,7 @@ from shardwise.plans import (
 )
 from shardwise.plans.fields import SETTINGS, TRAINING, Field
 from shardwise.plans.laws import stack_problems
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
     from shardwise.formats._imported import Imported

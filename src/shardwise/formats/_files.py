@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from os import PathLike, fspath
 from typing import cast
@@ -21,6 +20,7 @@ from shardwise.formats._launch import REMEDY, unread
 from shardwise.formats._launched import Launched
 from shardwise.formats._pointed import pointed
 from shardwise.formats._systems import SYSTEMS
+from shardwise.records import replace
 
 MOST_BYTES = {".json": files.JSON_BYTES, ".yaml": files.YAML_BYTES, ".yml": files.YAML_BYTES}
 """Most bytes of a file by its ending; of any other, what a person writes."""

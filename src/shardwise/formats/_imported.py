@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from shardwise.files import check_tree, own_table
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
     from shardwise.training import TrainReport

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from shardwise.formats._imported import ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.shell import Budget, commands_of, left_open
 
 ENGINES = tuple(name for name in SERVERS if name != "dynamo")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +17,7 @@ from shardwise.files import YAML_BYTES, below, parse_toml, read_text
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._imported import ImportContext, Imported
 from shardwise.formats._launch import Named, named_file
+from shardwise.records import replace
 
 _STARTS = (
     r"axolotl[ .](cli\.)?train$|axolotl/cli/train\.py$|llamafactory-cli (train|sft)$|train_bash\.py$|^tune run$"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ from shardwise.formats._imported import table
 from shardwise.models import catalogue
 from shardwise.plans import Plan, Serving
 from shardwise.plans.fields import PLAN, SERVING
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, checkpoint_format, engine_names, find_engine, infer
 
 Words = dict[str, str | int | float | bool]

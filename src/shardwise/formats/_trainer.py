@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problem
@@ -34,7 +33,7 @@ from shardwise.plans import (
     Training,
     in_groups,
 )
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.shell import left_open
 from shardwise.units import counted
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml
 from shardwise.formats._exported import Exported
 from shardwise.hardware import Device
+from shardwise.records import replace
 
 _PORT = 29500
 _SLURM = """#!/bin/bash

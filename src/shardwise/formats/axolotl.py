@@ -7,13 +7,13 @@ run for defaults and for what one key implies of another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.records import replace
 
 _TABLE = "axolotl.toml"
 _SIZES = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.files import parse_json
@@ -23,6 +22,7 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack
+from shardwise.records import replace
 
 _TABLE = "deepspeed.toml"
 _STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")

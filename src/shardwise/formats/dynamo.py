@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError, Problem
@@ -20,6 +19,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
 from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
 from shardwise.formats._wrapped import resource_of
+from shardwise.records import replace
 from shardwise.serving import InferReport
 
 _KINDS = re.compile(

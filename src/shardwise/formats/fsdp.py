@@ -6,7 +6,6 @@ version in fsdp.toml. The file has neither the model nor batches, which are the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardwise.files import JSON_BYTES, below, read_text
@@ -22,6 +21,7 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, in_groups, shard_of
+from shardwise.records import replace
 
 _TABLE = "fsdp.toml"
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")

@@ -7,7 +7,6 @@ for defaults; what it does not say itself is transformers' TrainingArguments.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
@@ -16,6 +15,7 @@ from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, ta
 from shardwise.formats._launch import started
 from shardwise.formats.megatron._beside import plan_beside
 from shardwise.plans import OBJECTIVES, OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
+from shardwise.records import replace
 
 _TABLE = "llamafactory.toml"
 _OWN = frozenset(("finetuning_type", "cutoff_len", "stage", "template"))

@@ -6,7 +6,6 @@ accelerator/interface.py and plugins.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
@@ -14,6 +13,7 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.formats.llamafactory import base_of, freeze_words, unfrozen
 from shardwise.plans import Plan, Training, find_stack, in_groups, rank_of
+from shardwise.records import replace
 
 _TABLE = "llamafactory_v1.toml"
 _PLUGINS = ("dist_config", "peft_config", "quant_config", "kernel_config", "init_config", "optim_config")

@@ -7,7 +7,6 @@ of 2026-04; optim/gradient_accumulator.py for what stays of gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import InputError
@@ -16,6 +15,7 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.models import MLP, Attention, Model, catalogue, model_from_config
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
+from shardwise.records import replace
 
 _TABLE = "nanotron.toml"
 _P, _T, _O, _M = "parallelism.", "tokens.", "optimizer.", "model."

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -34,6 +33,7 @@ from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
 from shardwise.models import Model, catalogue, find_model, load_model
 from shardwise.plans import Training, rank_of
+from shardwise.records import replace
 
 _TABLE = "nemo.toml"
 _STARTS = re.compile(r"\b(run_recipe\.py|setup_experiment\.py|\w+_with_yaml\.py|nemo\s+llm\s+\w+)\b")

@@ -6,7 +6,6 @@ plan is not written as one: exports of TRL, axolotl, LLaMA-Factory and torchtune
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardwise.files import parse_json
@@ -14,6 +13,7 @@ from shardwise.formats import _trainer
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys
 from shardwise.formats._launched import Launched
 from shardwise.plans import ADAPTERS, OFT_BLOCK, Plan, Training, default_stack, find_stack
+from shardwise.records import replace
 
 _TABLE = "peft.toml"
 _METHODS = {"prefix-tuning": "prefix", "prompt-tuning": "prompt", "p-tuning": "prompt", "trainable-tokens": ""}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +38,7 @@ from shardwise.plans import (
     split_layers,
 )
 from shardwise.plans.schedules import RULES
+from shardwise.records import replace
 
 _TABLE = "torchtitan.toml"
 _P = "parallelism."

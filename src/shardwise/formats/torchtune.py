@@ -6,7 +6,6 @@ classes, and the command line names the recipe.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
@@ -14,6 +13,7 @@ from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.models import Model, load_model
 from shardwise.plans import LossKernel, Recompute, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.records import replace
 
 _TABLE = "torchtune.toml"
 _SIZES = {

@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
@@ -26,6 +25,7 @@ from shardwise.formats._exported import (
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.plans import Plan, Recompute, Stack, Training, find_precision, find_stack
+from shardwise.records import replace
 
 _TABLE = "transformers.toml"
 _TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from shardwise import files
@@ -20,6 +19,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, proposer, refuse, written
+from shardwise.records import replace
 from shardwise.serving import InferReport
 from shardwise.shell import left_open
 

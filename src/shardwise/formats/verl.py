@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
@@ -21,6 +20,7 @@ from shardwise.formats.megatron._beside import NAMES, plan_beside
 from shardwise.formats.megatron._values import by_name
 from shardwise.models import Model
 from shardwise.plans import Plan, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.records import replace
 from shardwise.units import counted
 
 _TABLE = "verl.toml"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from shardwise.cost import constants, family_of
@@ -28,6 +27,7 @@ from shardwise.formats._served import (
     types,
     written,
 )
+from shardwise.records import replace
 from shardwise.serving import InferReport
 
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}

@@ -7,7 +7,6 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardwise.files import read_csv_text, read_json
 from shardwise.hardware import Cluster, Device, Fact, Lookup, build_cluster, device_names, find_device
 from shardwise.measured._record import Record, network_words, read
 from shardwise.models import Model, load_model, model_from_config, unwrap
+from shardwise.records import replace
 
 # Columns of a table of devices -> fields of a device, in the two spellings that are in use.
 COLUMNS = {

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from shardwise.hardware import Device
 from shardwise.measured._record import Record, read, refuse
 from shardwise.plans import Stack
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving import find_engine
 
 Table: TypeAlias = Mapping[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from shardwise.errors import InputError, Known
 from shardwise.hardware import Cluster, Device, Lookup, build_cluster
@@ -15,6 +14,7 @@ from shardwise.measured._load import metric_of, predicted, report_of, under_load
 from shardwise.measured._record import Record, read, refuse, words
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving
+from shardwise.records import replace
 from shardwise.serving import InferReport, ServingOptions, infer
 from shardwise.serving.load import ServeReport, limits_of
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardwise.hardware import Lookup, build_cluster
 from shardwise.measured._comparison import Prediction
 from shardwise.measured._record import Record, read, refuse
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.records import replace
 from shardwise.serving import InferReport, ServingOptions
 from shardwise.serving.load import (
     LoadOptions,

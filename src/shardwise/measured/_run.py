@@ -7,7 +7,6 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +18,7 @@ from shardwise.measured._context import Context
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 _SAID = 40
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import Known
@@ -38,7 +37,7 @@ from shardwise.measured._training_tuning import (
 from shardwise.models import Model
 from shardwise.ops import train_flops
 from shardwise.plans import Plan, Stack, Training, find_stack, usual_recompute
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training import StageMemory, TrainingOptions, TrainReport, reserved_bytes, train
 
 # Cells that decide a prediction; rows that agree in them share it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import cast
 
 from shardwise.errors import InputError, Problem
@@ -29,6 +28,7 @@ from shardwise.plans import (
     schedule_for,
     split_layers,
 )
+from shardwise.records import replace
 
 
 def _degree(record: Record, name: str) -> int:

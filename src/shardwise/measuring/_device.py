@@ -12,7 +12,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, fields
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from shardwise.cost import Efficiencies, constants, family_of, gemm_rates, gemm_
 from shardwise.errors import InputError
 from shardwise.hardware import Device, Fact, find_device
 from shardwise.measuring._clock import WIDTHS, Clock, TimedCase, Timing, copy_of, product_of
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 Shapes = Sequence[tuple[int, int, int]]
 

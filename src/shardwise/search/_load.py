@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import field as dc_field
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +19,7 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, LoadSearch, LoadSpace
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions

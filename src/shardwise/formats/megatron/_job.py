@@ -6,12 +6,12 @@ megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
+from shardwise.records import replace
 
 _OPTIMIZERS = {
     "adam": "adam",

@@ -6,8 +6,6 @@ moe/router.py, multi_latent_attention.py), megatron/core/models/hybrid and megat
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.models import (
@@ -26,6 +24,7 @@ from shardwise.models import (
     MoE,
     NormKind,
 )
+from shardwise.records import replace
 
 _ACTIVATIONS: tuple[tuple[str, Activation, bool], ...] = (
     ("swiglu", "silu", True),

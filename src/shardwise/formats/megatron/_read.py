@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwise.errors import Problem, plain
@@ -13,6 +12,7 @@ from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts, from_mapping, from_words
+from shardwise.records import replace
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -31,6 +30,7 @@ from shardwise.formats.megatron._values import facts
 from shardwise.models import MLP, Activation, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
 from shardwise.plans import Plan, Training
 from shardwise.plans.schedules import round_size
+from shardwise.records import replace
 
 T = TypeVar("T")
 Words = dict[str, str | int | float | bool | tuple[str, ...] | None]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from shardwise.models._architecture import MLP, Activation, Architecture, Block, MoE, Projection
 from shardwise.models._config import DROPOUTS, ClassFacts, Config
 from shardwise.models._mixers import Attention, LatentAttention, NormKind
+from shardwise.records import replace
 
 
 class FamilyRow(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardwise.models._architecture import MLP, Architecture, Block, Projection
@@ -10,6 +9,7 @@ from shardwise.models._config import Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 
 def gpt2(config: Config) -> Architecture:

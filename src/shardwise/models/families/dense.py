@@ -5,7 +5,6 @@ Source of the rows: the model classes of transformers 5.23.0, checked to the par
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from shardwise.models._architecture import MLP, Architecture, Block
@@ -13,6 +12,7 @@ from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 Flag = bool | str
 

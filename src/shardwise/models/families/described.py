@@ -7,7 +7,6 @@ outright. The remote-code families (InternLM, Baichuan, Qwen, ChatGLM, DeciLM) a
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from shardwise.models._architecture import MLP, MOST_PREDICTIONS, Architecture, Block, MoE
 from shardwise.models._config import Config
@@ -16,6 +15,7 @@ from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.nemotron import spelled
+from shardwise.records import replace
 
 _NORMS: dict[str, NormKind] = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 _POSITIONS = ("learned", "rope", "alibi", "none")

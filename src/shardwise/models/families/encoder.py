@@ -5,13 +5,12 @@ Source: the model classes of transformers 5.23.0; arXiv:1810.04805.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 
 def _block(config: Config, heads: int, hidden: int) -> Block:

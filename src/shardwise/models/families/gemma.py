@@ -6,13 +6,13 @@ Source: the model classes of transformers 5.23.0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 _PATTERN_3N = ("sliding",) * 4 + ("full",)
 _PATTERN_4 = ("sliding",) * 5 + ("full",)

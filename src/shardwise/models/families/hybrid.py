@@ -5,14 +5,13 @@ Sources: arXiv:2312.00752, arXiv:2405.21060, arXiv:2411.15242 and the model clas
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention
 from shardwise.models._recurrent import Mamba1, Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 MAMBA = ("mamba", "linear", "linear_attention")
 

@@ -5,14 +5,13 @@ Sources: arXiv:2405.04434, arXiv:2412.19437 and the model classes of transformer
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside, with_mtp
+from shardwise.records import replace
 
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _NO_CORRECTION = ("deepseek_v2", "mistral4")

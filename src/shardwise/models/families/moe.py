@@ -6,13 +6,13 @@ Source: the model classes of transformers 5.23.0, checked to the parameter by `t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import Attention, NormKind
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 
 def _windowed(core: Attention, kind: str, window: int) -> Attention:

@@ -5,14 +5,13 @@ M is Mamba-2, * attention, - a feed-forward, E an MoE. Source: transformers 5.23
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block, MoE
 from shardwise.models._config import ClassFacts, Config
 from shardwise.models._mixers import NormKind
 from shardwise.models._recurrent import Mamba2
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"} | {word: word for word in _LETTERS.values()}

@@ -9,7 +9,6 @@ transformers 5.23.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
 from shardwise.models._config import ClassFacts, Config
@@ -18,6 +17,7 @@ from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, R
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside, qwen_shared, qwen_sparse, with_mtp
+from shardwise.records import replace
 
 
 def recurrent_gemma(config: Config) -> Architecture:

@@ -6,13 +6,12 @@ THUDM/chatglm3-6b and Deci/DeciLM-7B on the hub.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 
 def _llama_like(config: Config, core: Attention, ffn: MLP) -> Architecture:

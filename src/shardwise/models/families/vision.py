@@ -6,13 +6,12 @@ arXiv:2304.07193, arXiv:2508.10104. All are pre-norm with LayerNorm, and attend 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.records import replace
 
 _CLASSIFIER = "ForImageClassification"
 
