@@ -251,6 +251,24 @@ def test_an_unknown_type_with_llamas_keys_is_read_as_llama() -> None:
         model_from_config({**config, "num_experts": 4})
     by_class = model_from_config({**config, "model_type": "new", "architectures": ["Qwen3ForCausalLM"]})
     assert by_class.family == "qwen3"
+    assert model_from_config({**config, "layer_types": ["full_attention"] * 3, "early_exit": None}).family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"model_type": "ouro", "total_ut_steps": 4}, "total_ut_steps"),
+        ({"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 78}, "ngram_vocab_size_ratio"),
+        ({"model_type": "mimo", "num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
+        ({"model_type": "new", "layer_types": ["linear_attention", "full_attention", "full_attention"]}, "layer_types"),
+        ({"draft_vocab_size": 32, "architectures": ["LlamaForCausalLMEagle3"]}, "another model's states"),
+        ({"model_type": "qwen3", "head_dim": 8, "dflash_config": {"causal": True}}, "another model's states"),
+    ],
+)
+def test_what_a_file_says_beyond_the_layers_that_are_counted_is_refused(said: dict[str, Any], named: str) -> None:
+    """Loops, tables of n-grams, predictions, mixers and drafts are not left out of a total that looks whole."""
+    with pytest.raises(InputError, match=named):
+        model_from_config({**LLAMA, "hidden_act": "silu", "rms_norm_eps": 1e-6, **said})
 
 
 def test_an_override_is_applied_under_the_familys_key_and_told() -> None:

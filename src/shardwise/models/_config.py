@@ -344,11 +344,20 @@ class Config:
         listing = ", ".join(f"{key} = {value!r}" for key, value in defaulted.items())
         return [f"absent from the file, so the {self.model_type} default: {listing}"]
 
+    def not_understood(self) -> list[str]:
+        """Return the keys that say something which no layer of the family takes up."""
+        return [key for key in self._ignored() if self.raw[key] and set(_listed(self.raw[key])) != {"full_attention"}]
+
+    def _ignored(self) -> list[str]:
+        return sorted(k for k in self.raw if k not in self._read | self._accepted | NO_EFFECT and not k.startswith("_"))
+
     def _say_ignored(self) -> list[str]:
-        ignored = sorted(
-            k for k in self.raw if k not in self._read | self._accepted | NO_EFFECT and not k.startswith("_")
-        )
+        ignored = self._ignored()
         return [f"ignored: {', '.join(ignored)}"] if ignored else []
+
+
+def _listed(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _uniform(value: object) -> object:

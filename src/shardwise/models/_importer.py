@@ -37,6 +37,10 @@ _BEYOND = {
 _STATED = ("hidden_size", "num_layers", "num_attention_heads", "vocab_size")
 # Switches that give the layers of a class another attention, to the tokens of another part.
 _CROSSES = ("is_encoder_decoder", "add_cross_attention")
+# Keys of models that draft for another: EAGLE-3, DFlash and Medusa keep other tables and layers than their class.
+_DRAFTS = ("draft_vocab_size", "dflash_config", "medusa_num_heads", "eagle_config")
+_GUESSED = "read as llama because it has its keys: no biases or norms beyond"
+_AS_LLAMA = "write model_type llama where its layers are Llama's and these keys change none"
 
 
 def architecture_from_config(
@@ -75,9 +79,16 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
     for key in _CROSSES:
         rule = "gives layers attention to another part, which is not understood"
         config.expect(keys.get(key) is not True, key, rule, "describe a model without it")
+    for key in _DRAFTS:
+        rule = "is of a draft that reads another model's states, which is not understood"
+        config.expect(not keys.get(key), key, rule, "name the model that it drafts for, and speculate with it")
     model = with_task(config, builder(model_type, described)(config))
     quantization = quantization_of(config, model)
-    return replace(model, quantization=quantization, assumptions=config.finish())
+    assumptions = config.finish()
+    strange = config.not_understood()
+    if strange and any(note.endswith(_GUESSED) for note in more):
+        raise InputError([Problem("model_type", stated, _why_not([], strange, alone=True), _AS_LLAMA)])
+    return replace(model, quantization=quantization, assumptions=assumptions)
 
 
 def _model_type(file: LanguageModelKeys, notes: list[str]) -> tuple[str, str]:
@@ -114,7 +125,7 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
     missing = [key for key in _LLAMA if keys.get(key) is None]
     strange = [key for key in keys if any(part in key for part in _NOT_LLAMA) and keys[key] not in (None, 0, False)]
     if alone and not missing and not strange:
-        notes.append(f"model_type {word} is unknown, read as llama because it has its keys: no biases or norms beyond")
+        notes.append(f"model_type {word} is unknown, {_GUESSED}")
         return "llama"
     beyond = [what for what, tell in _BEYOND.items() if any(keys.get(key) not in (None, 0, False) for key in tell)]
     rule = f"has {', '.join(beyond)}, which is not understood" if beyond else _why_not(missing, strange, alone)
