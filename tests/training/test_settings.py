@@ -211,6 +211,7 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (PLAN, {"fp8_param_gather": True}, "fp8_param_gather"),
         (replace(PLAN, pp=1), {"pipeline_runs": 2}, "pipeline_runs 2"),
         (PLAN, {"wide_layers": 2}, "wide_layers"),
+        (PLAN, {"wide_first_layers": 2}, "wide_first_layers"),
         (PLAN, {"wide_predictions": True}, "wide_predictions"),
     ],
 )
@@ -304,10 +305,11 @@ def test_a_pipeline_drains_at_the_end_of_each_of_its_runs(pp: int, vpp: int) -> 
         ask(plan, pipeline_runs=3)
 
 
-def test_the_last_layers_may_stay_in_16_bits() -> None:
+@pytest.mark.parametrize("name", ["wide_first_layers", "wide_layers"])
+def test_the_first_and_last_layers_may_stay_in_16_bits(name: str) -> None:
     """Each of them takes the seconds of a layer in 16 bits, and all of them those of all."""
     job, plan, cluster = replace(JOB, precision="fp8"), replace(PLAN, pp=1), Cluster.parse("16xh100-sxm-80gb")
-    stacks = (replace(find_stack("megatron"), settings=Settings(wide_layers=n)) for n in (0, 4, 8))
+    stacks = (replace(find_stack("megatron"), settings=Settings(**{name: n})) for n in (0, 4, 8))
     steps = [train(MODEL, cluster, plan, job, TrainingOptions(stack=one)).evaluation.step for one in stacks]
     none, four, eight = (step.pipeline.total for step in steps)
     assert none < four < eight == pytest.approx(2 * four - none)

@@ -58,8 +58,10 @@ class Settings:
     """Bits of the kept input of its last product."""
     fp8_recipe: str = ""
     """How products of 8 bits are scaled, one of `SCALINGS`; empty: one scale a tensor, found anew."""
+    wide_first_layers: int = 0
+    """First layers whose products stay in 16 bits where others have fewer (Megatron's num_layers_at_start_in_bf16)."""
     wide_layers: int = 0
-    """Last layers whose products stay in 16 bits where others have fewer (Megatron's num_layers_at_end_in_bf16)."""
+    """Last layers whose products do so (Megatron's num_layers_at_end_in_bf16)."""
     wide_predictions: bool = False
     """So do those of multi-token predictions (Megatron's keep_mtp_spec_in_bf16)."""
     fp8_param_gather: bool = False
@@ -132,7 +134,8 @@ class Settings:
             problems.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
         if self.loss and self.loss not in LOSSES:
             problems.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
-        for name, least in (("tile_mlp", 1), ("optimizer_instances", 1), ("pipeline_runs", 1), ("wide_layers", 0)):
+        counts = {"tile_mlp": 1, "optimizer_instances": 1, "pipeline_runs": 1, "wide_first_layers": 0, "wide_layers": 0}
+        for name, least in counts.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 problems.add(name, value, f"must be a whole number of at least {least}", f"use {least}")

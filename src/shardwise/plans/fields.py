@@ -226,6 +226,7 @@ SETTINGS: tuple[Field, ...] = (
     _job("activation_input_bits", "whole", "bits of the input of its activation", most=32),
     _job("mlp_product_bits", "whole", "bits of the input of its last GEMM", most=32),
     _job("fp8_recipe", "choice", "how 8-bit GEMMs are scaled; left out, tensorwise", choices=SCALINGS),
+    _job("wide_first_layers", "whole", "first layers whose GEMMs stay in 16 bits where others have fewer", least=0),
     _job("wide_layers", "whole", "last layers whose GEMMs stay in 16 bits where others have fewer", least=0),
     _job("wide_predictions", "switch", "GEMMs of multi-token predictions stay in 16 bits"),
     _job("fp8_param_gather", "switch", "store and gather weights of narrow GEMMs in their bits"),

@@ -146,7 +146,8 @@ class TrainingCase:
         words, count = self.tuning.layer_words if self.tuning else (), self.model.num_layers
         whole = {at for word in words for at in layers_of(word, count)}
         # Layers that stay in 16 bits are kinds of their own.
-        whole |= {*range(max(count - self.stack.settings.wide_layers, 0), count)}
+        first, last = self.stack.settings.wide_first_layers, self.stack.settings.wide_layers
+        whole |= {*range(min(first, count)), *range(max(count - last, 0), count)}
         return order_of(self.model, idle_layers(self.model, self.tuning), whole)
 
 
@@ -176,7 +177,7 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
-    for name in ("wide_layers", "wide_predictions"):
+    for name in ("wide_first_layers", "wide_layers", "wide_predictions"):
         if getattr(s, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
             idle.append((name, f"GEMMs run in {compute}"))
     if s.wide_predictions and not case.model.mtp:

@@ -60,7 +60,9 @@ def units_of(stack: Stack, plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...
 
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
-    y = widened(y) if kind.at >= model.num_layers - y.stack.settings.wide_layers else y
+    own = y.stack.settings
+    wide = kind.at < own.wide_first_layers or kind.at >= model.num_layers - own.wide_layers
+    y = widened(y) if wide else y
     ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
         ops = tiled(ops, y.stack.settings.tile_mlp)

@@ -208,12 +208,17 @@ def _settings(r: Reader) -> Settings:
     """Return what the arguments set of buffers: how gradients are added, and masks that come with the data."""
     # Those of Megatron-FSDP are groups of replicas, which the plan has.
     grouped = r.flag("use_megatron_fsdp") or r.flag("use_custom_fsdp")
+    wide = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+    narrow = precision(r).startswith(("fp8", "fp4")) and r.flag("first_last_layers_bf16")
+    first, last = ((r.whole(name, least=0) or 0) if narrow else 0 for name in wide)
     return Settings(
         separate_weight_gradients=not r.flag("gradient_accumulation_fusion"),
         attention_mask=r.flag("create_attention_mask_in_dataloader"),
         optimizer_instances=1 if grouped else r.count("num_distributed_optimizer_instances"),
         fp8_recipe=_fp8_recipe(r) if precision(r).startswith("fp8") else "",
         fp8_param_gather=r.flag("fp8_param_gather") or r.flag("fp4_param_gather"),
+        wide_first_layers=first,
+        wide_layers=last,
     )
 
 
