@@ -32,7 +32,8 @@ STARTS: dict[str, dict[str, Any]] = {
 BESIDE: dict[str, dict[str, Any]] = {
     "verl": {"method": "grpo", "rollout": "asleep"}, "reference": {"method": "dpo"}, "epochs": {"token_budget": 1e9},
     "optimizer_rank": {"optimizer": "galore"}, "shard": {"sharding": "hsdp"}, "tp2": {"layout": "summa", "tp": 2},
-    "fp8_param_gather": {"precision": "fp8"}, "recompute_layers": {"recompute": "full"},
+    "rollout_bytes": {"rollout": "awake"}, "fp8_param_gather": {"precision": "fp8"},
+    "recompute_layers": {"recompute": "full"},
 }  # fmt: skip
 OTHERS: dict[str, Any] = {
     "adapter_precision": "fp32", "trains": ("head",), "targets": ("q_proj",), "precision": "fp32", "optimizer": "lion",

@@ -117,7 +117,7 @@ def test_an_engine_takes_memory_where_it_is() -> None:
 
     base, held = find_stack("transformers"), {}
     for place in ("apart", "asleep", "awake"):
-        settings = replace(base.settings, rollout=place, rollout_bytes=24e9)
+        settings = replace(base.settings, rollout=place, rollout_bytes=24e9 * (place == "awake"))
         stack = replace(base, settings=settings)
         job = Training(seq_len=512, global_batch=2, method="grpo", **ADAPTERS)  # type: ignore[arg-type]
         where = Cluster.parse("1xh100-sxm-80gb")
@@ -202,6 +202,7 @@ def test_one_phase_is_answered_alone() -> None:
         (("--rollout-prompt-tokens", "1024"), "at least 1 and below the 1024 of a sequence; use 512"),
         ((*PROMPT, "--rollout-tp", "3"), "must divide the engine's 4 devices"),
         ((*PROMPT, "--rollout-devices", "8"), "are an engine's own; add --rollout apart"),
+        (("--rollout-memory", "3GiB"), "awake beside the trainer; add --rollout awake, or leave it out"),
     ],
 )
 def test_rollouts_that_cannot_be_are_refused(words: tuple[str, ...], said: str) -> None:
@@ -211,6 +212,7 @@ def test_rollouts_that_cannot_be_are_refused(words: tuple[str, ...], said: str) 
 
 
 def test_preferences_have_no_rollouts() -> None:
-    """DPO trains on answers that are there already."""
-    words = (*(word if word != "grpo" else "dpo" for word in GRPO), *PROMPT)
-    assert "method = 'dpo': has no rollouts" in run(*words).err
+    """DPO trains on answers that are there already, and no engine rests beside it."""
+    for asked in (PROMPT, ("--rollout", "asleep")):
+        words = (*(word if word != "grpo" else "dpo" for word in GRPO), *asked)
+        assert "method = 'dpo': has no rollouts" in run(*words).err

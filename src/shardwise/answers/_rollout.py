@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.answers._page import Page
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import part_of
-from shardwise.plans import OBJECTIVES, Plan, Serving
+from shardwise.plans import Plan, Serving
 from shardwise.plans.laws import is_count
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, infer
@@ -71,8 +71,6 @@ def rollout_of(report: TrainReport) -> Rollout | None:
 
 def _check(report: TrainReport, devices: int) -> None:
     s, job, found = report.case.stack.settings, report.job, Problems()
-    if not OBJECTIVES[job.method].rollout:
-        found.add("method", job.method, "has no rollouts", "use --method grpo, or leave the flags of rollouts out")
     if not is_count(s.rollout_prompt_tokens) or s.rollout_prompt_tokens >= job.seq_len:
         rule = f"are the tokens of a prompt, at least 1 and below the {job.seq_len} of a sequence"
         found.add("rollout_prompt_tokens", s.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")

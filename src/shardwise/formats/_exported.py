@@ -95,7 +95,8 @@ def refuse(system: str, found: Mapping[str, tuple[object, object]], case: Export
             rule = f"is what a training script of its user's optimises: {system}'s files do not say it"
             problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), "use sft")))
         elif path not in named:
-            problems.append(Problem(path, _short(ours), f"cannot be said to {system}", _remedy(theirs)))
+            remedy = _WRITES_ADAPTERS if path == "adapter" and not theirs else _remedy(theirs)
+            problems.append(Problem(path, _short(ours), f"cannot be said to {system}", remedy))
     if problems:
         raise InputError(problems)
 
@@ -113,6 +114,7 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     return stack_problems(case.stack, case.plan, precision=precision, optimizer=job.optimizer, method=job.method)
 
 
+_WRITES_ADAPTERS = "export trl, axolotl or llamafactory, which write it"
 _RUNS_METHOD = dict.fromkeys(("dpo", "kto", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
 Found = dict[str, tuple[Any, Any]]
@@ -263,7 +265,7 @@ def _short(value: object) -> object:
 
 
 def _remedy(value: object) -> str:
-    return "leave it out" if is_dataclass(value) or value is None or value == () else f"use {_short(value)}"
+    return "leave it out" if is_dataclass(value) or value in (None, (), "") else f"use {_short(value)}"
 
 
 T = TypeVar("T")

@@ -119,6 +119,9 @@ class Settings:
             found.add("rollout", self.rollout, "is no place of an engine", "use one of " + ", ".join(ROLLOUTS))
         if self.rollout == "awake" and not self.rollout_bytes:
             found.add("rollout", self.rollout, "takes memory that is not stated", "add --rollout-memory 24GiB")
+        if self.rollout_bytes and self.rollout != "awake":
+            rule = "is what an engine takes that is awake beside the trainer"
+            found.add("rollout_memory", f"{self.rollout_bytes:.0f}", rule, "add --rollout awake, or leave it out")
 
     def problems(self) -> Problems:
         """Return what is wrong with single settings."""

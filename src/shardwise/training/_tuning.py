@@ -10,6 +10,7 @@ from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.plans import (
+    OBJECTIVES,
     OFT_BLOCK,
     VIRTUAL,
     Plan,
@@ -39,7 +40,9 @@ def module_names(model: Model) -> tuple[str, ...]:
 
 def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) -> Problems:
     """Return what is wrong with a job's fine-tuning, of a model laid out by a plan."""
-    problems = tuning_problems(job)
+    problems, s = tuning_problems(job), stack.settings
+    if (s.rollout or s.rollout_prompt_tokens) and job.method in OBJECTIVES and not OBJECTIVES[job.method].rollout:
+        problems.add("method", job.method, "has no rollouts", "use --method grpo, or leave the flags of rollouts out")
     tuning = None if problems.items else tuning_of(job, stack)
     if tuning is None:
         return problems
