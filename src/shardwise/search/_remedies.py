@@ -48,11 +48,14 @@ TOO_LARGE = "memory"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedPlan:
-    """A plan that a law or a limit rejected, one field away from one of the best plans: by what and by how much."""
+    """A plan that a law or a limit rejected, one field away from one of the best plans: by what and by how much.
+
+    `base` is the place of that one among the best.
+    """
 
     name: str
     field: str
-    base: TrainReport
+    base: int
     value: object
     problem: Problem | None = None
     step_seconds: float = 0.0
@@ -62,7 +65,10 @@ class RejectedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """What would help the plans that a search rejected; each answer is worked out when it is asked for."""
+    """What would help the plans that a search rejected; each answer is worked out when it is asked for.
+
+    `plans` are those of `best`, reported when they are asked for; `nearest` is told where nothing is feasible.
+    """
 
     grid: PlanGrid
     limits: PlanLimits
@@ -70,6 +76,7 @@ class Remedies:
     counts: PlanCounts
     rejections: Counter[str]
     examples: Mapping[str, Problem]
+    plans: Sequence[Plan]
     best: Sequence[TrainReport]
     nearest: TrainReport | None
 
@@ -84,20 +91,32 @@ class Remedies:
         return float(OBJECTIVES[self._objective](seconds, found.device_bytes, base.plan.num_devices))
 
     @cached_property
-    def _beside(self) -> list[RejectedPlan]:
-        """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
-        laws, seen, legal = self.grid.laws, list[RejectedPlan](), list[Near]()
-        for place, base in enumerate(self.best[:_BASES]):
-            for field, plan in neighbours(self.grid, base.plan):
+    def _unlawful(self) -> tuple[dict[str, RejectedPlan], list[Near]]:
+        """The first plan beside the few best that each law rejected, and the legal ones beside the best one.
+
+        Plans beside the next ones lose more: they are looked at for laws alone that rejected none before.
+        """
+        laws, found, legal = self.grid.laws, dict[str, RejectedPlan](), list[Near]()
+        for place, base in enumerate(self.plans[:_BASES]):
+            if place:
+                # What comes behind the last law without such a plan does not matter.
+                open_laws = [i for i, name in enumerate(laws) if self.rejections[name] and name not in found]
+                laws = dict([*laws.items()][: max(open_laws, default=-1) + 1])
+            for field, plan in neighbours(self.grid, base):
                 broken = broken_law(laws, plan)
                 if broken is not None:
                     name, problem = broken
-                    seen.append(
-                        RejectedPlan(name=name, field=field, base=base, value=getattr(plan, field), problem=problem)
-                    )
+                    one = RejectedPlan(name=name, field=field, base=place, value=getattr(plan, field), problem=problem)
+                    found.setdefault(name, one)
                 elif place == 0:
                     legal.append((field, plan))
-        return [*seen, *self._missing(legal)]
+        return found, legal
+
+    @cached_property
+    def _beside(self) -> list[RejectedPlan]:
+        """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
+        found, legal = self._unlawful
+        return [*found.values(), *self._missing(legal)]
 
     def _missing(self, legal: Sequence[Near]) -> Iterator[RejectedPlan]:
         """Yield those of some plans beside the best one that do not fit or miss a limit."""
@@ -108,7 +127,7 @@ class Remedies:
                 yield RejectedPlan(
                     name=name,
                     field=field,
-                    base=self.best[0],
+                    base=0,
                     value=getattr(plan, field),
                     step_seconds=seconds,
                     device_bytes=held,
@@ -129,13 +148,14 @@ class Remedies:
             quicker = [f for f in near if self._value(best, f) < top]
             one = min(quicker or near, key=lambda f: f.miss)
         else:
-            one = min(near, key=lambda f: (self._value(f.base), f.miss))
+            one = min(near, key=lambda f: f.miss)
+        base = self.best[one.base]
         return Remedy(
             why=self._why(one),
             field=one.field,
-            value=getattr(one.base.plan, one.field),
-            loss=loss_of(self._objective, self._value(one.base), self._value(best)),
-            best=one.base is best,
+            value=getattr(base.plan, one.field),
+            loss=loss_of(self._objective, self._value(base), self._value(best)),
+            best=one.base == 0,
             objective=self._objective,
         )
 
@@ -152,7 +172,7 @@ class Remedies:
         said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
         if one.name != TOO_LARGE:
             return f"{said} {missed(one.miss)}"
-        pace = _pace(one.base.step_seconds, one.step_seconds)
+        pace = _pace(self.best[one.base].step_seconds, one.step_seconds)
         return f"{said} is {one.miss:.1%} short of memory, and would be {pace}"
 
     def _memory(self) -> str:

@@ -289,8 +289,9 @@ class TrainingResult(SearchResult[TrainReport]):
             counts=self.counts,
             rejections=self.partial.rejected,
             examples=self.partial.examples,
+            plans=[plan_of(entry.key, task.grid) for entry in own],
             best=Reports(own, self.report),
-            nearest=self.nearest,
+            nearest=None if own else self.nearest,
         )
 
     def remedy(self, name: str) -> Remedy | None:

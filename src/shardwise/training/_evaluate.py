@@ -197,9 +197,11 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
     )
 
 
-def tables_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X]) -> Tables[X]:
+def tables_of(
+    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, as it runs under their schedule."""
-    tables = tables_apart(case, m, z)
+    tables = tables_apart(case, m, z, known)
     return replace(tables, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), tables.parts))
 
 
@@ -287,11 +289,15 @@ _BLOCK_GROUPS = tuple(name for name in DEGREES if name in _BLOCK_FIELDS)
 
 
 class PricedBlocks:
-    """Blocks of a model already folded, for plans of one model, job, cluster and stack that differ elsewhere."""
+    """Blocks of a model already folded, for plans of one model, job, cluster and stack that differ elsewhere.
+
+    Operators of one size on groups of one shape take as long, whatever is recomputed.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[tuple[object, ...], Tables[float]] = {}
         self._machines: dict[bool, CostModel[float]] = {}
+        self._operators: dict[tuple[object, ...], dict[Op[float], PricedOp[float]]] = {}
 
     def machine(self, case: TrainingCase, z: PlanSizes[float]) -> CostModel[float]:
         """Return what the blocks of a plan run on."""
@@ -305,7 +311,8 @@ class PricedBlocks:
         fields = (getattr(case.plan, name) for name in _BLOCK_FIELDS)
         key = (*fields, bool(case.plan.recompute_layers), *(z.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
-            self._tables[key] = tables_of(case, machine, z)
+            placed = (case.recipe.uses_host, *z.group_shapes.items())
+            self._tables[key] = tables_of(case, machine, z, self._operators.setdefault(placed, {}))
         return self._tables[key]
 
 
