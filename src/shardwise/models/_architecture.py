@@ -205,6 +205,12 @@ class Architecture:
         """How many layers there are of each distinct block, in order of first appearance."""
         return Counter(self.layers)
 
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Which of the `kinds` each layer is."""
+        number = {block: i for i, block in enumerate(self.kinds)}
+        return tuple(number[block] for block in self.layers)
+
     @property
     def generates(self) -> bool:
         """Whether it can make tokens one after another: it has a head, and no layer looks at tokens that follow."""

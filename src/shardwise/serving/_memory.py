@@ -108,14 +108,10 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, beside: X)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBytes(Generic[X]):
-    """Bytes of a list of operators on one rank: weights, and most alive at once.
-
-    Among the weights are the embedding `table` and the routed `experts`.
-    """
+    """Bytes of the weights of some operators on one rank, among them the embedding `table` and routed `experts`."""
 
     weights: X
     table: X
-    live: X
     experts: X
 
 
@@ -126,7 +122,6 @@ def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[Laye
         LayerBytes(
             weights=named(weight_bytes(ops, form, zero), f"weights of {label}") + adapters,
             table=table_bytes(ops, form, zero),
-            live=largest([zero, *map(live_bytes, ops)]),
             experts=weight_bytes(tuple(op for op in ops if within(op.region, EXPERTS)), form, zero),
         )
         for (label, ops), adapters in zip(lines, ledger.adapters, strict=True)
@@ -145,10 +140,11 @@ class ModelBytes(Generic[X]):
 
 def model_bytes(case: ServingCase, ledgers: Sequence[StepLedger[X]], zero: X) -> ModelBytes[X]:
     """Return bytes of the model, and most that is alive in one of its steps: engines reserve that at start-up."""
-    live = []
-    for ledger in ledgers:
-        *kinds, embedding, head = layers_bytes(case, ledger, zero)
-        live.append(ledger.stream_bytes + largest([part.live for part in (*kinds, embedding)]))
+    *kinds, embedding, head = layers_bytes(case, ledgers[-1], zero)
+    live = [
+        one.stream_bytes + largest([zero, *(live_bytes(op) for _, ops in one.lines[:-1] for op in ops)])
+        for one in ledgers
+    ]
     return ModelBytes(kinds=tuple(kinds), embedding=embedding, head=head, live=largest(live))
 
 

@@ -62,8 +62,8 @@ def layer_cost(ops: tuple[Op[X], ...], costs: EngineCostModel[X], label: str) ->
     hidden: dict[str, X] = {}
     for op in ops:
         compute = op_seconds(costs, op)
-        add(operators, {op.name: compute})
-        add(roles, {op.role: compute})
+        operators[op.name] = operators[op.name] + compute if op.name in operators else compute
+        roles[op.role] = roles[op.role] + compute if op.role in roles else compute
         seconds = seconds + compute
         routed = routed + compute if within(op.region, EXPERTS) else routed
         if not op.forward:

@@ -72,12 +72,11 @@ def stage_rows(model: Model, plan: Plan, job: Serving) -> tuple[PipelineStage[fl
     """Return the distinct stages of a plan, in order of first appearance."""
     if job.splits_with_host:
         return host_rows(model, job)
-    kinds = list(model.kinds)
     sizes = plan.stage_layers or split_layers(model.num_layers, plan.pp, "middle")
     found, at = [], 0
     for i, size in enumerate(sizes):
-        held = Counter(model.layers[at : at + size])
-        layers = tuple(held[kind] for kind in kinds)
+        held = Counter(model.order[at : at + size])
+        layers = tuple(held[kind] for kind in range(len(model.kinds)))
         stage: PipelineStage[float] = PipelineStage(layers=layers, embeds=int(i == 0), ends=int(i == plan.pp - 1))
         found.append(stage)
         at += size

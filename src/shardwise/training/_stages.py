@@ -70,12 +70,12 @@ class LayerOrder:
 
 def order_of(model: Model, idle: int = 0, whole: Collection[int] = ()) -> LayerOrder:
     """Return the distinct layers of a model and their order."""
-    layers = [(block, at >= idle, at in whole) for at, block in enumerate(model.layers)]
-    if not idle and not whole:
-        layers = [(block, True, False) for block in model.layers]
+    blocks = [*model.kinds]
+    layers = [(kind, at >= idle, at in whole) for at, kind in enumerate(model.order)]
     first = {one: at for at, one in reversed([*enumerate(layers)])}
     index = {one: i for i, one in enumerate(dict.fromkeys(layers))}
-    return LayerOrder(tuple((one[0], one[1], first[one]) for one in index), tuple(index[one] for one in layers))
+    apart = tuple((blocks[kind], entry, first[kind, entry, own]) for kind, entry, own in index)
+    return LayerOrder(apart, tuple(index[one] for one in layers))
 
 
 def kinds_of(order: LayerOrder, partly: bool, recomputes: bool, wakes: bool) -> tuple[LayerKind, ...]:
