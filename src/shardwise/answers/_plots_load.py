@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, INK, PALE, RED, narrow
-from shardwise.answers._plots import BarStyle, ink_on, limit, sheet, time_unit, title_of
+from shardwise.answers._plots import BarStyle, ink_on, sheet, time_unit, title_of
 from shardwise.answers._plots_search import SERIES
 from shardwise.ledger.number import quantile
 from shardwise.plans import Metric
@@ -114,7 +114,7 @@ def _key(axes: Axes) -> None:
 def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: ServeReport) -> None:
     """Draw p99 latencies and goodput against the rate, with what is carried and the load that was asked."""
     rates = [one.workload.arrivals.rate for one in curve]
-    far = 1.08 * report.capacity_per_second
+    far = 1.12 * report.capacity_per_second
     for metric, (colour, marker) in zip(_NAMES, SERIES, strict=False):
         for name, style in (("p99", "-"), ("p50", ":")):
             values = [one.latencies[metric].get(name, math.nan) for one in curve]
@@ -144,7 +144,10 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
     for axes in (upper, lower):
         axes.set_xlim(0, far)
         axes.grid(True)
-        limit(axes, report.capacity_per_second, "carries", far)
+        # Its name stands at the foot, as the knee's does, since the key is above the panel.
+        axes.axvline(report.capacity_per_second, color=RED, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
+        place = (report.capacity_per_second, 0.02)
+        axes.annotate("carries", place, (2, 0), xycoords=("data", "axes fraction"), **{**small, "color": RED})
         axes.axvline(report.workload.arrivals.rate, color=INK, linewidth=0.8, linestyle=(0, (1, 1)))
         axes.axvline(knee, color=GREY, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.annotate("knee", (knee, 0.02), (2, 0), xycoords=("data", "axes fraction"), **small)
@@ -158,7 +161,7 @@ def _published(upper: Axes, lower: Axes, report: ServeReport) -> None:
         if band and rate and band["high"]:
             upper.plot([rate] * 2, [band["low"], band["high"]], color=colour, marker="_", linewidth=2.4)
     carried = report.interval["capacity"]["requests_per_second"]
-    shown = carried["low"], min(carried["high"], 1.08 * report.capacity_per_second)
+    shown = carried["low"], min(carried["high"], 1.12 * report.capacity_per_second)
     lower.axvspan(*shown, color=RED, alpha=0.12, linewidth=0, label="8 of 10 published runs")
 
 
@@ -244,7 +247,7 @@ def _waterfall(axes: Axes, report: ServeReport, metric: Metric, parts: Sequence[
     The line at the sum says where 8 of 10 published runs lie.
     """
     whole, band = sum(seconds for _, seconds in parts), report.interval[metric]["p99_seconds"]
-    unit, at, far = time_unit(whole), 0.0, 1.1 * whole
+    unit, at, far = time_unit(whole), 0.0, max(1.1 * whole, min(1.02 * band["high"], 2 * whole))
     wide = 0.42 if narrow() else 0.25  # of the panel: what a text takes
     for row, (word, seconds) in enumerate(parts):
         axes.barh(row, seconds / unit.size, left=at / unit.size, height=0.62, color=_CAUSES[word].colour)
