@@ -498,6 +498,18 @@ def test_what_a_trainer_is_told_it_says_again(name: str) -> None:
     law()
 
 
+def test_degrees_of_llama_factorys_v1_stand_outside_the_plugin_after_0_9_5() -> None:
+    """The degrees of a later release are those of the plugin's own, and the answer says so."""
+    words = "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2%s}\n%s"
+    inside, outside = (
+        words % (", cp_size: 2, mp_replicate_size: 2", ""),
+        words % ("", "cp_size: 2\nmp_replicate_size: 2"),
+    )
+    one, other = (llamafactory_v1.read(text, around=ImportContext(num_devices=8)) for text in (inside, outside))
+    assert one.plan == other.plan and one.plan.cp == 2 and one.plan.sharding == "hsdp"
+    assert "cp_size: what another release calls dist_config.cp_size" in other.assumed
+
+
 def test_nanotron_is_given_what_its_dataclasses_demand() -> None:
     """A run has a project and a warm-up style, which nanotron refuses to be without, and SGD a name alone."""
     cluster = Cluster.parse("8xh100-sxm-80gb")

@@ -158,11 +158,11 @@ class Keys:
         self.named: list[tuple[str, Imported]] = []
 
     def renew(self) -> None:
-        """Read the names that earlier releases had for settings as those of today, where today's are not given."""
-        for old, new in self.table["older"].items():
-            if old in self.values and new not in self.values:
-                self.values[new] = self.values.pop(old)
-                self.assumed.append(f"{old}: what an earlier release called {new}")
+        """Read the names that other releases have for settings as those of this one, where these are not given."""
+        for other, name in self.table["other_releases"].items():
+            if other in self.values and name not in self.values:
+                self.values[name] = self.values.pop(other)
+                self.assumed.append(f"{other}: what another release calls {name}")
 
     def beside(self, name: str, case: Imported) -> Imported:
         """Return the case of a file that these settings name, whose words are told with theirs."""

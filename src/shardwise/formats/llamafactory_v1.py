@@ -45,6 +45,7 @@ def read(text: str, source: str = "llamafactory_v1.yaml", around: ImportContext 
     """
     around.settings_alone(source)
     keys = Keys(_yaml.parse(text, source), _TABLE, source)
+    keys.renew()
     for name in _PLUGINS:
         if keys.raw(name) is not None:
             keys.fail(name, "must be settings with a name", "write for example {name: fsdp2}, or leave it out")
