@@ -126,6 +126,20 @@ def test_every_word_is_accounted_for() -> None:
     assert {one.argument for one in found.understood} == {"--tensor-parallel-size", "--max-num-seqs"}
 
 
+@pytest.mark.parametrize("word", ["--tensor-paralel-size", "--tensr-parallel-size", "--shared-experts-size"])
+def test_a_flag_that_may_change_the_answer_is_refused(word: str) -> None:
+    """The engine would not start with it, and what was meant by it would not be counted."""
+    with pytest.raises(InputError, match=word):
+        read_launch(f"vllm serve meta-llama/Llama-3.1-8B {word} 4", "run.sh", {})
+
+
+def test_a_flag_may_be_begun_alone() -> None:
+    """What begins one flag alone is that flag where the engine's parser is argparse, and none where two begin so."""
+    found = read_launch("vllm serve meta-llama/Llama-3.1-8B --max-num-seq 64 --max-model 4096 --max 3", "run.sh", {})
+    assert (found.values["max_sequences"], found.values["max_context"]) == (64, 4096)
+    assert [one.argument for one in found.unknown] == ["--max"]
+
+
 OPEN = {
     "$TP": "vllm serve a/b --tensor-parallel-size $TP",
     "$ISL": "OSL=32\nvllm serve a/b --max-model-len $((ISL + OSL))",

@@ -16,9 +16,9 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise import files
-from shardwise.errors import InputError, Problem, Problems
+from shardwise.errors import InputError, Problem, Problems, near
 from shardwise.formats import _yaml
-from shardwise.formats._imported import ReadArgument, matches, table
+from shardwise.formats._imported import SIZES, ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake
@@ -122,6 +122,10 @@ class LaunchLine:
     def _long(self, key: str) -> str:
         key = self.table["also"].get(key, key)
         key = "--" + key[2:].replace("_", "-") if key.startswith("--") else key
+        if self.table["checked"].get("abbreviates") and key.startswith("--"):
+            parts = (self.table["silent"], *self.table["reasons"].values(), self.table["switches"])
+            listed = {*self.table["also"], *self.table["read"], *(one for part in parts for one in part["keys"])}
+            key = begun[0] if len(begun := [one for one in listed if one.startswith(key)]) == 1 else key
         return str(self.table["also"].get(key, key))
 
     def _nest(self, key: str, path: list[str], value: str) -> None:
@@ -259,6 +263,11 @@ class LaunchLine:
 
     def launched(self, values: Mapping[str, Any], num_devices: int, role: str = "") -> Launched:
         """Return the server of this line; raises `InputError` with everything wrong. Empty values are not said."""
+        for one in self.unknown:
+            close = near(one.argument, self.table["read"], 1, 0.9)
+            remedy = f"did you mean {close[0]}?" if close else "leave it out, and say what it means in flags"
+            if close or SIZES.search(one.argument):
+                self.problems.add(one.argument, one.value, f"is {one.meaning}, and may change the answer", remedy)
         self.problems.raise_if_any()
         checked, read = self.table["checked"], self.table["read"]
         values = {**values, "weights": values.get("weights") or self.stored}
