@@ -78,6 +78,15 @@ def test_norms_of_widened_rows_move_a_cast_beside_them() -> None:
     assert [t.size_bytes for t in wide.saves] == [t.size_bytes for t in fused.saves]
 
 
+@pytest.mark.parametrize(
+    ("stack", "moved"), [("torchtune", (48, 100)), ("torchtune-compiled", (4, 4)), ("fsdp2", (20, 20))]
+)
+def test_rotary_of_torchtune_runs_in_fp32_kernel_by_kernel(stack: str, moved: tuple[int, int]) -> None:
+    """Bytes an element: casts, products of halves, stacks, and backward the zeros of four selects and their sums."""
+    (op,) = named("llama-2-7b", "rotary", layout(stack))
+    assert (op.forward_bytes, op.backward_bytes) == tuple(4096 * 2 * 4096 * one for one in moved)
+
+
 def test_parts_of_latents_are_joined_in_steps_without_fusion() -> None:
     """Megatron-LM's own path moves more than twice what one kernel does, backward more than forward."""
     (fused,) = named("deepseek-v3", "keys and values", layout())

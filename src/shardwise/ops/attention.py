@@ -54,13 +54,12 @@ def head_norms(y: Layout[X], m: Attention) -> list[Op[X]]:
 def rotary(y: Layout[X], width: X) -> Op[X]:
     """Return rotary embedding of `width` elements a token: one read and one write each way; it keeps nothing per layer.
 
-    The cosines and sines are made once a step for all layers. PyTorch's version is eight kernels that move ten times
-    the stream: two products, a negated half, a concatenation and a sum (transformers apply_rotary_pos_emb), or a cast,
-    a complex product and a cast (torchtitan).
+    The cosines and sines are made once a step for all layers. PyTorch's versions are eight kernels or more, which move
+    the stream as often as `Stack.rotary_passes` says.
     """
     stream = y.a * y.tokens * width
-    kernels, passes = (1, 2) if y.stack.activation == "fused" else (8, 10)
-    return memory_op(y, "rotary", REGION, (passes * stream, passes * stream), kernels=kernels, output_bytes=stream,
+    kernels, (ahead, back) = (1, (2, 2)) if y.stack.activation == "fused" else (8, y.stack.rotary_passes)
+    return memory_op(y, "rotary", REGION, (ahead * stream, back * stream), kernels=kernels, output_bytes=stream,
                      role="rotary", makes=())  # fmt: skip
 
 

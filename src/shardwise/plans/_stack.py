@@ -65,6 +65,8 @@ class Stack:
     """Attention over a split sequence is a kernel a chunk of keys; others merge outputs and gradients in fp32."""
     repeats_kv: bool
     """Keys and values are repeated to the query heads before attention, and a split sequence sends them so."""
+    rotary_passes: tuple[int, int]
+    """How often rotary embedding, kernel by kernel, moves what it turns, forward and backward."""
     bias_gradients_apart: bool
     """The gradient of a bias is summed in a kernel of its own."""
     projections_apart: Literal["none", "feed-forward", "all"]
@@ -329,7 +331,7 @@ def find_stack(word: str) -> Stack:
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
-    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted")}
+    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted", "rotary_passes")}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())
