@@ -106,6 +106,16 @@ def test_the_same_plan_retyped_without_its_stack_takes_as_long() -> None:
     assert not bare.unlaunched
 
 
+@pytest.mark.parametrize("words", [{"keeps_gatherd": True}, {"runs": {"scedule": ["1f1b"]}}], ids=str)
+def test_a_key_that_no_stack_has_is_an_error(words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key of the table, or of what it runs, is refused rather than left to the stack that it extends."""
+    table = {**_table(), "megatron": {**_table()["megatron"], **words}}
+    table["megatron"]["runs"] = {**_table()["megatron"]["runs"], **words.get("runs", {})}
+    monkeypatch.setattr("shardwise.plans._stack._table", lambda: table)
+    with pytest.raises(TypeError, match=r"keeps_gatherd|scedule"):
+        find_stack.__wrapped__("megatron")
+
+
 def test_a_stack_that_states_no_source_has_those_of_what_it_extends() -> None:
     """A table that only names what it extends is that stack under another name, whatever else it runs."""
     table = {"own": {"sources": {"loss": "its code"}, "runs": {"exporter": "x"}, "loss": "fused"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +16,10 @@ from shardwise.cost._kernels import kernel_costs
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device
 from shardwise.plans import Plan, Serving
-from shardwise.serving._engine import engine_names, find_engine, host_slowness
+from shardwise.serving._engine import engine_names, engine_tables, find_engine, host_slowness
 from shardwise.serving._formats import cache_names, format_names
 from shardwise.serving._ledger import EngineStep, step_ledger
-from shardwise.serving._policy import policy_of
+from shardwise.serving._policy import _policy_row, policy_of
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import launches
 
@@ -55,6 +56,22 @@ def test_every_engine_says_where_its_figures_come_from(name: str) -> None:
 def test_every_engine_has_a_policy(name: str) -> None:
     """A row of policies.toml says how it schedules; none takes another's because nobody wrote its own."""
     assert policy_of(name, find_device("h100-sxm-80gb").device, 16, 8192).source
+
+
+@pytest.mark.parametrize("word", [{"step_seconds": 1e-3}, {"host": {"step_secnds": 1e-3}}], ids=str)
+def test_a_figure_that_no_engine_has_is_an_error(word: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key of the table, or one outside its group, is refused rather than left out."""
+    table = {"engines": {"vllm": {**engine_tables()["engines"]["vllm"], **word}}}
+    monkeypatch.setattr("shardwise.serving._engine.engine_tables", lambda: table)
+    with pytest.raises(TypeError, match="step_sec"):
+        find_engine.__wrapped__("vllm")
+
+
+def test_a_word_that_no_policy_has_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key of a row of policies.toml is refused rather than left out."""
+    monkeypatch.setattr("shardwise.serving._policy._policy_row", lambda name: {**_policy_row(name), "balance": "turns"})
+    with pytest.raises(TypeError, match="balance"):
+        policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 8192)
 
 
 def test_an_older_version_takes_what_it_does_not_state_from_the_engine() -> None:

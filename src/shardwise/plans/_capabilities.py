@@ -7,7 +7,6 @@ that are wrong by themselves are left to `field_problems`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from typing import Any, TypeAlias
 
 from shardwise.plans._plan import AXES, DEGREES, Plan, alike
@@ -109,8 +108,8 @@ def _whole_order(text: str) -> tuple[str, ...]:
 
 def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
     """Return the record of a table of stacks.toml."""
-    values: dict[str, Any] = {f.name: row[f.name] for f in fields(Capabilities)}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    told = {name: value for name, value in row.items() if name != "sources"}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     values["rules"] = tuple(_rule(one) for one in row["rules"])
     return Capabilities(**values)
 

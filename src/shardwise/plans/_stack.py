@@ -6,7 +6,6 @@ entry.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -320,6 +319,10 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     return (able or names or list(table))[0]
 
 
+# What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
+_NOT_OF_IT = ("also", "extends", "brought", "brought_replicas", "brought_schedules", "sources", "runs")
+
+
 @cache
 def find_stack(word: str) -> Stack:
     """Return the stack of a name, or of another word that people have for it; raises `InputError` with known ones.
@@ -330,7 +333,7 @@ def find_stack(word: str) -> Stack:
     table = _table()
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
-    values = {f.name: row[f.name] for f in fields(Stack) if f.name not in ("name", "sources", "settings", "runs")}
+    values = {key: value for key, value in row.items() if key not in _NOT_OF_IT}
     values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted", "rotary_passes")}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}

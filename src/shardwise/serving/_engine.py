@@ -349,7 +349,7 @@ def find_engine(word: str) -> Engine:
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
     }
-    own = {key: row[key] for key in ("title", "kernels", "runs", "exporter") if key in row}
+    own = {key: value for key, value in row.items() if key not in (*_GROUPS, "also", "extends", "sources")}
     return Engine(name=name, sources=tuple(_flat(row["sources"])), **own, **groups)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from functools import cache
 from typing import Any, Literal
 
@@ -152,6 +151,6 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     (True, 8192, 1024)
     """
     row, limits = _policy_row(engine), limits_of(engine, device)
-    words = {f.name: row[f.name] for f in fields(Policy) if f.name in row}
+    words = {name: value for name, value in row.items() if name not in ("engines", "chunk_by_memory")}
     tokens = _chunk(row, device) or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
