@@ -11,9 +11,18 @@ import pytest
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Training
+from shardwise.plans import Serving, Training
 from shardwise.records import replace
-from shardwise.search import SearchSpace, _blocks, _composition, _recordings, plan_training
+from shardwise.search import (
+    SearchOptions,
+    SearchSpace,
+    _blocks,
+    _composition,
+    _recordings,
+    _serving_table,
+    plan_serving,
+    plan_training,
+)
 
 MODELS = {"dense": "gpt2", "experts": "qwen3-30b-a3b"}
 
@@ -65,6 +74,20 @@ def test_kept_programs_answer_as_recorded_ones(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(_blocks, "_recorded", recorded)
     assert _asked(MODELS[kind]) == first
     assert len(list(folder.iterdir())) == 1
+
+
+def test_deployments_asked_again_record_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment asked again is answered to the last bit; another chance to fit is another recording."""
+    words = load_model("gpt2"), Cluster.parse("2xh100-sxm-80gb"), Serving(input_tokens=64, output_tokens=8)
+    first = plan_serving(*words)
+
+    def recorded(*args: object) -> None:
+        raise AssertionError("recorded again")
+
+    monkeypatch.setattr(_serving_table, "evaluate", recorded)
+    assert plan_serving(*words).best[0].request_seconds == first.best[0].request_seconds
+    with pytest.raises(AssertionError, match="recorded again"):
+        plan_serving(*words, options=SearchOptions(risk=0.5))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from shardwise.plans import Serving
 from shardwise.records import dataclass, replace
 from shardwise.search._columns import bisected
 from shardwise.search._program import ROW, Program, ProgramShape
+from shardwise.search._recordings import recordings_of
 from shardwise.search._serving_grid import ServingGrid
-from shardwise.serving import beside_cache_band, evaluate, request_seconds
+from shardwise.serving import ServingCase, ServingSizes, beside_cache_band, evaluate, request_seconds
 
 CELLS = 16_384
 
@@ -86,7 +87,7 @@ class _Recorded:
 
 
 def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
-    case, graph, columns = grid.setups[setup][1], Graph(), dict[str, Any]()
+    case, graph, columns, shared = grid.setups[setup][1], Graph(), dict[str, Any](), dict[str, float]()
 
     def symbols(value: Any, name: str) -> Any:
         """Return a tree of sizes with a symbol for each column that is not the same throughout."""
@@ -101,18 +102,26 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
         if isinstance(value, bool):
             return value
         if (value == value[0]).all():
-            return float(value[0])
+            return shared.setdefault(name, float(value[0]))
         columns[name] = value
         return graph.given(name, ROW)
 
     z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
+    kept = recordings_of((case, grid.options.risk, shared, *columns))
+    program = kept.programs.get("replica") or kept.put("replica", Program(_said(case, z, grid.options.risk)))
+    kept.write()
+    return _Recorded(program, columns)
+
+
+def _said(case: ServingCase, z: ServingSizes[Any], risk: float) -> dict[str, Any]:
+    """Return what `infer` says of one replica by name; `risk` is the wanted chance to fit."""
     e = evaluate(case, z)
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
     # Weights and working memory that measure more than predicted: `InferReport.chance_to_fit` is the risk.
-    more = max(1.0, beside_cache_band(case, e.family).at(grid.options.risk))
+    more = max(1.0, beside_cache_band(case, e.family).at(risk))
     at_risk = largest([short, *(m.kv_cache + more * m.beside_cache - m.limit for m in e.on_devices)])
     found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
-    return _Recorded(Program(dict(zip((f.name for f in fields(ReplicaColumns)), found, strict=True))), columns)
+    return dict(zip((f.name for f in fields(ReplicaColumns)), found, strict=True))
 
 
 def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> ReplicaColumns:
