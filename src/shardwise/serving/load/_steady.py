@@ -118,15 +118,13 @@ class Replicas:
 
     @cached_property
     def _seconds(self) -> Any:
-        """Seconds for each request that ends, while so many sequences run and others wait; with more of them no more.
-
-        Equal answers end together as they began, so that a step stays as full of prompts as the first one was.
-        """
+        """Seconds for each request that ends while so many sequences run and others wait; with more of them no more."""
         p, steps = self.prices, max(self.moments.steps, 1e-9)
-        # No more end in a step than begin in one.
-        ended = np.minimum(p.counts / steps, np.maximum(p.together, 1.0) if self.policy.mixed else np.inf)
-        bunch = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
-        added = called(self._added(bunch), OWN_PROMPT)
+        # No more end in a step than begin in one, of prompts that are cut less than one.
+        ended = np.minimum(p.counts / steps, p.together if self.policy.mixed else np.inf)
+        # Between as many as end in a step and as many as fit: a queue begins with those who came one by one.
+        most = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
+        added = called(self._added(np.sqrt(ended * most)), OWN_PROMPT)
         found = np.minimum.accumulate(p.decode / ended + added, axis=-1)
         return np.where(self.batches.many > 1, self._cycle_seconds(), found)
 
