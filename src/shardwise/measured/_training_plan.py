@@ -249,8 +249,11 @@ def recomputed(record: Record, plan: Plan, model: Model, stack: Stack) -> Plan:
     if word == "selective":
         return _selective(record, plan)
     if word == "partial":
-        record.assume("recompute of a part of the layers: half of them")
-        return replace(plan, recompute="full", recompute_layers=max(1, each // 2))
+        stated = re.search(r"(\d+) layers", record.text("recompute_detail"))
+        if stated is None:
+            record.assume("recompute of a part of the layers: half of them")
+        count = each // 2 if stated is None else -(-int(stated[1]) // plan.pp)
+        return replace(plan, recompute="full", recompute_layers=min(max(1, count), each))
     if word not in ("none", "full"):
         raise refuse("recompute", word, "is not a known kind of recompute")
     return replace(plan, recompute=cast(Recompute, word))
