@@ -203,9 +203,10 @@ FILES: dict[str, tuple[str, int, dict[str, Any]]] = {
         "model:\n  dtype: bfloat16\n  model_config:\n    is_llama_config: true\n    hidden_size: 2048\n"
         "    intermediate_size: 11008\n    num_hidden_layers: 28\n    num_attention_heads: 16\n"
         "    num_key_value_heads: 2\n    vocab_size: 128256\n    max_position_embeddings: 4096\n"
-        "    tie_word_embeddings: false\n",
+        "    tie_word_embeddings: false\n    moe_config: null\n",
         0,
-        {"system": "nanotron", "num_devices": 8, "global_batch": 12, "precision": "bf16", "sequence_parallel": True,
+        {"system": "nanotron", "model": "nanotron", "num_devices": 8, "global_batch": 12, "precision": "bf16",
+         "sequence_parallel": True,
          "token_budget": 2000.0 * 12 * 4096, "sharding": "none", "stack": "nanotron"},
     ),
     # NVIDIA-NeMo/Megatron-Bridge tutorials/recipes/llama/conf/llama32_1b_finetune.yaml

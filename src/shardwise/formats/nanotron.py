@@ -119,7 +119,7 @@ def _model(keys: Keys) -> Model | None:
     if not sizes:
         keys.assumed.append("no model: the file has no model_config")
         return None
-    if any(name.startswith("moe_config") for name in sizes):
+    if any(name.startswith("moe_config") and value is not None for name, value in sizes.items()):
         keys.assumed.append("no model: experts of nanotron's own layers are not read")
         return None
     kind = "qwen2" if sizes.get("is_qwen2_config") else "llama"
