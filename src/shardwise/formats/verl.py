@@ -87,8 +87,11 @@ def _case(values: Mapping[str, Any], source: str, around: ImportContext) -> Impo
     nodes, each = keys.whole("trainer.nnodes") or 1, keys.whole("trainer.n_gpus_per_node") or 8
     devices = around.num_devices or nodes * each
     answers, seq_len = keys.whole("actor_rollout_ref.rollout.n") or 1, _length(keys)
-    batch = (keys.whole(_A + "ppo_mini_batch_size") or 256) * answers
-    prompts = keys.whole("data.train_batch_size") or 1024
+    mini = keys.whole(_A + "ppo_mini_batch_size") or 256
+    batch, prompts = mini * answers, keys.whole("data.train_batch_size", least=0)
+    if prompts == 0:  # verl/experimental/fully_async_policy: what a trainer fetches at once
+        prompts = mini * (keys.whole("async_training.require_batches") or 1)
+    prompts = 1024 if prompts is None else prompts
     steps = keys.whole("trainer.total_training_steps", rest=True) or 0
     job = Training(
         seq_len=seq_len, global_batch=batch, token_budget=float(steps * prompts * answers * seq_len),
@@ -253,6 +256,8 @@ def _settings(keys: Keys, stack: Stack) -> Stack:
     settings = stack.settings
     if keys.flag(_M + "use_fused_kernels") or keys.flag(_M + "use_liger"):
         settings = replace(settings, loss="fused-linear")
+    if keys.whole("rollout.nnodes", least=0):  # verl/experimental: an engine on nodes of its own
+        return replace(stack, settings=replace(settings, rollout="apart"))
     if keys.flag("actor_rollout_ref.rollout.free_cache_engine") is False:
         keys.assumed.append("no memory of the engine that stays awake: give --rollout awake --rollout-memory")
         return replace(stack, settings=settings)
