@@ -34,8 +34,8 @@ def trees() -> dict[str, ast.Module]:
 
 @cache
 def nodes() -> tuple[tuple[str, Any], ...]:
-    """What can ask for something, with the path of its module: comparisons, calls, attributes and tuples."""
-    kinds = (ast.Compare, ast.Call, ast.Attribute, ast.Tuple)
+    """What can ask for something, with the path of its module: comparisons, calls, attributes, tuples and imports."""
+    kinds = (ast.Compare, ast.Call, ast.Attribute, ast.Tuple, ast.ImportFrom)
     return tuple((path, n) for path, tree in trees().items() for n in ast.walk(tree) if isinstance(n, kinds))
 
 
@@ -154,8 +154,7 @@ def _is_apart(path: str, module: str) -> bool:
 
 def test_what_is_private_stays_where_it_is() -> None:
     """No package reads a private module of another, and no module a private name: packages export what others use."""
-    every = [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
-    read = [(path, node) for path, node in every if isinstance(node, ast.ImportFrom)]
+    read = [(path, node) for path, node in nodes() if isinstance(node, ast.ImportFrom)]
     assert [f"{path}: {node.module}" for path, node in read if _is_apart(path, node.module or "")] == []
     names = [(path, node.module, one.name) for path, node in read for one in node.names if one.name.startswith("_")]
     modules = {".".join(Path("shardwise", path).with_suffix("").parts) for path in trees()}
