@@ -55,6 +55,14 @@ def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[s
     assert all(problem.rule.startswith(name) and problem.remedy.startswith("use ") for problem in found)
 
 
+def test_a_refusal_names_first_who_runs_the_whole_plan() -> None:
+    """Who splits over an axis in another schedule alone comes after who runs the plan as it is."""
+    (pp,) = (
+        p for p in stack_problems(find_stack("transformers"), Plan(pp=2, schedule="sequential")) if p.field == "pp"
+    )
+    assert pp.remedy == "use 1, or stack trl or megatron"
+
+
 RUN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "dp": 2, "schedule": "interleaved", "sharding": "distributed-optimizer"}),
     ("megatron", {"dp": 8, "sharding": "zero3"}),

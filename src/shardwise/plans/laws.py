@@ -221,11 +221,10 @@ def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:
 def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str]) -> Problem:
     """Return the problem of one value, with the values of the framework and the frameworks that run it."""
     known = {find_stack(name).runs: name for name in reversed(stack_names())}
-    able = [
-        name
-        for runs, name in sorted(known.items(), key=lambda pair: (not pair[0].exporter, stack_names().index(pair[1])))
-        if not any(other.field == one.field for other in refusals(runs, plan, **job))
-    ]
+    refused = {name: {other.field for other in refusals(runs, plan, **job)} for runs, name in known.items()}
+    # Those that run the whole plan first, then those whose launch is written.
+    ranks = {name: (bool(refused[name]), not runs.exporter, stack_names().index(name)) for runs, name in known.items()}
+    able = [name for name in sorted(ranks, key=ranks.__getitem__) if one.field not in refused[name]]
     value = one.value if isinstance(one.value, str | int) else shown(one.value)
     remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
     if able:
