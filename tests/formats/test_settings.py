@@ -160,6 +160,7 @@ SWIFT = "swift sft --model Qwen/Qwen3-8B --tuner_type lora --per_device_train_ba
         ("a.toml", FOREIGN, "3 of 5 words"),
         ("a.yaml", TUNED + "tasks: [mmlu]\nmax_seq_length: 4096\n", "torchtune's evaluation"),
         ("a.yaml", TUNED + "grpo_samples: 16\nforward_batch_size: 1\n", "GRPO"),
+        ("a.yaml", "tasks:\n  - name: build\n    run: make\n", "has no setting of a system that is read"),
         ("a.sh", SWIFT, "ms-swift"),
     ],
 )

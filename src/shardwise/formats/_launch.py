@@ -38,6 +38,7 @@ _OPEN = re.compile(r"(-1|[0-9]+-[0-9]+|gpu|cpu|xpu|auto)?|.*[$`].*", re.ASCII | 
 
 REMEDY = "give a file of a system that is read (docs/formats.md), or say it in flags"
 """What to do where a file is of no system that is read."""
+_TORCHTUNE = r"(?m)\A(?=[\s\S]*_component_: torchtune\.)[\s\S]*^"
 # Words of systems whose files are known when they are seen, and not read.
 _UNREAD = (
     (r"\bnemo_automodel\b|\bautomodel\s+(finetune|pretrain)\b", "NeMo Automodel"),
@@ -45,8 +46,8 @@ _UNREAD = (
     (r"--module \w+ --config \w+", "torchtitan 0.3, whose settings are functions in Python"),
     (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
     (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
-    (r"(?m)^(policy_model|valuemodel|value_model|reward_model|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),
-    (r"(?m)^(tasks|max_new_tokens):", "torchtune's evaluation or generation"),
+    (_TORCHTUNE + r"(\w+_model|valuemodel|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),
+    (_TORCHTUNE + r"(tasks|max_new_tokens):", "torchtune's evaluation or generation"),
     (r"--actor_model_name_or_path", "DeepSpeed-Chat's reinforcement learning"),
     (r"\blmdeploy\s+serve\b", "LMDeploy"), (r"\btext-generation-launcher\b", "TGI"),
     (r"\batom\.entrypoints\b", "ATOM"), (r"\bollama\s+(serve|run)\b|\bOLLAMA_", "Ollama"),
