@@ -262,7 +262,7 @@ def test_what_is_carried_is_what_a_full_queue_is_served_at(kind: str, seed: int)
     assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.05)
 
 
-@pytest.mark.parametrize("seed", [308, 317, 323])
+@pytest.mark.parametrize("seed", [309, 317, 323])
 def test_a_queue_that_begins_by_and_by_is_served_at_the_capacity(seed: int) -> None:
     """Equal answers whose prompts came one by one, and prompts of more than a step: within 3 % of a run."""
     drawn = drawn_of("replica", seed)

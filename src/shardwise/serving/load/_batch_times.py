@@ -13,6 +13,7 @@ from shardwise.serving.load._requests import LengthMoments
 
 # Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
 FULL = 0.97
+_ROUNDS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,17 @@ def _own_batch(b: BatchLoad[X]) -> X:
 def exponential(x: X) -> X:
     """Return e to any number."""
     return raised(math.e, x)
+
+
+def bunched(ended: X, arrivals: X) -> X:
+    """Return the mean of Poisson numbers of prompts that are, where there are any, as many as equal answers that end.
+
+    Who came in a decode step, and in the prompts that followed on it, end in one step: no fewer steps have none.
+    """
+    size = mean = ended / (1 - exponential(-1 * arrivals))
+    for _ in range(_ROUNDS):
+        mean = size * (1 - exponential(-1 * mean))
+    return mean
 
 
 def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:

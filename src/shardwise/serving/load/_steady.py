@@ -29,6 +29,7 @@ from shardwise.serving.load._batch_times import (
     BatchLoad,
     BatchTimes,
     beside_seconds,
+    bunched,
     first_token,
     lingering_seconds,
     mean_of,
@@ -119,14 +120,15 @@ class Replicas:
     @cached_property
     def _seconds(self) -> Any:
         """Seconds for each request that ends while so many sequences run and others wait; with more of them no more."""
-        p, steps = self.prices, max(self.moments.steps, 1e-9)
+        p, steps, equal = self.prices, max(self.moments.steps, 1e-9), self.moments.overlap > _EQUAL
         # No more end in a step than begin in one, of prompts that are cut less than one.
-        ended = np.minimum(p.counts / steps, p.together if self.policy.mixed else np.inf)
-        # Between as many as end in a step and as many as fit: a queue begins with those who came one by one.
-        most = np.maximum(ended, np.minimum(p.together, p.counts)) if self.moments.overlap > _EQUAL else ended
-        added = called(self._added(np.sqrt(ended * most)), OWN_PROMPT)
-        found = np.minimum.accumulate(p.decode / ended + added, axis=-1)
-        return np.where(self.batches.many > 1, self._cycle_seconds(), found)
+        bunch = ended = np.minimum(p.counts / steps, p.together if self.policy.mixed else np.inf)
+        for _ in range(_ROUNDS if equal and not self.policy.mixed else 0):
+            bunch = bunched(ended, ended / (1 + ended * np.asarray(self._added(bunch)) / p.decode))
+        if equal and self.policy.mixed:  # Between as many as end in a step and as many as fit.
+            bunch = np.sqrt(ended * np.maximum(ended, np.minimum(p.together, p.counts)))
+        found = p.decode / ended + called(self._added(bunch), OWN_PROMPT)
+        return np.where(self.batches.many > 1, self._cycle_seconds(), np.minimum.accumulate(found, axis=-1))
 
     @cached_property
     def full_seconds(self) -> Any:
