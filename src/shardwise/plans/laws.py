@@ -115,9 +115,12 @@ def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]
 
     A length of 0 leaves the laws of the sequence out.
     """
-    problems = field_problems(plan)
-    if problems.items:
-        return tuple(problems.items)
+    return tuple(field_problems(plan).items) or law_problems(model, plan, seq_len)
+
+
+def law_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
+    """Return every law that a plan breaks whose fields are right one by one."""
+    problems = Problems()
     blocks = tuple(all_blocks(model))
     tensor_laws(model, blocks, plan, problems)
     expert_laws(model, blocks, plan, problems)

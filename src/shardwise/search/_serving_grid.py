@@ -87,13 +87,12 @@ class ServingGrid:
 
     def _judged_plan(self, plan: Plan) -> tuple[Plan, tuple[Problem, ...]]:
         """Return a complete plan and what is wrong with it; laws of fewer fields first, each asked once a value."""
-        legal = replace(plan, sequence_parallel=plan.tp > 1)
         stage = plan.tp * plan.dp % (plan.ep * plan.etp) == 0
         asked = (((plan.tp,), tensor_laws), ((plan.tp, plan.ep, plan.etp, stage), expert_laws))
         for key, law in asked:
             if key not in self._laws_said:
                 found = Problems()
-                law(self.model, self._blocks, legal, found)
+                law(self.model, self._blocks, replace(plan, sequence_parallel=plan.tp > 1), found)
                 self._laws_said[key] = tuple(found.items)
             if self._laws_said[key]:
                 return plan, self._laws_said[key]

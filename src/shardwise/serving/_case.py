@@ -5,15 +5,16 @@ A `ServingCase` holds what stays the same for all plans: model, cluster, job, en
 
 from __future__ import annotations
 
-from dataclasses import MISSING, field, fields
+from dataclasses import field, fields
 from functools import cached_property
+from typing import Any
 
 from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
-from shardwise.plans.laws import domain_problems, field_problems, is_count, plan_problems
+from shardwise.plans.laws import domain_problems, field_problems, is_count, law_problems
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
@@ -92,6 +93,7 @@ _TRAINING_ONLY = {
     "tp2": "is the second axis of a training layout",
     "panels": "belong to a training layout",
 }
+_NEUTRAL: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in _TRAINING_ONLY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +184,12 @@ def _is_number(value: object) -> bool:
 
 
 def _only_training(plan: Plan, found: Problems) -> None:
-    for one in fields(Plan):
-        value = getattr(plan, one.name)
-        default = one.default if one.default is not MISSING else ()
+    for name, default in _NEUTRAL.items():
+        value = getattr(plan, name)
         # 0 asks training to deduce the micro-batch; here it says nothing.
-        if one.name in _TRAINING_ONLY and value not in (default, 0 if one.name == "micro_batch" else default):
+        if value not in (default, 0 if name == "micro_batch" else default):
             shown = default if default != () else "none"
-            found.add(one.name, value, _TRAINING_ONLY[one.name], f"leave it at {shown}")
+            found.add(name, value, _TRAINING_ONLY[name], f"leave it at {shown}")
 
 
 def _replicas(question: ServingQuestion, plan: Plan, found: Problems, notes: list[str]) -> Plan:
@@ -230,10 +231,9 @@ def complete_plan(question: ServingQuestion, found: Problems, notes: list[str]) 
         notes.append(
             f"stage_layers {','.join(map(str, plan.stage_layers))}: {question.model.num_layers} layers over {plan.pp}"
         )
-    neutral = {name: f.default for f in fields(Plan) if (name := f.name) in _TRAINING_ONLY and f.default is not MISSING}
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
-    legal = replace(plan, sequence_parallel=plan.tp > 1, **neutral)
-    found.items += [*plan_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
+    legal = replace(plan, sequence_parallel=plan.tp > 1, **_NEUTRAL)
+    found.items += [*law_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
     return replace(legal, sequence_parallel=False)
 
 
