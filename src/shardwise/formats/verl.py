@@ -26,7 +26,6 @@ from shardwise.units import counted
 _TABLE = "verl.toml"
 _A, _M, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.fsdp_config."
 _G, _O = _A + "megatron.", _A + "optim.override_optimizer_config."
-_OVERRIDES = _G + "override_transformer_config."
 _ADAPTER = _trainer.AdapterKeys(
     rank=_M + "lora_rank", alpha=_M + "lora_alpha", dropout="", targets=_M + "target_modules", saved="",
     usual_rank=8, usual_targets=("all-linear",),

@@ -12,7 +12,6 @@ from shardwise.measured._comparison import (
     BY,
     Comparison,
     Errors,
-    FitCounts,
     Prediction,
     assumptions,
     errors_of,
@@ -23,9 +22,9 @@ from shardwise.measured._comparison import (
     summary,
 )
 from shardwise.measured._context import Context, cluster_of
-from shardwise.measured._frameworks import Framework, framework_of, frameworks, matches
+from shardwise.measured._frameworks import framework_of, frameworks, matches
 from shardwise.measured._inference import InferenceRows
-from shardwise.measured._record import BlankRule, Record, read, refuse, rules, words
+from shardwise.measured._record import Record, read, refuse, rules, words
 from shardwise.measured._run import (
     INFERENCE,
     KINDS,
@@ -39,4 +38,4 @@ from shardwise.measured._run import (
     read_table,
     validate,
 )
-from shardwise.measured._training import WEIGHTY, Predicted, TrainingQuestion, TrainingRows, question_of, report_of
+from shardwise.measured._training import Predicted, TrainingRows

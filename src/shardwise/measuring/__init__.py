@@ -22,7 +22,6 @@ from shardwise.measuring._device import (
     SHAPES,
     Machine,
     Measurement,
-    catalogue_key,
     constants_name,
     copies_of,
     describe,
