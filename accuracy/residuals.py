@@ -188,8 +188,9 @@ def paired_of(pairs: Sequence[tuple[str, float]]) -> Paired | None:
     if len(counts) < FEWEST_SOURCES:
         return None
     ordered = sorted((log, 1 / math.sqrt(counts[source])) for source, log in pairs)
-    wanted = SHARE * sum(weight for _, weight in ordered)
-    within = next(i for i, passed in enumerate(accumulate(weight for _, weight in ordered)) if passed >= wanted)
+    # Their own last sum is the whole: from Python 3.12 on `sum` rounds otherwise.
+    passed = [*accumulate(weight for _, weight in ordered)]
+    within = next(i for i, weight in enumerate(passed) if weight >= SHARE * passed[-1])
     return Paired(log=ordered[within][0], pairs=len(pairs), source=", ".join(sorted(counts)))
 
 
