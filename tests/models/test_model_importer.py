@@ -238,7 +238,7 @@ def test_a_quantised_checkpoint_says_how(section: object, expected: str) -> None
 
 def test_keys_that_are_not_understood_are_listed() -> None:
     """A key that the family does not read is named, unless it changes nothing."""
-    model = model_from_config({**LLAMA, "wings": 2, "rope_theta": 1e4})
+    model = model_from_config({**LLAMA, "wings": 2, "rope_theta": 1e4, "architectures": ["LlamaForCausalLM"]})
     assert "ignored: wings" in model.assumptions
 
 
@@ -261,6 +261,7 @@ def test_an_unknown_type_with_llamas_keys_is_read_as_llama() -> None:
         ({"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 78}, "ngram_vocab_size_ratio"),
         ({"model_type": "mimo", "num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         ({"model_type": "new", "layer_types": ["linear_attention", "full_attention", "full_attention"]}, "layer_types"),
+        ({"architectures": ["LoopedLlamaForCausalLM"], "num_loops": 4}, "num_loops"),
         ({"draft_vocab_size": 32, "architectures": ["LlamaForCausalLMEagle3"]}, "another model's states"),
         ({"model_type": "qwen3", "head_dim": 8, "dflash_config": {"causal": True}}, "another model's states"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
@@ -41,6 +42,8 @@ _CROSSES = ("is_encoder_decoder", "add_cross_attention")
 _DRAFTS = ("draft_vocab_size", "dflash_config", "medusa_num_heads", "eagle_config")
 _GUESSED = "read as llama because it has its keys: no biases or norms beyond"
 _AS_LLAMA = "write model_type llama where its layers are Llama's and these keys change none"
+# What a class is for, behind the family in its name.
+_PURPOSE = re.compile(r"((LMHead|DoubleHeads|Decoder)?Model)?(For[A-Z]\w*)?$")
 
 
 def architecture_from_config(
@@ -88,6 +91,9 @@ def _read(file: LanguageModelKeys, overrides: Mapping[str, Any], notes: Sequence
     strange = config.not_understood()
     if strange and any(note.endswith(_GUESSED) for note in more):
         raise InputError([Problem("model_type", stated, _why_not([], strange, alone=True), _AS_LLAMA)])
+    if strange and (own := _own_class(file.keys)):
+        rule = f"is a class of its own, of which {', '.join(strange)} may change layers"
+        raise InputError([Problem("architectures", own, rule, "leave it out where these keys change none")])
     return replace(model, quantization=quantization, assumptions=assumptions)
 
 
@@ -130,6 +136,16 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
     beyond = [what for what, tell in _BEYOND.items() if any(keys.get(key) not in (None, 0, False) for key in tell)]
     rule = f"has {', '.join(beyond)}, which is not understood" if beyond else _why_not(missing, strange, alone)
     raise InputError([Problem("model_type", word, rule, _near(word))])
+
+
+def _own_class(keys: Mapping[str, Any]) -> str:
+    """Return the class of a file whose code no family here has, empty where it has none or one that is known."""
+    named = keys.get("architectures")
+    # Sorted, since words of a class stand in another order at times: HunYuanMoEV1 of hunyuan_v1_moe.
+    known = {tuple(sorted(_letters(name.lower()))) for name in (*FAMILIES, *SAME_AS, *TEXT_OF, *wrappers())}
+    classes = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+    spelled = ((one, sorted(_letters(_PURPOSE.sub("", one, count=1).lower()))) for one in classes)
+    return next((one for one, letters in spelled if tuple(letters) not in known), "")
 
 
 def _why_not(missing: list[str], strange: list[str], alone: bool) -> str:
