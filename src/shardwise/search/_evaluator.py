@@ -35,7 +35,7 @@ from shardwise.search._program import CELLS, PLACE, ROW, SPLIT, Program, axis_of
 from shardwise.search._result import PlanCounts
 
 # Plans of a job that are timed at each visit to it.
-_VISITS = (128, 2**62)
+_VISITS = (512, 2**62)
 # Jobs share the rows of another one of which they run at least so many: columns are gathered once for all.
 _SHARED = 0.7
 

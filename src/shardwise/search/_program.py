@@ -85,15 +85,25 @@ _Line = tuple[str, Callable[..., Any] | None, Sequence[int], int, int]
 
 
 _ARENA: dict[tuple[int, int], Any] = {}
+# The shapes that were asked for of each piece of memory: to cut one out takes as long as an operation on few numbers.
+_VIEWS: dict[tuple[int, int, tuple[int, ...]], Any] = {}
+_MOST_VIEWS = 20_000
 
 
 def _memory(level: int, slot: int, shape: tuple[int, ...]) -> Any:
     """Return memory for a result; it is kept between runs and grows where it must."""
-    size = shape[0] if len(shape) == 1 else shape[0] * shape[1]
-    kept = _ARENA.get((level, slot))
-    if kept is None or len(kept) < size:
-        kept = _ARENA[level, slot] = np.empty(max(size, 1))
-    return kept[:size].reshape(shape)
+    view = _VIEWS.get((level, slot, shape))
+    if view is None:
+        size = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+        kept = _ARENA.get((level, slot))
+        if kept is None or len(kept) < size:
+            # Views of what it was are as good as new ones until then, but would keep it.
+            _VIEWS.clear()
+            kept = _ARENA[level, slot] = np.empty(max(size, 1))
+        elif len(_VIEWS) > _MOST_VIEWS:
+            _VIEWS.clear()
+        view = _VIEWS[level, slot, shape] = kept[:size].reshape(shape)
+    return view
 
 
 class Program:
@@ -250,7 +260,7 @@ class Program:
                 elif op in spread:
                     if spread[op] is None:
                         spread[op] = shape.spread(op)
-                    values[into] = np.take(values[args[0]], spread[op], axis=-1, out=out, mode="clip")
+                    values[into] = values[args[0]].take(spread[op], axis=-1, out=out, mode="clip")
                 else:
                     values[into] = evaluate(op, *[values[a] for a in args])
         return {**self.plain, **{name: values[place] for name, place in self._results.items()}}
