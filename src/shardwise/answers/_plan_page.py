@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -199,12 +199,22 @@ def _difference(found: TrainingResult, report: Any) -> str:
     first, own = choice_words(found, best, found.best[0].case), choice_words(found, other, report.case)
     said = [mine for one, mine in zip(first, own, strict=True) if one != mine]
     names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
-    said += [f"{n.replace('_', ' ')} {_word(getattr(other, n))}" for n in names]
+    said += [_field_words(name, getattr(other, name)) for name in names]
     return ", ".join([*said, *_no_launch(report.case, other)]) or "the same plan"
 
 
-def _word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+def _field_words(name: str, value: object) -> str:
+    """Return a field of a plan and its value in words.
+
+    >>> _field_words("micro_batch", 2), _field_words("sequence_parallel", False), _field_words("stage_layers", ())
+    ('micro-batch 2', 'no sequence-parallel', 'usual stage-layers')
+    """
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, tuple):
+        return f"{name} {','.join(map(str, value))}" if value else f"usual {name}"
+    return f"{name} {value}"
 
 
 def _described(found: TrainingResult, report: TrainReport | FrontPlan) -> str:
@@ -275,7 +285,22 @@ def _ranges(ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPlan[Any]], list[
         least, most = (pick(getattr(tie.plan, name) for tie in ties) for pick in (min, max))
         if most > 1:
             yield f"{name} {most}" if least == most else f"{name} {least} to {most}"
-    yield from dict.fromkeys(word for tie in ties for word in more(tie))
+    yield from _spans(dict.fromkeys(word for tie in ties for word in more(tie)))
+
+
+def _spans(words: Iterable[str]) -> list[str]:
+    """Return words, those that differ in one number alone as one with its range.
+
+    >>> _spans(["6 x h100", "batch 64", "2 x h100", "4 x b200", "fp8"])
+    ['2 to 6 x h100', 'batch 64', '4 x b200', 'fp8']
+    """
+    found: dict[str, list[int]] = {}
+    for word in words:
+        number = next(filter(str.isdecimal, word.split()), "")
+        pattern = f" {word} ".replace(f" {number} ", " {} ", 1) if number else word
+        found.setdefault(pattern.strip(), []).extend([int(number)] if number else [])
+    ends = (" to ".join(map(str, sorted({min(n), max(n)}))) if n else "" for n in found.values())
+    return [pattern.format(end) for pattern, end in zip(found, ends, strict=True)]
 
 
 def explain_ties(page: Page, headline: str) -> None:
