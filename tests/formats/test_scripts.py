@@ -192,6 +192,14 @@ LAUNCHES: dict[str, tuple[int, int, str]] = {
     "torchrun --nproc_per_node 8 --nnodes 1:4": (32, 8, ""),
     "torchrun --nproc_per_node 8 --nnodes 2 --nproc_per_node 4": (8, 4, ""),
     "torchrun --nnodes 2": (0, 0, ""),
+    # pytorch/torchtitan multinode_trainer.slurm: what another command prints has words of its own
+    'A=$(srun --nodes=1 --ntasks=1 hostname)\nsrun torchrun --nnodes 4 --nproc_per_node 8 --rdzv_endpoint "$A:1"': (
+        32,
+        8,
+        "",
+    ),
+    "srun bash -c 'torchrun --nproc_per_node 8 --nnodes 2 --rdzv_endpoint $(srun -N 1 hostname):29500'": (16, 8, ""),
+    "torchrun --nproc_per_node 8 --nnodes 2 --master_addr `scontrol show -N hostnames | head -n 1`": (16, 8, ""),
     "torchrun --nproc_per_node gpu": (0, 0, ""),
     "python -m torch.distributed.run --nproc_per_node 8 --nnodes=$NNODES": (0, 8, ""),
     "NNODES=4\ntorchrun --nproc_per_node 8 --nnodes $NNODES": (32, 8, ""),

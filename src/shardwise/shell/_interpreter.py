@@ -6,7 +6,6 @@ A variable that the script does not set stays as "${NAME}", so that whoever read
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from shardwise.errors import cut
 from shardwise.shell._arithmetic import matches, test, value_of
 from shardwise.shell._lexer import Budget, Word, whole_of
 from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
+from shardwise.shell._words import WORD
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
 _NESTED = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"  # brackets of three levels
@@ -174,7 +174,7 @@ class Shell:
         value = value_of(expanded, self._known_name)
         if value is not None:
             return str(value)
-        return "$((" + _WORD.sub(lambda one: self._known_name(one[0]) or one[0], expanded) + "))"
+        return "$((" + WORD.sub(lambda one: self._known_name(one[0]) or one[0], expanded) + "))"
 
     def _known_name(self, name: str) -> str | None:
         value = self.value(name)
@@ -328,27 +328,6 @@ def commands_of(text: str, variables: Mapping[str, str] | None = None, budget: B
     return shell
 
 
-_NAMED = re.compile(r"\$\{?([A-Za-z_0-9]\w*)", re.ASCII)
-_WORD = re.compile(r"(?<![\w$])[A-Za-z_]\w*", re.ASCII)
-
-
-def left_open(text: str) -> tuple[str, str] | None:
-    """Return why a word has no value, and what gives it one; None for a word without an open place.
-
-    >>> left_open("${TP}"), left_open("8")
-    (('depends on $TP, which the script does not set', 'give --set TP=VALUE'), None)
-    >>> left_open("$((ISL + 20))")[1], left_open("$(nvidia-smi -L)")[1]
-    ('give --set ISL=VALUE', 'write in the script what it prints')
-    """
-    if not re.search(r"\$[\w{(]", text, re.ASCII):
-        return None
-    if re.search(r"\$\((?!\()", text):
-        return "is what a command prints, and no command is run", "write in the script what it prints"
-    found = _NAMED.search(text) or _WORD.search(text)
-    name = found[found.lastindex or 0] if found else "VARIABLE"
-    return f"depends on ${name}, which the script does not set", f"give --set {name}=VALUE"
-
-
 def _slurm(text: str) -> dict[str, str]:
     """Return the variables that Slurm sets from the directives of a script."""
     names = {
@@ -366,23 +345,3 @@ def _slurm(text: str) -> dict[str, str]:
             if whole_of(number) is not None:
                 directives |= dict.fromkeys(names.get(key, ()), number)
     return directives
-
-
-def flat(words: Sequence[str]) -> list[str]:
-    """Return words with those that hold a whole command line cut open, and <what is to be filled in> put together.
-
-    >>> flat(["srun", "bash", "-c", "python a.py --x 1"])
-    ['srun', 'bash', '-c', 'python', 'a.py', '--x', '1']
-    """
-    names: list[str] = []
-    for word in words:
-        if re.search(r"\s--?\w", word) or (" " in word and ".py" in word):
-            try:
-                names += flat(shlex.split(word))
-            except ValueError:
-                names.append(word)
-        elif names and names[-1].startswith("<") and not names[-1].endswith(">") and not word.startswith("--"):
-            names[-1] += " " + word
-        else:
-            names.append(word)
-    return names
