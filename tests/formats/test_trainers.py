@@ -627,6 +627,28 @@ def test_what_a_trainer_cannot_say_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "devices"),
+    [
+        ("a.yaml", "base_model: a\ndp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n", 16),
+        ("a.yaml", "base_model: a\ndp_shard_size: 4\ntensor_parallel_size: 2\n", 0),
+        (
+            "a.toml",
+            "[training]\nseq_len = 8\n[parallelism]\ndata_parallel_shard_degree = 4\ncontext_parallel_degree = 2\n",
+            8,
+        ),
+        ("a.toml", "[training]\nseq_len = 8\n[parallelism]\ndata_parallel_shard_degree = -1\n", 0),
+        ("a.yaml", "model: {_component_: torchtune.models.llama3.llama3_8b}\ndata_parallel_shard_dim: 4\n", 4),
+    ],
+)
+def test_a_file_that_states_every_degree_means_so_many_devices(
+    name: str, text: str, devices: int, tmp_path: Path
+) -> None:
+    """Degrees that are all stated are the devices, and what is left to the launcher is not."""
+    (tmp_path / name).write_text(text)
+    assert import_file(tmp_path / name).num_devices == devices
+
+
+@pytest.mark.parametrize(
     ("text", "field"),
     [
         ("base_model: a\nadapter: qlora\n", "adapter"),

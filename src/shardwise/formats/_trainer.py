@@ -256,11 +256,12 @@ def lasting(job: Training, steps: int) -> Training:
     return replace(job, token_budget=float(steps * job.tokens_per_step))
 
 
-def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding) -> Plan:
+def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding, copied: bool = False) -> Plan:
     """Return the degrees of a trainer's settings on a number of devices, 0 where that is not said.
 
-    `paths` name tp, cp, ep, shard and replicate; replicas that are not stated take what is left of the devices. Experts
-    are spread over replicas, and what is beside them over the ranks of a shard.
+    `paths` name tp, cp, ep, shard and replicate; shards that are not stated take what is left of the devices, and where
+    shards are, their copies do so if they are `copied`. Experts are spread over replicas, and what is beside them over
+    the ranks of a shard.
     """
     tp, cp, ep, shards, copies = (
         (keys.whole(paths[name]) or 0) if name in paths else 0 for name in ("tp", "cp", "ep", "shard", "replicate")
@@ -272,6 +273,10 @@ def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding
                 paths["replicate"], "is not beside experts that are spread: their ranks replicate it", "leave it out"
             )
         shards, copies = shards or max(devices // (used * ep), 1), max(copies, 1) * ep
+    elif copies > 1 and not shards and sharded != "none":
+        shards = max(devices // (used * copies), 1)
+    elif shards and not copies and copied:
+        copies = max(devices // (used * shards), 1)
     stated = max(shards, 1) * max(copies, 1) if shards or copies else 0
     if devices and devices % used:
         keys.fail(paths["tp" if tp > 1 else "cp"], f"x others = {used} must divide the {devices} devices", "change it")
@@ -291,6 +296,11 @@ def spread(keys: Keys, devices: int, paths: Mapping[str, str], sharded: Sharding
         sharding=grouped,
         shard=max(shards, 1) if grouped != sharding else 1,
     )
+
+
+def world(keys: Keys, devices: int, plan: Plan, *paths: str) -> int:
+    """Return the devices that are asked for, else those of a plan whose file states the settings at all the paths."""
+    return devices or (0 if any(keys.raw(path) in (None, -1) for path in paths) else plan.num_devices)
 
 
 def checkpointed(keys: Keys, mode: str, option: str, layers: int) -> tuple[Recompute, int]:

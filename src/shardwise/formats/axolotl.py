@@ -63,8 +63,9 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
     stack = _stack(keys, find_stack("axolotl") if launched is None else launched.stack)
+    devices = _trainer.world(keys, around.num_devices, plan, _SIZES["shard"], _SIZES["replicate"])
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
+        source, model=model, plan=plan, job=job, stack=stack, num_devices=devices,
         accumulation=0 if batch else steps,
     )  # fmt: skip
 
@@ -90,7 +91,8 @@ def _plan(keys: Keys, devices: int) -> Plan:
     sizes = dict(_SIZES)
     if keys.raw("sequence_parallel_degree") is not None:
         sizes["cp"] = "sequence_parallel_degree"
-    return _trainer.spread(keys, devices, sizes, sharding)
+    # utils/distributed.py _get_parallel_config_kwargs: copies that are not stated are what shards leave over.
+    return _trainer.spread(keys, devices, sizes, sharding, copied=True)
 
 
 def _fsdp(name: str) -> tuple[str, str]:

@@ -102,7 +102,8 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
     told = replace(stack.settings, fp8_recipe=recipe, keeps_products=kept, pipeline_runs=max(runs, 1))
     stack = replace(stack, settings=told)
-    return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=num_devices)
+    devices = _trainer.world(keys, num_devices, plan, _P + "data_parallel_shard_degree")
+    return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
 
 
 def _model(keys: Keys) -> Model | None:

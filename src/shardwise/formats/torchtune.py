@@ -77,7 +77,8 @@ def read(text: str, source: str = "torchtune.yaml", around: ImportContext = PLAI
     )
     job = _trainer.lasting(job, keys.whole("max_steps_per_epoch") or 0)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=_stack(keys), num_devices=devices,
+        source, model=model, plan=plan, job=job, stack=_stack(keys),
+        num_devices=_trainer.world(keys, devices, plan, _SIZES["shard"]),
         accumulation=0 if batch else steps,
     )  # fmt: skip
 
