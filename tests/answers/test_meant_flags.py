@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from command_line import run
@@ -31,6 +34,14 @@ def test_words_of_other_systems_name_the_flag(command: str, flag: str, says: str
     done = run(command, "gpt2", "--on", "8xh100", flag, "8")
     assert done.status == 2
     assert says in done.err
+
+
+def test_the_value_of_another_command_s_flag_is_not_a_model(tmp_path: Path) -> None:
+    """A flag that another command has takes its value with it, where a file names the model."""
+    (tmp_path / "a.sh").write_text("vllm serve meta-llama/Llama-3.1-8B\n")
+    for words in (("--rate", "2/s"), ("--no-such-thing", "2")):
+        done = run("infer", "--from", str(tmp_path / "a.sh"), "--on", "h100", *words, "--json")
+        assert [one["field"] for one in json.loads(done.out)["error"]["problems"]] == [words[0][2:].replace("-", "_")]
 
 
 @pytest.mark.parametrize(

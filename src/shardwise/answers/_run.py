@@ -338,11 +338,20 @@ def _remedy(key: str, command: Command) -> str:
     return f"did you mean {' or '.join(close)}? {lists}" if close else lists
 
 
+def _valued(key: str) -> bool:
+    """Return whether a flag of some command takes a value."""
+    flags = (other.flags.get(key) for other in _commands.every().values())
+    return any(flag is not None and not flag.kind.switch for flag in flags)
+
+
 def _report_unknown(found: ScannedWords, unknown: list[tuple[str, str | None]], command: Command) -> None:
-    """Add a problem for each unknown flag; a word after it is its value where there are words enough without."""
+    """Add a problem for each unknown flag; a word after it is its value where another command's flag takes one.
+
+    It is so too where there are words enough without, and where a file names what words would.
+    """
     for name, value in unknown[:MOST_NAMED]:
         key = name.lstrip("-").replace("-", "_")
-        spare = len(found.words) > len(command.positionals)
+        spare = len(found.words) > len(command.positionals) or "from" in found.given or _valued(key)
         if value is not None and value in found.words and spare:
             found.words.remove(value)
         found.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
