@@ -83,6 +83,7 @@ def test_a_price_is_named_by_who_asks_it() -> None:
         ("v5p-3", None, "multiple of 2"),
         ("8xh100-sxm-80gb", "nobody", "nebius:spot"),
         ("8xh100-sxm-80gb", "nebius:weekly", "on-demand"),
+        ("8xh100-sxm-80gb", "aws:1yr", "use on-demand, reserved or spot"),
         ("8xtpu-v4", "nebius", "give dollars"),
         ("p5", None, "use p5.4xlarge, p5.48xlarge or"),
         ("m2-pro", None, "use apple-m1-7core, apple-m1-max-32core, apple-m1-ultra-64core, apple-m2-max-38core"),

@@ -34,7 +34,7 @@ from shardwise.hardware._quantity import (
 from shardwise.records import dataclass, replace
 
 _TEXT = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(?:(\d{1,9})\s*[xX]\s*)?([A-Za-z./~].*)")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:[A-Za-z-]+)?")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z.-]*(:.*)?")
 _SHAPE = 'write "256xh100-sxm-80gb", or "32x8xh100-sxm-80gb" for 32 nodes of 8'
 
 # What may be given beside the device, by the CLI's names.
