@@ -44,6 +44,9 @@ def test_devices_stand_in_one_table() -> None:
         ((*TRAIN, "--solve", "seq_len"), "--seq-len", 128),
         ((*INFER, "--solve", "batch", "--max-tpot", "15ms"), "--batch", 1),
         ((*INFER, "--solve", "input_tokens", "--risk", "90%"), "--input-tokens", 1),
+        # Where one sequence alone is too slow or too dear, more are not.
+        ((*INFER, "--solve", "batch", "--min-rate", "1000", "--max-tpot", "15ms"), "--batch", 1),
+        ((*TRAIN, "--tokens", "1e9", "--solve", "seq_len", "--max-cost", "260"), "--seq-len", 128),
         ((*INFER, "--solve", "memory", "--batch", "64"), "--memory", -1e7),
         ((*INFER, "--solve", "memory_bandwidth", "--max-tpot", "5ms"), "--memory-bandwidth", -1e9),
         ((*INFER, "--solve", "price", "--max-cost", "2"), "--price", 1e-3),

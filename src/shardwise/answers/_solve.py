@@ -46,6 +46,10 @@ MONOTONE = (
     "rank",
     "adapters",
 )
+# A batch or a sequence that is too small misses these, and a larger one keeps them: dollars and seconds of a run of so
+# many tokens, dollars of a million, tokens a second.
+HELPED = frozenset({"max_cost", "max_time", "min_rate"})
+_DOUBLED = 2**10
 # Degrees and devices help one limit and hurt another: every one that may be is tried, from the smallest.
 SCANNED = ("devices", "tp", "tp2", "cp", "pp", "vpp", "dp", "ep", "etp")
 # Layers that lie on the host (llama.cpp) or are recomputed: every number is tried, the fastest first.
@@ -108,8 +112,12 @@ def solved(inputs: Inputs, width: int) -> Answer:
     def alone(value: float) -> Callable[[float], bool]:
         return _held_by(questions, field, tried[value].report)
 
+    def but(value: float) -> bool:
+        return at(value) or _spared(inputs, tried[value])
+
     searches = inputs.command == "plan" and kind_of(inputs) in ("train", "infer")
-    best = _sought(field, at, questions, alone if searches else None)
+    asked = HELPED & inputs.values.keys() or (inputs.command, field) == ("serve", "max_sequences")
+    best = _sought(field, at, questions, alone if searches else None, but if asked else None)
     points = [tried[value] for value in sorted(tried)]
     others = dict.fromkeys(one for point in points for one in point.problems if one.field not in ("plan", field))
     if best is None and others and (len(others) == 1 or all(p.report is None for p in points)):
@@ -179,7 +187,15 @@ def _typed(questions: Questions, field: str, best: float) -> dict[str, object]:
     return {field: _shown(field, best).replace(" ", "").replace(",", "")}
 
 
-def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None) -> float | None:
+def _spared(inputs: Inputs, point: VaryPoint) -> bool:
+    """Return whether a point keeps the verdict without the limits that more of a field may help."""
+    if point.report is None or inputs.command not in ("train", "infer"):
+        return False
+    others = replace(inputs, values={key: value for key, value in inputs.values.items() if key not in HELPED})
+    return point.keeps(others)
+
+
+def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None, but: Keeps | None) -> float | None:
     if field in REAL:
         digits = _FEW_DIGITS if questions.inputs.command == "plan" else _DIGITS
         return real(at, REAL[field], _first(field, questions), digits, alone)
@@ -187,7 +203,10 @@ def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None) ->
         return fewest(at, *_room(questions))
     if field in (*SCANNED, *SPLITS):
         return next((value for value in _candidates(field, questions) if at(value)), None)
-    return largest(at, _step(field, questions))
+    step = _step(field, questions)
+    if but is not None and questions.inputs.command not in ("train", "infer"):
+        but = (_DOUBLED * step).__ge__  # each of these takes a search or a load: few are asked
+    return largest(at, step, but)
 
 
 def _held_by(questions: Questions, field: str, report: Any) -> Keeps:

@@ -77,16 +77,31 @@ class _Line:
         return good, bad
 
 
-def largest(at: Keeps, step: int) -> float | None:
+def largest(at: Keeps, step: int, but: Keeps | None = None) -> float | None:
     """Return the largest multiple of a step that keeps the verdict.
+
+    Where the first does not, `but` is the verdict without what more may help: its last is then the one, or else one
+    of the doublings up to it leads there.
 
     >>> largest(lambda value: value <= 1000, 8)
     1000
+    >>> largest(lambda value: 40 <= value <= 1000, 8)
+    >>> [largest(lambda value: 40 <= value <= most, 8, lambda value: value <= 1000) for most in (1000, 100, 30)]
+    [1000, 96, None]
     """
     most = MOST_WHOLE // step
     line = _Line(keeps=at, value=lambda place: place * step, low=1, high=most, way=1)
     found = line.last(1, 1)
+    if found is None and but is not None:
+        end = replace(line, keeps=but).last(1, 1)
+        found = end if end is None or line.at(end) else _doubled(line, end)
     return None if found is None else found * step
+
+
+def _doubled(line: _Line, end: int) -> int | None:
+    """Return the last place that keeps the verdict beyond the first of the doublings that does, None without one."""
+    near = next((place for place in (2**i for i in range(1, end.bit_length())) if line.at(place)), None)
+    return None if near is None else line.last(near, near)
 
 
 def digit(index: int, digits: int) -> float:
