@@ -170,3 +170,17 @@ def test_no_modules_import_one_another() -> None:
                  for each in node.names)  # fmt: skip
         graph[name] = {next(one for one in (*some, "") if one in modules or not one) for some in names} - {""}
     assert tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def _writes_text_as_its_system_does(node: Any) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    mode = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else "r"
+    opened = getattr(node.func, "id", "") == "open" and isinstance(mode, str) and set("wax") & set(mode)
+    told = {"encoding", "newline"} <= {one.arg for one in node.keywords}
+    return getattr(node.func, "attr", "") == "write_text" or bool(opened and "b" not in mode and not told)
+
+
+def test_text_is_written_alike_on_every_system() -> None:
+    """Files of text have one kind of line end and one encoding, so that the same answer is the same bytes."""
+    assert not places(_writes_text_as_its_system_does)

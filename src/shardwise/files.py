@@ -5,6 +5,7 @@ Only regular files are read, links to them included: a pipe would wait for ever 
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -72,12 +73,16 @@ def decoded(data: bytes, path: str | os.PathLike[str], field: str = "file") -> s
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _fail(field, path, "is not UTF-8 text", "save the file as UTF-8") from None
+        raise _not_utf8(path, field) from None
 
 
 def read_csv_text(path: str | os.PathLike[str], field: str = "file") -> str:
-    """Return the text of a CSV file, whatever its letters beyond ASCII are."""
-    return read_file(path, CSV_BYTES, field).decode("utf-8-sig", errors="replace").replace("\0", "")
+    """Return the text of a CSV file, whatever its letters beyond ASCII are; raises `InputError` for UTF-16."""
+    data = read_file(path, CSV_BYTES, field)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # Read as bytes, its first column would have another name.
+        raise _not_utf8(path, field)
+    return data.decode("utf-8-sig", errors="replace").replace("\0", "")
 
 
 def read_json(path: str | os.PathLike[str], field: str = "file", constants: bool = False) -> Any:
@@ -253,6 +258,10 @@ def _check_regular(found: os.stat_result, name: str, field: str) -> None:
 
 def _unreadable(field: str, path: object, reason: str) -> InputError:
     return _fail(field, path, f"cannot be read ({' '.join(reason.split())})", "give a file")
+
+
+def _not_utf8(path: object, field: str) -> InputError:
+    return _fail(field, path, "is not UTF-8 text", "save the file as UTF-8")
 
 
 def _fail(field: str, path: object, rule: str, remedy: str) -> InputError:

@@ -172,7 +172,7 @@ def save(figure: Figure, path: str) -> None:
     """Write a figure as its file name ends: .svg, .png, .pdf, or .html with the SVG inside."""
     kind, paper = path.lower().rpartition(".")[2], _PAPERS[-1]
     if kind == "html":
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(page_of(str(figure.get_label()), svg_of(figure), paper.dark))
         return
     _prepare(figure, paper)

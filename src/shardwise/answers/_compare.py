@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from shardwise.answers._page import Page
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._run import ScannedWords, scan
 from shardwise.answers._train_tree import train_tree, without_residue
+from shardwise.answers._typed import split
 from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport
@@ -55,7 +55,7 @@ def _sides(inputs: Inputs) -> list[_Side]:
     found = []
     for file, name in zip(files, "ab", strict=True):
         try:
-            words = shlex.split(values.get(name, ""))
+            words = split(values.get(name, ""))
         except ValueError as error:
             raise fail(name, values[name], f"is not a list of flags ({error})", "close the quotation") from None
         kind = words.pop(0) if words and words[0] in ("train", "infer") else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from shardwise.answers._infer import ask
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
+from shardwise.answers._typed import quoted
 from shardwise.errors import InputError, Problem
 from shardwise.ledger.traced import Part, formula, operands, parts, plain, ratio
 from shardwise.records import dataclass, replace
@@ -180,7 +180,7 @@ def explain_page(at: ExplainedNumber, what: str, depth: int, words: Sequence[str
     page.blank()
     below = [b for b in _below(at) if b.node.op]
     if below:
-        command_lines(page, "DEEPER", [*words, f"--path {shlex.quote(below[0].typed)}"])
+        command_lines(page, "DEEPER", [*words, f"--path {quoted(below[0].typed)}"])
     return page
 
 

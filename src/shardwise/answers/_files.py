@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._converters import fail
+from shardwise.answers._typed import quoted
 from shardwise.files import check_tree, read_json, read_toml
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def write_case(path: str, case: dict[str, Any]) -> None:
 def write_text(path: str, text: str) -> None:
     """Write a text to a file; raises `InputError` when it cannot be written."""
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except (OSError, ValueError) as error:
         rule = f"cannot be written ({_reason(error)})"
@@ -80,7 +80,7 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
     >>> command_words("train", {"model": "gpt2", "on": "8xh100", "tp": 8, "overlap": False})
     ['shardwise train gpt2', '--on 8xh100', '--tp 8', '--no-overlap']
     """
-    first = ["shardwise", command, *([shlex.quote(str(values["model"]))] if "model" in values else [])]
+    first = ["shardwise", command, *([quoted(str(values["model"]))] if "model" in values else [])]
     found = [" ".join(first)]
     for key, value in values.items():
         if key in _LEFT_OUT or value is None:
@@ -90,9 +90,9 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
             found.append(f"--{dashed}" if value else f"--no-{dashed}")
         else:
             every = value if key == "vary" else (value,)
-            found += [f"--{dashed} {shlex.quote(_text(one))}" for one in every]
+            found += [f"--{dashed} {quoted(_text(one))}" for one in every]
     if "from_args" in values:
-        found += ["--", *map(shlex.quote, values["from_args"])]
+        found += ["--", *map(quoted, values["from_args"])]
     return found
 
 

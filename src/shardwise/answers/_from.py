@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._commands import command as found
 from shardwise.answers._inputs import Inputs
+from shardwise.answers._typed import joined
 from shardwise.errors import InputError
 from shardwise.formats import SERVERS, Imported
 from shardwise.records import replace
@@ -30,7 +30,7 @@ def take(inputs: Inputs) -> None:
     if inputs.command == "validate":
         return  # what a file says stands where rows are blank
     if "from_args" in inputs.values and _of_server(inputs):
-        words = shlex.join(inputs.values["from_args"])
+        words = joined(inputs.values["from_args"])
         inputs.fail("from_args", words, "is the command of a training, not of a server", "name the file by --from")
         return
     if _of_server(inputs):

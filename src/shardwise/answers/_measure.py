@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import statistics
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from shardwise.answers._files import write_text
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._listing import device_facts, figure
 from shardwise.answers._page import Page
+from shardwise.answers._typed import quoted
 from shardwise.errors import Problems
 from shardwise.hardware import Device, device_to_toml
 from shardwise.measuring import (
@@ -108,6 +108,6 @@ def _page(made: Device, rows: list[Measurement], files: list[str], width: int) -
     page.note("links between devices and nodes are not measured: --fast-bandwidth and --slow-bandwidth state them")
     page.blank()
     page.items(files, "dim")
-    folder = shlex.quote(str(Path(files[1]).parent))
+    folder = quoted(str(Path(files[1]).parent))
     page.add((f"use it: --catalogue {folder} --on 1x{made.name}", "dim"))
     return page

@@ -6,6 +6,7 @@ Glyphs differ as well as colours, so that a page pasted as plain text still says
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
@@ -175,12 +176,12 @@ def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Styl
 
 
 def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
-    """Append a command under a heading, broken into lines that a shell takes as one."""
+    """Append a command under a heading, broken into lines that a shell takes as one; those of Windows take one line."""
     page.blank()
     page.add((word, "bold"))
     lines, line = [], " " * 2
     for piece in words:
-        if len(line) + len(piece) + 3 > page.width and line.strip():
+        if len(line) + len(piece) + 3 > page.width and line.strip() and sys.platform != "win32":
             lines.append(line + " \\")
             line = " " * 4
         line += piece if not line.strip() else " " + piece
@@ -213,6 +214,25 @@ def wants_colour(stream: TextIO | None) -> bool:
         and stream.isatty()
         and not os.environ.get("NO_COLOR")
         and os.environ.get("TERM") != "dumb"
+        and _takes_colour(stream)
+    )
+
+
+def _takes_colour(stream: TextIO) -> bool:
+    """Return whether a terminal does what its escape sequences say; a console of Windows is asked to, once.
+
+    Source: "Console Virtual Terminal Sequences" of Microsoft (ENABLE_VIRTUAL_TERMINAL_PROCESSING, 4; Windows 10).
+    """
+    if sys.platform != "win32":
+        return True
+    import ctypes
+    import msvcrt
+
+    kernel, mode = ctypes.windll.kernel32, ctypes.c_ulong()
+    console = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))
+    # Without a mode it is no console of Windows but another's terminal, which says so by being one.
+    return not kernel.GetConsoleMode(console, ctypes.byref(mode)) or bool(
+        kernel.SetConsoleMode(console, ctypes.c_ulong(mode.value | 4))
     )
 
 

@@ -109,7 +109,7 @@ def plot_timeline(report: TrainReport, path: str, size: str = "page", dark: bool
     if path.lower().endswith(".json"):
         from shardwise.answers._trace import trace_tree
 
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
             json.dump(trace_tree(report, timeline), file, separators=(",", ":"), allow_nan=False)
         return timeline
     if path.lower().endswith(".pickle"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import WRITTEN, CaseFile, Inputs, known_keys, read_values
+from shardwise.answers._typed import joined
 from shardwise.errors import InputError, Problems, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
@@ -114,7 +114,7 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
             return word, [*words[:i], *words[i + 1 :]]
     plain = [word for word in words if not word.startswith("-")]
     if plain and _is_model(plain[0]):
-        line = shlex.join(["shardwise", "train" if len(words) > 1 else "count", *words])
+        line = joined(["shardwise", "train" if len(words) > 1 else "count", *words])
         raise fail("command", plain[0], "is a model, and no command stands before it", f"write for example `{line}`")
     path = _config_of(words)
     if path is not None:
@@ -159,7 +159,7 @@ def _name_the_kind(found: ScannedWords, words: Sequence[str], command: Command) 
         return
     (word,) = found.words
     if word not in kinds and not near(word, kinds, 1, 0.5):
-        line = shlex.join(["shardwise", command.name, kinds[0], *words])
+        line = joined(["shardwise", command.name, kinds[0], *words])
         rest = f"; in place of {kinds[0]} also {', '.join(kinds[1:])}"
         found.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
         found.words.insert(0, kinds[0])

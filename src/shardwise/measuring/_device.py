@@ -10,6 +10,8 @@ import os
 import platform
 import re
 import statistics
+import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
@@ -249,6 +251,17 @@ def _hertz() -> float:
     return max(map(float, clocks)) * 1e6 if clocks else 0.0
 
 
+def _memory_bytes() -> int:
+    """Return the bytes of this machine's memory."""
+    if sys.platform != "win32":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # MEMORYSTATUSEX of sysinfoapi.h: two words of 4 bytes, then seven of 8, the first of which is all of it.
+    status = struct.pack("<II7Q", 64, *[0] * 8)
+    held = ctypes.create_string_buffer(status, 64)
+    found = ctypes.windll.kernel32.GlobalMemoryStatusEx(held)
+    return int(struct.unpack_from("<Q", held, 8)[0]) if found else 0
+
+
 def _key(name: str, cores: int) -> str:
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"cpu-{words}-{cores}core"
@@ -271,7 +284,7 @@ def describe(device: str, name: str = "", key: str = "") -> Machine:
     full = name or _cpu_name()
     return Machine(
         key=key or _key(full, cores), device=device, full_name=full, cores=cores, threads=torch.get_num_threads(),
-        hertz=_hertz(), memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), torch_version=version,
+        hertz=_hertz(), memory_bytes=_memory_bytes(), torch_version=version,
         keeps_memory=keep_freed_memory(),
     )  # fmt: skip
 

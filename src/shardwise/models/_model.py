@@ -211,12 +211,12 @@ def find_model(word: str) -> str | None:
 
 
 def namesake(word: str) -> str | None:
-    """Return the catalogue name after which a copy is named: another owner's on the hub, or a folder; None for none.
+    r"""Return the catalogue name after which a copy is named: another owner's on the hub, or a folder; None for none.
 
-    >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("/data/Qwen2.5-7B-Instruct"), namesake("me/mine")
+    >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("D:\\data\\Qwen2.5-7B-Instruct"), namesake("me/mine")
     ('llama-3.1-8b', 'qwen2.5-7b', None)
     """
-    return find_model(word.rstrip("/").rpartition("/")[2])
+    return find_model(re.split(r"[/\\]", word.rstrip("/\\"))[-1])
 
 
 def _untuned(name: str) -> str:

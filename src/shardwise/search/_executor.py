@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Part = tuple[int, int]
 # Seconds after which an interrupt is looked for.
 MOMENT = 0.1
+# Windows waits for 63 handles at once (WaitForMultipleObjects, of which CPython keeps one).
+_MOST_WAITED = 60
 
 
 class PartTask(Protocol):
@@ -140,9 +142,9 @@ class ProcessExecutor:
     def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results as they come."""
         left = list(reversed(parts))
-        started = self.count
+        started = count = min(self.count, _MOST_WAITED) if sys.platform == "win32" else self.count
         with _held_interrupts() as raise_interrupt:
-            workers = _busy([_started(work) for _ in range(min(self.count, len(left)))], left, work.known)
+            workers = _busy([_started(work) for _ in range(min(count, len(left)))], left, work.known)
             try:
                 while workers or left:
                     raise_interrupt()
@@ -152,7 +154,7 @@ class ProcessExecutor:
                     # They go on with the next parts while the caller takes what they found.
                     workers = _busy(workers, left, work.known)
                     yield from results
-                    while left and len(workers) < self.count and started < self.count + self.renewed:
+                    while left and len(workers) < count and started < count + self.renewed:
                         started += 1
                         workers += _busy([_started(work)], left, work.known)
                     if not workers and left:

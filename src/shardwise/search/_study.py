@@ -109,7 +109,7 @@ class StudyFolder:
         """Keep other runs out of the folder; raises `InputError` where one is in it. A run that died holds nothing."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / ".lock", "w")  # noqa: SIM115 (held as long as the run)
+            file = open(self.path / ".lock", "wb")  # noqa: SIM115 (held as long as the run)
         except OSError as error:
             rule = f"cannot be written ({error.strerror})"
             raise InputError([Problem("out", str(self.path), rule, "name another folder")]) from None
