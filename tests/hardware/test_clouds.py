@@ -117,3 +117,11 @@ def test_names_that_people_type_are_understood(text: str) -> None:
     """Families with one instance, makers' machines, cards by their numbers, and counts before or behind a name."""
     found = Cluster.parse(text)
     assert (found.device.name, found.num_devices, found.devices_per_node) == TYPED[text]
+
+
+def test_a_price_says_for_how_long_it_is_reserved_and_only_then() -> None:
+    """The note of a reserved price has its term, and no other note has."""
+    for offer in offers():
+        for commitment in offer.usd:
+            before, _, _ = offer.price_note(commitment).partition(f", {offer.where}")
+            assert before.endswith(f", reserved ({offer.term})" if commitment == "reserved" else f", {commitment}")
