@@ -17,7 +17,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
 from shardwise.plans import CONTEXT_KINDS, Plan, Training
 from shardwise.plans._placement import GROUPS, named_groups
-from shardwise.training import CommReport, TrainingCase, comm
+from shardwise.training import CommReport, TrainingCase, TrainingOptions, comm
 from shardwise.training._comm import TITLES
 from shardwise.training._step import axis_seconds
 from shardwise.training._traffic_map import stage_of_ranks, talking_groups
@@ -88,6 +88,17 @@ def test_shapes_are_those_of_the_bytes(case: TrainingCase) -> None:
         for table in found.layers(index):
             for row in table.rows:
                 assert sum(prod(shape) for _, shape in row.weights) == pytest.approx(row.parameters)
+
+
+def test_a_message_that_is_sent_in_parts_has_the_shape_of_a_part() -> None:
+    """What user buffers send beside products, a rank's part at a time, is as many tokens as its bytes hold."""
+    plan, job = Plan(tp=8, sequence_parallel=True, micro_batch=1), Training(seq_len=512, global_batch=1)
+    buffered = TrainingOptions(stack="megatron-bridge")
+    found = comm(load_model("llama-3.1-8b"), Cluster.parse("8xh100"), plan, job, buffered)
+    sent = {(f.message.where, f.message.phase): f for f in found.flows[0] if f.message.verb == "all_gather"}
+    assert sent["qkv", "forward"].message.shape == (1, 64, 4096)
+    assert sent["qkv", "backward"].message.shape == (1, 512, 4096)
+    assert all(f.message.size_bytes == 2 * prod(f.message.shape) for f in sent.values())
 
 
 @given(cases(Wanted(max_devices=256, schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe"))))

@@ -302,7 +302,8 @@ class OneD(Layout[X]):
         tp = self.degrees.tp
         if not self.stack.overlap_tensor:
             return c
-        return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, hides="copied")
+        shape = (divide(c.shape[0], tp), *c.shape[1:])
+        return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, shape=shape, hides="copied")
 
     def _product(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))
