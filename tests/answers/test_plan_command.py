@@ -113,6 +113,18 @@ def test_nothing_that_will_do_is_status_1() -> None:
     assert done.tree["nearest"]["step_seconds"] > 1e-6
 
 
+def test_a_search_without_hope_names_savers_that_fit_together() -> None:
+    """Where no plan of a full fine-tune fits, its page and its JSON say what would, and the words for it do fit."""
+    words = ["llama-3.1-8b", "--on", "rtx-4090", "--seq-len", "4096", "--global-batch", "4"]
+    done = run("plan", "train", *words)
+    assert done.status == 1
+    assert "memory savers that fit together" in done.out
+    assert "--adapter lora --base nf4" in done.out
+    (memory,) = (row for row in run("plan", "train", *words, "--json").tree["rejected"] if row["name"] == "memory")
+    savers = memory["remedy"].partition(", or add ")[2].partition(" to the nearest")[0]
+    assert run("train", *words, "--recompute", "full", *savers.split()).status == 0
+
+
 def test_plan_train_under_limits() -> None:
     """Limits hold for what is found, and every plan that fell to one is counted."""
     free = run(*TRAIN, *SMALL, "--tokens", "10B", "--price", "2", "--json").tree

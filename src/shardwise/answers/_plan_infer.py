@@ -15,9 +15,10 @@ from shardwise.answers._files import command_words, save_best
 from shardwise.answers._infer import infer_changes, infer_tree
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.answers._plan_page import explain_ties, next_best, rejected, result_tree, ties_line, with_notes, wrapped
+from shardwise.answers._plan_page import next_best, rejected, result_tree, with_notes, wrapped
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
+from shardwise.answers._ties import explain_ties, ties_line
 from shardwise.answers._value_lists import on_devices, order_of
 from shardwise.errors import InputError
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu

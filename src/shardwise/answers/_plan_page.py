@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._described import describe_placed, placed_words, placement
 from shardwise.answers._evidence import show_band
 from shardwise.answers._page import Page, assumptions, command_lines, show_chance
-from shardwise.cost import spreads, tie_factor
-from shardwise.plans import DEGREES, Plan
+from shardwise.answers._ties import explain_ties, ties_line
+from shardwise.plans import Plan
 from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
@@ -142,12 +142,22 @@ def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tu
         page.blank()
     rejected(page, found.rejected)
     page.blank()
+    if not found.best and found.nearest is not None and not found.nearest.fits:
+        _savers(page, found.nearest)
     shown = found.best[0] if found.best else found.nearest
     assumptions(page, tuple(dict.fromkeys((*notes, *assumed(found.grid.case, shown)))))
     page.blank()
     if command:
         command_lines(page, "AGAIN" if found.best else "NEAREST", command)
     return page
+
+
+def _savers(page: Page, nearest: TrainReport) -> None:
+    """Append what would fit of the job where no plan of the space does: it may be more than a search was asked for."""
+    from shardwise.answers._train_page import proposals
+
+    proposals(page, nearest, ", added to NEAREST")
+    page.blank()
 
 
 def searched_on(found: TrainingResult, each: str = "{} x {}") -> str:
@@ -255,64 +265,6 @@ def _best(page: Page, found: TrainingResult) -> None:
         if report.unlaunched:
             page.note(", ".join(_no_launch(report.case, report.plan)), "yellow")
     explain_ties(page, found.options.headline)
-
-
-# Ties that are named one by one; of more the nearest are, and the others by the range of each degree.
-_NAMED, _NEAREST = 8, 5
-_TIED = [name for name in DEGREES if name != "vpp"]
-
-
-def ties_line(page: Page, ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPlan[Any]], list[str]]) -> None:
-    """Append which plans tie with one, each by its degrees, `more` words and how far it is predicted to be behind."""
-    if not ties:
-        return
-    named = ties if len(ties) <= _NAMED else ties[:_NEAREST]
-    said = [f"{' '.join([*_degrees(tie.plan), *more(tie)])} (+{tie.behind:.1%})" for tie in named]
-    rest = ties[len(named) :]
-    if rest:
-        last = max(tie.behind for tie in rest)
-        said.append(f"and {len(rest):,} more up to +{last:.1%}: {', '.join(_ranges(rest, more))}")
-    page.note("ties with " + ", ".join(said), "dim")
-
-
-def _degrees(plan: Plan) -> list[str]:
-    return [f"{name} {getattr(plan, name)}" for name in _TIED if getattr(plan, name) > 1] or ["one device"]
-
-
-def _ranges(ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPlan[Any]], list[str]]) -> Iterator[str]:
-    """Yield the range of each degree of some ties, then the other words that are said of them."""
-    for name in _TIED:
-        least, most = (pick(getattr(tie.plan, name) for tie in ties) for pick in (min, max))
-        if most > 1:
-            yield f"{name} {most}" if least == most else f"{name} {least} to {most}"
-    yield from _spans(dict.fromkeys(word for tie in ties for word in more(tie)))
-
-
-def _spans(words: Iterable[str]) -> list[str]:
-    """Return words, those that differ in one number alone as one with its range.
-
-    >>> _spans(["6 x h100", "batch 64", "2 x h100", "4 x b200", "fp8"])
-    ['2 to 6 x h100', 'batch 64', '4 x b200', 'fp8']
-    """
-    found: dict[str, list[int]] = {}
-    for word in words:
-        number = next(filter(str.isdecimal, word.split()), "")
-        pattern = f" {word} ".replace(f" {number} ", " {} ", 1) if number else word
-        found.setdefault(pattern.strip(), []).extend([int(number)] if number else [])
-    ends = (" to ".join(map(str, sorted({min(n), max(n)}))) if n else "" for n in found.values())
-    return [pattern.format(end) for pattern, end in zip(found, ends, strict=True)]
-
-
-def explain_ties(page: Page, headline: str) -> None:
-    """Append what makes plans tie."""
-    found = spreads()[headline].paired if headline else None
-    if found is not None:
-        page.blank()
-        page.note(
-            f"a row stands for all plans up to {tie_factor(headline) - 1:.0%} behind its first: of {found.pairs:,} "
-            "published pairs of plans of one job, 8 of 10 came within that of their predicted ratio",
-            "dim",
-        )
 
 
 def _marked(tie: TiedPlan[TrainingCase]) -> list[str]:

@@ -205,7 +205,8 @@ def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None, bu
         return next((value for value in _candidates(field, questions) if at(value)), None)
     step = _step(field, questions)
     if but is not None and questions.inputs.command not in ("train", "infer"):
-        but = (_DOUBLED * step).__ge__  # each of these takes a search or a load: few are asked
+        # Each of these takes a search or a load: few are asked.
+        return largest(at, step, lambda value: value <= _DOUBLED * step)
     return largest(at, step, but)
 
 

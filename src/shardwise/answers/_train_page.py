@@ -137,7 +137,7 @@ def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     if not verdict.fits:
         page.note(_nearest(report), "bold")
         if not any(c.fits for c in report.changes):
-            _proposals(page, report)
+            proposals(page, report)
 
 
 def _reach(page: Page, report: TrainReport, risk: float) -> None:
@@ -180,13 +180,13 @@ def _signed(value: float, show: Callable[[float], str]) -> str:
     return f"-{show(-value)}" if value < 0 else show(value)
 
 
-def _proposals(page: Page, report: TrainReport) -> None:
-    """Append savers that together make a plan fit, with what they cost."""
+def proposals(page: Page, report: TrainReport, to: str = "") -> None:
+    """Append savers that together make a plan fit, with what they cost; `to` says which plan they are added to."""
     found = report.proposals
     if not found:
         return
     fits = found[0].fits
-    page.label("NEXT", "memory savers that fit together" if fits else "no savers fit; the least is")
+    page.label("NEXT", ("memory savers that fit together" if fits else "no savers fit; the least is") + to)
     for one in found[:4]:
         host = f", {show_bytes(one.host_bytes)} on the host" if one.host_bytes else ""
         page.note(f"{one.flags} ({show_bytes(one.device_bytes)}{host}, step {show_seconds(one.step_seconds)})")
