@@ -90,7 +90,7 @@ def memory_bandwidth() -> float:
 class Run:
     """One search: its answer, seconds on the clock and of cores, how many parts were drawn, and of how many."""
 
-    found: TrainingResult
+    result: TrainingResult
     seconds: float
     busy: float
     drawn: int
@@ -104,7 +104,7 @@ class Run:
     @property
     def num_plans(self) -> int:
         """Plans of the parts that were searched: those that fell to laws, and the legal ones."""
-        return self.found.counts.legal + sum(self.found.partial.rejected.values())
+        return self.result.counts.legal + sum(self.result.partial.rejected.values())
 
 
 def _busy() -> float:
@@ -127,7 +127,7 @@ def run(case: tuple[Any, ...], space: SearchSpace, options: SearchOptions, worke
 
 def show(title: str, done: Run, workers: int) -> None:
     """Print the figures of one search."""
-    found, counts = done.found, done.found.counts
+    found, counts = done.result, done.result.counts
     kib = [resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(f"\n{title}, {workers} workers")
     searched_parts = f"{done.num_plans:,} of them searched, in {done.drawn:,} of {done.parts:,} parts"
@@ -148,7 +148,7 @@ def show(title: str, done: Run, workers: int) -> None:
 
 def compare(whole: Run, each: Run, rates: list[peers.Rate]) -> None:
     """Print the rates of the peers, and how many times as fast the search is; all of one core."""
-    ran = each.found.counts.evaluated / each.busy
+    ran = each.result.counts.evaluated / each.busy
     print("\nplans a second of one core: tried (what laws refuse included), and ran (memory and time computed)")
     print(f"{'':38}{'tried':>14}{'ran':>14}{'tried here':>14}{'ran here':>12}{'with bounds':>14}")
     print(f"{'shardwise, every plan':38}{each.tried_per_core_second:>14,.0f}{ran:>14,.0f}")
@@ -190,7 +190,7 @@ def _user_seconds(words: str, env: dict[str, str], runs: int) -> float:
 def common(case: tuple[Any, ...], rates: list[peers.Rate]) -> None:
     """Print the time to answer on the space that Calculon searches too, and its own."""
     done = run(case, COMMON, SearchOptions(explore=True), 1)
-    print(f"\ntime to answer, one core: {done.found.num_plans:,} plans of a space that both search")
+    print(f"\ntime to answer, one core: {done.result.num_plans:,} plans of a space that both search")
     print(f"{'shardwise':38}{done.busy:>14,.2f} s")
     for rate in rates:
         if rate.name.startswith("Calculon"):
@@ -233,7 +233,7 @@ def main() -> None:
     rates = peers.calculon(given.calculon, given.python, 10) if given.calculon else []
     common(case, rates)
     rates += peers.estimates(given.estimates, given.python, 10) if given.estimates else []
-    if rates and each.found.counts.legal:
+    if rates and each.result.counts.legal:
         compare(whole, each, rates)
 
 

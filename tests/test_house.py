@@ -137,6 +137,29 @@ def test_a_fact_is_asked_for_where_it_lives(fact: str) -> None:
     assert places(asks, *homes) == []
 
 
+# What any value may be called, and so says of none what it is.
+VAGUE = {"found", "said", "told", "held", "beside", "taken"}
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module gives: of functions, parameters, variables and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node.lineno, node.name.lstrip("_")
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def test_names_say_what_they_are() -> None:
+    """No value is called by a participle that fits any value, and no class is defined twice."""
+    named = ((path, line, name) for path, tree in trees().items() for line, name in _names(tree))
+    assert [f"{path}:{line}: {name}" for path, line, name in named if name in VAGUE] == []
+    classes = [node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert sorted(name for name in set(classes) if classes.count(name) > 1) == []
+
+
 def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
     """Yield the imports of a module, those in functions too; what only type checkers see is not loaded."""
     for child in (one for part in ("body", "orelse", "handlers", "finalbody") for one in getattr(node, part, [])):

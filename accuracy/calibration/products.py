@@ -10,7 +10,7 @@ import numpy as np
 
 from accuracy.calibration.minimise import STEP, Squares
 from accuracy.calibration.tables import FAMILIES, INSIDE, Table, errors, folds, pick, size, summary, where
-from accuracy.kernels.products import held_share, moved_bytes, quantise_seconds, replayed
+from accuracy.kernels.products import cached_share, moved_bytes, quantise_seconds, replayed
 from accuracy.kernels.tables import ENGINES, maxima_seconds, tables
 from accuracy.kernels.ticks import Ticks, ticks_of
 from accuracy.kernels.types import types_of
@@ -57,7 +57,7 @@ def parts(table: Table, family: str, dtype: str) -> dict[tuple[str, str], Table]
 def cached(rows: Table, key: tuple[str, str], dtype: str) -> Any:
     """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache."""
     found, shapes = find_device(key[0]).device, zip(rows["m"], rows["n"], rows["k"], strict=True)
-    return np.array([held_share(found, ENGINES[key[1]], dtype, shape) for shape in shapes])
+    return np.array([cached_share(found, ENGINES[key[1]], dtype, shape) for shape in shapes])
 
 
 def predicted(rows: Table, key: tuple[str, str], row: dict[str, Any], dtype: str) -> Any:

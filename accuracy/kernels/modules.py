@@ -161,7 +161,7 @@ def _own_decode(m: Module, tokens: float) -> float:
     return costed_seconds(costs, decode_parts(products.datasheet_of(m.device, "bf16"), cached))
 
 
-def held_share(m: Module, moved: float) -> float:
+def cached_share(m: Module, moved: float) -> float:
     """Return the share of the seconds of reading its weights that the last cache saves when a module is replayed.
 
     Halves of the cache of devices with two each hold what both read.
@@ -206,7 +206,7 @@ def _streamed(m: Module, op: Op[float]) -> float:
 def parts(m: Module) -> dict[str, float]:
     """Return seconds of a module by operator."""
     ops = operators(m)
-    held = held_share(m, sum(op.forward_bytes for op in ops))
+    held = cached_share(m, sum(op.forward_bytes for op in ops))
     found = {}
     for op in ops:
         if op.kind == "attention":

@@ -120,20 +120,20 @@ def product(record: Record, device: Device) -> float:
     dtype, engine = record.text("dtype"), record.text("engine")
     called = host_seconds(engine, dtype, device.name, (m, n, k))
     if not called:
-        held = held_share(device, ENGINES.get(engine, ""), dtype, (m, n, k))
+        held = cached_share(device, ENGINES.get(engine, ""), dtype, (m, n, k))
         return timed(record, device, dtype, (m, n, k, 1.0), held)
     record.assume(f"{engine} in {dtype}: called from the host one by one")
     kernels = tables()["called"][f"{engine}-{dtype}"]["kernels"]
     return max(called, timed(Record({**record.row, "engine": kernels}), device, dtype, (m, n, k, 1.0)))
 
 
-def held_share(device: Device, engine: str, dtype: str, shape: tuple[float, float, float]) -> float:
+def cached_share(device: Device, engine: str, dtype: str, shape: tuple[float, float, float]) -> float:
     """Return the share of the seconds of reading weights that a table's copies of them leave to the last cache.
 
     The shape is (m, n, k).
 
     >>> from shardwise.hardware import find_device
-    >>> held_share(find_device("h100-sxm-80gb").device, "vllm", "bf16", (1.0, 65536.0, 65536.0))
+    >>> cached_share(find_device("h100-sxm-80gb").device, "vllm", "bf16", (1.0, 65536.0, 65536.0))
     0.0
     """
     kept, (m, n, k) = last_cache_bytes(device), shape

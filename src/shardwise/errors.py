@@ -115,11 +115,11 @@ def bounded(field: str, source: object) -> Iterator[None]:
 class Problems:
     """Collects problems so that all of them are reported at once.
 
-    >>> found = Problems()
-    >>> found.add("pp", 3, "must divide 32 layers", "use 1, 2 or 4")
-    >>> with found.collect():
+    >>> problems = Problems()
+    >>> problems.add("pp", 3, "must divide 32 layers", "use 1, 2 or 4")
+    >>> with problems.collect():
     ...     raise InputError([Problem("dp", -1, "must be at least 1", "use 1")])
-    >>> len(found.items)
+    >>> len(problems.items)
     2
     """
 
@@ -153,19 +153,19 @@ class Known(Generic[V]):
     """
 
     def __init__(self) -> None:
-        self._found: dict[object, V | InputError] = {}
+        self._values: dict[object, V | InputError] = {}
 
     def of(self, key: object, ask: Callable[[], V]) -> V:
         """Return the answer of a key."""
-        if key not in self._found:
+        if key not in self._values:
             try:
-                self._found[key] = ask()
+                self._values[key] = ask()
             except InputError as error:
-                self._found[key] = error
-        found = self._found[key]
-        if isinstance(found, InputError):
-            raise found
-        return found
+                self._values[key] = error
+        value = self._values[key]
+        if isinstance(value, InputError):
+            raise value
+        return value
 
 
 def near(word: str, names: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
@@ -198,8 +198,8 @@ def known_name(field: str, word: str, kind: str, names: Mapping[str, Iterable[st
     if _letters(word) in meant:
         return meant[_letters(word)]
     close = dict.fromkeys(meant[one] for one in near(_letters(word), meant, 3))
-    said = f"use {' or '.join(close)}; known are " if close else "use one of "
-    raise InputError([Problem(field, word, f"is not a known {kind}", said + ", ".join(names))])
+    hint = f"use {' or '.join(close)}; known are " if close else "use one of "
+    raise InputError([Problem(field, word, f"is not a known {kind}", hint + ", ".join(names))])
 
 
 def _letters(word: str) -> str:

@@ -219,13 +219,13 @@ def _is_deep(line: str) -> bool:
     return any(sum(map(bool, word.split("."))) > _MOST_PARTS for word in re.split(r"[\s,=\[\]{}]", bare))
 
 
-def file_name(said: str, ending: str) -> str:
+def file_name(path: str, ending: str) -> str:
     r"""Return a file's name for a model that every system takes: in no other folder, on no drive, and no device.
 
     >>> file_name("meta-llama/Llama-3.1-8B", ".sh"), file_name("c:\\new\\a", ".sh"), file_name("con.b", ".toml")
     ('Llama-3.1-8B.sh', 'a.sh', 'model-con.b.toml')
     """
-    last = said.replace("\\", "/").rpartition("/")[2]
+    last = path.replace("\\", "/").rpartition("/")[2]
     name = _REFUSED.sub("-", last)[:_MOST_NAME].rstrip(" .") or "model"
     return f"{'model-' if _DEVICE.match(name) or name[0] in '-.~' else ''}{name}{ending}"
 
@@ -250,9 +250,9 @@ def below(source: str, named: str, follow: bool = False, field: str = "file") ->
     return path
 
 
-def _check_regular(found: os.stat_result, name: str, field: str) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no regular file"
+def _check_regular(status: os.stat_result, name: str, field: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise _unreadable(field, name, f"it is {kind}")
 
 

@@ -56,7 +56,7 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
     derived = frozen and any(is_dataclass(base) for base in cls.__mro__[1:])
     types = dict(vars(cls).get("__annotations__", {}))
     if types:
-        cls.__annotations__ = {name: _kind_of(told) for name, told in types.items()}
+        cls.__annotations__ = {name: _kind_of(annotation) for name, annotation in types.items()}
     made: Any = _standard(init=False, repr=False, eq=False, frozen=derived, **options)(cls)
     if types:
         made.__annotations__ = types
@@ -83,9 +83,9 @@ def _made(cls: type, *, frozen: bool = False, repr: bool = True, order: bool = F
 _SPECIAL = ("ClassVar", "InitVar", "KW_ONLY")
 
 
-def _kind_of(told: Any) -> Any:
+def _kind_of(annotation: Any) -> Any:
     """Return what stands for the annotation of a plain field, and any other as it is."""
-    return object if isinstance(told, str) and not any(word in told for word in _SPECIAL) else told
+    return object if isinstance(annotation, str) and not any(word in annotation for word in _SPECIAL) else annotation
 
 
 class _LazyInit:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accuracy.files import read
-from accuracy.kernels.modules import held_share, module_of, operators, parts
+from accuracy.kernels.modules import cached_share, module_of, operators, parts
 from accuracy.kernels.streaming import cached_rate, memory_rate, streaming
 from measured_rows import published as only
 from shardwise.cost._kernels import DECODE_PARTS
@@ -79,8 +79,8 @@ def test_norms_that_are_not_fused_cost_more() -> None:
 def test_a_small_module_is_read_from_the_last_cache() -> None:
     """What fits the last cache is read faster than memory; what is larger is not."""
     m = module_of(Record(MODULE), find_device("rtx-pro-6000-server").device)
-    assert held_share(m, 40e6) > 0.5
-    assert held_share(m, 400e6) == 0.0
+    assert cached_share(m, 40e6) > 0.5
+    assert cached_share(m, 400e6) == 0.0
 
 
 def stream(**changed: str) -> float:

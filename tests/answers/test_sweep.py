@@ -161,7 +161,7 @@ def test_a_folder_is_held_by_one_run(undisturbed: tuple[Path, dict[str, bytes]],
     from shardwise.search import StudyFolder
 
     study, _ = undisturbed
-    with StudyFolder(tmp_path / "out").held():
+    with StudyFolder(tmp_path / "out").locked():
         words = [sys.executable, "-m", "shardwise", *_words(study, tmp_path / "out")]
         other = subprocess.run(words, capture_output=True, text=True, check=False)
     assert other.returncode == 2

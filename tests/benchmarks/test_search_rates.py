@@ -33,7 +33,7 @@ def test_a_share_of_the_parts_is_searched_and_said(part: Run, capsys: pytest.Cap
 
 def test_parts_without_a_legal_plan_have_no_rates(part: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """Where laws refuse all that was drawn, nothing was timed, and the page says what to do."""
-    none = replace(part, found=replace(part.found, partial=replace(part.found.partial, counts=PlanCounts())))
+    none = replace(part, result=replace(part.result, partial=replace(part.result.partial, counts=PlanCounts())))
     show("pruning off", none, 1)
     said = capsys.readouterr().out
     assert "none   of the parts that were drawn: no rates; raise --share" in said

@@ -77,7 +77,7 @@ def predicted(case: ExportCase, back: Imported | None = None) -> tuple[float, ..
     """Return bytes, seconds and steps of a case, or of what its files say with what those leave to a script."""
     plan, job, stack, model = case.plan, case.job, case.stack, case.model
     if back is not None:
-        lent = {name for row in TRAINING if not row.told for name in row.names}
+        lent = {name for row in TRAINING if not row.exported for name in row.names}
         lent |= set() if back.job.seq_len else {"seq_len", "optimizer", "token_budget", "sample_budget", "epochs"}
         lent |= set() if back.job.global_batch else {"global_batch"}
         job = replace(back.job, **{f.name: getattr(job, f.name) for f in fields(Training) if f.name in lent})
@@ -89,7 +89,7 @@ def predicted(case: ExportCase, back: Imported | None = None) -> tuple[float, ..
     return found.device_bytes, found.step_seconds, steps
 
 
-TOLD = [(row, name) for table in (PLAN, TRAINING, SETTINGS) for row in table if row.told for name in row.names]
+TOLD = [(row, name) for table in (PLAN, TRAINING, SETTINGS) for row in table if row.exported for name in row.names]
 
 
 @pytest.mark.parametrize("target", SYSTEMS)
@@ -154,7 +154,7 @@ def test_every_setting_of_a_server_comes_back_or_is_refused_or_said(target: str,
             report = served(target, name, **changed)
         except InputError:
             continue  # no question of this engine
-        if not row.told:
+        if not row.exported:
             assert unsaid((SERVING, report.job)), name
         try:
             files = export(report).files
@@ -165,8 +165,8 @@ def test_every_setting_of_a_server_comes_back_or_is_refused_or_said(target: str,
             (tmp_path / file).write_text(text)
         back = import_server(tmp_path / next(iter(files))).values
         dp = {"dp": max(back.get("dp", 1), report.plan.dp)}
-        facts = {one: changed[one] for row in SERVING if not row.told for one in row.names if one in changed}
-        known = {one: back[one] for row, one in LAUNCHED if row.told and one in back and one != "memory_fraction"}
+        facts = {one: changed[one] for row in SERVING if not row.exported for one in row.names if one in changed}
+        known = {one: back[one] for row, one in LAUNCHED if row.exported and one in back and one != "memory_fraction"}
         again = served(target, name, **known | facts | dp | {"memory_fraction": report.memory_share})
         assert figures(again) == pytest.approx(figures(report), rel=1e-3), name
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from laws.helpers import SLACK, tried
 from laws.strategies import DEVICES
-from shardwise.cost import Efficiencies, collective_seconds, held_share, network_of, op_seconds, rates_of
+from shardwise.cost import Efficiencies, cached_share, collective_seconds, network_of, op_seconds, rates_of
 from shardwise.cost._operators import inside_share
 from shardwise.cost._rates import attention_dtype
 from shardwise.cost._tables import stored
@@ -217,7 +217,7 @@ def test_no_operator_beats_the_roofline(device: str, kind: Any, shape: tuple[int
         rates = rates_of(found, "bf16", 0.0, efficiencies)
         seconds, peak = op_seconds(rates, op), found.peak_flops("bf16")
         moved, product, cached = op.forward_bytes, kind == "matmul", rates.corrections.cached_bytes
-        held = inside_share(moved / cached) if product and cached else held_share(rates, op, moved)
+        held = inside_share(moved / cached) if product and cached else cached_share(rates, op, moved)
         bandwidth = max(found.memory_bytes_per_second, rates.cached_rate if held > 0 and not product else 0.0)
         read = 2.0 * op.columns * op.inner if held > 0 and product else moved
         for got, flops in ((seconds.forward, op.flops), (seconds.backward_input, op.backward_flops)):

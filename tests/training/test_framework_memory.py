@@ -50,10 +50,10 @@ def test_each_shape_of_weight_gradient_has_one_stand_in() -> None:
     D, F, V, kv = 8192, 28672, 128256, 1024
     shapes = D * (D + 2 * kv) + D * D + 2 * F * D + D * F
     first, last = report_of(pp=2, dp=4).evaluation.memory
-    assert first.beside == 2 * shapes
-    assert last.beside == 2 * (shapes + V * D)
+    assert first.framework == 2 * shapes
+    assert last.framework == 2 * (shapes + V * D)
     apart = replace(find_stack("megatron"), settings=Settings(separate_weight_gradients=True))
-    assert [m.beside for m in report_of(apart, pp=2, dp=4).evaluation.memory] == [0, 0]
+    assert [m.framework for m in report_of(apart, pp=2, dp=4).evaluation.memory] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_pipeline_of_pytorch_has_a_buffer_for_each_micro_batch() -> None:
     first = train(LLAMA, Cluster.parse("8xh100-sxm-80gb"), plan, job, TrainingOptions(stack="fsdp2")).evaluation.memory[
         0
     ]
-    assert first.beside == (2 + 2) * 8192 * 4096 * 2
+    assert first.framework == (2 + 2) * 8192 * 4096 * 2
 
 
 # transformers trainer.py and accelerate accelerator.py: no_sync for all micro-batches of a step but the last.

@@ -152,7 +152,7 @@ def test_pages_leave_where_memory_is_short() -> None:
     """A plan whose state alone is too much fits, its pages cross the host link each step, and the card is full."""
     whole, own = (paged(name, on="1xrtx-3080-ti", seq_len=2048) for name in ("adam", "paged-adam"))
     assert not whole.fits and own.fits
-    assert own.device_bytes == own.verdict.limit_bytes and own.evaluation.held < own.verdict.limit_bytes
+    assert own.device_bytes == own.verdict.limit_bytes and own.evaluation.needed < own.verdict.limit_bytes
     assert own.host_bytes == own.evaluation.moved == own.memory.paged
     rate = host_of(own.case.cluster).link_bytes_per_second
     assert own.evaluation.step.optimizer > 2 * own.memory.paged / rate

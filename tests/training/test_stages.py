@@ -126,7 +126,7 @@ def test_uneven_mirrored_stages_hold_each_its_own_activations() -> None:
 def test_the_optimizer_step_sees_the_largest_tensor_of_its_stage() -> None:
     """Updating tensors one by one needs room for the head on the last stage as for the embedding on the first."""
     found = evaluated(Plan(pp=2, sequence_parallel=False), stack="transformers", precision="bf16-pure")
-    base = [m.weights + m.gradients + m.optimizer + m.beside for m in found.memory]
+    base = [m.weights + m.gradients + m.optimizer + m.framework for m in found.memory]
     extra = [m.moments["optimizer step"] - b for m, b in zip(found.memory, base, strict=True)]
     assert extra == pytest.approx([2 * 2 * 128256 * 4096] * 2)
 

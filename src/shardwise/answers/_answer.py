@@ -196,8 +196,8 @@ def whole_shares(shares: Mapping[str, float], digits: int) -> dict[str, str]:
     """
     scale = 10**digits
     exact = {name: 100 * scale * share for name, share in shares.items()}
-    found = {name: math.floor(value) for name, value in exact.items()}
-    left = round(sum(exact.values())) - sum(found.values())
-    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:left]:
-        found[name] += 1
-    return {name: f"{value / scale:.{digits}f}%" for name, value in found.items()}
+    floors = {name: math.floor(value) for name, value in exact.items()}
+    left = round(sum(exact.values())) - sum(floors.values())
+    for name in sorted(exact, key=lambda name: floors[name] - exact[name])[:left]:
+        floors[name] += 1
+    return {name: f"{value / scale:.{digits}f}%" for name, value in floors.items()}

@@ -146,11 +146,11 @@ def _darken(figure: Figure) -> None:
             if read is None or write is None:
                 continue
             with suppress(ValueError, TypeError):
-                found = read()
-                if isinstance(found, Sequence) or not hasattr(found, "ndim") or found.ndim == 1:
-                    new = dark(found)
-                elif len(found) == 1:
-                    new = dark(found[0])
+                root = read()
+                if isinstance(root, Sequence) or not hasattr(root, "ndim") or root.ndim == 1:
+                    new = dark(root)
+                elif len(root) == 1:
+                    new = dark(root[0])
                 else:
                     new = None
                 if new is not None:

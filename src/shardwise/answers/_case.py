@@ -69,9 +69,9 @@ def _overrides(given: dict[str, Any], model: str) -> dict[str, Any]:
     from shardwise.models import SIZE_FIELDS
 
     rule, remedy = f"describes a model by its sizes alone, and {model} is named", "leave it out, or name no model"
-    found = [Problem(key, given[key], rule, remedy) for key in given if key in SIZE_FIELDS]
-    if found:
-        raise InputError(found)
+    problems = [Problem(key, given[key], rule, remedy) for key in given if key in SIZE_FIELDS]
+    if problems:
+        raise InputError(problems)
     return given
 
 
@@ -134,9 +134,9 @@ def seq_len_of(inputs: Inputs, model: Model | None) -> int:
     """Return the sequence length: as given, or 4096, or what the model can take where that is less."""
     if "seq_len" in inputs.values:
         return cast(int, inputs.values["seq_len"])
-    found = usual_length(model, DEFAULT_SEQ_LEN)
-    inputs.notes.append(f"seq_len {found}: not given")
-    return found
+    length = usual_length(model, DEFAULT_SEQ_LEN)
+    inputs.notes.append(f"seq_len {length}: not given")
+    return length
 
 
 def usual_length(model: Model | None, default: int) -> int:
@@ -228,10 +228,10 @@ def make_stack(inputs: Inputs, default: str = "", cluster: Cluster | None = None
         return replace(inputs.imported.stack, settings=make_settings(inputs))
     try:
         word = cast(str, inputs.get("stack", default) or usual_stack(inputs, cluster))
-        found = find_stack(word)
-        if found.name != word:
-            inputs.notes.append(f"stack {word} taken as {found.name}")
-        return replace(found, settings=make_settings(inputs))
+        stack = find_stack(word)
+        if stack.name != word:
+            inputs.notes.append(f"stack {word} taken as {stack.name}")
+        return replace(stack, settings=make_settings(inputs))
     except InputError as error:
         inputs.merge(error)
         inputs.bad.add("stack")

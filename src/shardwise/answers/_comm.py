@@ -38,51 +38,55 @@ def ask(inputs: Inputs) -> CommReport:
     return CommReport(report=_train.ask(inputs))
 
 
-def words(inputs: Inputs, found: CommReport) -> list[str]:
+def words(inputs: Inputs, report: CommReport) -> list[str]:
     """Return the command that gives the same report, every deduction written out."""
-    first, *rest = _train.words(inputs, found.report)
+    first, *rest = _train.words(inputs, report.report)
     return [first.replace("shardwise train", "shardwise comm", 1), *rest]
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise comm`."""
     check_drawable(inputs)
-    found = ask(inputs)
-    report = found.report
+    communication = ask(inputs)
+    report = communication.report
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes})
 
     def tree() -> dict[str, Any]:
-        return comm_tree(found)
+        return comm_tree(communication)
 
     def page() -> Page:
-        return comm_page(found, words(inputs, found), width, bool(inputs.get("all")))
+        return comm_page(communication, words(inputs, communication), width, bool(inputs.get("all")))
 
     def draw() -> Figure:
         from shardwise.answers._plots_comm import comm_figure
 
-        return comm_figure(found)
+        return comm_figure(communication)
 
     return plotted(inputs, Answer(0 if report.fits else 1, tree, page), draw)
 
 
-def comm_page(found: CommReport, command: Sequence[str], width: int = 80, everything: bool = False) -> Page:
+def comm_page(communication: CommReport, command: Sequence[str], width: int = 80, everything: bool = False) -> Page:
     """Return the communication report as a page; `everything` lists every group with every rank."""
     page = Page(width)
-    report = found.report
+    report = communication.report
     cluster = report.case.cluster
-    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(found.plan)}"
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(communication.plan)}"
     page.label("COMM", title, "bold", "bold")
-    of = f"; numbers of one device are of {_where(found, found.reference)}" if found.plan.pp > 1 else ""
-    times = f"{counted(report.evaluation.sizes.num_micro, 'micro-batch')} of {found.plan.micro_batch}"
+    of = (
+        f"; numbers of one device are of {_where(communication, communication.reference)}"
+        if communication.plan.pp > 1
+        else ""
+    )
+    times = f"{counted(report.evaluation.sizes.num_micro, 'micro-batch')} of {communication.plan.micro_batch}"
     page.note(f"step {show_seconds(report.step_seconds)}, {times}{of}")
     if not report.fits:
         page.note(f"does not fit: {show_bytes(report.verdict.short_by_bytes)} too much", "bold red")
     for section in (_summary, _layers, _memory, _products):
         page.blank()
-        section(page, found)
-    for axis in found.axes.values():
+        section(page, communication)
+    for axis in communication.axes.values():
         page.blank()
-        _axis(page, found, axis, everything)
+        _axis(page, communication, axis, everything)
     page.blank()
     assumptions(page, report.assumptions)
     page.blank()
@@ -104,8 +108,8 @@ def _lines(page: Page, text: str, style: str = "") -> None:
         page.add(("  " + piece, style))
 
 
-def _where(found: CommReport, index: int) -> str:
-    run, pp = found.report.evaluation.stages[index], found.plan.pp
+def _where(report: CommReport, index: int) -> str:
+    run, pp = report.report.evaluation.stages[index], report.plan.pp
     first, last = int(run.position), int(run.position + run.count - 1)
     return f"stage {first} of {pp}" if first == last else f"stages {first} to {last} of {pp}"
 
@@ -122,17 +126,17 @@ def _or_dash(value: float, show: Callable[[float], str]) -> str:
     return show(value) if value else "-"
 
 
-def _summary(page: Page, found: CommReport) -> None:
+def _summary(page: Page, report: CommReport) -> None:
     _head(page, "A STEP", "messages, and bytes sent on the wire")
     rows = [["", "", "one device", "", "cluster", "", "seconds", ""]]
     rows.append(["axis", "groups", "messages", "sent", "messages", "sent", "exposed", "overlapped"])
-    for axis in found.axes.values():
+    for axis in report.axes.values():
         sent = axis.sent_bytes_per_step, axis.cluster_sent_bytes
         rows.append(
             [axis.name, f"{axis.num_groups:,} of {axis.size}", _count(axis.messages_per_step), show_bytes(sent[0]),
              _count(axis.cluster_messages), show_bytes(sent[1]), *_waits(axis.exposed_seconds, axis.hidden_seconds)]
         )  # fmt: skip
-    total = total_tree(found)
+    total = total_tree(report)
     cluster = total["cluster"]
     rows.append(
         ["together", "", _count(total["messages_per_step"]), show_bytes(total["sent_bytes_per_step"]),
@@ -140,26 +144,26 @@ def _summary(page: Page, found: CommReport) -> None:
          *_waits(total["exposed_seconds"], total["hidden_seconds"])]
     )  # fmt: skip
     _table(page, rows, (2, 3, 4, 5, 6, 7), (1, 4, 7, 2), 0)
-    if not found.axes:
+    if not report.axes:
         page.add(("nothing is sent: nothing is split", "dim"))
-    _busiest(page, found)
+    _busiest(page, report)
 
 
 def _waits(exposed: float, hidden: float) -> list[str]:
     return [_or_dash(exposed, show_seconds), _or_dash(hidden, show_seconds)]
 
 
-def _busiest(page: Page, found: CommReport) -> None:
-    busiest = found.traffic_map.busiest
+def _busiest(page: Page, report: CommReport) -> None:
+    busiest = report.traffic_map.busiest
     if busiest is None:
         return
-    tiers = found.report.case.cluster.tiers
+    tiers = report.report.case.cluster.tiers
     inner = next((a for a, b in pairwise(tiers) if b.name == busiest.tier), None)
-    per_node = found.report.case.cluster.devices_per_node
-    who = f"device {found.place(busiest.domain)}" if inner is None else f"{inner.name} domain {busiest.domain}"
+    per_node = report.report.case.cluster.devices_per_node
+    who = f"device {report.place(busiest.domain)}" if inner is None else f"{inner.name} domain {busiest.domain}"
     if inner is not None and inner.size == per_node:
         who = f"node {busiest.domain}"
-    share = busiest.seconds / found.report.step_seconds
+    share = busiest.seconds / report.report.step_seconds
     page.label(
         "BUSIEST",
         f"{busiest.tier} of {who}: {show_bytes(busiest.bytes_per_step)} out in a step, "
@@ -167,21 +171,21 @@ def _busiest(page: Page, found: CommReport) -> None:
     )
 
 
-def _axis(page: Page, found: CommReport, axis: AxisMessages, everything: bool) -> None:
+def _axis(page: Page, report: CommReport, axis: AxisMessages, everything: bool) -> None:
     title = f"{axis.num_groups:,} groups of {axis.size}" if axis.num_groups > 1 else f"one group of {axis.size}"
     _head(page, axis.name.upper(), f"{axis.title}: {title}")
     tiers = [f"{show_bytes(amount)} over {tier}" for tier, amount in axis.tiers.items() if amount]
     _lines(page, f"the cluster sends {', '.join(tiers)} in a step")
-    for line in group_lines(found, axis.name, everything):
+    for line in group_lines(report, axis.name, everything):
         _lines(page, line, "cyan")
     # The device of reference first; of other stages only what it does not send, unless everything is wanted.
-    order = [found.reference, *(i for i in range(len(found.flows)) if i != found.reference)]
+    order = [report.reference, *(i for i in range(len(report.flows)) if i != report.reference)]
     seen: set[tuple[object, ...]] = set()
-    for index in range(len(found.flows)) if everything else order:
-        flows = [f for f in merged(found.on(axis.name, index)) if everything or _kind(f) not in seen]
+    for index in range(len(report.flows)) if everything else order:
+        flows = [f for f in merged(report.on(axis.name, index)) if everything or _kind(f) not in seen]
         seen |= {_kind(f) for f in flows}
         if flows:
-            _messages(page, found, index, flows)
+            _messages(page, report, index, flows)
 
 
 def _kind(flow: Flow) -> tuple[object, ...]:
@@ -189,9 +193,9 @@ def _kind(flow: Flow) -> tuple[object, ...]:
     return m.group, m.where, m.phase, m.verb, m.tensor, m.shape
 
 
-def _messages(page: Page, found: CommReport, index: int, flows: Sequence[Flow]) -> None:
-    if found.plan.pp > 1:
-        page.add((f"  {_where(found, index)}", "dim"))
+def _messages(page: Page, report: CommReport, index: int, flows: Sequence[Flow]) -> None:
+    if report.plan.pp > 1:
+        page.add((f"  {_where(report, index)}", "dim"))
     rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "overlapped"]]
     for flow in flows:
         m = flow.message
@@ -206,13 +210,13 @@ def _messages(page: Page, found: CommReport, index: int, flows: Sequence[Flow]) 
 
 def merged(flows: Sequence[Flow]) -> list[Flow]:
     """Return the messages with those of the same operator, pass and size in kinds of layer added together."""
-    found: dict[tuple[object, ...], Flow] = {}
+    sums: dict[tuple[object, ...], Flow] = {}
     for flow in flows:
         m = flow.message
         part = "layer" if m.part.startswith("layer") else m.part
         key = (part, m.where, m.phase, m.verb, m.tensor, m.size_bytes, m.toward)
-        other = found.get(key)
-        found[key] = (
+        other = sums.get(key)
+        sums[key] = (
             flow
             if other is None
             else Flow(
@@ -223,7 +227,7 @@ def merged(flows: Sequence[Flow]) -> list[Flow]:
                 hidden_seconds=other.hidden_seconds + flow.hidden_seconds,
             )
         )
-    return list(found.values())
+    return list(sums.values())
 
 
 def _table(page: Page, rows: Sequence[Sequence[str]], right: Sequence[int], spare: Sequence[int], indent: int) -> None:
@@ -237,29 +241,29 @@ def _table(page: Page, rows: Sequence[Sequence[str]], right: Sequence[int], spar
     page.table([[row[i] for i in kept] for row in rows], right=flush, header=True, indent=indent)
 
 
-def group_lines(found: CommReport, axis: str, everything: bool = False) -> list[str]:
+def group_lines(report: CommReport, axis: str, everything: bool = False) -> list[str]:
     """Return the groups of an axis as lines of node and device, the first few and the last unless all are wanted."""
-    groups = [g for g in found.groups(axis) if len(g) > 1]
+    groups = [g for g in report.groups(axis) if len(g) > 1]
     limit = len(groups) if everything or len(groups) <= 2 * GROUPS_SHOWN else GROUPS_SHOWN
-    lines = [_group(found, group, everything) for group in groups[:limit]]
+    lines = [_group(report, group, everything) for group in groups[:limit]]
     if limit < len(groups):
-        lines += [f"... {len(groups) - limit - 1:,} more; --all lists each", _group(found, groups[-1], False)]
+        lines += [f"... {len(groups) - limit - 1:,} more; --all lists each", _group(report, groups[-1], False)]
     return lines
 
 
-def _group(found: CommReport, group: Sequence[int], everything: bool) -> str:
-    names = [found.place(rank) for rank in group]
+def _group(report: CommReport, group: Sequence[int], everything: bool) -> str:
+    names = [report.place(rank) for rank in group]
     if not everything and len(names) > RANKS_SHOWN:
         names = [*names[:3], "...", f"{names[-1]} ({len(names)})"]
     return "[" + " ".join(names) + "]"
 
 
-def _layers(page: Page, found: CommReport) -> None:
-    _tables(page, "WHOLE MODEL", "without parallelism", found.whole_parameters, found.whole_layers)
+def _layers(page: Page, report: CommReport) -> None:
+    _tables(page, "WHOLE MODEL", "without parallelism", report.whole_parameters, report.whole_layers)
     page.blank()
-    index = found.report.peak_stage
-    where = "on one device" if found.plan.pp == 1 else f"on {_where(found, index)}, the fullest"
-    _tables(page, "ONE RANK", where, found.parameters(index), found.layers(index))
+    index = report.report.peak_stage
+    where = "on one device" if report.plan.pp == 1 else f"on {_where(report, index)}, the fullest"
+    _tables(page, "ONE RANK", where, report.parameters(index), report.layers(index))
     _lines(page, ", ".join(f"{short} {verb.replace('_', '-')}" for verb, short in SHORT.items()), "dim")
 
 
@@ -289,15 +293,15 @@ def _layer_row(row: LayerRow) -> list[str]:
     return [f"  {row.name}", weights, *sizes, of("forward"), of("backward")]
 
 
-def _memory(page: Page, found: CommReport) -> None:
+def _memory(page: Page, report: CommReport) -> None:
     _head(page, "MEMORY", "of one device of each stage")
     rows = [["", "parameters", *CATEGORIES, "peak"]]
-    whole = found.whole.evaluation.memory[0]
-    entries = [("whole", found.whole_parameters, whole)]
-    for i, run in enumerate(found.report.evaluation.stages):
+    whole = report.whole.evaluation.memory[0]
+    entries = [("whole", report.whole_parameters, whole)]
+    for i, run in enumerate(report.report.evaluation.stages):
         first, last = int(run.position), int(run.position + run.count - 1)
         name = f"stage {first}" if first == last else f"stages {first}-{last}"
-        entries.append((name, found.parameters(i), found.report.evaluation.memory[i]))
+        entries.append((name, report.parameters(i), report.report.evaluation.memory[i]))
     for name, parameters, memory in entries:
         sizes = [_or_dash(getattr(memory, c), show_bytes) for c in CATEGORIES]
         rows.append([name, show_count(parameters), *sizes, show_bytes(memory.peak)])
@@ -305,11 +309,11 @@ def _memory(page: Page, found: CommReport) -> None:
     page.table(turned, right=range(1, len(turned[0])), header=True, indent=0)
 
 
-def _products(page: Page, found: CommReport) -> None:
+def _products(page: Page, report: CommReport) -> None:
     _head(page, "GEMMS", "rows x inner x columns and share of the peak, whole and on one rank")
     rows = [["", "whole", "reaches", "one rank", "reaches"]]
     seen: set[tuple[object, ...]] = set()
-    for p in found.products:
+    for p in report.products:
         key = (p.name, p.before, p.after)
         if key not in seen:
             seen.add(key)

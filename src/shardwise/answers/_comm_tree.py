@@ -20,7 +20,7 @@ SCOPE = (
 )
 
 
-def comm_tree(found: CommReport) -> dict[str, Any]:
+def comm_tree(communication: CommReport) -> dict[str, Any]:
     """Return the communication report as plain values: counts, bytes, seconds, ranks.
 
     >>> from shardwise import Cluster, Plan, Training, load_model
@@ -30,8 +30,8 @@ def comm_tree(found: CommReport) -> dict[str, Any]:
     >>> tree["axes"]["tp"]["groups"]
     [[0, 1], [2, 3]]
     """
-    report, runs = found.report, found.report.evaluation.stages
-    at = runs[found.reference]
+    report, runs = communication.report, communication.report.evaluation.stages
+    at = runs[communication.reference]
     tree = {
         "model": report.case.model.name,
         "cluster": cluster_tree(report),
@@ -46,23 +46,23 @@ def comm_tree(found: CommReport) -> dict[str, Any]:
         "micro_batches": report.evaluation.sizes.num_micro,
         "scope": SCOPE,
         "reference": {"first_stage": at.position, "stages": at.count},
-        "axes": {name: _axis(found, axis) for name, axis in found.axes.items()},
-        "total": total_tree(found),
-        "places": [found.place(rank) for rank in range(report.plan.num_devices)],
-        "links": _links(found),
-        "whole": _whole(found),
-        "rank": _rank(found, report.peak_stage),
-        "stages": [_stage(found, i) for i in range(len(runs))],
-        "gemms": [asdict(p) for p in found.products],
+        "axes": {name: _axis(communication, axis) for name, axis in communication.axes.items()},
+        "total": total_tree(communication),
+        "places": [communication.place(rank) for rank in range(report.plan.num_devices)],
+        "links": _links(communication),
+        "whole": _whole(communication),
+        "rank": _rank(communication, report.peak_stage),
+        "stages": [_stage(communication, i) for i in range(len(runs))],
+        "gemms": [asdict(p) for p in communication.products],
         "assumptions": list(report.assumptions),
     }
     return cast(dict[str, Any], whole_bytes(tree))
 
 
-def total_tree(found: CommReport) -> dict[str, Any]:
+def total_tree(report: CommReport) -> dict[str, Any]:
     """Return messages and bytes of all axes together: of the device of reference and of the cluster."""
     names = ("messages_per_step", "bytes_per_step", "sent_bytes_per_step")
-    axes = found.axes.values()
+    axes = report.axes.values()
     return {
         **{name: sum(getattr(a, name) for a in axes) for name in names},
         "cluster": {name: sum(_cluster(a)[name] for a in axes) for name in names},
@@ -79,18 +79,18 @@ def _cluster(axis: AxisMessages) -> dict[str, float]:
     }
 
 
-def _axis(found: CommReport, axis: AxisMessages) -> dict[str, Any]:
+def _axis(report: CommReport, axis: AxisMessages) -> dict[str, Any]:
     names = ("title", "size", "num_groups", "messages_per_micro_batch", "messages_per_step", "bytes_per_step")
     more = ("sent_bytes_per_step", "exposed_seconds", "hidden_seconds", "tiers")
-    runs = found.report.evaluation.stages
+    runs = report.report.evaluation.stages
     return {
         **{name: getattr(axis, name) for name in (*names, *more)},
         "cluster": _cluster(axis),
-        "groups": [list(group) for group in found.groups(axis.name)],
+        "groups": [list(group) for group in report.groups(axis.name)],
         "messages": [
             {"first_stage": s.position, "stages": s.count, **flow_tree(flow)}
             for i, s in enumerate(runs)
-            for flow in found.on(axis.name, i)
+            for flow in report.on(axis.name, i)
         ],
     }
 
@@ -107,8 +107,8 @@ def flow_tree(flow: Flow) -> dict[str, Any]:
     return {**message_tree(flow.message), **{name: getattr(flow, name) for name in names}}
 
 
-def _links(found: CommReport) -> dict[str, Any]:
-    pairs, busiest = found.traffic_map.between_nodes, found.traffic_map.busiest
+def _links(report: CommReport) -> dict[str, Any]:
+    pairs, busiest = report.traffic_map.between_nodes, report.traffic_map.busiest
     rows = zip(pairs.source, pairs.target, pairs.bytes, strict=True)
     return {
         "busiest": None if busiest is None else asdict(busiest),
@@ -131,21 +131,21 @@ def _layer(table: LayerTable) -> dict[str, Any]:
     return {"part": table.name, "times": table.times, "operators": rows}
 
 
-def _whole(found: CommReport) -> dict[str, Any]:
+def _whole(report: CommReport) -> dict[str, Any]:
     return {
-        "parameters": found.whole_parameters,
-        "memory": stage_tree(found.whole, 0),
-        "layers": [_layer(table) for table in found.whole_layers],
+        "parameters": report.whole_parameters,
+        "memory": stage_tree(report.whole, 0),
+        "layers": [_layer(table) for table in report.whole_layers],
     }
 
 
-def _rank(found: CommReport, index: int) -> dict[str, Any]:
+def _rank(report: CommReport, index: int) -> dict[str, Any]:
     return {
-        "stage": found.report.evaluation.stages[index].position,
-        **_stage(found, index),
-        "layers": [_layer(table) for table in found.layers(index)],
+        "stage": report.report.evaluation.stages[index].position,
+        **_stage(report, index),
+        "layers": [_layer(table) for table in report.layers(index)],
     }
 
 
-def _stage(found: CommReport, index: int) -> dict[str, Any]:
-    return {"parameters": found.parameters(index), "memory": stage_tree(found.report, index)}
+def _stage(report: CommReport, index: int) -> dict[str, Any]:
+    return {"parameters": report.parameters(index), "memory": stage_tree(report.report, index)}

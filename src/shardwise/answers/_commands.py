@@ -68,8 +68,8 @@ def _infer() -> Command:
 def _opened_load() -> dict[str, Flag]:
     """Return the flags that open a number of the closed form of a load."""
     names = _converters.choice("utilization", "capacity", "ttft", "tpot", "e2e")
-    said = "open a mean of the closed form down to the price of each step, in place of the answer"
-    return {"explain": Flag("explain", names, said, "number"), **{k: _flags.EXPLAIN[k] for k in ("path", "depth")}}
+    text = "open a mean of the closed form down to the price of each step, in place of the answer"
+    return {"explain": Flag("explain", names, text, "number"), **{k: _flags.EXPLAIN[k] for k in ("path", "depth")}}
 
 
 def _serve() -> Command:
@@ -167,9 +167,9 @@ def _import() -> Command:
             "positional",
         )
     }
-    taken = {key: _flags.FROM[key] for key in ("from_args", "set", "skip")}
+    allowed = {key: _flags.FROM[key] for key in ("from_args", "set", "skip")}
     output = {key: OUTPUT[key] for key in ("json", "width", "help")}
-    flags = {**file, **_flags.WHERE, **taken, **output}
+    flags = {**file, **_flags.WHERE, **allowed, **output}
     return Command("import", SUMMARIES["import"], ("file",), flags, "exit status: 0 understood, 2 bad input")
 
 

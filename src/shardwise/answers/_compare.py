@@ -52,15 +52,15 @@ def _sides(inputs: Inputs) -> list[_Side]:
     """Return the two sides as they were asked for."""
     values, flags = inputs.values, replace(command("compare"), positionals=())
     files = (values.get("first"), values.get("second")) if _is_file(values.get("first")) else (None, None)
-    found = []
+    sides = []
     for file, name in zip(files, "ab", strict=True):
         try:
             words = split(values.get(name, ""))
         except ValueError as error:
             raise fail(name, values[name], f"is not a list of flags ({error})", "close the quotation") from None
         kind = words.pop(0) if words and words[0] in ("train", "infer") else ""
-        found.append(_Side(name, file, kind, scan(words, flags)))
-    return found
+        sides.append(_Side(name, file, kind, scan(words, flags)))
+    return sides
 
 
 def _kind_of(side: _Side, case: dict[str, Any]) -> str:
@@ -95,23 +95,23 @@ def _reports(inputs: Inputs) -> tuple[Report, Report]:
     first = inputs.get("first")
     if inputs.get("second") is None and isinstance(first, str):
         shared["model"] = first
-    found: list[tuple[str, Report]] = []
+    reports: list[tuple[str, Report]] = []
     problems: list[Problem] = []
     for side in _sides(inputs):
         try:
             kind, own = _inputs(shared, side)
-            found.append((kind, _infer.ask(own) if kind == "infer" else _train.ask(own)))
+            reports.append((kind, _infer.ask(own) if kind == "infer" else _train.ask(own)))
         except InputError as error:
-            problems += [_told(side.name, p, shared) for p in error.problems]
-    if len(found) == 2 and found[0][0] != found[1][0]:
-        rule = f"is {found[1][0]}, and a is {found[0][0]}"
-        problems.append(Problem("b", found[1][0], rule, "compare two of a kind"))
+            problems += [_of_side(side.name, p, shared) for p in error.problems]
+    if len(reports) == 2 and reports[0][0] != reports[1][0]:
+        rule = f"is {reports[1][0]}, and a is {reports[0][0]}"
+        problems.append(Problem("b", reports[1][0], rule, "compare two of a kind"))
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return found[0][1], found[1][1]
+    return reports[0][1], reports[1][1]
 
 
-def _told(side: str, problem: Problem, shared: dict[str, Any]) -> Problem:
+def _of_side(side: str, problem: Problem, shared: dict[str, Any]) -> Problem:
     """Return a problem under the name of its side, where the field is not of both."""
     if problem.field in shared or problem.field in ("config", "on", "model", "a", "b"):
         return problem
@@ -231,15 +231,15 @@ def compare_tree(a: Report, b: Report) -> dict[str, Any]:
 
 def _headlines(report: Report, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Row]:
     names = _TRAIN if isinstance(report, TrainReport) else _INFER if report.job.output_tokens else _PASS
-    found = ((label, _at(left, path), _at(right, path), kind) for label, path, kind in names)
-    return [(label, x, y, kind) for label, x, y, kind in found if x is not None and y is not None]
+    pairs = ((label, _at(left, path), _at(right, path), kind) for label, path, kind in names)
+    return [(label, x, y, kind) for label, x, y, kind in pairs if x is not None and y is not None]
 
 
 def _at(tree: Mapping[str, Any], path: str) -> Any:
-    found: Any = tree
+    value: Any = tree
     for key in path.split("."):
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 def compare_page(a: Report, b: Report, width: int = 80) -> Page:
@@ -277,12 +277,12 @@ def _title(report: Report) -> str:
 
 def _verdict(a: Report, b: Report) -> str:
     fits = {(True, True): "both fit", (True, False): "only A fits", (False, True): "only B fits"}
-    said = fits.get((bool(a.fits), bool(b.fits)), "neither fits")
+    verdict = fits.get((bool(a.fits), bool(b.fits)), "neither fits")
     rates = [_rate(r) for r in (a, b)]
     if not min(rates) or abs(rates[0] / rates[1] - 1) < 5e-4:
-        return f"{said}; equally fast"
+        return f"{verdict}; equally fast"
     word = "B" if rates[1] > rates[0] else "A"
-    return f"{said}; {word} is {max(rates) / min(rates) - 1:.1%} faster per device"
+    return f"{verdict}; {word} is {max(rates) / min(rates) - 1:.1%} faster per device"
 
 
 def _rate(report: Report) -> float:
@@ -318,9 +318,9 @@ def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
     for word, key in (("exposed", "exposed_seconds"), ("overlapped", "hidden_seconds")):
         x, y = (side["step"][key] for side in (left, right))
         time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
-    found: list[tuple[str, Sequence[Row], float]] = []
+    sections: list[tuple[str, Sequence[Row], float]] = []
     for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):
         whole = max(_at(left, path), _at(right, path))
         shown = [row for row in rows if without_residue(row[1], whole) or without_residue(row[2], whole)]
-        found.append((title, shown, whole))
-    return found
+        sections.append((title, shown, whole))
+    return sections

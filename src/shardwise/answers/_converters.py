@@ -92,19 +92,22 @@ def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Con
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise fail(field, value, "must be a number", remedy)
         try:
-            found = parse(value, field) if isinstance(value, str) else float(value)
+            parsed = parse(value, field) if isinstance(value, str) else float(value)
         except OverflowError:
-            found = math.inf
-        if not math.isfinite(found):
+            parsed = math.inf
+        if not math.isfinite(parsed):
             raise fail(field, str(value)[:60], "must be finite", remedy)
-        if found < least or (allowed.above and found <= least) or found > most:
+        if parsed < least or (allowed.above and parsed <= least) or parsed > most:
             low = f"above {least:g}" if allowed.above else f"at least {least:g}"
             raise fail(
-                field, value, f"must be {low}" + (f" and at most {most:g}" if found > most or most <= 1 else ""), remedy
+                field,
+                value,
+                f"must be {low}" + (f" and at most {most:g}" if parsed > most or most <= 1 else ""),
+                remedy,
             )
-        if 0 < found < LEAST:
+        if 0 < parsed < LEAST:
             raise fail(field, value, f"must not be below {LEAST:g}", remedy)
-        return found
+        return parsed
 
     return Converter(read, word, schema=_NUMBER)
 
@@ -167,21 +170,21 @@ def _read_text(value: object, field: str) -> str:
 
 
 def _items(value: object, field: str) -> list[Any]:
-    found: list[Any] | None = list(value) if isinstance(value, (list, tuple)) else None
+    items: list[Any] | None = list(value) if isinstance(value, (list, tuple)) else None
     if isinstance(value, str):
-        found = [piece.strip() for piece in value.split(",", MOST_ITEMS)]
-    if found is None:
+        items = [piece.strip() for piece in value.split(",", MOST_ITEMS)]
+    if items is None:
         raise fail(field, value, "must be a list", "write values with commas between them")
-    if len(found) > MOST_ITEMS:
+    if len(items) > MOST_ITEMS:
         raise fail(field, value, f"has more than {MOST_ITEMS:,} values", "write fewer")
-    return found
+    return items
 
 
 def _read_words(value: object, field: str) -> tuple[str, ...]:
-    found = _items(value, field)
-    if not found or not all(isinstance(word, str) and word for word in found):
+    items = _items(value, field)
+    if not items or not all(isinstance(word, str) and word for word in items):
         raise fail(field, value, "must be words with commas between them", "for example a,b")
-    return tuple(found)
+    return tuple(items)
 
 
 def _read_varied(value: object, field: str) -> tuple[str, ...]:
@@ -190,21 +193,21 @@ def _read_varied(value: object, field: str) -> tuple[str, ...]:
     >>> _read_varied("seq_len=4096..16384", "vary")
     ('seq_len=4096..16384',)
     """
-    found = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not found or not all(isinstance(one, str) and "=" in one for one in found):
+    items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not items or not all(isinstance(one, str) and "=" in one for one in items):
         raise fail(field, value, "must be a field and its values", "for example --vary seq_len=4096..65536")
-    return tuple(str(one) for one in found)
+    return tuple(str(one) for one in items)
 
 
 def _read_order(value: object, field: str) -> tuple[str, ...]:
     """Read an order of axes as Megatron-LM spells it, tp-cp-ep-dp-pp; experts lie within tp, cp and dp already."""
-    found = _read_words(value.replace("-", ",") if isinstance(value, str) else value, field)
-    if "ep" in found:
-        if "tp" not in found or "dp" not in found or not found.index("tp") < found.index("ep") < found.index("dp"):
+    order = _read_words(value.replace("-", ",") if isinstance(value, str) else value, field)
+    if "ep" in order:
+        if "tp" not in order or "dp" not in order or not order.index("tp") < order.index("ep") < order.index("dp"):
             rule = "must have ep between tp and dp, as Megatron-LM's two orders do"
             raise fail(field, value, rule, "for example tp-cp-ep-dp-pp or tp-cp-ep-pp-dp")
-        found = tuple(axis for axis in found if axis != "ep")
-    return found
+        order = tuple(axis for axis in order if axis != "ep")
+    return order
 
 
 def _read_arguments(value: object, field: str) -> tuple[str, ...]:
@@ -242,11 +245,11 @@ def _read_places(value: object, field: str) -> tuple[int, ...]:
     if isinstance(value, (list, tuple)) or re.fullmatch(r"\d+(,\d+)+", str(value)):
         return _read_wholes(value, field)
     pairs = [str(item).partition("=")[::2] for item in _items(value, field)]
-    found = {axis.strip(): ranks for axis, ranks in pairs}
+    ranks_of = {axis.strip(): ranks for axis, ranks in pairs}
     one = whole(0)
     try:
-        if len(found) == len(pairs) and set(found) <= set(AXES):
-            return tuple(one.read(found.get(axis, "1"), field) for axis in AXES)
+        if len(ranks_of) == len(pairs) and set(ranks_of) <= set(AXES):
+            return tuple(one.read(ranks_of.get(axis, "1"), field) for axis in AXES)
     except InputError:
         pass
     raise fail(field, value, "must be axes with their ranks, each once", "for example tp=4,dp=2")
@@ -289,12 +292,12 @@ def read_chance(value: object, field: str) -> float:
     """
     text = str(value).strip()
     try:
-        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        chance = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        found = -1.0
-    if isinstance(value, bool) or not 0 < found < 1:
+        chance = -1.0
+    if isinstance(value, bool) or not 0 < chance < 1:
         raise fail(field, value, "must be a chance between 0 and 1", "write for example 90%")
-    return found
+    return chance
 
 
 CHANCE = Converter(read_chance, "CHANCE", schema=_NUMBER)

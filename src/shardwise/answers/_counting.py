@@ -339,9 +339,9 @@ def _part_tree(part: CountPart) -> dict[str, Any]:
 def _row_tree(row: CountRow) -> dict[str, Any]:
     names = ("name", "kind", "parameters", "parameter_bytes", "activation_bytes", "forward_flops", "forward_bytes")
     more = ("backward_flops", "backward_bytes", "intensity", "messages")
-    found = {name: getattr(row, name) for name in (*names, *more)}
-    found["shape"] = list(row.shape)
+    tree = {name: getattr(row, name) for name in (*names, *more)}
+    tree["shape"] = list(row.shape)
     if row.seconds is not None:
         seconds = ("forward", "backward", "compute", "memory", "communication")
-        found["seconds"] = {name: getattr(row.seconds, name) for name in seconds}
-    return cast(dict[str, Any], whole_bytes(found))
+        tree["seconds"] = {name: getattr(row.seconds, name) for name in seconds}
+    return cast(dict[str, Any], whole_bytes(tree))

@@ -19,12 +19,12 @@ def describe(plan: Plan) -> str:
     >>> describe(Plan(tp=8, pp=4, dp=2))
     'tp 8, pp 4, dp 2'
     """
-    said = [f"{a} {getattr(plan, a)}" for a in DEGREES if getattr(plan, a) > 1]
-    said += [plan.layout] if plan.layout != "1d" else []
-    said += [plan.sharding] if plan.sharding_rules.shards else []
-    said += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
-    said += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
-    return ", ".join(said) or "one device, nothing split"
+    words = [f"{a} {getattr(plan, a)}" for a in DEGREES if getattr(plan, a) > 1]
+    words += [plan.layout] if plan.layout != "1d" else []
+    words += [plan.sharding] if plan.sharding_rules.shards else []
+    words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    words += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
+    return ", ".join(words) or "one device, nothing split"
 
 
 def placed_words(place: dict[str, int]) -> str:
@@ -43,13 +43,13 @@ def tiers_words(report: TrainReport | InferReport | FrontPlan) -> list[str]:
         report.case.domains,
         report.case.cluster.tiers,
     )
-    said = []
+    words = []
     for i, size in enumerate(domains[:-1]):
         if size >= report.plan.num_devices:
             break
         inside = {str(axis): placed[axis][i] for axis in report.plan.order if placed[axis][i] > 1}
-        said.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
-    return said
+        words.append(f"{placed_words(inside)} in a {'domain' if i == 0 else tiers[i].name}")
+    return words
 
 
 def placement(report: TrainReport | InferReport) -> dict[str, int]:
@@ -64,24 +64,24 @@ def describe_more(plan: Plan) -> str:
     >>> describe_more(Plan(tp=2, pp=4, vpp=2, schedule="interleaved", sequence_parallel=True))
     'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
     """
-    said = [describe(plan)]
-    said += [plan.schedule] if plan.pp > 1 else []
-    said += [f"micro-batch {plan.micro_batch}"]
-    said += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
-    said += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
-    said += [f"summa in {plan.panels} panels"] if plan.layout == "summa" else []
-    return ", ".join(said)
+    words = [describe(plan)]
+    words += [plan.schedule] if plan.pp > 1 else []
+    words += [f"micro-batch {plan.micro_batch}"]
+    words += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
+    words += [f"cp by {plan.cp_kind}"] if plan.cp > 1 else []
+    words += [f"summa in {plan.panels} panels"] if plan.layout == "summa" else []
+    return ", ".join(words)
 
 
 def describe_placed(report: TrainReport | FrontPlan) -> str:
     """Return a plan in words with where its axes sit."""
     plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
-    said = [describe_more(plan)]
-    said += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
-    said += [f"recomputed in {counted(plan.recompute_layers, 'layer')} of each stage"] if plan.recompute_layers else []
-    said += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
-    said += [f"stage layers {shift}"] if shift and plan.stage_layers else []
-    return ", ".join([*said, *tiers_words(report)])
+    words = [describe_more(plan)]
+    words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
+    words += [f"recomputed in {counted(plan.recompute_layers, 'layer')} of each stage"] if plan.recompute_layers else []
+    words += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []
+    words += [f"stage layers {shift}"] if shift and plan.stage_layers else []
+    return ", ".join([*words, *tiers_words(report)])
 
 
 def describe_deployment(report: InferReport) -> str:

@@ -66,8 +66,8 @@ def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = N
     >>> import shardwise as sw
     >>> job = sw.Training(seq_len=4096, global_batch=64)
     >>> report = sw.train(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("8xh100"), sw.Plan(tp=8), job)
-    >>> found = energy(report)
-    >>> 300 < found.watts_per_device <= 700 and found.run_kwh is None
+    >>> used = energy(report)
+    >>> 300 < used.watts_per_device <= 700 and used.run_kwh is None
     True
     """
     _check(pue, grid_intensity)
@@ -182,9 +182,9 @@ def _of_load(report: ServeReport) -> _Work:
             own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas
         # A trace is of a group of attention, or of one of the batches that pass its stages in turn.
         each, lanes = base.plan.num_devices / base.plan.dp, lanes_of(base.plan)
-        found = _of_pool(base, traces, pool.form.moments)
+        work = _of_pool(base, traces, pool.form.moments)
         ranks = each / base.plan.pp
-        arithmetic, moved = arithmetic + ranks * found[0], moved + ranks * found[1]
+        arithmetic, moved = arithmetic + ranks * work[0], moved + ranks * work[1]
         seconds, busy = seconds + own, busy + each / lanes * sum(t.busy_seconds for t in traces)
     return _Work(
         device_seconds=seconds,
@@ -211,13 +211,13 @@ def _of_pool(base: InferReport, traces: Sequence[Trace], moments: LengthMoments)
 
     iterations = sum(t.iterations for t in traces)
     decoded = sum(r.output_tokens - 1 for t in traces for r in t.finished) / moments.made if moments.steps else 0.0
-    beside = decoded / iterations
-    whole = priced(beside, 0.0, moments.context) if beside else priced(1.0, 1.0, 0.0)
+    decoding = decoded / iterations
+    whole = priced(decoding, 0.0, moments.context) if decoding else priced(1.0, 1.0, 0.0)
     total = [iterations * one for one in whole]
     new = moments.new_tokens
     many = sum(t.prompt_tokens for t in traces) / new / len(moments.prompts) if new else 0.0
     for size, past in moments.prompts if many else ():
-        pair = priced(1.0, beside + size, past), priced(1.0, max(beside, 1.0), past)
+        pair = priced(1.0, decoding + size, past), priced(1.0, max(decoding, 1.0), past)
         total = [one + many * (more - less) for one, more, less in zip(total, *pair, strict=True)]
     return total[0], total[1]
 
@@ -233,33 +233,33 @@ def asked_energy(inputs: Inputs, report: AnyReport) -> Energy | None:
     return energy(report, pue, grid)
 
 
-def energy_tree(found: Energy | None) -> dict[str, Any]:
+def energy_tree(used: Energy | None) -> dict[str, Any]:
     """Return the key of the JSON answer, none where it was not asked for."""
-    return {} if found is None else {"energy": asdict(found)}
+    return {} if used is None else {"energy": asdict(used)}
 
 
-def energy_lines(page: Page, found: Energy | None, of: str) -> None:
+def energy_lines(page: Page, used: Energy | None, of: str) -> None:
     """Append what was asked for to a page; `of` says whose joules these are."""
-    if found is None:
+    if used is None:
         return
-    text = f"{show_joules(found.joules)} {of}, {show_joules(found.joules_per_token)} a token, "
-    text += f"{_kwh(found.kwh_per_million_tokens)} a million tokens"
-    run = f"; the run {_kwh(found.run_kwh)}" if found.run_kwh is not None else ""
+    text = f"{show_joules(used.joules)} {of}, {show_joules(used.joules_per_token)} a token, "
+    text += f"{_kwh(used.kwh_per_million_tokens)} a million tokens"
+    run = f"; the run {_kwh(used.run_kwh)}" if used.run_kwh is not None else ""
     page.label("ENERGY", text + run)
-    rate = show_count(found.tokens_per_second_per_megawatt)
+    rate = show_count(used.tokens_per_second_per_megawatt)
     page.note(
-        f"{found.watts_per_device:,.0f} W a device at {found.compute_share:.0%} of its FLOP/s and "
-        f"{found.memory_share:.0%} of its memory's bandwidth; {rate} tokens/s a MW"
+        f"{used.watts_per_device:,.0f} W a device at {used.compute_share:.0%} of its FLOP/s and "
+        f"{used.memory_share:.0%} of its memory's bandwidth; {rate} tokens/s a MW"
     )
-    if found.waiting_share >= 0.01:
-        page.note(f"{found.waiting_share:.0%} of the time no request is there: taken as between two kernels", "dim")
-    low, high = found.joules_low / found.joules, found.joules_high / found.joules
-    page.note(f"8 of 10 measured serving loads: {low:.2f} to {high:.2f} of it ({found.source})", "dim")
-    carbon = found.run_kg_co2 if found.run_kg_co2 is not None else found.kg_co2_per_million_tokens
+    if used.waiting_share >= 0.01:
+        page.note(f"{used.waiting_share:.0%} of the time no request is there: taken as between two kernels", "dim")
+    low, high = used.joules_low / used.joules, used.joules_high / used.joules
+    page.note(f"8 of 10 measured serving loads: {low:.2f} to {high:.2f} of it ({used.source})", "dim")
+    carbon = used.run_kg_co2 if used.run_kg_co2 is not None else used.kg_co2_per_million_tokens
     if carbon is not None:
-        what = "the run" if found.run_kg_co2 is not None else "a million tokens"
+        what = "the run" if used.run_kg_co2 is not None else "a million tokens"
         page.note(f"{_prefixed(carbon, ('kg', 't', 'kt'))} CO2 {what}")
-    page.note(ASSUMED if found.pue == 1 else f"at the building's meter, PUE {found.pue:g}", "dim")
+    page.note(ASSUMED if used.pue == 1 else f"at the building's meter, PUE {used.pue:g}", "dim")
 
 
 def _kwh(kwh: float) -> str:

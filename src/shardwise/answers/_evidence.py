@@ -134,18 +134,20 @@ def nearest_runs(
 
 def interval_tree(report: object) -> dict[str, dict[str, float]] | None:
     """Return low, typical and high of every headline that has an interval, None where there is none."""
-    found, typical = getattr(report, "interval", None), getattr(report, "typical", {})
-    if not found:
+    interval, typical = getattr(report, "interval", None), getattr(report, "typical", {})
+    if not interval:
         return None
-    return {name: {"low": low, "typical": typical[name], "high": high} for name, (low, high) in found.items()}
+    return {name: {"low": low, "typical": typical[name], "high": high} for name, (low, high) in interval.items()}
 
 
 def evidence_tree(report: TrainReport | InferReport) -> dict[str, Any]:
     """Return the published runs behind the band of a step, or of a request, and the nearest of them."""
-    found = evidence_of(report)
+    evidence = evidence_of(report)
     names = ("source", "model", "device", "num_devices", "runs", "error")
-    nearest = [{**{name: getattr(one, name) for name in names}, "stack": one.conditions.stack} for one in found.nearest]
-    return {"runs": found.runs, "sources": found.sources, "same_stack": found.same_stack, "nearest": nearest}
+    nearest = [
+        {**{name: getattr(one, name) for name in names}, "stack": one.conditions.stack} for one in evidence.nearest
+    ]
+    return {"runs": evidence.runs, "sources": evidence.sources, "same_stack": evidence.same_stack, "nearest": nearest}
 
 
 def fits_at(report: TrainReport | InferReport, risk: float) -> bool:
@@ -155,11 +157,11 @@ def fits_at(report: TrainReport | InferReport, risk: float) -> bool:
 
 def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
     """Add the published runs that the band of a plan's seconds rests on, and the nearest of them with their errors."""
-    found = evidence_tree(report)
-    alike = f"{found['same_stack']:,} of them with its {'stack' if _trains(report) else 'engine'}"
-    text = f"the band rests on {found['runs']:,} runs of {found['sources']} sources, {alike} on such devices"
+    evidence = evidence_tree(report)
+    alike = f"{evidence['same_stack']:,} of them with its {'stack' if _trains(report) else 'engine'}"
+    text = f"the band rests on {evidence['runs']:,} runs of {evidence['sources']} sources, {alike} on such devices"
     page.label("MEASURED", f"{text}; the nearest:")
-    for one in found["nearest"]:
+    for one in evidence["nearest"]:
         where = f"{one['model']} on {one['num_devices']:,} x {one['device']}, {one['stack']} ({one['source']})"
         page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
 

@@ -86,24 +86,24 @@ def follow(root: ExplainedNumber, path: str) -> ExplainedNumber:
     at, rest = root, path.strip("/ ")
     while rest:
         below = _below(at)
-        found, rest = _step(below, rest)
-        if found is None:
+        number, rest = _step(below, rest)
+        if number is None:
             names = ", ".join(repr(b.path[-1]) for b in below[:_MOST_ROWS]) or "nothing: it is an input"
             where = "/".join(at.path) or "the top"
             raise InputError([Problem("path", path, f"leads nowhere at {where}", f"it holds {names}")])
-        at = found
+        at = number
     return at
 
 
 def _below(at: ExplainedNumber) -> list[ExplainedNumber]:
     """Return what a number opens to: its parts, or the named numbers of its formula."""
-    found = parts(at.node)
+    numbers = parts(at.node)
     if not at.node.op:
         return []
-    if not found:
+    if not numbers:
         below = [ExplainedNumber(o, unit_of(o.unit), 1.0, (*at.path, o.name)) for o in operands(at.node)]
     else:
-        below = [opened(at, part) for part in found if part.node is not None]
+        below = [opened(at, part) for part in numbers if part.node is not None]
     return [replace(b, places=(*at.places, place)) for place, b in enumerate(below, 1)]
 
 
@@ -127,7 +127,7 @@ def explain_tree(at: ExplainedNumber, depth: int) -> dict[str, Any]:
     A number that is no sum has no parts but `where`, the named numbers of its formula.
     """
     opened = parts(at.node)
-    found: dict[str, Any] = {
+    tree: dict[str, Any] = {
         "name": at.node.name or _short(formula(at.node), _LONGEST_FORMULA),
         "value": at.value,
         "unit": at.unit,
@@ -136,11 +136,11 @@ def explain_tree(at: ExplainedNumber, depth: int) -> dict[str, Any]:
     }
     terms = ratio(at.node)
     if terms is not None:
-        found["ratio"] = {side: _term(term) for side, term in zip(("numerator", "denominator"), terms, strict=True)}
-    found["parts"] = [_part(at, part, depth) for part in opened] if depth > 0 else []
+        tree["ratio"] = {side: _term(term) for side, term in zip(("numerator", "denominator"), terms, strict=True)}
+    tree["parts"] = [_part(at, part, depth) for part in opened] if depth > 0 else []
     if at.node.op and not opened:
-        found["where"] = [{"name": o.name, "value": float(plain(o)), "source": o.source} for o in operands(at.node)]
-    return found
+        tree["where"] = [{"name": o.name, "value": float(plain(o)), "source": o.source} for o in operands(at.node)]
+    return tree
 
 
 def _term(term: Any) -> dict[str, Any]:
@@ -192,10 +192,10 @@ def _ratio(page: Page, at: ExplainedNumber) -> None:
 
 def _where(page: Page, at: ExplainedNumber) -> None:
     """Append the named numbers of a formula, or that the number is an input."""
-    found = operands(at.node) if at.node.op else []
-    if not found:
+    inputs = operands(at.node) if at.node.op else []
+    if not inputs:
         page.note("an input: it opens no further")
-    for o in found:
+    for o in inputs:
         page.add((f"{float(plain(o)):>13.6g}  ", ""), (_short(o.name, page.width - 15), "bold"))
         for line in textwrap.wrap(o.source, page.width - 15):
             page.add((" " * 15, ""), (line, "dim"))
@@ -222,15 +222,15 @@ class _Scale:
 
 
 def _rows(page: Page, at: ExplainedNumber, rows: Sequence[Part], scale: _Scale) -> None:
-    said: set[tuple[object, ...]] = set()
+    printed: set[tuple[object, ...]] = set()
     for part in rows[:_MOST_ROWS]:
         amount = part.amount * scale.factor
         left = scale.lead(amount)
         count = _times(part.times) if scale.counts(part) else ""
         page.add((left, "dim" if scale.indent else ""), (_short(count + part.label, page.width - len(left)), ""))
-        if part.against not in said:
+        if part.against not in printed:
             _against(page, part, scale, len(left))
-            said.add(part.against)
+            printed.add(part.against)
         if part.node is not None and scale.depth > 1:
             below = _Scale(scale.whole, scale.unit, scale.depth - 1, scale.factor * part.times, scale.indent + "  ")
             _rows(page, opened(at, part), parts(part.node), below)

@@ -76,32 +76,32 @@ def ask(inputs: Inputs) -> tuple[Exported, TrainReport | InferReport]:
         named=_named(inputs),
     )
     module = import_module(f"shardwise.formats.{target}")
-    found: Exported = module.export(stated)
+    exported: Exported = module.export(stated)
     if "wrap" in inputs.values:
         from shardwise.formats import processes
 
         nodes, each = processes(stated)
-        found = _wrapped(inputs, replace(found, nodes=nodes, node_devices=each), report)
-    apart = _apart(found, (TRAINING, stated.job), (SETTINGS, stated.stack.settings))
+        exported = _wrapped(inputs, replace(exported, nodes=nodes, node_devices=each), report)
+    apart = _apart(exported, (TRAINING, stated.job), (SETTINGS, stated.stack.settings))
     report = replace(report, assumptions=(*report.assumptions, *apart))
-    said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
-    files = {name: commented(name, text, said) for name, text in found.files.items()}
-    return replace(found, files=files), report
+    notes = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
+    files = {name: commented(name, text, notes) for name, text in exported.files.items()}
+    return replace(exported, files=files), report
 
 
-def _apart(found: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
+def _apart(exported: Exported, *asked: tuple[Iterable[Field], Any]) -> list[str]:
     """Return the facts of a question that no setting of a system says."""
     from shardwise.formats import unsaid
 
-    return [f"{one}: no setting of {found.system} says it" for one in unsaid(*asked)]
+    return [f"{one}: no setting of {exported.system} says it" for one in unsaid(*asked)]
 
 
 def _named(inputs: Inputs) -> str:
     """Return the hub's name of the model as it was asked for, or as the file names it; empty where neither has one."""
     from shardwise.models import namesake
 
-    said = inputs.get("model", inputs.imported.named if inputs.imported else "")
-    return said if said.count("/") == 1 and namesake(said) and not os.path.exists(said) else ""
+    model = inputs.get("model", inputs.imported.named if inputs.imported else "")
+    return model if model.count("/") == 1 and namesake(model) and not os.path.exists(model) else ""
 
 
 def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
@@ -130,15 +130,17 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
     report = load.base if load else ask_batch(inputs)
     asked = Asked(prefixes=prefixes, context=inputs.get("max_context", 0), model=_named(inputs))
     try:
-        found = _exported(target, report, asked, load.prefill.base if load and load.prefill else None)
+        exported = _exported(target, report, asked, load.prefill.base if load and load.prefill else None)
     except InputError as error:
         inputs.merge(error)
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     if "wrap" in inputs.values:
-        found = _wrapped(inputs, found, report)
-    report = replace(report, assumptions=(*report.assumptions, *_apart(found, (SERVING, report.job))))
-    said = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
-    return replace(found, files={name: commented(name, text, said) for name, text in found.files.items()}), report
+        exported = _wrapped(inputs, exported, report)
+    report = replace(report, assumptions=(*report.assumptions, *_apart(exported, (SERVING, report.job))))
+    notes = [*_unfit(report), *(f"assumed: {note}" for note in report.assumptions)]
+    return replace(
+        exported, files={name: commented(name, text, notes) for name, text in exported.files.items()}
+    ), report
 
 
 def _exported(target: str, report: InferReport, asked: Asked, prefill: InferReport | None) -> Exported:
@@ -153,10 +155,10 @@ def _exported(target: str, report: InferReport, asked: Asked, prefill: InferRepo
     return replace(last, files={**first.files, **last.files}, notes=tuple(dict.fromkeys(notes)), launch="")
 
 
-def _wrapped(inputs: Inputs, found: Exported, report: TrainReport | InferReport) -> Exported:
+def _wrapped(inputs: Inputs, exported: Exported, report: TrainReport | InferReport) -> Exported:
     from shardwise.formats import wrapped
 
-    return wrapped(inputs.values["wrap"], found, report.case.model.name, report.case.cluster.device)
+    return wrapped(inputs.values["wrap"], exported, report.case.model.name, report.case.cluster.device)
 
 
 def commented(name: str, text: str, notes: Sequence[str]) -> str:
@@ -169,8 +171,8 @@ def commented(name: str, text: str, notes: Sequence[str]) -> str:
         return text
     lines = text.splitlines(keepends=True)
     at = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    said = [f"# {' '.join(note.split())}\n" for note in notes]
-    return "".join([*lines[:at], *said, *lines[at:]])
+    comments = [f"# {' '.join(note.split())}\n" for note in notes]
+    return "".join([*lines[:at], *comments, *lines[at:]])
 
 
 def _unfit(report: TrainReport | InferReport) -> list[str]:
@@ -201,27 +203,27 @@ def write(folder: str, files: dict[str, str]) -> None:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise export`."""
-    found, report = ask(inputs)
+    exported, report = ask(inputs)
     if "write" in inputs.values:
-        write(inputs.values["write"], dict(found.files))
+        write(inputs.values["write"], dict(exported.files))
 
     def tree() -> dict[str, Any]:
-        said = {"system": found.system, "version": found.version, "fits": report.fits}
-        notes = {"notes": list(found.notes), "assumptions": list(report.assumptions)}
-        return {**said, "files": dict(found.files), **notes}
+        answer_tree = {"system": exported.system, "version": exported.version, "fits": report.fits}
+        notes = {"notes": list(exported.notes), "assumptions": list(report.assumptions)}
+        return {**answer_tree, "files": dict(exported.files), **notes}
 
     def page() -> Page:
         made = Page(width)
-        for name, text in found.files.items():
+        for name, text in exported.files.items():
             if "write" in inputs.values:
                 made.label("WRITTEN", os.path.join(inputs.values["write"], name))
                 continue
             for line in text.splitlines():
                 made.add((line, ""))
         if "write" in inputs.values:
-            made.label("FOR", f"{found.system} {found.version}")
-            made.items(found.notes)
+            made.label("FOR", f"{exported.system} {exported.version}")
+            made.items(exported.notes)
         return made
 
-    _warn(report, found.files)
+    _warn(report, exported.files)
     return Answer(0 if report.fits else 1, tree, page)

@@ -20,13 +20,13 @@ def read_case(path: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise fail("config", path, "must hold a table of keys", 'write for example tp = 8, or {"tp": 8}')
     check_tree(table, path, "config")
-    found: dict[str, Any] = {}
+    case: dict[str, Any] = {}
     for key, value in table.items():
         word = key.replace("-", "_")
-        if word in found:
+        if word in case:
             raise fail(word, str(value), f"stands twice in {path}", "keep one")
-        found[word] = value
-    return found
+        case[word] = value
+    return case
 
 
 def write_case(path: str, case: dict[str, Any]) -> None:
@@ -81,19 +81,19 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
     ['shardwise train gpt2', '--on 8xh100', '--tp 8', '--no-overlap']
     """
     first = ["shardwise", command, *([quoted(str(values["model"]))] if "model" in values else [])]
-    found = [" ".join(first)]
+    lines = [" ".join(first)]
     for key, value in values.items():
         if key in _LEFT_OUT or value is None:
             continue
         dashed = key.replace("_", "-")
         if isinstance(value, bool):
-            found.append(f"--{dashed}" if value else f"--no-{dashed}")
+            lines.append(f"--{dashed}" if value else f"--no-{dashed}")
         else:
             every = value if key == "vary" else (value,)
-            found += [f"--{dashed} {quoted(_text(one))}" for one in every]
+            lines += [f"--{dashed} {quoted(_text(one))}" for one in every]
     if "from_args" in values:
-        found += ["--", *map(quoted, values["from_args"])]
-    return found
+        lines += ["--", *map(quoted, values["from_args"])]
+    return lines
 
 
 def _text(value: Any) -> str:

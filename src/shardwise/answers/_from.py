@@ -91,8 +91,8 @@ def _take_server(inputs: Inputs) -> None:
     if target and _of_another(server, target):
         # Each engine spells its share of the memory in its own way.
         own = {key: value for key, value in server.values.items() if key in ("engine", "memory_fraction")}
-        said = ", ".join(f"{key} {value}" for key, value in own.items())
-        inputs.notes.append(f"{server.source}: {said}: of {server.system}, {target} keeps its own")
+        settings = ", ".join(f"{key} {value}" for key, value in own.items())
+        inputs.notes.append(f"{server.source}: {settings}: of {server.system}, {target} keeps its own")
         server = replace(server, values={key: value for key, value in server.values.items() if key not in own})
     # Numbers are searched; a format is the checkpoint's, the one choice of a search.
     space = {key: value for key, value in server.values.items() if key in flags and flags[key].group == "space"}
@@ -157,13 +157,13 @@ def _read(inputs: Inputs, num_devices: int) -> Imported:
 
 def variables(inputs: Inputs) -> dict[str, str]:
     """Return the variables that --set gives."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in inputs.get("set", ()):
         name, equals, value = pair.partition("=")
         if not equals:
             inputs.fail("set", pair, "must be NAME=VALUE", "for example --set NNODES=4")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def devices_of(inputs: Inputs) -> int:
@@ -264,13 +264,13 @@ def _usual(inputs: Inputs, stack: Stack | None, plan: Plan) -> Plan:
         return plan
     from shardwise.plans import usual_recompute
 
-    told = inputs.values.keys() | inputs.bad
+    given = inputs.values.keys() | inputs.bad
     usual = usual_recompute(stack, "" if "base" in inputs.bad else inputs.values.get("base", ""))
-    if usual != "none" and not told & {"recompute", "modules", "recompute_layers"}:
-        beside = "" if usual == stack.usual_recompute else " beside quantised weights"
-        inputs.notes.append(f"recompute {usual}: what {stack.name} does{beside} unless told")
+    if usual != "none" and not given & {"recompute", "modules", "recompute_layers"}:
+        condition = "" if usual == stack.usual_recompute else " beside quantised weights"
+        inputs.notes.append(f"recompute {usual}: what {stack.name} does{condition} unless told")
         plan = replace(plan, recompute=usual)
-    if stack.usual_offload and plan.recompute == "full" and "offload" not in told:
+    if stack.usual_offload and plan.recompute == "full" and "offload" not in given:
         inputs.notes.append(f"offload {','.join(stack.usual_offload)}: what {stack.name} does unless told")
         plan = replace(plan, offload=stack.usual_offload)
     return plan

@@ -97,8 +97,8 @@ def _served(inputs: Inputs, width: int) -> Answer:
         made.label("FROM", f"{server.source}, read as {server.system} {server.version}")
         launch = counted(server.num_devices, "device") if server.num_devices else "devices that are not said"
         role = f", which run {server.role} alone" if server.role else ""
-        said = ", ".join(f"{key} {_word(value)}" for key, value in server.values.items())
-        made.label("SERVER", f"{launch}{role}: {said}")
+        settings = ", ".join(f"{key} {_word(value)}" for key, value in server.values.items())
+        made.label("SERVER", f"{launch}{role}: {settings}")
         _words_of(made, server)
         kept = {key: value for key, value in inputs.values.items() if key in ("from", "set")}
         named = {} if "model" in server.values else {"model": "MODEL"}
@@ -143,8 +143,8 @@ def import_page(case: Imported, command: Sequence[str], width: int) -> Page:
         sizes = _sizes(case.model)
         page.label("MODEL", f"{show_count(float(str(sizes['parameters'])))} parameters: {model_line(case.model)}")
     launch = counted(case.num_devices, "device") if case.num_devices else "a number of devices that is not said"
-    page.label("PLAN", f"{launch}: {_said(case.plan, Plan())}")
-    page.label("JOB", _said(case.job, Training(seq_len=0, global_batch=0)))
+    page.label("PLAN", f"{launch}: {_changed_fields(case.plan, Plan())}")
+    page.label("JOB", _changed_fields(case.job, Training(seq_len=0, global_batch=0)))
     changes = ", ".join(f"{name} {_word(value)}" for name, value in stack_changes(case).items())
     page.label("STACK", case.stack.name + (f": {changes}" if changes else ""))
     _words_of(page, case)
@@ -185,8 +185,8 @@ def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _said(record: Any, plain: Any) -> str:
+def _changed_fields(record: Any, plain: Any) -> str:
     """Return the fields of a record that differ from a plain one, in one line; a degree of 0 is left to be deduced."""
-    said = {f.name: getattr(record, f.name) for f in fields(record)}
-    changed = [name for name, value in said.items() if value != getattr(plain, name) and (value or value is False)]
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    changed = [name for name, value in values.items() if value != getattr(plain, name) and (value or value is False)]
     return ", ".join(f"{name} {_word(getattr(record, name))}" for name in changed) or "nothing beyond the defaults"

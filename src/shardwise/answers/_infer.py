@@ -128,7 +128,7 @@ class ServingChange:
 def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
     """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
     cluster = report.case.cluster
-    found = {
+    tree = {
         **report.to_dict(),
         "risk": risk or None,
         "interval": interval_tree(report),
@@ -139,7 +139,7 @@ def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
         "job": asdict(report.job),
         "changes": [asdict(c) for c in infer_changes(report)],
     }
-    return cast(dict[str, Any], whole_bytes(found))
+    return cast(dict[str, Any], whole_bytes(tree))
 
 
 def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
@@ -168,8 +168,8 @@ def infer_changes(report: InferReport) -> tuple[ServingChange, ...]:
         options.append(("max_sequences", job.batch, {}, {"max_sequences": job.batch}))
     if not report.case.step_tokens:
         options.append(("max_batched_tokens", 8192, {}, {"max_batched_tokens": 8192}))
-    found = [_change(report, field, value, (p, j)) for field, value, p, j in options]
-    kept = [c for c in found if c is not None]
+    changes = [_change(report, field, value, (p, j)) for field, value, p, j in options]
+    kept = [c for c in changes if c is not None]
     # Fewer requests at once are another question: last of those that fit.
     return tuple(
         sorted(
@@ -247,9 +247,9 @@ def _described(report: InferReport) -> str:
         return describe(report.plan)
     near, far = report.evaluation.sizes.stages
     count = sum(near.layers)
-    said = [f"{count} of {report.case.model.num_layers} layers and {'the' if near.ends else 'no'} head on the device"]
-    said += [f"experts of {sum(far.experts)} of them on the host"] if any(far.experts) else []
-    return ", ".join([*said, f"the rest on {host.cluster.device.name}"])
+    words = [f"{count} of {report.case.model.num_layers} layers and {'the' if near.ends else 'no'} head on the device"]
+    words += [f"experts of {sum(far.experts)} of them on the host"] if any(far.experts) else []
+    return ", ".join([*words, f"the rest on {host.cluster.device.name}"])
 
 
 def _reach(page: Page, report: InferReport, risk: float) -> None:
@@ -257,8 +257,10 @@ def _reach(page: Page, report: InferReport, risk: float) -> None:
     chance = report.chance_to_fit
     wanted = f", and {risk:.0%} was asked: too risky" if chance < risk else ""
     band = report.interval.get("kv_cache_tokens")
-    held = ": the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
-    page.note(f"chance to fit {show_chance(chance)}{wanted}{held}", "bold yellow" if wanted else "dim")
+    tokens = (
+        ": the cache holds {} to {} tokens in 8 of 10 published runs".format(*map(show_count, band)) if band else ""
+    )
+    page.note(f"chance to fit {show_chance(chance)}{wanted}{tokens}", "bold yellow" if wanted else "dim")
 
 
 def nearest_change(report: InferReport) -> str:
@@ -322,13 +324,13 @@ def _speed(page: Page, report: InferReport) -> None:
 def _memory(page: Page, report: InferReport) -> None:
     host = report.on_host
     if host is None:
-        return _held(page, "MEMORY", report, report.memory)
-    _held(page, "DEVICE", report, report.on_devices[0])
+        return _memory_lines(page, "MEMORY", report, report.memory)
+    _memory_lines(page, "DEVICE", report, report.on_devices[0])
     page.blank()
-    return _held(page, "HOST", report, host)
+    return _memory_lines(page, "HOST", report, host)
 
 
-def _held(page: Page, word: str, report: InferReport, memory: StageBytes[float]) -> None:
+def _memory_lines(page: Page, word: str, report: InferReport, memory: StageBytes[float]) -> None:
     segments = [Segment(_MEMORY[n][0], float(getattr(memory, n)), *_MEMORY[n][1:]) for n in _MEMORY]
     free = max(0.0, memory.limit - memory.needed)
     shown = show_bytes(memory.needed)

@@ -107,8 +107,8 @@ class Inputs:
                 # Of the laws of an axis only those that divide the sequence follow from its length.
                 follows = set()
             # A value that could not be read is not asked for a second time.
-            told = key in self.bad and any(known.field == key for known in self.problems.items)
-            if not named and not follows and not told and p not in self.problems.items:
+            reported = key in self.bad and any(known.field == key for known in self.problems.items)
+            if not named and not follows and not reported and p not in self.problems.items:
                 self.problems.items.append(Problem(key, plain(p.value), p.rule, p.remedy))
 
 
@@ -158,24 +158,24 @@ def known_keys(
     A file that came from someone else names no file to be written, and none to be read that lies elsewhere.
     """
     known = {"command", *(key for c in every.values() for key in c.flags)}
-    found: dict[str, object] = {}
+    keys: dict[str, object] = {}
     for key, value in file.items():
         if key in (*WRITTEN, "follow"):
             inputs.fail(key, value, "is no key of a file", f"give --{key.replace('_', '-')} where the command starts")
         elif key in command.flags:
-            found[key] = value
+            keys[key] = value
         elif key not in known:
             inputs.problems.add(
                 key, plain(value), "is not a key of a case file", f"did you mean {nearest(key, tuple(sorted(known)))}?"
             )
         elif key != "command":
             inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
-    for key in found.keys() & set(_READ):
-        value = found[key]
+    for key in keys.keys() & set(_READ):
+        value = keys[key]
         texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
         if not all(_is_placed(key, text, place, inputs) for text in texts):
-            del found[key]
-    return found
+            del keys[key]
+    return keys
 
 
 def _is_placed(key: str, named: str, place: CaseFile, inputs: Inputs) -> bool:

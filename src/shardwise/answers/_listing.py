@@ -71,11 +71,11 @@ def search_devices(search: str = "") -> list[str]:
     others: dict[str, list[str]] = {}
     for other, (name, _) in other_names().items():
         others.setdefault(name, []).append(other)
-    found = [name for name in names if _matches(search, name, *others.get(name, []))]
-    if search and not found:
+    devices = [name for name in names if _matches(search, name, *others.get(name, []))]
+    if search and not devices:
         with suppress(InputError):  # which is what questions of a device take the name as
             return [find_device(search).device.name]
-    return found
+    return devices
 
 
 def model_row(name: str) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def model_file(name: str) -> str:
 
 def _say_block(block: Any) -> str:
     """Return a block in one line: each part with what is not its default."""
-    said = [_say(part) for part in (*block.mixers, *([block.feed_forward] if block.feed_forward is not None else []))]
-    return " + ".join(said)
+    parts = [_say(part) for part in (*block.mixers, *([block.feed_forward] if block.feed_forward is not None else []))]
+    return " + ".join(parts)
 
 
 def _say(part: Any) -> str:
@@ -221,8 +221,8 @@ def _one_device(page: Page, name: str) -> None:
     marks: dict[str, int] = {}
     for fact in device.sources:
         mark = marks.setdefault(f"{fact.source}, {fact.date}", len(marks) + 1)
-        said = f"{figure(device, fact.field):>18}  "
-        page.add((f"  {fact.field:<26}", "bold"), (said, ""), (f"[{mark}]", "dim"))
+        figures = f"{figure(device, fact.field):>18}  "
+        page.add((f"  {fact.field:<26}", "bold"), (figures, ""), (f"[{mark}]", "dim"))
     page.blank()
     for source, mark in marks.items():
         page.label(f"{f'[{mark}]':>9}", source, "dim", "dim")
@@ -272,11 +272,11 @@ def dtypes_answer(inputs: Inputs, width: int) -> Answer:
 
 def _write_recipe(path: str, search: str, rows: list[dict[str, Any]]) -> None:
     """Write one recipe of training as a file of the user's catalogue."""
-    found = [row for row in rows if row["kind"] == "training"]
-    if len(found) != 1:
-        rule = f"needs one recipe of training, and {len(found)} match {search!r}"
+    training = [row for row in rows if row["kind"] == "training"]
+    if len(training) != 1:
+        rule = f"needs one recipe of training, and {len(training)} match {search!r}"
         raise fail("write", path, rule, "name one, such as bf16")
-    write_text(path, precision_to_toml(find_precision(found[0]["name"])))
+    write_text(path, precision_to_toml(find_precision(training[0]["name"])))
 
 
 _HEADS = {
@@ -305,15 +305,15 @@ def search_dtypes(search: str = "") -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for name in precision_names():
         if name in DTYPES:
             continue
         precision = find_precision(name)
         widths = {key.removesuffix("_bytes"): value for key, value in asdict(precision).items() if "_bytes" in key}
         own = {"source": precision.note} if precision.note else {}
-        found.append({"kind": "training", "name": name, "compute": precision.compute, **widths, **own})
-    return found
+        rows.append({"kind": "training", "name": name, "compute": precision.compute, **widths, **own})
+    return rows
 
 
 def _formats() -> list[dict[str, Any]]:

@@ -114,8 +114,8 @@ class Page:
         short = len(gap) * (len(widths) - 1) - room
         words = [i for i in range(len(widths)) if i not in flush]
         for i in sorted(words, key=lambda i: -widths[i]):
-            taken = max(0, min(short, widths[i] - _NARROWEST))
-            widths[i], short = widths[i] - taken, short - taken
+            cut = max(0, min(short, widths[i] - _NARROWEST))
+            widths[i], short = widths[i] - cut, short - cut
         at = _last_that_fits(widths, self.width - indent) if header else len(widths)
         if at < len(widths):
             self.table([row[:at] for row in rows], [i for i in flush if i < at], header, indent)
@@ -139,9 +139,9 @@ def _last_that_fits(widths: Sequence[int], room: int) -> int:
     >>> _last_that_fits([4, 4, 4], 14), _last_that_fits([4, 4, 4], 13), _last_that_fits([40, 4, 4], 13)
     (3, 2, 3)
     """
-    at, taken = 0, -1
-    while at < len(widths) and taken + 1 + widths[at] <= room:
-        at, taken = at + 1, taken + 1 + widths[at]
+    at, width = 0, -1
+    while at < len(widths) and width + 1 + widths[at] <= room:
+        at, width = at + 1, width + 1 + widths[at]
     return at if at > 1 else len(widths)
 
 
@@ -165,14 +165,14 @@ def cells_of(segments: Sequence[Segment], whole: float, cells: int) -> list[Styl
     >>> cells_of([Segment("a", 1, "#", ""), Segment("b", 1, "=", "")], 4, 8)
     [('##', ''), ('==', '')]
     """
-    found, done, at = [], 0.0, 0
+    out, done, at = [], 0.0, 0
     for s in segments:
         done += s.amount
         end = min(cells, round(cells * done / whole)) if whole else 0
         if end > at:
-            found.append((s.glyph * (end - at), s.style))
+            out.append((s.glyph * (end - at), s.style))
             at = end
-    return found
+    return out
 
 
 def command_lines(page: Page, word: str, words: Sequence[str]) -> None:
@@ -276,9 +276,9 @@ def legend(page: Page, segments: Sequence[Segment], whole: float, show: Callable
             page.add((" " * MARGIN, ""), (s.glyph, s.style), (row, ""))
 
 
-def mark_limit(page: Page, share: float, words: str, taken: int) -> None:
-    """Append a mark under the bar above at a share of it; `taken` are the columns of the text beside the bar."""
-    cells = max(10, page.body - taken - 2)
+def mark_limit(page: Page, share: float, words: str, filled: int) -> None:
+    """Append a mark under the bar above at a share of it; `filled` are the columns of the text next to the bar."""
+    cells = max(10, page.body - filled - 2)
     at = min(cells - 1, round(cells * share))
     left = at > len(words)
     page.add(

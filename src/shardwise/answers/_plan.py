@@ -18,8 +18,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     what = inputs.get("what")
     if what not in ("infer", "serve"):
         what = "tuning" if "scaling" not in inputs.values and tunes(inputs) else "train"
-    found: Answer = import_module(f"shardwise.answers._plan_{what}").answer(inputs, width)
-    return found
+    answered: Answer = import_module(f"shardwise.answers._plan_{what}").answer(inputs, width)
+    return answered
 
 
 def ask(inputs: Inputs) -> Any:
@@ -28,10 +28,10 @@ def ask(inputs: Inputs) -> Any:
     from shardwise.errors import InputError, Problem
 
     ways: dict[str, Callable[[Inputs], Any]] = {"infer": _plan_infer.ask, "serve": _plan_serve.ask}
-    found = ways.get(inputs.get("what"), _plan_train.searched)(inputs)
-    if not found.best:
+    result = ways.get(inputs.get("what"), _plan_train.searched)(inputs)
+    if not result.best:
         raise InputError([Problem("plan", None, "no plan fits and keeps the limits", "the search itself says why")])
-    return found.best[0]
+    return result.best[0]
 
 
 def described(inputs: Inputs, report: Any) -> str:

@@ -75,12 +75,12 @@ def ask(inputs: Inputs) -> ServingResult:
     job: Serving = _case.make_serving(searched, model)
     inputs.notes += searched.notes
     try:
-        found = plan_serving(model, cluster, job, space_of(inputs, cluster), options_of(inputs))
+        result = plan_serving(model, cluster, job, space_of(inputs, cluster), options_of(inputs))
     except InputError as error:
         inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
-    return found
+    return result
 
 
 def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
@@ -102,41 +102,41 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan infer`."""
-    found = ask(inputs)
-    save_best(inputs, "infer", case_of(inputs, found.best[0]) if found.best else None)
+    result = ask(inputs)
+    save_best(inputs, "infer", case_of(inputs, result.best[0]) if result.best else None)
 
     def words(report: InferReport) -> list[str]:
         return command_words("infer", case_of(inputs, report))
 
     def tree() -> dict[str, Any]:
-        return with_notes(serve_tree(found, [words(report) for report in found.best]), inputs.notes)
+        return with_notes(serve_tree(result, [words(report) for report in result.best]), inputs.notes)
 
     def page() -> Page:
-        report = found.best[0] if found.best else found.nearest
-        return serve_page(found, words(report) if report is not None else [], (tuple(inputs.notes), width))
+        report = result.best[0] if result.best else result.nearest
+        return serve_page(result, words(report) if report is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
         from shardwise.answers._plots_serving import serving_figure
 
-        return serving_figure(found)
+        return serving_figure(result)
 
-    return plotted(inputs, Answer(0 if found.best else 1, tree, page), draw)
+    return plotted(inputs, Answer(0 if result.best else 1, tree, page), draw)
 
 
-def serve_tree(found: ServingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def serve_tree(result: ServingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     best = [
         {
-            **infer_tree(report, found.options.risk),
+            **infer_tree(report, result.options.risk),
             "tokens_per_second_per_gpu": tokens_per_second_per_gpu(report),
-            "group": found.group_of(place),
+            "group": result.group_of(place),
             "placement": placement(report),
             "command": " ".join(words),
         }
-        for place, (report, words) in enumerate(zip(found.best, commands, strict=True))
+        for place, (report, words) in enumerate(zip(result.best, commands, strict=True))
     ]
-    limits = {name: getattr(found.options, name) for name in SERVE_LIMITS if getattr(found.options, name)}
-    return result_tree(found, best, short_serve_tree, {"limits": limits, "risk": found.options.risk})
+    limits = {name: getattr(result.options, name) for name in SERVE_LIMITS if getattr(result.options, name)}
+    return result_tree(result, best, short_serve_tree, {"limits": limits, "risk": result.options.risk})
 
 
 def short_serve_tree(report: InferReport) -> dict[str, Any]:
@@ -164,35 +164,35 @@ _SAID = {
 }
 
 
-def serve_page(found: ServingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+def serve_page(result: ServingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest without one."""
     notes, width = notes_and_width
     page = Page(width)
-    _verdict(page, found)
+    _verdict(page, result)
     page.blank()
-    if found.best:
-        _best(page, found)
+    if result.best:
+        _best(page, result)
         page.blank()
-        _front(page, found.front)
+        _front(page, result.front)
         page.blank()
-        near = [(one, report) for one in runners_up(found) if isinstance(report := one.report, InferReport)]
+        near = [(one, report) for one in runners_up(result) if isinstance(report := one.report, InferReport)]
         next_best(page, [(runner_up, describe_deployment(report)) for runner_up, report in near])
         page.blank()
-    rejected(page, found.rejected)
+    rejected(page, result.rejected)
     page.blank()
-    shown = found.best[0] if found.best else found.nearest
+    shown = result.best[0] if result.best else result.nearest
     assumptions(page, (*notes, *(shown.assumptions if shown is not None else ())))
     page.blank()
     if command:
-        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+        command_lines(page, "AGAIN" if result.best else "NEAREST", command)
     return page
 
 
-def _verdict(page: Page, found: ServingResult) -> None:
-    rows, job = found.grid, found.grid.job
+def _verdict(page: Page, result: ServingResult) -> None:
+    rows, job = result.grid, result.grid.job
     title = f"{rows.model.name} on {rows.cluster.num_devices} x {rows.cluster.device.name}"
-    if found.best:
-        best = found.best[0]
+    if result.best:
+        best = result.best[0]
         each, what = tokens_per_second_per_gpu(best), "output tokens/s" if best.job.output_tokens else "tokens/s"
         rate = f"{each:,.0f} {what} per device, {each * best.plan.num_devices:,.0f} in all"
         page.label("BEST", f"{title}: {rate}", "bold green", "bold")
@@ -205,23 +205,23 @@ def _verdict(page: Page, found: ServingResult) -> None:
         price, name = _price(best), f"usd_per_million_{'output' if best.job.output_tokens else 'input'}_tokens"
         if price is not None:
             page.note(f"${price:,.2f} a million tokens: {show_band(best, name, '${:,.2f}'.format)}", "dim")
-        held = f"{show_bytes(best.memory.needed)} of {show_bytes(best.memory.limit)}"
+        needed = f"{show_bytes(best.memory.needed)} of {show_bytes(best.memory.limit)}"
         chance = show_chance(best.chance_to_fit)
-        page.note(f"{held}, chance to fit {chance} (--risk {found.options.risk:.0%})", "dim")
+        page.note(f"{needed}, chance to fit {chance} (--risk {result.options.risk:.0%})", "dim")
     else:
         page.label("NONE", f"{title}: no plan of the space is feasible", "bold red", "bold")
-        _beyond(page, found.nearest)
-    if found.best and found.best[0].job.batch > 1 and job.output_tokens:
-        best = found.best[0]
+        _beyond(page, result.nearest)
+    if result.best and result.best[0].job.batch > 1 and job.output_tokens:
+        best = result.best[0]
         first, gap = show_seconds(best.request_ttft_seconds), show_seconds(best.request_tpot_seconds)
         page.note(f"of one request while the batch stays full, as limits have it: TTFT {first}, TPOT {gap}")
     out = f"{job.output_tokens:,} out" if rows.model.generates else "none out: one pass"
-    page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(found)}")
-    does = "feasible" if _limits(found) else f"fit with a chance of {found.options.risk:.0%}"
+    page.note(f"{job.input_tokens:,} tokens in and {out}{_limits(result)}")
+    does = "feasible" if _limits(result) else f"fit with a chance of {result.options.risk:.0%}"
     page.note(
-        f"{found.num_plans:,} plans, {found.counts.evaluated:,} legal and evaluated, "
-        f"{found.counts.fitting:,} {does}, "
-        f"in {show_seconds(found.seconds)}"
+        f"{result.num_plans:,} plans, {result.counts.evaluated:,} legal and evaluated, "
+        f"{result.counts.fitting:,} {does}, "
+        f"in {show_seconds(result.seconds)}"
     )
 
 
@@ -236,18 +236,18 @@ def _beyond(page: Page, nearest: InferReport | None) -> None:
             )
 
 
-def _limits(found: ServingResult) -> str:
-    said = []
+def _limits(result: ServingResult) -> str:
+    limits = []
     for name, text in _SAID.items():
-        value = getattr(found.options, name)
+        value = getattr(result.options, name)
         if value:
-            said.append(text.format(show_seconds(value) if name.endswith("_seconds") and "{}" in text else value))
-    return "; " + ", ".join(said) if said else ""
+            limits.append(text.format(show_seconds(value) if name.endswith("_seconds") and "{}" in text else value))
+    return "; " + ", ".join(limits) if limits else ""
 
 
-def _best(page: Page, found: ServingResult) -> None:
+def _best(page: Page, result: ServingResult) -> None:
     rows = [("#", "tokens/s/dev", "tokens/s", "TTFT", "TPOT", "request", "$/M", "memory", "devices")]
-    for i, report in enumerate((group.first for group in found.groups), 1):
+    for i, report in enumerate((group.first for group in result.groups), 1):
         each, price = tokens_per_second_per_gpu(report), _price(report)
         rows.append(
             (
@@ -264,22 +264,22 @@ def _best(page: Page, found: ServingResult) -> None:
         )
     page.table(rows, right=range(9), header=True, indent=2)
     page.blank()
-    for i, group in enumerate(found.groups, 1):
+    for i, group in enumerate(result.groups, 1):
         page.label(f"{i:>3}", describe_deployment(group.first), "bold")
         chance = show_chance(group.first.chance_to_fit)
         page.note(f"chance to fit {chance}; request {show_band(group.first, 'request_seconds', show_seconds)}", "dim")
         ties_line(page, group.ties, partial(_formats, group.first.case))
-    explain_ties(page, found.options.serving_headline)
+    explain_ties(page, result.options.serving_headline)
 
 
 def _formats(first: ServingCase, tie: TiedPlan[ServingCase]) -> list[str]:
     """Return what else differs between a deployment and one that ties with it: batch, formats, engine."""
     one = tie.case
-    said = [f"batch {one.job.batch}"] if one.job.batch != first.job.batch else []
-    said += [f"weights {one.format.name}"] if one.format.name != first.format.name else []
-    said += [f"cache {one.job.kv_cache or 'usual'}"] if one.job.kv_cache != first.job.kv_cache else []
-    said += [f"GEMMs in {one.compute}"] if one.compute != first.compute else []
-    return said + ([one.engine.name] if one.engine.name != first.engine.name else [])
+    words = [f"batch {one.job.batch}"] if one.job.batch != first.job.batch else []
+    words += [f"weights {one.format.name}"] if one.format.name != first.format.name else []
+    words += [f"cache {one.job.kv_cache or 'usual'}"] if one.job.kv_cache != first.job.kv_cache else []
+    words += [f"GEMMs in {one.compute}"] if one.compute != first.compute else []
+    return words + ([one.engine.name] if one.engine.name != first.engine.name else [])
 
 
 def _price(report: InferReport) -> float | None:

@@ -30,22 +30,22 @@ _LIMITS: dict[str, Callable[[float], str]] = {
 }
 
 
-def plan_tree(found: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+def plan_tree(result: TrainingResult, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the answer of a search as plain values; `commands` are the words that evaluate each of the best."""
     from shardwise.answers._train_tree import train_tree
 
     best = [
         {
-            **train_tree(replace(report, assumptions=assumed(report.case, report)), found.options.risk),
+            **train_tree(replace(report, assumptions=assumed(report.case, report)), result.options.risk),
             "choice": choice_tree(report.case),
-            "group": found.group_of(place),
-            "alternatives": list(found.alternatives(report)[1:]),
+            "group": result.group_of(place),
+            "alternatives": list(result.alternatives(report)[1:]),
             "placement": placement(report),
             "command": " ".join(words),
         }
-        for place, (report, words) in enumerate(zip(found.best, commands, strict=True))
+        for place, (report, words) in enumerate(zip(result.best, commands, strict=True))
     ]
-    return result_tree(found, best, short_tree, {"limits": limits_of(found), "risk": found.options.risk})
+    return result_tree(result, best, short_tree, {"limits": limits_of(result), "risk": result.options.risk})
 
 
 def with_notes(tree: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def with_notes(tree: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
 
 
 def result_tree(
-    found: TrainingResult | ServingResult,
+    result: TrainingResult | ServingResult,
     best: list[dict[str, Any]],
     short: Callable[[Any], dict[str, Any]],
     asked: dict[str, Any],
@@ -63,20 +63,20 @@ def result_tree(
     """Return what any search answers as plain values: its best plans, others in short, and why the rest fell out."""
     return {
         "search": {
-            "plans": found.num_plans,
-            "legal": found.counts.legal,
-            "fitting": found.counts.fitting,
-            "evaluated": found.counts.evaluated,
-            "seconds": found.seconds,
-            "covered": found.covered,
-            "objective": found.options.objective,
+            "plans": result.num_plans,
+            "legal": result.counts.legal,
+            "fitting": result.counts.fitting,
+            "evaluated": result.counts.evaluated,
+            "seconds": result.seconds,
+            "covered": result.covered,
+            "objective": result.options.objective,
             **asked,
         },
         "best": best,
-        "front": [short(report) for report in found.front],
-        "runners_up": [{**short(one.report), **runner_up_tree(one)} for one in runners_up(found)],
-        "rejected": [{**asdict(row), "change": change_tree(found.remedy(row.name))} for row in found.rejected],
-        "nearest": short(found.nearest) if found.nearest is not None else None,
+        "front": [short(report) for report in result.front],
+        "runners_up": [{**short(one.report), **runner_up_tree(one)} for one in runners_up(result)],
+        "rejected": [{**asdict(row), "change": change_tree(result.remedy(row.name))} for row in result.rejected],
+        "nearest": short(result.nearest) if result.nearest is not None else None,
     }
 
 
@@ -87,20 +87,20 @@ def choice_tree(case: TrainingCase) -> dict[str, Any]:
             "global_batch": job.global_batch}  # fmt: skip
 
 
-def choice_words(found: TrainingResult, plan: Plan, case: TrainingCase) -> list[str]:
+def choice_words(result: TrainingResult, plan: Plan, case: TrainingCase) -> list[str]:
     """Return in words the device and what of the job is chosen, of those that the search has several of."""
-    jobs = [task.grid.case.job for task in found.task.tasks]
-    devices = {task.grid.case.cluster.device.name for task in found.task.tasks}
+    jobs = [task.grid.case.job for task in result.task.tasks]
+    devices = {task.grid.case.cluster.device.name for task in result.task.tasks}
     several = {name for name in ("precision", "optimizer", "global_batch") if len({getattr(j, name) for j in jobs}) > 1}
     one = choice_tree(case)
-    said = [f"{plan.num_devices} x {one['device']}"] if len(devices) > 1 else []
-    said += [one[name] for name in ("precision", "optimizer") if name in several]
-    return said + ([f"batch {one['global_batch']}"] if "global_batch" in several else [])
+    words = [f"{plan.num_devices} x {one['device']}"] if len(devices) > 1 else []
+    words += [one[name] for name in ("precision", "optimizer") if name in several]
+    return words + ([f"batch {one['global_batch']}"] if "global_batch" in several else [])
 
 
-def limits_of(found: TrainingResult) -> dict[str, float]:
+def limits_of(result: TrainingResult) -> dict[str, float]:
     """Return the limits that were asked for."""
-    return {name: value for name in TRAIN_LIMITS if (value := getattr(found.options, name, 0.0))}
+    return {name: value for name in TRAIN_LIMITS if (value := getattr(result.options, name, 0.0))}
 
 
 def short_tree(report: TrainReport) -> dict[str, Any]:
@@ -119,36 +119,36 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
 
 def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
-    said = [*case.model.assumptions, *case.cluster.assumptions]
+    notes = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:
         from shardwise.training import stated
 
-        said += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
-    return tuple(dict.fromkeys(said))
+        notes += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
+    return tuple(dict.fromkeys(notes))
 
 
-def plan_page(found: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
+def plan_page(result: TrainingResult, command: Sequence[str], notes_and_width: tuple[Sequence[str], int]) -> Page:
     """Return the answer of a search as a page; `command` evaluates the best plan, or the nearest where none fits."""
     notes, width = notes_and_width
     page = Page(width)
-    _verdict(page, found)
+    _verdict(page, result)
     page.blank()
-    if found.best:
-        _best(page, found)
+    if result.best:
+        _best(page, result)
         page.blank()
-        _front(page, found)
+        _front(page, result)
         page.blank()
-        next_best(page, [(one, _difference(found, one.report)) for one in runners_up(found)])
+        next_best(page, [(one, _difference(result, one.report)) for one in runners_up(result)])
         page.blank()
-    rejected(page, found.rejected)
+    rejected(page, result.rejected)
     page.blank()
-    if not found.best and found.nearest is not None and not found.nearest.fits:
-        _savers(page, found.nearest)
-    shown = found.best[0] if found.best else found.nearest
-    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(found.grid.case, shown)))))
+    if not result.best and result.nearest is not None and not result.nearest.fits:
+        _savers(page, result.nearest)
+    shown = result.best[0] if result.best else result.nearest
+    assumptions(page, tuple(dict.fromkeys((*notes, *assumed(result.grid.case, shown)))))
     page.blank()
     if command:
-        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+        command_lines(page, "AGAIN" if result.best else "NEAREST", command)
     return page
 
 
@@ -160,57 +160,59 @@ def _savers(page: Page, nearest: TrainReport) -> None:
     page.blank()
 
 
-def searched_on(found: TrainingResult, each: str = "{} x {}") -> str:
+def searched_on(result: TrainingResult, each: str = "{} x {}") -> str:
     """Return the clusters of a search, each as its number and kind of devices."""
-    clusters = dict.fromkeys(task.grid.case.cluster for task in found.task.tasks)
+    clusters = dict.fromkeys(task.grid.case.cluster for task in result.task.tasks)
     return " or ".join(each.format(one.num_devices, one.device.name) for one in clusters)
 
 
-def _verdict(page: Page, found: TrainingResult) -> None:
+def _verdict(page: Page, result: TrainingResult) -> None:
     from shardwise.answers._train_page import cost_lines
 
-    case, counts, limits = found.grid.case, found.counts, limits_of(found)
-    title = f"{case.model.name} on {searched_on(found)}"
-    if found.best:
-        best = found.best[0]
+    case, counts, limits = result.grid.case, result.counts, limits_of(result)
+    title = f"{case.model.name} on {searched_on(result)}"
+    if result.best:
+        best = result.best[0]
         page.label("BEST", f"{title}: {show_seconds(best.step_seconds)} a step, MFU {best.mfu:.1%}", "bold green")
-        page.note(_described(found, best), "bold")
+        page.note(_described(result, best), "bold")
         page.note(show_band(best, "step_seconds", show_seconds), "dim")
-        page.note(_fit(best, found.options.risk), "dim")
+        page.note(_fit(best, result.options.risk), "dim")
     else:
         word, none = (
-            ("NONE", "no plan of the space is feasible") if found.covered == 1 else ("INTERRUPTED", "nothing found yet")
+            ("NONE", "no plan of the space is feasible")
+            if result.covered == 1
+            else ("INTERRUPTED", "nothing found yet")
         )
         page.label(word, f"{title}: {none}", "bold red", "bold")
-    share = "" if found.covered == 1 else f"; interrupted, {found.covered:.1%} of the space was covered"
-    does = "feasible" if limits else f"fit with a chance of {found.options.risk:.0%}"
-    if found.best:
-        cost_lines(page, found.best[0])
+    share = "" if result.covered == 1 else f"; interrupted, {result.covered:.1%} of the space was covered"
+    does = "feasible" if limits else f"fit with a chance of {result.options.risk:.0%}"
+    if result.best:
+        cost_lines(page, result.best[0])
     page.note(
-        f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
-        f"in {show_seconds(found.seconds)}{share}"
+        f"{result.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} {does}, {counts.evaluated:,} timed, "
+        f"in {show_seconds(result.seconds)}{share}"
     )
     if limits:
-        said = (_LIMITS[name](value) for name, value in limits.items())
-        page.note("asked for: " + ", ".join(said))
+        limits_text = (_LIMITS[name](value) for name, value in limits.items())
+        page.note("asked for: " + ", ".join(limits_text))
 
 
 def _fit(report: TrainReport, risk: float) -> str:
-    held = f"{show_bytes(report.device_bytes)} of {show_bytes(report.verdict.limit_bytes)}"
+    needed = f"{show_bytes(report.device_bytes)} of {show_bytes(report.verdict.limit_bytes)}"
     chance = show_chance(report.chance_to_fit)
-    return f"{held}, chance to fit {chance} (--risk {risk:.0%}): {show_band(report, 'device_bytes', show_bytes)}"
+    return f"{needed}, chance to fit {chance} (--risk {risk:.0%}): {show_band(report, 'device_bytes', show_bytes)}"
 
 
-def _difference(found: TrainingResult, report: Any) -> str:
+def _difference(result: TrainingResult, report: Any) -> str:
     """Return what of a plan differs from the best: devices and job, and fields."""
     from dataclasses import fields
 
-    best, other = found.best[0].plan, report.plan
-    first, own = choice_words(found, best, found.best[0].case), choice_words(found, other, report.case)
-    said = [mine for one, mine in zip(first, own, strict=True) if one != mine]
+    best, other = result.best[0].plan, report.plan
+    first, own = choice_words(result, best, result.best[0].case), choice_words(result, other, report.case)
+    changed = [mine for one, mine in zip(first, own, strict=True) if one != mine]
     names = [f.name for f in fields(Plan) if getattr(best, f.name) != getattr(other, f.name)]
-    said += [_field_words(name, getattr(other, name)) for name in names]
-    return ", ".join([*said, *_no_launch(report.case, other)]) or "the same plan"
+    changed += [_field_words(name, getattr(other, name)) for name in names]
+    return ", ".join([*changed, *_no_launch(report.case, other)]) or "the same plan"
 
 
 def _field_words(name: str, value: object) -> str:
@@ -227,15 +229,15 @@ def _field_words(name: str, value: object) -> str:
     return f"{name} {value}"
 
 
-def _described(found: TrainingResult, report: TrainReport | FrontPlan) -> str:
+def _described(result: TrainingResult, report: TrainReport | FrontPlan) -> str:
     """Return a plan in words, ahead of it what the search chose of devices and job."""
-    return ", ".join([*choice_words(found, report.plan, report.case), describe_placed(report)])
+    return ", ".join([*choice_words(result, report.plan, report.case), describe_placed(report)])
 
 
-def _best(page: Page, found: TrainingResult) -> None:
+def _best(page: Page, result: TrainingResult) -> None:
     from shardwise.answers._train_tree import step_tree
 
-    priced, firsts = found.grid.case.job.run_tokens > 0, [group.first for group in found.groups]
+    priced, firsts = result.grid.case.job.run_tokens > 0, [group.first for group in result.groups]
     money = ("days", "$") if priced else ()
     shares = "compute", "exposed", "bubble", "other"
     rows = [("#", "step", "tokens/s/dev", *money, "memory", *shares, "in a domain")]
@@ -257,14 +259,14 @@ def _best(page: Page, found: TrainingResult) -> None:
         )
     page.table(rows, right=range(len(rows[0]) - 1), header=True, indent=2)
     page.blank()
-    for i, group in enumerate(found.groups, 1):
+    for i, group in enumerate(result.groups, 1):
         report = group.first
-        page.label(f"{i:>3}", _described(found, report), "bold")
-        page.note(_around(found, report), "dim")
-        ties_line(page, group.ties, lambda tie: [*choice_words(found, tie.plan, tie.case), *_marked(tie)])
+        page.label(f"{i:>3}", _described(result, report), "bold")
+        page.note(_around(result, report), "dim")
+        ties_line(page, group.ties, lambda tie: [*choice_words(result, tie.plan, tie.case), *_marked(tie)])
         if report.unlaunched:
             page.note(", ".join(_no_launch(report.case, report.plan)), "yellow")
-    explain_ties(page, found.options.headline)
+    explain_ties(page, result.options.headline)
 
 
 def _marked(tie: TiedPlan[TrainingCase]) -> list[str]:
@@ -274,17 +276,17 @@ def _marked(tie: TiedPlan[TrainingCase]) -> list[str]:
 def _no_launch(case: TrainingCase, plan: Plan) -> list[str]:
     """Return in words what of a plan its framework cannot launch; empty where it can."""
     refused = (f"{p.field.replace('_', ' ')} {p.value}" for p in stack_problems(case.stack, plan, **case.job_words))
-    said = "; ".join(dict.fromkeys(refused))
-    return [f"no launch: {said}"] if said else []
+    reasons = "; ".join(dict.fromkeys(refused))
+    return [f"no launch: {reasons}"] if reasons else []
 
 
-def _around(found: TrainingResult, report: TrainReport) -> str:
+def _around(result: TrainingResult, report: TrainReport) -> str:
     """Return the chance to fit, the band of the step, and how far other plans of the same degrees go."""
     low, high = map(show_seconds, report.interval["step_seconds"])
-    said = f"chance to fit {show_chance(report.chance_to_fit)}; typical {show_seconds(report.typical['step_seconds'])}"
-    said += f", 8 of 10 {low} to {high}"
-    alike = found.alternatives(report)[1:]
-    return said + (f"; {len(alike)} more of these degrees up to {show_seconds(alike[-1])}" if alike else "")
+    band = f"chance to fit {show_chance(report.chance_to_fit)}; typical {show_seconds(report.typical['step_seconds'])}"
+    band += f", 8 of 10 {low} to {high}"
+    alike = result.alternatives(report)[1:]
+    return band + (f"; {len(alike)} more of these degrees up to {show_seconds(alike[-1])}" if alike else "")
 
 
 def _run_cells(report: TrainReport) -> tuple[str, str]:
@@ -293,14 +295,14 @@ def _run_cells(report: TrainReport) -> tuple[str, str]:
     return days, "-" if report.usd is None else f"{report.usd:,.0f}"
 
 
-def _front(page: Page, found: TrainingResult) -> None:
-    front = found.front_plans
+def _front(page: Page, result: TrainingResult) -> None:
+    front = result.front_plans
     page.label("FRONT", f"{len(front)} plans on the Pareto front of step time, memory and devices")
     every = max(1, -(-len(front) // _FRONT))
     rows: list[tuple[str, ...]] = [("step", "memory", "devices", "plan")]
     for point in front[::every]:
         row = (show_seconds(point.step_seconds), show_bytes(point.device_bytes), str(point.plan.num_devices))
-        text = ", ".join([_described(found, point), *_no_launch(point.case, point.plan)])
+        text = ", ".join([_described(result, point), *_no_launch(point.case, point.plan)])
         rows += wrapped(row, text, page.width - 36)
     page.table(rows, right=range(3), header=True, indent=2)
 
@@ -343,8 +345,8 @@ def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
 def _swaps(runner_up: RunnerUp) -> str:
     """Return in words what puts a runner_up ahead."""
     at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f}; the best would then cost {:.1%})"
-    said = [at.format(s.constant, s.factor, s.low, s.high, s.regret) for s in runner_up.sensitivity]
-    return "ahead with " + ", or ".join(said) if said else "no constant within its band puts it ahead"
+    swaps = [at.format(s.constant, s.factor, s.low, s.high, s.regret) for s in runner_up.sensitivity]
+    return "ahead with " + ", or ".join(swaps) if swaps else "no constant within its band puts it ahead"
 
 
 def rejected(page: Page, rows: Sequence[Rejection]) -> None:
@@ -353,11 +355,11 @@ def rejected(page: Page, rows: Sequence[Rejection]) -> None:
         return
     page.add(("REJECTED", "bold"))
     for row in rows:
-        said = [(line, "") for line in _in_room(page, row.title)] + [
+        lines = [(line, "") for line in _in_room(page, row.title)] + [
             (line, "dim") for line in _in_room(page, row.remedy)
         ]
         count = f"{row.count:>15,}  " if row.count else ""
-        for line in said:
+        for line in lines:
             page.add((f"{count:<{_INDENT}}", ""), line)
             count = ""
 

@@ -79,12 +79,12 @@ def ask(inputs: Inputs) -> LoadResult:
     if "engine" not in inputs.values:
         space = replace(space, layouts=replace(space.layouts, engine=(serving.engine,)))
     try:
-        found = plan_serve(model, cluster, workload, job, options, (space, *wanted))
+        result = plan_serve(model, cluster, workload, job, options, (space, *wanted))
     except InputError as error:
         inputs.merge(error, dtype="weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
-    return found
+    return result
 
 
 def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
@@ -110,32 +110,32 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan serve`."""
     check_drawable(inputs)
-    found = ask(inputs)
-    save_best(inputs, "serve", case_of(inputs, found.best[0]) if found.best else None)
+    result = ask(inputs)
+    save_best(inputs, "serve", case_of(inputs, result.best[0]) if result.best else None)
 
     def words(report: ServeReport) -> list[str]:
         return command_words("serve", case_of(inputs, report))
 
     def page() -> Page:
-        shown = found.best[0] if found.best else found.nearest
+        shown = result.best[0] if result.best else result.nearest
         command = words(shown) if shown is not None else []
-        return load_page(found, command, (tuple(inputs.notes), width), used[0] if used else None)
+        return load_page(result, command, (tuple(inputs.notes), width), used[0] if used else None)
 
     def draw() -> Figure:
         from shardwise.answers._plots_serving import front_figure
 
-        return front_figure(found)
+        return front_figure(result)
 
-    used = [asked_energy(inputs, report) for report in found.best]
+    used = [asked_energy(inputs, report) for report in result.best]
 
     def tree() -> dict[str, Any]:
         trees = [
             energy_tree(one) | {"command": " ".join(words(report))}
-            for report, one in zip(found.best, used, strict=True)
+            for report, one in zip(result.best, used, strict=True)
         ]
-        return with_notes(load_tree(found, trees), inputs.notes)
+        return with_notes(load_tree(result, trees), inputs.notes)
 
-    done = Answer(0 if found.best else 1, tree, page)
+    done = Answer(0 if result.best else 1, tree, page)
     return plotted(inputs, done, draw)
 
 
@@ -150,27 +150,27 @@ def _point(point: FrontPoint) -> dict[str, Any]:
     }
 
 
-def load_tree(found: LoadResult, beside: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the answer of a search as plain values; `beside` is what else is said of each of the best."""
+def load_tree(result: LoadResult, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the answer of a search as plain values; `added` is what else each of the best has."""
     return {
         "search": {
-            "layouts": found.layouts,
-            "simulated": found.simulated,
-            "seconds": found.seconds,
-            "objective": found.objective,
+            "layouts": result.layouts,
+            "simulated": result.simulated,
+            "seconds": result.seconds,
+            "objective": result.objective,
         },
-        "best": [{**report.to_dict(), **more} for report, more in zip(found.best, beside, strict=True)],
-        "fewer": found.fewer.to_dict() if found.fewer is not None else None,
-        "front": [_point(point) for point in found.front],
-        "rejected": [asdict(row) for row in found.rejected],
-        "nearest": found.nearest.to_dict() if found.nearest is not None else None,
+        "best": [{**report.to_dict(), **more} for report, more in zip(result.best, added, strict=True)],
+        "fewer": result.fewer.to_dict() if result.fewer is not None else None,
+        "front": [_point(point) for point in result.front],
+        "rejected": [asdict(row) for row in result.rejected],
+        "nearest": result.nearest.to_dict() if result.nearest is not None else None,
     }
 
 
 def _degrees(plan: Plan) -> str:
     """Return the degrees of one replica in words."""
-    said = (f"{axis} {getattr(plan, axis)}" for axis in LOAD_WHOLES if getattr(plan, axis) > 1)
-    return ", ".join(said) or "one device"
+    degrees = (f"{axis} {getattr(plan, axis)}" for axis in LOAD_WHOLES if getattr(plan, axis) > 1)
+    return ", ".join(degrees) or "one device"
 
 
 def describe(report: ServeReport) -> str:
@@ -186,7 +186,7 @@ def describe(report: ServeReport) -> str:
 
 
 def load_page(
-    found: LoadResult,
+    result: LoadResult,
     command: Sequence[str],
     notes_and_width: tuple[Sequence[str], int],
     used: Energy | None = None,
@@ -194,46 +194,46 @@ def load_page(
     """Return the answer of a search as a page, with the energy of the best where it was asked for."""
     notes, width = notes_and_width
     page = Page(width)
-    shown = found.best[0] if found.best else found.nearest
-    rate = rate_text(found.workload.arrivals.rate)
-    if found.best:
-        _best(page, found, rate)
+    shown = result.best[0] if result.best else result.nearest
+    rate = rate_text(result.workload.arrivals.rate)
+    if result.best:
+        _best(page, result, rate)
     else:
         page.label("NONE", f"no deployment of the space keeps the limits at {rate}", "bold red", "bold")
-        if found.nearest is not None:
-            page.note(f"the last one simulated: {found.nearest.devices} devices, {describe(found.nearest)}")
-            limit_lines(found.nearest, page, found.nearest.broken)
-            chance_line(found.nearest, page)
+        if result.nearest is not None:
+            page.note(f"the last one simulated: {result.nearest.devices} devices, {describe(result.nearest)}")
+            limit_lines(result.nearest, page, result.nearest.broken)
+            chance_line(result.nearest, page)
     page.note(
-        f"{found.layouts:,} layouts and batch limits by the closed form, {found.simulated} simulated, "
-        f"in {show_seconds(found.seconds)}", "dim",
+        f"{result.layouts:,} layouts and batch limits by the closed form, {result.simulated} simulated, "
+        f"in {show_seconds(result.seconds)}", "dim",
     )  # fmt: skip
     energy_lines(page, used, "all requests")
     page.blank()
-    _front(page, found)
-    rejected(page, found.rejected)
+    _front(page, result)
+    rejected(page, result.rejected)
     page.blank()
     page.label("ASSUMED", "")
     page.items(tuple(dict.fromkeys((*notes, *(shown.assumptions if shown is not None else ())))))
     if command:
-        command_lines(page, "AGAIN" if found.best else "NEAREST", command)
+        command_lines(page, "AGAIN" if result.best else "NEAREST", command)
     return page
 
 
-def _best(page: Page, found: LoadResult, rate: str) -> None:
-    best = found.best[0]
+def _best(page: Page, result: LoadResult, rate: str) -> None:
+    best = result.best[0]
     device = best.base.case.cluster.device.name
     title = f"{best.base.case.model.name} at {rate}: {best.devices} x {device}"
     page.label("BEST", title, "bold green", "bold")
     page.note(describe(best), "bold")
-    limit_lines(best, page, found.limits)
+    limit_lines(best, page, result.limits)
     chance_line(best, page)
     if best.chance_to_meet < 0.5 and not best.options.risk:
         page.note("likelier to miss than to keep them, by published runs: --risk 80% asks for more room")
     page.note(f"carries up to about {rate_text(best.capacity_per_second)}")
     if best.usd_per_hour is not None:
         page.note(f"${best.usd_per_hour:,.2f} an hour")
-    fewer = found.fewer
+    fewer = result.fewer
     if fewer is not None:
         page.note(f"with {fewer.replicas} replicas:")
         if fewer.stable:
@@ -241,13 +241,13 @@ def _best(page: Page, found: LoadResult, rate: str) -> None:
             chance_line(fewer, page)
         else:
             page.note(f"the queue grows by {rate_text(fewer.growth_per_second)}")
-    for number, other in enumerate(found.best[1:], 2):
+    for number, other in enumerate(result.best[1:], 2):
         page.note(f"{number}. {other.devices} devices: {describe(other)}")
 
 
-def _front(page: Page, found: LoadResult) -> None:
+def _front(page: Page, result: LoadResult) -> None:
     """Append the front of tokens a second of a device against those of a user, thinned to a page."""
-    points = found.front
+    points = result.front
     if not points:
         return
     page.add(("FRONT  output tokens/s of a device and of a user", "bold"))

@@ -97,12 +97,12 @@ def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:
     """Return the clusters that are tried, none where one of them is wrong."""
     text, most = str(inputs.get("on", "")), inputs.get("at_most", False)
     one_file = text.endswith(".toml") and "," not in text
-    found = []
+    clusters = []
     for part in [text] if one_file else map(str.strip, text.split(",")):
         of_size = sized(part, most) if most is not True and most else part
         own = replace(inputs, values={**inputs.values, "on": of_size} if text else inputs.values)
-        found.append(_case.load_the_cluster(own))
-    return tuple(one for one in found if one is not None) if None not in found else ()
+        clusters.append(_case.load_the_cluster(own))
+    return tuple(one for one in clusters if one is not None) if None not in clusters else ()
 
 
 def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
@@ -144,9 +144,9 @@ def _progress(num_plans: int) -> Callable[[Any, float], None] | None:
 
         rate = share * num_plans / max(time.perf_counter() - start, 1e-9)
         best = partial.top.entries[0].step_seconds if partial.top.entries else None
-        found = f", best so far {show_seconds(best)}" if best is not None else ""
+        so_far = f", best so far {show_seconds(best)}" if best is not None else ""
         end = "\n" if share == 1 else ""
-        print_error(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{found}   {end}")
+        print_error(f"\r{share:6.1%} of {num_plans:,} plans, {rate:,.0f} a second{so_far}   {end}")
 
     return say
 
@@ -177,35 +177,35 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     return command_words("train", case_of(inputs, report))
 
 
-def status_of(covered: float, found: bool) -> int:
+def status_of(covered: float, feasible: bool) -> int:
     """Return the exit status: 130 where a search was interrupted, else 0 where it found something and 1 where not.
 
     >>> status_of(1.0, True), status_of(1.0, False), status_of(0.5, True)
     (0, 1, 130)
     """
-    return INTERRUPTED if covered < 1 else 0 if found else 1
+    return INTERRUPTED if covered < 1 else 0 if feasible else 1
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan train`."""
     if "scaling" in inputs.values:
         return scaled(inputs, width)
-    found = ask(inputs, question(inputs))
-    save_best(inputs, "train", case_of(inputs, found.best[0]) if found.best else None)
+    result = ask(inputs, question(inputs))
+    save_best(inputs, "train", case_of(inputs, result.best[0]) if result.best else None)
 
     def tree() -> dict[str, Any]:
-        return with_notes(plan_tree(found, [words(inputs, report) for report in found.best]), inputs.notes)
+        return with_notes(plan_tree(result, [words(inputs, report) for report in result.best]), inputs.notes)
 
     def page() -> Page:
-        report = found.best[0] if found.best else found.nearest
-        return plan_page(found, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+        report = result.best[0] if result.best else result.nearest
+        return plan_page(result, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
         from shardwise.answers._plots_search import plan_figure
 
-        return plan_figure(found)
+        return plan_figure(result)
 
-    return plotted(inputs, Answer(status_of(found.covered, bool(found.best)), tree, page), draw)
+    return plotted(inputs, Answer(status_of(result.covered, bool(result.best)), tree, page), draw)
 
 
 def scaled(inputs: Inputs, width: int) -> Answer:
@@ -221,7 +221,7 @@ def scaled(inputs: Inputs, width: int) -> Answer:
     inputs.problems.raise_if_any()
     rows = tuple(scaled_rows(works, lambda work: ask(inputs, work)))
     best = [row.best for row in rows if row.best is not None]
-    covered = min(rows[-1].found.covered, 1.0 if len(rows) == len(works) else 0.0)
+    covered = min(rows[-1].result.covered, 1.0 if len(rows) == len(works) else 0.0)
     commands = [words(inputs, report) for report in best]
     save_best(inputs, "train", case_of(inputs, best[-1]) if best else None)
 
@@ -245,19 +245,19 @@ _BAR = 12
 
 def scaling_tree(rows: Sequence[ScalingRow], commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return the rows as plain values; `commands` are the words that evaluate the best plan of each that has one."""
-    found = [row for row in rows if row.best is not None]
+    rows_with_a_plan = [row for row in rows if row.best is not None]
     best = [
         {**train_tree(row.best), "command": " ".join(words)}
-        for row, words in zip(found, commands, strict=True)
+        for row, words in zip(rows_with_a_plan, commands, strict=True)
         if row.best is not None
     ]
     return {
         "search": {
-            "plans": sum(row.found.num_plans for row in rows),
-            "evaluated": sum(row.found.counts.evaluated for row in rows),
-            "seconds": sum(row.found.seconds for row in rows),
-            "covered": min(row.found.covered for row in rows),
-            "objective": rows[0].found.options.objective,
+            "plans": sum(row.result.num_plans for row in rows),
+            "evaluated": sum(row.result.counts.evaluated for row in rows),
+            "seconds": sum(row.result.seconds for row in rows),
+            "covered": min(row.result.covered for row in rows),
+            "objective": rows[0].result.options.objective,
         },
         "scaling": [_row_tree(row) for row in rows],
         "best": best,
@@ -266,7 +266,7 @@ def scaling_tree(rows: Sequence[ScalingRow], commands: Sequence[Sequence[str]]) 
 
 
 def _row_tree(row: ScalingRow) -> dict[str, Any]:
-    own = {"num_devices": row.num_devices, "plans": row.found.num_plans, "efficiency": row.efficiency}
+    own = {"num_devices": row.num_devices, "plans": row.result.num_plans, "efficiency": row.efficiency}
     return {**own, "best": short_tree(row.best) if row.best is not None else None}
 
 
@@ -276,13 +276,13 @@ def scaling_page(
     """Return the rows as a page; `command` evaluates the best plan on the most devices."""
     notes, width = notes_and_width
     page = Page(width)
-    case = rows[0].found.grid.case
+    case = rows[0].result.grid.case
     title = f"{case.model.name} on {rows[0].num_devices:,} to {rows[-1].num_devices:,} x {case.cluster.device.name}"
     page.label("SCALING", f"{title}, {case.job.global_batch:,} sequences a step", "bold", "bold")
-    plans, seconds = sum(r.found.num_plans for r in rows), sum(r.found.seconds for r in rows)
+    plans, seconds = sum(r.result.num_plans for r in rows), sum(r.result.seconds for r in rows)
     page.note(f"{plans:,} plans in {show_seconds(seconds)}; efficiency is tokens/s per device over the first row's")
-    if rows[-1].found.covered < 1:
-        page.note(f"interrupted: {rows[-1].found.covered:.1%} of the last row's space was covered")
+    if rows[-1].result.covered < 1:
+        page.note(f"interrupted: {rows[-1].result.covered:.1%} of the last row's space was covered")
     page.blank()
     table: list[Sequence[str]] = [("devices", "step", "tokens/s/dev", "MFU", "efficiency", "", "memory")]
     table += [_cells(row) for row in rows]

@@ -32,15 +32,15 @@ def answer(inputs: Inputs, width: int) -> Answer:
     _check_wishes(inputs)
     inputs.values["micro_batch"] = 1
     base = _train.ask(inputs)
-    found = tuning_recipes(base)[: inputs.get("top")]
+    recipes = tuning_recipes(base)[: inputs.get("top")]
 
     def tree() -> dict[str, Any]:
-        return {"recipes": [_recipe(one) for one in found]}
+        return {"recipes": [_recipe(one) for one in recipes]}
 
     def page() -> Page:
-        return _page(base, found, _words(inputs), width)
+        return _page(base, recipes, _words(inputs), width)
 
-    return Answer(0 if found else 1, tree, page)
+    return Answer(0 if recipes else 1, tree, page)
 
 
 def _check_wishes(inputs: Inputs) -> None:
@@ -65,7 +65,7 @@ def _recipe(one: TuningRecipe) -> dict[str, Any]:
     }
 
 
-def _page(base: TrainReport, found: tuple[TuningRecipe, ...], asked_for: list[str], width: int) -> Page:
+def _page(base: TrainReport, recipes: tuple[TuningRecipe, ...], asked_for: list[str], width: int) -> Page:
     page, job = Page(width), base.job
     where = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
     page.label(
@@ -74,16 +74,16 @@ def _page(base: TrainReport, found: tuple[TuningRecipe, ...], asked_for: list[st
         "bold",
         "bold",
     )
-    if not found:
+    if not recipes:
         page.note("nothing fits: a shorter sequence (--seq-len), a smaller model, or more devices", "bold red")
         return page
     rows = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
-    rows += [(*_choices(one), *_figures(one)) for one in found]
+    rows += [(*_choices(one), *_figures(one)) for one in recipes]
     page.table(rows, (4, 5, 6, 7), header=True, indent=2)
     page.blank()
     assumptions(page, base.assumptions)
     page.blank()
-    command_lines(page, "NEXT", [*asked_for, *found[0].flags.split()])
+    command_lines(page, "NEXT", [*asked_for, *recipes[0].flags.split()])
     return page
 
 
@@ -105,5 +105,5 @@ def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
 
 def _words(inputs: Inputs) -> list[str]:
     """Return the command of the asked job; the flags of a way come behind it."""
-    said = ("what", "top", "workers", "base", "adapter_precision", "loss", "offload")
-    return command_words("train", {key: value for key, value in inputs.values.items() if key not in said})
+    omitted = ("what", "top", "workers", "base", "adapter_precision", "loss", "offload")
+    return command_words("train", {key: value for key, value in inputs.values.items() if key not in omitted})

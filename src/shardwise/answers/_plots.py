@@ -135,13 +135,13 @@ def header(axes: Axes, title: str, text: Sequence[str]) -> None:
     from matplotlib.transforms import blended_transform_factory
 
     axes.axis("off")
-    said, start, at = _titled(title), 0.0, axes.transAxes
+    texts, start, at = _titled(title), 0.0, axes.transAxes
     if narrow():
         # Names of bars take so much of a column that the header begins at its edge.
         start, at = 0.03, blended_transform_factory(axes.figure.transFigure, axes.transAxes)
-    shown = axes.text(start, 1, "\n".join(said), fontsize=11, fontweight="bold", va="top", transform=at, color=INK)
+    shown = axes.text(start, 1, "\n".join(texts), fontsize=11, fontweight="bold", va="top", transform=at, color=INK)
     under: dict[str, Any] = {
-        "xytext": (0, -17 - 13.2 * (len(said) - 1)),
+        "xytext": (0, -17 - 13.2 * (len(texts) - 1)),
         "textcoords": "offset points",
         "va": "top",
         "color": GREY,
@@ -152,7 +152,7 @@ def header(axes: Axes, title: str, text: Sequence[str]) -> None:
         for one in (shown, lines):
             one.set_in_layout(False)
         # Of the texts that reach beyond the panels only the height counts.
-        tall = "\n".join(" " * max(len(text), 1 + (len(said) + len(text)) // 2))
+        tall = "\n".join(" " * max(len(text), 1 + (len(texts) + len(text)) // 2))
         axes.annotate(tall, (0, 1), xycoords="axes fraction", linespacing=1.35, **under)
     if not narrow():
         right: dict[str, Any] = {"ha": "right", "va": "top", "transform": axes.transAxes, "color": GREY}
@@ -328,5 +328,5 @@ def plan_words(plan: Plan) -> str:
     >>> plan_words(Plan(tp=2, pp=4, dp=2, micro_batch=2))
     'tp 2, pp 4, dp 2, 1f1b, micro-batch 2, sequence parallel'
     """
-    said = [describe(plan), *([plan.schedule] if plan.pp > 1 else []), f"micro-batch {plan.micro_batch}"]
-    return ", ".join([*said, *(["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else [])])
+    words = [describe(plan), *([plan.schedule] if plan.pp > 1 else []), f"micro-batch {plan.micro_batch}"]
+    return ", ".join([*words, *(["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else [])])

@@ -76,13 +76,13 @@ def memory_bars(report: TrainReport, name: str = "") -> list[Bar]:
     """Return one bar for each run of equal stages, in bytes at its own peak; `name` is said of the fullest alone."""
     runs = report.evaluation.stages
     low, high = report.interval["device_bytes"]
-    found = []
+    bars = []
     for i in [report.peak_stage] if name else range(len(runs)):
         fullest = i == report.peak_stage
         ends = {"low": low, "high": high} if fullest else {}
         ends["limit"] = report.verdict.limit_bytes
-        found.append(Bar(name=name or stage_name(report, i), parts=stage_parts(report, i), **ends))
-    return found
+        bars.append(Bar(name=name or stage_name(report, i), parts=stage_parts(report, i), **ends))
+    return bars
 
 
 def stage_name(report: TrainReport, index: int) -> str:
@@ -207,18 +207,18 @@ def train_figure(report: TrainReport) -> Figure:
 def _phase_parts(cost: StepCost[float]) -> dict[str, float]:
     """Return seconds of a phase by what its operators are."""
     time = time_tree(cost)
-    found = {name: float(seconds) for name, seconds in cost.groups.items()}
-    found |= {f"exposed {axis}": row["exposed"] for axis, row in time["axes"].items()}
-    found["overhead"] = time["overhead"]
+    parts = {name: float(seconds) for name, seconds in cost.groups.items()}
+    parts |= {f"exposed {axis}": row["exposed"] for axis, row in time["axes"].items()}
+    parts["overhead"] = time["overhead"]
     # Requests that follow one another through the stages share the time: every part counts for its share of it.
-    whole = sum(found.values())
-    return {key: seconds * time["seconds"] / whole for key, seconds in found.items()} if whole else found
+    whole = sum(parts.values())
+    return {key: seconds * time["seconds"] / whole for key, seconds in parts.items()} if whole else parts
 
 
 def served_bars(report: InferReport, name: str) -> tuple[Bar, Bar, Bar]:
     """Return the memory of the fullest device, the prefill and the decode step of a serving plan."""
-    held = {key: float(getattr(report.memory, key)) for key in SERVED}
-    memory = Bar(name=name or "device", parts=held, limit=report.memory.limit)
+    bytes_of = {key: float(getattr(report.memory, key)) for key in SERVED}
+    memory = Bar(name=name or "device", parts=bytes_of, limit=report.memory.limit)
     phases = []
     for word, phase, key in (("TTFT", "prefill", "ttft_seconds"), ("TPOT", "decode", "tpot_seconds")):
         low, high = report.interval[key]

@@ -22,14 +22,14 @@ LABELLED_NODES, SHOWN_NODES, GRIDS_A_ROW = 16, 32, 3
 MOST_CELLS = 64  # a row of the matrix: more are hairlines
 
 
-def comm_figure(found: CommReport) -> Figure:
+def comm_figure(report: CommReport) -> Figure:
     """Return the picture of a communication report: a grid of ranks for each axis, and the matrix of nodes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    cluster, names = found.report.case.cluster, list(found.axes)
-    title = f"Who talks to whom: {title_of(found.report.case.model.name, cluster.num_devices, cluster.device.name)}"
-    text, side = wrapped(_lines(found), paper_width()), 1 if narrow() else max(1, min(GRIDS_A_ROW, len(names)))
+    cluster, names = report.report.case.cluster, list(report.axes)
+    title = f"Who talks to whom: {title_of(report.report.case.model.name, cluster.num_devices, cluster.device.name)}"
+    text, side = wrapped(_lines(report), paper_width()), 1 if narrow() else max(1, min(GRIDS_A_ROW, len(names)))
     head, rows = head_height(title, text), max(1, -(-len(names) // side))
     each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))
     below = 3.6 if cluster.num_nodes > 1 else 0.0
@@ -40,17 +40,17 @@ def comm_figure(found: CommReport) -> Figure:
     grid = figure.add_gridspec(len(heights), side, height_ratios=heights)
     header(figure.add_subplot(grid[0, :]), title, text)
     for i, name in enumerate(names):
-        _ranks(figure.add_subplot(grid[1 + i // side, i % side]), found, name)
+        _ranks(figure.add_subplot(grid[1 + i // side, i % side]), report, name)
     if not names:
-        _nothing(figure.add_subplot(grid[1, :]), found)
+        _nothing(figure.add_subplot(grid[1, :]), report)
     if below:
-        _nodes(figure, figure.add_subplot(grid[-1, :]), found)
+        _nodes(figure, figure.add_subplot(grid[-1, :]), report)
     return figure
 
 
-def _nothing(axes: Axes, found: CommReport) -> None:
+def _nothing(axes: Axes, report: CommReport) -> None:
     """Say why there is no grid of ranks: one device, or copies of a plan that sends nothing."""
-    devices = found.report.case.cluster.num_devices
+    devices = report.report.case.cluster.num_devices
     text = "one device: nothing is sent" if devices == 1 else f"{devices:,} devices, nothing split: nothing is sent"
     axes.axis("off")
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=9)
@@ -71,28 +71,28 @@ def _binned(pairs: NodeTraffic, num_nodes: int) -> tuple[Any, int]:
     return matrix, size
 
 
-def _lines(found: CommReport) -> list[str]:
-    busiest = found.traffic_map.busiest
-    said = [f"{plan_words(found.plan)}; order {' '.join(a for a in found.plan.order if a != 'tp2')}"]
+def _lines(report: CommReport) -> list[str]:
+    busiest = report.traffic_map.busiest
+    lines = [f"{plan_words(report.plan)}; order {' '.join(a for a in report.plan.order if a != 'tp2')}"]
     if busiest is not None:
-        share = busiest.seconds / found.report.step_seconds
-        said.append(f"busiest link: {busiest.tier}, {show_seconds(busiest.seconds)}, {share:.0%} of the step")
-    if found.report.case.cluster.num_nodes > SHOWN_NODES:
-        said.append(f"the grids show the first {SHOWN_NODES} of {found.report.case.cluster.num_nodes:,} nodes")
-    if any(axis.num_groups > len(COLOURS) for axis in found.axes.values()):
-        said.append(f"colours repeat after {len(COLOURS)} groups")
-    return said
+        share = busiest.seconds / report.report.step_seconds
+        lines.append(f"busiest link: {busiest.tier}, {show_seconds(busiest.seconds)}, {share:.0%} of the step")
+    if report.report.case.cluster.num_nodes > SHOWN_NODES:
+        lines.append(f"the grids show the first {SHOWN_NODES} of {report.report.case.cluster.num_nodes:,} nodes")
+    if any(axis.num_groups > len(COLOURS) for axis in report.axes.values()):
+        lines.append(f"colours repeat after {len(COLOURS)} groups")
+    return lines
 
 
-def _ranks(axes: Axes, found: CommReport, name: str) -> None:
+def _ranks(axes: Axes, report: CommReport, name: str) -> None:
     """Draw the ranks, one row a node, coloured by their group of an axis."""
     import numpy
     from matplotlib.colors import ListedColormap
 
-    cluster, axis = found.report.case.cluster, found.axes[name]
+    cluster, axis = report.report.case.cluster, report.axes[name]
     node = cluster.devices_per_node
     cells: Any = numpy.full(cluster.num_nodes * node, numpy.nan)
-    groups = [g for g in found.groups(name) if len(g) > 1]
+    groups = [g for g in report.groups(name) if len(g) > 1]
     for i, group in enumerate(groups):
         cells[list(group)] = i % len(COLOURS)
     nodes = min(cluster.num_nodes, SHOWN_NODES)
@@ -119,13 +119,13 @@ def _ranks(axes: Axes, found: CommReport, name: str) -> None:
         spine.set_visible(False)
 
 
-def _nodes(figure: Figure, axes: Axes, found: CommReport) -> None:
+def _nodes(figure: Figure, axes: Axes, report: CommReport) -> None:
     """Draw the bytes that travel from each node to each other in a step; what stays in a node is left out."""
     import numpy
     from matplotlib.colors import LogNorm
 
-    n = found.report.case.cluster.num_nodes
-    matrix, size = _binned(found.traffic_map.between_nodes, n)
+    n = report.report.case.cluster.num_nodes
+    matrix, size = _binned(report.traffic_map.between_nodes, n)
     shown: Any = numpy.ma.masked_less_equal(matrix, 0.0)
     among = "from node to node" if size == 1 else f"from {size} nodes to {size} nodes, what stays in a node left out,"
     axes.set_title(f"bytes {among} in a step")

@@ -113,12 +113,12 @@ def _draw(axes: Axes, piece: Piece, unit: str) -> None:
     # A letter of 7 points is some 3.9 points wide.
     letters = int((piece.share * (paper_width() - 0.3) * 72 - 4) / 3.9)
     amount = show_value(piece.amount, unit)
-    said = _lines(piece.label, letters, 2 if len(amount) <= letters else 3)
-    if said:
-        said += [amount] if len(amount) <= letters else []
+    label_lines = _lines(piece.label, letters, 2 if len(amount) <= letters else 3)
+    if label_lines:
+        label_lines += [amount] if len(amount) <= letters else []
         middle = (piece.start + piece.share / 2, piece.level + 0.5)
         look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": ink_on(piece.colour)}
-        axes.text(*middle, "\n".join(said), **look)
+        axes.text(*middle, "\n".join(label_lines), **look)
 
 
 def _lines(text: str, letters: int, most: int) -> list[str]:

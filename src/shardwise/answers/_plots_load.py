@@ -125,9 +125,11 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
         if not bound.of and bound.metric in _NAMES:
             colour = SERIES[list(_NAMES).index(bound.metric)][0]
             upper.axhline(bound.seconds, color=colour, linewidth=1.0, linestyle=(0, (1, 2)))
-            said = f"{bound.quantile} {_NAMES[bound.metric]} at most {show_seconds(bound.seconds)}"
+            limit_text = f"{bound.quantile} {_NAMES[bound.metric]} at most {show_seconds(bound.seconds)}"
             if not narrow():  # a column has no place beside the curves
-                upper.annotate(said, (0, bound.seconds), (3, 2), textcoords="offset points", fontsize=6, color=INK)
+                upper.annotate(
+                    limit_text, (0, bound.seconds), (3, 2), textcoords="offset points", fontsize=6, color=INK
+                )
     upper.set_yscale("log")
     upper.yaxis.set_major_formatter(lambda value, _: show_seconds(value))
     upper.set_title("Latency against rate", pad=26)
@@ -172,8 +174,8 @@ def _distributions(axes: Axes, report: ServeReport, measured: Mapping[str, Seque
     """
     ratios = []
     for metric, (colour, _) in zip(_NAMES, SERIES, strict=False):
-        found = [getattr(request, f"{metric}_seconds") for request in report.requests]
-        own, seen = (sorted(filter(None, values)) for values in (found, measured.get(metric, ())))
+        simulated = [getattr(request, f"{metric}_seconds") for request in report.requests]
+        own, seen = (sorted(filter(None, values)) for values in (simulated, measured.get(metric, ())))
         for ordered, style, word in ((own, "-", ""), (seen, "--", " measured")):
             if ordered:
                 shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
@@ -208,16 +210,16 @@ def series_of(report: ServeReport) -> dict[str, list[float]]:
 
 def _timeline(axes: Axes, report: ServeReport) -> None:
     """Draw how many requests run and wait over the time, and how many replicas there are where they change."""
-    found = series_of(report)
-    axes.plot(found["seconds"], found["running"], color=BLUE, linewidth=1.0, label="running")
-    axes.plot(found["seconds"], found["waiting"], color=RED, linewidth=1.0, label="waiting")
+    series = series_of(report)
+    axes.plot(series["seconds"], series["running"], color=BLUE, linewidth=1.0, label="running")
+    axes.plot(series["seconds"], series["waiting"], color=RED, linewidth=1.0, label="waiting")
     if report.scaling:
         times, counts = zip(*report.scaling.replicas, strict=True)
         last = max(report.scaling.span_seconds, times[-1])
-        beside = axes.twinx()
-        beside.step([*times, last], [*counts, counts[-1]], where="post", color=GREEN, linewidth=1.2)
-        beside.set_ylim(0, report.replicas + 0.5)
-        beside.set_ylabel("replicas", color=GREEN)
+        replica_axes = axes.twinx()
+        replica_axes.step([*times, last], [*counts, counts[-1]], where="post", color=GREEN, linewidth=1.2)
+        replica_axes.set_ylim(0, report.replicas + 0.5)
+        replica_axes.set_ylabel("replicas", color=GREEN)
     axes.set_ylim(0)
     axes.set_xlabel("seconds", loc="right", labelpad=1)
     axes.set_title("Requests over time, all replicas", pad=26)

@@ -36,44 +36,44 @@ _PHASES = {
 _MOST_LABELS = 9
 
 
-def roofline_figure(found: Roofline) -> Figure:
+def roofline_figure(result: Roofline) -> Figure:
     """Return the operators in FLOP/s over FLOPs a byte on logarithmic axes, with the device's roofs."""
-    report = found.report
+    report = result.report
     case = report.case
     trained = isinstance(report, TrainReport)
     plan = plan_words(report.plan) if trained else describe(report.plan)
     title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
-    figure, (axes,) = sheet(title, [plan, *_words(found)], [4.6])
-    shown = [p for p in found.points if p.flops > 0]
-    _roofs(axes, shown, found)
+    figure, (axes,) = sheet(title, [plan, *_words(result)], [4.6])
+    shown = [p for p in result.points if p.flops > 0]
+    _roofs(axes, shown, result)
     for point in shown:
-        size = 14 + 420 * found.share(point)
+        size = 14 + 420 * result.share(point)
         face: dict[str, Any] = {"c": _KINDS[point.kind][1], "marker": _PHASES[point.phase][1]}
         place = (point.intensity, point.flops_per_second / 1e12)
         axes.scatter(*place, s=size, alpha=0.8, edgecolors="white", linewidths=0.5, zorder=3, **face)
     _keys(axes, shown)
-    _labels(axes, found, shown)
+    _labels(axes, result, shown)
     return figure
 
 
-def _words(found: Roofline) -> list[str]:
+def _words(result: Roofline) -> list[str]:
     lines = []
-    for group, shares in found.bounds().items():
-        silent = sum(found.share(p) for p in found.points if not p.flops and found.group(p) == group)
+    for group, shares in result.bounds().items():
+        silent = sum(result.share(p) for p in result.points if not p.flops and result.group(p) == group)
         words = {"compute": "arithmetic", "memory": "memory", "start": "launch overhead"}
         rounded = whole_shares(shares, 1)
         bound = ", ".join(f"{rounded[name]} by {word}" for name, word in words.items() if rounded[name] != "0.0%")
         more = f"; operators without FLOPs, not drawn: {silent:.1%}" if silent >= 5e-4 else ""
-        lines.append(f"{found.what[group]}: {show_seconds(found.seconds[group])} of compute, bound {bound}{more}")
-    if found.lost_seconds:
-        lost, whole = show_seconds(found.lost_seconds), show_seconds(found.lost_seconds + found.seconds["step"])
+        lines.append(f"{result.what[group]}: {show_seconds(result.seconds[group])} of compute, bound {bound}{more}")
+    if result.lost_seconds:
+        lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
         lines.append(f"not here: {lost} by which messages beside compute, and their copies, slow it; train has {whole}")
     return lines
 
 
-def _roofs(axes: Axes, shown: Sequence[RooflinePoint], found: Roofline) -> None:
+def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None:
     """Draw the slope of the memory and the flat roof of every data type that occurs, ridges marked."""
-    bandwidth = found.report.case.cluster.device.memory_bytes_per_second
+    bandwidth = result.report.case.cluster.device.memory_bytes_per_second
     dtypes = {p.peak_flops_per_second: p.dtype for p in shown}
     peaks = sorted(dtypes, reverse=True)
     ridges = [peak / bandwidth for peak in peaks]
@@ -98,13 +98,13 @@ def _roofs(axes: Axes, shown: Sequence[RooflinePoint], found: Roofline) -> None:
     axes.grid(True, which="major")
 
 
-def _named(found: Roofline, shown: Sequence[RooflinePoint]) -> dict[str, RooflinePoint]:
+def _named(result: Roofline, shown: Sequence[RooflinePoint]) -> dict[str, RooflinePoint]:
     """Return the operators that take most of the time by what they are called, the passes of training once."""
     names: dict[str, RooflinePoint] = {}
-    for point in sorted(shown, key=lambda p: -found.share(p)):
+    for point in sorted(shown, key=lambda p: -result.share(p)):
         served = point.phase in ("prefill", "decode")
         text = f"{point.operator}, {point.phase}" if served else point.operator
-        if found.share(point) >= 0.01 and len(names) < _MOST_LABELS:
+        if result.share(point) >= 0.01 and len(names) < _MOST_LABELS:
             names.setdefault(text, point)
     return names
 
@@ -115,7 +115,7 @@ _CHARACTER, _LINE = 4.1, 9.0
 _Box = tuple[float, float, float, float]
 
 
-def _labels(axes: Axes, found: Roofline, shown: Sequence[RooflinePoint]) -> None:
+def _labels(axes: Axes, result: Roofline, shown: Sequence[RooflinePoint]) -> None:
     """Name the operators that take most of the time, no name over another or over an operator."""
     from matplotlib.patheffects import withStroke
 
@@ -124,27 +124,27 @@ def _labels(axes: Axes, found: Roofline, shown: Sequence[RooflinePoint]) -> None
         return
     lay_out(figure)
     points = 72.0 / figure.dpi
-    _slope(axes, found)
+    _slope(axes, result)
     spots = {id(p): axes.transData.transform((p.intensity, p.flops_per_second / 1e12)) * points for p in shown}
-    taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots.values()]
-    taken += [_box(text.get_window_extent(), points) for text in axes.texts]
+    boxes: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots.values()]
+    boxes += [_box(text.get_window_extent(), points) for text in axes.texts]
     inside = _box(axes.get_window_extent(), points)
-    for text, point in _named(found, shown).items():
+    for text, point in _named(result, shown).items():
         x, y = spots[id(point)]
         options = [(dx, dy, (x + dx, y + dy - _LINE, x + dx + _CHARACTER * len(text), y + dy)) for dx, dy in _SPOTS]
-        free = [o for o in options if _within(o[2], inside) and not any(_meet(o[2], box) for box in taken)]
+        free = [o for o in options if _within(o[2], inside) and not any(_meet(o[2], box) for box in boxes)]
         dx, dy, box = (free or options)[0]
-        taken.append(box)
+        boxes.append(box)
         place = (point.intensity, point.flops_per_second / 1e12)
         arrow: dict[str, Any] = {"arrowprops": {"arrowstyle": "-", "color": GREY, "linewidth": 0.5}}
         made = axes.annotate(text, place, (dx, dy), textcoords="offset points", fontsize=7, va="top", zorder=4, **arrow)
         made.set_path_effects([withStroke(linewidth=2, foreground="white")])
 
 
-def _slope(axes: Axes, found: Roofline) -> None:
+def _slope(axes: Axes, result: Roofline) -> None:
     """Name the slope of the memory along it."""
-    bandwidth = found.report.case.cluster.device.memory_bytes_per_second
-    low, high = axes.get_xlim()[0], min(p.ridge for p in found.points)
+    bandwidth = result.report.case.cluster.device.memory_bytes_per_second
+    low, high = axes.get_xlim()[0], min(p.ridge for p in result.points)
     at = [low * (high / low) ** share for share in (0.3, 0.6)]
     (x0, y0), (x1, y1) = (axes.transData.transform((x, x * bandwidth / 1e12)) for x in at)
     text = f"memory {show_count(bandwidth, 'B/s')}"

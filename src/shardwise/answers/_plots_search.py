@@ -48,15 +48,15 @@ SERIES = (
 _MOST_PLANS, _MOST_SERIES = 10, 6
 
 
-def plan_figure(found: TrainingResult) -> Figure:
+def plan_figure(result: TrainingResult) -> Figure:
     """Return the front in seconds and GiB, the time and memory of the best plans, and strong scaling where searched."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    case, best = found.grid.case, found.best[:_MOST_PLANS]
-    text = _words(found)
-    fastest = _fastest(found.front)
-    on = searched_on(found, "{:,} \u00d7 {}")
+    case, best = result.grid.case, result.best[:_MOST_PLANS]
+    text = _words(result)
+    fastest = _fastest(result.front)
+    on = searched_on(result, "{:,} \u00d7 {}")
     title = f"{case.model.name} on {on}"
     fronts, tops, names = 1 + (len(fastest) > 1), 2, _row_names(best)
     upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + row_inches(names, 0.36) * len(best)
@@ -68,30 +68,32 @@ def plan_figure(found: TrainingResult) -> Figure:
     figure.set_label(title)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header(figure.add_subplot(grid[0]), title, text)
-    upper = beside(grid[1], fronts)
+    upper = side_by_side(grid[1], fronts)
     front = figure.add_subplot(upper[0])
-    _front(front, found.front, best)
+    _front(front, result.front, best)
     front.set_title("Pareto front" + ("" if len(fastest) > 1 else " in time and memory"), pad=14)
     if len(fastest) > 1:
         _scaling(figure.add_subplot(upper[1]), fastest)
     if best:
         # The second legend is longer than the first, and the names of the plans stand on the left alone.
-        lower = beside(grid[2], tops)
+        lower = side_by_side(grid[2], tops)
         left = figure.add_subplot(lower[0])
         _tops(left, figure.add_subplot(lower[1]), best, names)
     return figure
 
 
-def _words(found: TrainingResult) -> list[str]:
-    job, counts = found.grid.case.job, found.counts
-    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {found.grid.case.stack.name}; "
-    lines = [asked + f"{found.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit"]
-    if found.best:
-        first = found.best[0]
+def _words(result: TrainingResult) -> list[str]:
+    job, counts = result.grid.case.job, result.counts
+    asked = f"{job.seq_len:,} tokens a sequence, {job.global_batch:,} sequences a step, {result.grid.case.stack.name}; "
+    lines = [asked + f"{result.num_plans:,} plans, {counts.legal:,} legal, {counts.fitting:,} fit"]
+    if result.best:
+        first = result.best[0]
         speed = f"{show_seconds(first.step_seconds)} a step, MFU {first.mfu:.1%}"
-        lines.append(f"best by {found.options.objective}: {speed}: {plan_words(first.plan)}")
-        common = _common(found.best[:_MOST_PLANS])
-        lines += [f"the {min(len(found.best), _MOST_PLANS)} best have in common: {', '.join(common)}"] if common else []
+        lines.append(f"best by {result.options.objective}: {speed}: {plan_words(first.plan)}")
+        common = _common(result.best[:_MOST_PLANS])
+        lines += (
+            [f"the {min(len(result.best), _MOST_PLANS)} best have in common: {', '.join(common)}"] if common else []
+        )
     else:
         lines.append("no plan of the space fits")
     return wrapped(lines, paper_width() - 0.2)
@@ -106,11 +108,11 @@ def _fastest(front: Sequence[TrainReport]) -> list[TrainReport]:
 def _groups(front: Sequence[TrainReport]) -> list[tuple[str, list[TrainReport]]]:
     """Return the front by devices; where there are many numbers of devices, those between are one group."""
     rows = sorted(front, key=lambda r: (r.plan.num_devices, r.step_seconds))
-    found = [(f"{n:,} devices", list(own)) for n, own in groupby(rows, key=lambda r: r.plan.num_devices)]
-    if len(found) <= _MOST_SERIES:
-        return found
-    every = -(-len(found) // _MOST_SERIES)
-    merged = [found[i : i + every] for i in range(0, len(found), every)]
+    groups = [(f"{n:,} devices", list(own)) for n, own in groupby(rows, key=lambda r: r.plan.num_devices)]
+    if len(groups) <= _MOST_SERIES:
+        return groups
+    every = -(-len(groups) // _MOST_SERIES)
+    merged = [groups[i : i + every] for i in range(0, len(groups), every)]
     return [
         (f"{few[0][0].split()[0]} to {few[-1][0]}" if len(few) > 1 else few[0][0], [r for _, own in few for r in own])
         for few in merged
@@ -218,7 +220,7 @@ def _tops(left: Axes, right: Axes, best: Sequence[TrainReport], names: Sequence[
     limit(right, ceiling / gib.size, show_bytes(ceiling), far / gib.size)
 
 
-def beside(place: Any, count: int) -> Any:
+def side_by_side(place: Any, count: int) -> Any:
     """Return places for panels side by side, or below each other on narrow paper."""
     return place.subgridspec(count, 1) if narrow() else place.subgridspec(1, count)
 
@@ -296,15 +298,15 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
     drawn, bars = list(groups.items())[:_MOST_LINES], _worded(fields[0], points)
     for i, (label, group) in enumerate(drawn):
         aside = (i - (len(drawn) - 1) / 2) * 0.7 / len(drawn) if bars else 0.0
-        found = [(places.index(str(p.values[fields[0]])) + aside, head.of(p.report), p.report) for p in group]
-        shown = [(x, y) for x, y, _ in found if y is not None]
+        placed = [(places.index(str(p.values[fields[0]])) + aside, head.of(p.report), p.report) for p in group]
+        shown = [(x, y) for x, y, _ in placed if y is not None]
         at = list(zip(*shown, strict=True)) or [(), ()]
         if bars:
             axes.bar(at[0], at[1], width=0.7 / len(drawn), color=LINES[i], label=label)
         else:
             axes.plot(*at, "-o", ms=3, lw=1.1, color=LINES[i], label=label)
-        _bands(axes, [(x, report) for x, y, report in found if y is not None], head, "" if bars else LINES[i])
-        failed = [(x, y) for x, y, report in found if y is not None and not getattr(report, "fits", True)]
+        _bands(axes, [(x, report) for x, y, report in placed if y is not None], head, "" if bars else LINES[i])
+        failed = [(x, y) for x, y, report in placed if y is not None and not getattr(report, "fits", True)]
         if failed:
             axes.plot(*zip(*failed, strict=True), "x", ms=6, color=RED)
     slanted = sum(map(len, places)) > _MOST_LETTERS * paper_width() / SIZES["page"]
@@ -361,8 +363,8 @@ def tornado_figure(effects: Sequence[Effect], name: str, seconds: float, title: 
         colour = LINES[2] if one.is_choice else LINES[0]
         start, end = 100 * (one.least - 1), 100 * (one.most - 1)
         axes.barh(y, end - start, left=start, height=0.7, color=colour if one.fits else GREY)
-        said = f"{start:+.1f} to {end:+.1f}" if not one.is_choice else f"{start if start else end:+.1f}"
-        axes.annotate(said, (max(end, 0), y), (3, 0), textcoords="offset points", fontsize=6.5, va="center")
+        change = f"{start:+.1f} to {end:+.1f}" if not one.is_choice else f"{start if start else end:+.1f}"
+        axes.annotate(change, (max(end, 0), y), (3, 0), textcoords="offset points", fontsize=6.5, va="center")
     names = [f"{one.what} {one.value}" if one.is_choice else one.what for one in reversed(shown)]
     axes.set_yticks(range(len(shown)), names)
     axes.margins(x=0.14)

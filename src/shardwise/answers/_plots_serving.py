@@ -23,7 +23,7 @@ from shardwise.answers._plots import (
     wrapped,
 )
 from shardwise.answers._plots_bars import PHASE, SERVED, served_bars
-from shardwise.answers._plots_search import SERIES, beside, key_below
+from shardwise.answers._plots_search import SERIES, key_below, side_by_side
 from shardwise.search import ServingResult
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 _MOST_PLANS = 10
 
 
-def serving_figure(found: ServingResult) -> Figure:
+def serving_figure(result: ServingResult) -> Figure:
     """Return the front of seconds a token and tokens a second and device, and the best deployments side by side."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    cluster, best = found.grid.cluster, found.best[:_MOST_PLANS]
-    title = title_of(found.grid.model.name, cluster.num_devices, cluster.device.name)
-    text = _words(found)
+    cluster, best = result.grid.cluster, result.best[:_MOST_PLANS]
+    title = title_of(result.grid.model.name, cluster.num_devices, cluster.device.name)
+    text = _words(result)
     names = row_names([_name(r) for r in best])
     each = 1.75 + row_inches(names, 0.36) * len(best)
     if narrow():
@@ -55,22 +55,22 @@ def serving_figure(found: ServingResult) -> Figure:
     figure.set_label(title)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     header(figure.add_subplot(grid[0]), title, text)
-    _front(figure.add_subplot(grid[1]), found)
+    _front(figure.add_subplot(grid[1]), result)
     if best:
-        lower = beside(grid[2], 2)
+        lower = side_by_side(grid[2], 2)
         _tops(figure.add_subplot(lower[0]), figure.add_subplot(lower[1]), best, names)
     return figure
 
 
-def _words(found: ServingResult) -> list[str]:
-    job = found.grid.job
-    asked = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out; {found.num_plans:,} plans, "
-    lines = [asked + f"{found.counts.evaluated:,} legal, {found.counts.fitting:,} fit and keep the limits"]
-    if found.best:
-        first = found.best[0]
+def _words(result: ServingResult) -> list[str]:
+    job = result.grid.job
+    asked = f"{job.input_tokens:,} tokens in and {job.output_tokens:,} out; {result.num_plans:,} plans, "
+    lines = [asked + f"{result.counts.evaluated:,} legal, {result.counts.fitting:,} fit and keep the limits"]
+    if result.best:
+        first = result.best[0]
         rate = first.output_tokens_per_second / first.plan.num_devices
         speed = f"{rate:,.0f} output tokens/s per device, a token every {show_seconds(first.tpot_seconds)}"
-        lines.append(f"best by {found.options.objective}: {speed}: {_name(first)}")
+        lines.append(f"best by {result.options.objective}: {speed}: {_name(first)}")
     else:
         lines.append("no plan of the space fits and keeps the limits")
     return wrapped(lines, paper_width() - 0.2)
@@ -92,12 +92,12 @@ def _rate(report: InferReport) -> float:
     return report.prefill_tokens_per_second / report.plan.num_devices
 
 
-def _front(axes: Axes, found: ServingResult) -> None:
+def _front(axes: Axes, result: ServingResult) -> None:
     """Draw throughput against latency, one series a layout; what none beats goes up to the right."""
-    front = found.front
+    front = result.front
     axes.set_title("Pareto front of deployments", pad=14)
     unit = time_unit(max((_latency(r) for r in front), default=1.0))
-    generates = bool(found.grid.job.output_tokens)
+    generates = bool(result.grid.job.output_tokens)
     axes.set_xlabel(f"{'time between tokens' if generates else 'time of the pass'}, {unit.name}")
     axes.set_ylabel(f"{'output' if generates else 'input'} tokens/s per device")
     axes.grid(True)
@@ -117,14 +117,14 @@ def _front(axes: Axes, found: ServingResult) -> None:
     axes.set_xlim(0)
     axes.set_ylim(0)
     clear = 1.0
-    if generates and found.options.max_tpot_seconds:
-        at = found.options.max_tpot_seconds / unit.size
+    if generates and result.options.max_tpot_seconds:
+        at = result.options.max_tpot_seconds / unit.size
         far = max(axes.get_xlim()[1], 1.05 * at)
         axes.set_xlim(0, far)
-        limit(axes, at, f"limit {show_seconds(found.options.max_tpot_seconds)}", far)
+        limit(axes, at, f"limit {show_seconds(result.options.max_tpot_seconds)}", far)
         clear = at / far if at / far > 0.7 else 1.0  # the names stand beside the line of the limit
-    if found.best:
-        place = (_latency(found.best[0]) / unit.size, _rate(found.best[0]))
+    if result.best:
+        place = (_latency(result.best[0]) / unit.size, _rate(result.best[0]))
         axes.plot(*place, marker="o", markersize=10, markerfacecolor="none", markeredgecolor=INK, linewidth=0)
         axes.annotate("#1", place, (-7, 7), textcoords="offset points", fontsize=8, fontweight="bold", ha="right")
     axes.legend(loc="lower right", bbox_to_anchor=(clear, 0), handletextpad=0.2, labelspacing=0.3)
@@ -156,10 +156,10 @@ def _tops(left: Axes, right: Axes, best: Sequence[InferReport], names: Sequence[
         right.plot([most_bytes / gib.size] * 2, [row - 0.45, row + 0.45], color=RED, linewidth=1.2)
 
 
-def front_figure(found: LoadResult) -> Figure:
+def front_figure(result: LoadResult) -> Figure:
     """Return output tokens/s of a device against those of a user: the front, and the best deployments on it."""
-    workload = found.workload
-    shown = found.best[0] if found.best else found.nearest
+    workload = result.workload
+    shown = result.best[0] if result.best else result.nearest
     name = shown.base.case.model.name if shown is not None else "no deployment"
     device = f" on {shown.base.case.cluster.device.name}" if shown is not None else ""
     asked = f"{workload.arrivals.rate:,.2f} requests/s, {workload.input_tokens.mean:,.0f} tokens in and "
@@ -169,7 +169,7 @@ def front_figure(found: LoadResult) -> Figure:
     axes.set_ylabel("tokens/s of a device")
     axes.grid(True)
     sizes: dict[int, list[tuple[float, float]]] = {}
-    for point in found.front:
+    for point in result.front:
         each = (point.tokens_per_second_per_user, point.tokens_per_second_per_gpu)
         sizes.setdefault(point.plan.num_devices, []).append(each)
     every = [one for points in sizes.values() for one in points]
@@ -179,7 +179,7 @@ def front_figure(found: LoadResult) -> Figure:
         colour, marker = SERIES[number % len(SERIES)]
         label = f"{size} {'device' if size == 1 else 'devices'} a replica"
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, linewidth=0, label=label)
-    for place, report in enumerate(found.best, 1):
+    for place, report in enumerate(result.best, 1):
         at = 1 / max(report.latencies["tpot"]["mean"], 1e-9), report.output_tokens_per_second / report.devices
         mark: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK}
         axes.plot(*at, linewidth=0, label="" if place > 1 else "#: the best, as simulated", **mark)

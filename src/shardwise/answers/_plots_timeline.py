@@ -35,7 +35,7 @@ _ONCE = {
 _HELD = {
     "weights": BarStyle("weights", "#0072B2"),
     "optimizer": BarStyle("optimizer state", "#332288"),
-    "beside": BarStyle("kept by the framework", "#888888"),
+    "framework": BarStyle("kept by the framework", "#888888"),
     "gradients": BarStyle("gradients", "#56B4E9"),
     "activations": BarStyle("activations", "#009E73"),
     "working": BarStyle("working memory of the pass", "#E69F00"),
@@ -74,14 +74,14 @@ def timeline_figure(report: TrainReport, timeline: StepTimeline) -> Figure:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"time from the start of the step, {unit.name}", labelpad=1)
     _key(axes, timeline)
-    held = {kind: levels(lifetimes(report, timeline, kind)) for kind in kinds}
-    most = max(sum(parts) for _, own in held.values() for parts in zip(*own.values(), strict=True))
-    for panel, (kind, (times, own)) in zip(below, held.items(), strict=True):
+    bytes_of = {kind: levels(lifetimes(report, timeline, kind)) for kind in kinds}
+    most = max(sum(parts) for _, own in bytes_of.values() for parts in zip(*own.values(), strict=True))
+    for panel, (kind, (times, own)) in zip(below, bytes_of.items(), strict=True):
         _memory(panel, [t / unit.size for t in times], own)
         panel.set_xlim(0, timeline.seconds / unit.size)
         panel.set_ylim(0, 1.12 * most / bytes_unit().size)
         panel.set_title(_named(report, kinds[kind]), fontsize=8)
-    shown = [look for key, look in _HELD.items() if any(max(own[key]) > _SEEN * most for _, own in held.values())]
+    shown = [look for key, look in _HELD.items() if any(max(own[key]) > _SEEN * most for _, own in bytes_of.values())]
     keys = [Patch(label=look.label, facecolor=look.colour) for look in shown]
     _legend(below[-1], keys, fitting(3) if width < 10 else 6, -18)
     return figure
@@ -100,11 +100,11 @@ def _named(report: TrainReport, place: int) -> str:
     return f"tensors on {stage_name(report, place)}{fullest}, {bytes_unit().name}"
 
 
-def _memory(axes: Axes, times: Sequence[float], held: Mapping[str, Sequence[float]]) -> None:
+def _memory(axes: Axes, times: Sequence[float], bytes_of: Mapping[str, Sequence[float]]) -> None:
     """Draw what a stage holds over the step, by category."""
     under = [0.0] * len(times)
     for category, look in _HELD.items():
-        over = [low + more / bytes_unit().size for low, more in zip(under, held[category], strict=True)]
+        over = [low + more / bytes_unit().size for low, more in zip(under, bytes_of[category], strict=True)]
         axes.fill_between(times, under, over, step="post", facecolor=look.colour, linewidth=0)
         under = over
     axes.grid(axis="y")
@@ -231,14 +231,14 @@ def _key(axes: Axes, timeline: StepTimeline) -> None:
     from matplotlib.patches import Patch
 
     on_stages = [s for s in timeline.spans if s.lane == "stage"]
-    found = {(span.kind, span.chunk or 0) for span, _, _ in _chunks(on_stages)}
-    kinds = {kind for kind, _ in found}
+    drawn = {(span.kind, span.chunk or 0) for span, _, _ in _chunks(on_stages)}
+    kinds = {kind for kind, _ in drawn}
     handles = []
     for kind, (name, shades) in _PASSES.items():
         if kind == "backward_input" and "backward" in kinds:
             # DualPipe splits some of its backward passes, in the same colours.
             continue
-        chunks = sorted(chunk for k, chunk in found if k == kind)
+        chunks = sorted(chunk for k, chunk in drawn if k == kind)
         for chunk in chunks:
             label = name + (_which(timeline, chunk) if len(chunks) > 1 else "")
             handles.append(Patch(label=label, facecolor=shades[min(chunk, len(shades) - 1)]))
@@ -246,7 +246,7 @@ def _key(axes: Axes, timeline: StepTimeline) -> None:
         handles.append(Patch(label=_AGAIN[0], facecolor=_AGAIN[1]))
     rest = {**_ONCE, "bubble": _BUBBLE}
     for kind, (name, colour) in rest.items():
-        if any(k == kind for k, _ in found):
+        if any(k == kind for k, _ in drawn):
             edge = GREY if kind == "bubble" else colour
             handles.append(Patch(label=name, facecolor=colour, edgecolor=edge, linewidth=0.3))
     _legend(axes, handles, fitting(3) if _width(timeline) < 10 else 5, -30)

@@ -43,11 +43,11 @@ def group_of(metric: str) -> str:
     return "other" if metric in ("fits", "gpu_hours") or metric.startswith("op_efficiency") else "seconds"
 
 
-def validate_figure(found: Validation) -> Figure:
+def validate_figure(validation: Validation) -> Figure:
     """Return predicted over measured on logarithmic axes, and the spread of errors by device and by its year."""
-    rows = [row for row in found.predicted if row.relative_error is not None and row.metric != "fits"]
+    rows = [row for row in validation.predicted if row.relative_error is not None and row.metric != "fits"]
     by_device, by_year = _grouped(rows, "device"), _grouped([r for r in rows if r.year], "year")
-    share = f"{len(found.predicted):,} of {len(found.rows):,} rows predicted"
+    share = f"{len(validation.predicted):,} of {len(validation.rows):,} rows predicted"
     lines = [f"{share}; boxes hold half of the rows, whiskers 8 of 10"]
     heights = [4.4, 0.6 + 0.2 * max(len(by_device), 1), 0.7 + 0.22 * max(len(by_year), 1)]
     figure, (scatter, devices, years) = sheet("predicted against measured", lines, heights)
@@ -58,11 +58,11 @@ def validate_figure(found: Validation) -> Figure:
 
 
 def _grouped(rows: Sequence[Comparison], field: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
+    errors_of: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        found[str(getattr(row, field))].append(row.relative_error or 0.0)
-    most = sorted(found, key=lambda name: -len(found[name]))[:_MOST]
-    return {name: found[name] for name in sorted(most)}
+        errors_of[str(getattr(row, field))].append(row.relative_error or 0.0)
+    most = sorted(errors_of, key=lambda name: -len(errors_of[name]))[:_MOST]
+    return {name: errors_of[name] for name in sorted(most)}
 
 
 def _scatter(axes: Axes, rows: Sequence[Comparison]) -> None:
@@ -111,49 +111,49 @@ _TABLES = (("metric",), ("source", "metric"), ("device", "metric"), ("family", "
 _MOST_ROWS = 5000
 
 
-def validate_html(found: Validation, dark: bool = False) -> str:
+def validate_html(validation: Validation, dark: bool = False) -> str:
     """Return the report as a document of its own: styles and drawings are inside."""
-    share = f"{len(found.predicted):,} of {len(found.rows):,} rows predicted ({found.coverage:.1%})"
+    share = f"{len(validation.predicted):,} of {len(validation.rows):,} rows predicted ({validation.coverage:.1%})"
     parts = [
         "<h1>Predicted against measured</h1>",
         f"<p>{share}; errors are predicted over measured, less one, and bias is their median.</p>",
-        _fits(found),
-        _drawing(found, dark),
-        *(_errors(summary(found.rows, fields), fields) for fields in (*_TABLES, ("year", "metric"))),
-        _refused(found),
-        "<h2>Columns that are not read</h2>" if found.unread else "",
-        _table(("file", "column", "may be meant"), found.unread, ()) if found.unread else "",
+        _fits(validation),
+        _drawing(validation, dark),
+        *(_errors(summary(validation.rows, fields), fields) for fields in (*_TABLES, ("year", "metric"))),
+        _refused(validation),
+        "<h2>Columns that are not read</h2>" if validation.unread else "",
+        _table(("file", "column", "may be meant"), validation.unread, ()) if validation.unread else "",
         "<h2>What is assumed for blank fields</h2>",
         _table(("field", "rule", "because"), ((r.field, r.says, r.because) for r in rules()), ()),
-        _rows(found.rows),
+        _rows(validation.rows),
     ]
     return page_of("predicted against measured", "\n".join(parts), dark)
 
 
-def _fits(found: Validation) -> str:
-    fits = fits_of(found.rows)
-    said = [f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"] * bool(fits.ran)
-    said += [f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit"] * bool(fits.failed)
-    return f"<p>{'; '.join(said)}.</p>" if said else ""
+def _fits(validation: Validation) -> str:
+    fits = fits_of(validation.rows)
+    lines = [f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"] * bool(fits.ran)
+    lines += [f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit"] * bool(fits.failed)
+    return f"<p>{'; '.join(lines)}.</p>" if lines else ""
 
 
-def _refused(found: Validation) -> str:
-    first = examples(found.rows)
-    rows = [(f"{count:,}", reason, first[reason]) for reason, count in reasons(found.rows)]
+def _refused(validation: Validation) -> str:
+    first = examples(validation.rows)
+    rows = [(f"{count:,}", reason, first[reason]) for reason, count in reasons(validation.rows)]
     return f"<h2>Refused</h2>\n{_table(('rows', 'reason', 'first'), rows, (0,))}" if rows else ""
 
 
-def _drawing(found: Validation, dark: bool) -> str:
+def _drawing(validation: Validation, dark: bool) -> str:
     """Return the plot as SVG; without matplotlib, where to get it."""
     if find_spec("matplotlib") is None:
         return "<p>Plots need matplotlib: pip install 'shardwise[plots]'.</p>"
     with styled(Canvas(dark=dark)):
-        return svg_of(validate_figure(found))
+        return svg_of(validate_figure(validation))
 
 
-def _errors(found: Iterable[Errors], fields: tuple[str, ...]) -> str:
+def _errors(errors: Iterable[Errors], fields: tuple[str, ...]) -> str:
     rows = []
-    for one in found:
+    for one in errors:
         inside = "-" if one.inside is None else f"{one.inside:.0%}"
         absolute = (one.median_abs_error, one.p90_abs_error, one.mean_abs_error, one.largest_abs_error)
         group = (name or "not stated" for name in one.group)

@@ -100,11 +100,11 @@ def kind_of(inputs: Inputs) -> str:
     return str(inputs.get("what")) if inputs.command == "plan" else inputs.command
 
 
-def again(inputs: Inputs, found: Mapping[str, object]) -> list[str]:
+def again(inputs: Inputs, values: Mapping[str, object]) -> list[str]:
     """Return the words that ask a question again, with values that were found."""
     kept = {key: value for key, value in inputs.values.items() if key != "what"}
     name = f"plan {kind_of(inputs)}" if inputs.command == "plan" else inputs.command
-    return command_words(name, {**kept, **found})
+    return command_words(name, {**kept, **values})
 
 
 def headlines(inputs: Inputs) -> tuple[Headline, ...]:
@@ -135,10 +135,10 @@ class VaryPoint:
 
     def row(self, inputs: Inputs) -> dict[str, Any]:
         """Return the values and the headlines under their keys, None where nothing is answered."""
-        found = {head.key: None if self.report is None else head.of(self.report) for head in headlines(inputs)}
+        cells = {head.key: None if self.report is None else head.of(self.report) for head in headlines(inputs)}
         problem = "; ".join(map(str, self.problems)) or None
         plan = {"plan": self.plan or None} if inputs.command == "plan" else {}
-        return {**self.values, **found, "kwh_per_million_tokens": self.kwh, **plan, "problem": problem}
+        return {**self.values, **cells, "kwh_per_million_tokens": self.kwh, **plan, "problem": problem}
 
 
 class Questions:
@@ -161,11 +161,11 @@ class Questions:
 
     def raw(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return what a command line with these values says."""
-        found = {**self._raw, **values, **({"top": 1} if self.inputs.command == "plan" else {})}
+        raw_values = {**self._raw, **values, **({"top": 1} if self.inputs.command == "plan" else {})}
         if _DEVICES in values:
-            found["on"] = sized(str(found.get("on", "")), int(str(values[_DEVICES])))
-            del found[_DEVICES]
-        return found
+            raw_values["on"] = sized(str(raw_values.get("on", "")), int(str(values[_DEVICES])))
+            del raw_values[_DEVICES]
+        return raw_values
 
     def at(self, values: Mapping[str, object]) -> VaryPoint:
         """Return the answer at some values."""
@@ -304,8 +304,8 @@ def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields
             text = "; ".join(p.rule if p.field == "plan" else f"{p.field}: {p.rule}" for p in point.problems)
             cells += [f"[{refused.setdefault(text, len(refused) + 1)}]"]
         else:
-            found = ((h, h.of(point.report)) for h in heads)
-            cells += ["-" if value is None else h.show(value) for h, value in found]
+            values = ((h, h.of(point.report)) for h in heads)
+            cells += ["-" if value is None else h.show(value) for h, value in values]
             cells += ["-" if point.kwh is None else f"{point.kwh:.3g}"] if powered else []
             judged = limit_values(inputs.values, point.report) if limits else {}
             cells += [show_limit(key, judged[key]) for key in limits]

@@ -25,8 +25,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     if inputs.command == "completion":
         shell = inputs.values["shell"]
         return _printed(_SCRIPTS[shell](), {"shell": shell, "script": _SCRIPTS[shell]()})
-    found = schema()
-    return _printed(json.dumps(found, indent=2), found)
+    written = schema()
+    return _printed(json.dumps(written, indent=2), written)
 
 
 def _printed(text: str, tree: dict[str, Any]) -> Answer:
@@ -115,8 +115,8 @@ def _positional(name: str) -> list[str]:
 def _of(name: str) -> list[Flag]:
     """Return the flags of a command, those of every kind of its cases, each once."""
     _, kinds = _commands.KINDS.get(name, ("", ("",)))
-    found = [flag for kind in kinds for flag in _options(_commands.command(name, kind))]
-    return list({flag.option: flag for flag in found}.values())
+    flags = [flag for kind in kinds for flag in _options(_commands.command(name, kind))]
+    return list({flag.option: flag for flag in flags}.values())
 
 
 def _choices() -> tuple[dict[str, list[str]], list[str]]:
@@ -186,14 +186,14 @@ def _fish() -> str:
     devices = _words(_commands.command("train").flags["on"])
     lines = [_FISH.format(devices=_list(devices))]
     for name in _commands.NAMES:
-        said = _quoted(_commands.SUMMARIES[name])
-        lines.append(f"complete -c shardwise -n __fish_use_subcommand -a {name} -d {said}")
+        summary = _quoted(_commands.SUMMARIES[name])
+        lines.append(f"complete -c shardwise -n __fish_use_subcommand -a {name} -d {summary}")
         inside = f"complete -c shardwise -n '__fish_seen_subcommand_from {name}'"
         if words := _positional(name):
             lines.append(f"{inside} -a '{_list(words)}'")
         for flag in _of(name):
-            said = "(__shardwise_on)" if flag.key == "on" else _list(_words(flag))
-            takes = "" if flag.kind.switch else f" -x -a '{said}'" if said else " -r -F"
+            summary = "(__shardwise_on)" if flag.key == "on" else _list(_words(flag))
+            takes = "" if flag.kind.switch else f" -x -a '{summary}'" if summary else " -r -F"
             lines.append(f"{inside} -l {flag.option[2:]}{takes} -d {_quoted(flag.help)}")
     return "\n".join(lines)
 

@@ -50,10 +50,10 @@ def rollout_of(report: TrainReport) -> Rollout | None:
     resting = 0.0 if s.rollout == "apart" else report.memory.weights + report.memory.optimizer
     replicas = devices // s.rollout_tp
     batch = ceil(job.global_batch / replicas)
-    found = _asked(report, devices, batch, resting)
-    room = found.max_concurrency
+    rollout = _asked(report, devices, batch, resting)
+    room = rollout.max_concurrency
     waves = ceil(batch / room) if room else 0
-    one = _asked(report, devices, ceil(batch / waves), resting) if waves > 1 else found
+    one = _asked(report, devices, ceil(batch / waves), resting) if waves > 1 else rollout
     fits = bool(room) and one.fits
     return Rollout(
         engine=one.case.engine.name,
@@ -70,15 +70,15 @@ def rollout_of(report: TrainReport) -> Rollout | None:
 
 
 def _check(report: TrainReport, devices: int) -> None:
-    s, job, found = report.case.stack.settings, report.job, Problems()
+    s, job, problems = report.case.stack.settings, report.job, Problems()
     if not is_count(s.rollout_prompt_tokens) or s.rollout_prompt_tokens >= job.seq_len:
         rule = f"are the tokens of a prompt, at least 1 and below the {job.seq_len} of a sequence"
-        found.add("rollout_prompt_tokens", s.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
+        problems.add("rollout_prompt_tokens", s.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
     if devices % s.rollout_tp:
-        found.add("rollout_tp", s.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
+        problems.add("rollout_tp", s.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
     if s.rollout_devices and s.rollout != "apart":
-        found.add("rollout_devices", s.rollout_devices, "are an engine's own", "add --rollout apart")
-    found.raise_if_any()
+        problems.add("rollout_devices", s.rollout_devices, "are an engine's own", "add --rollout apart")
+    problems.raise_if_any()
 
 
 def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> InferReport:
@@ -86,8 +86,8 @@ def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> Inf
     s, cluster = report.case.stack.settings, report.case.cluster
     device = cluster.device
     free = device.usable_memory_bytes - resting
-    held = min(free, s.rollout_bytes) if s.rollout == "awake" else free
-    share = 0.0 if s.rollout == "apart" else max(0.01, min(0.9, held / float(device.memory_bytes)))
+    cache_bytes = min(free, s.rollout_bytes) if s.rollout == "awake" else free
+    share = 0.0 if s.rollout == "apart" else max(0.01, min(0.9, cache_bytes / float(device.memory_bytes)))
     # Trainers tell the engine how many sequences they generate at once: TRL's grpo_trainer.py sets max_num_seqs.
     job = Serving(
         batch=batch,
@@ -120,44 +120,54 @@ def whole_step_seconds(report: TrainReport, rollout: Rollout) -> float:
 
 def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[str, Any]:
     """Return one phase of a step alone: its seconds, its bytes and whether it fits; raises `InputError`."""
-    found = {one.name.replace(" ", "-"): one for one in report.phases}
+    phases = {one.name.replace(" ", "-"): one for one in report.phases}
     if rollout is not None:
-        held = rollout.engine_bytes + rollout.resting_bytes
-        found["rollout"] = Phase(name="rollout", seconds=rollout.seconds + rollout.handover_seconds, peak_bytes=held)
-    if word not in found:
+        bytes_held = rollout.engine_bytes + rollout.resting_bytes
+        phases["rollout"] = Phase(
+            name="rollout", seconds=rollout.seconds + rollout.handover_seconds, peak_bytes=bytes_held
+        )
+    if word not in phases:
         rule = f"is no phase of {report.job.method}" + (" without rollout_prompt_tokens" if word == "rollout" else "")
-        raise InputError([Problem("phase", word, rule, f"use one of {', '.join(found) or '--method grpo'}")])
-    one, case = found[word], report.case
-    held, limit = one.peak_bytes, case.cluster.device.usable_memory_bytes
+        raise InputError([Problem("phase", word, rule, f"use one of {', '.join(phases) or '--method grpo'}")])
+    one, case = phases[word], report.case
+    bytes_held, limit = one.peak_bytes, case.cluster.device.usable_memory_bytes
     if word != "rollout":
-        reserved = held * case.stack.reserved_over_allocated
-        held = float(device_bytes(case.stack, report.evaluation.sizes, reserved, case.workspace_bytes))
-    fits = rollout.fits if word == "rollout" and rollout else held <= limit
-    return {"name": one.name, "seconds": one.seconds, "peak_bytes": one.peak_bytes, "device_bytes": held, "fits": fits}
+        reserved = bytes_held * case.stack.reserved_over_allocated
+        bytes_held = float(device_bytes(case.stack, report.evaluation.sizes, reserved, case.workspace_bytes))
+    fits = rollout.fits if word == "rollout" and rollout else bytes_held <= limit
+    return {
+        "name": one.name,
+        "seconds": one.seconds,
+        "peak_bytes": one.peak_bytes,
+        "device_bytes": bytes_held,
+        "fits": fits,
+    }
 
 
-def rollout_tree(report: TrainReport, found: Rollout) -> dict[str, Any]:
+def rollout_tree(report: TrainReport, rollout: Rollout) -> dict[str, Any]:
     """Return the rollouts of a step, and the seconds of the whole step, as plain values."""
-    return {"rollout": asdict(found), "whole_step_seconds": whole_step_seconds(report, found)}
+    return {"rollout": asdict(rollout), "whole_step_seconds": whole_step_seconds(report, rollout)}
 
 
-def rollout_lines(page: Page, report: TrainReport, found: Rollout) -> None:
+def rollout_lines(page: Page, report: TrainReport, rollout: Rollout) -> None:
     """Append the rollouts of a step and the whole step."""
-    if not found.fits:
+    if not rollout.fits:
         page.label(
-            "ROLLOUT", f"{found.engine} does not fit beside {show_bytes(found.resting_bytes)} of the trainer", "red"
+            "ROLLOUT", f"{rollout.engine} does not fit beside {show_bytes(rollout.resting_bytes)} of the trainer", "red"
         )
         return
-    how = f"{found.waves} x {found.batch} samples on each of {found.replicas} replicas of {found.engine}"
-    page.label("ROLLOUT", f"{show_seconds(found.seconds)}: {how}", "bold", "bold")
-    page.note(f"new weights {show_seconds(found.handover_seconds)}; the engine takes {show_bytes(found.engine_bytes)}")
-    page.note(f"whole step {show_seconds(whole_step_seconds(report, found))}, rollouts and training in turn", "bold")
+    how = f"{rollout.waves} x {rollout.batch} samples on each of {rollout.replicas} replicas of {rollout.engine}"
+    page.label("ROLLOUT", f"{show_seconds(rollout.seconds)}: {how}", "bold", "bold")
+    page.note(
+        f"new weights {show_seconds(rollout.handover_seconds)}; the engine takes {show_bytes(rollout.engine_bytes)}"
+    )
+    page.note(f"whole step {show_seconds(whole_step_seconds(report, rollout))}, rollouts and training in turn", "bold")
 
 
-def rollout_page(page: Page, report: TrainReport, found: Rollout | None, phase: dict[str, Any] | None) -> None:
+def rollout_page(page: Page, report: TrainReport, rollout: Rollout | None, phase: dict[str, Any] | None) -> None:
     """Append the rollouts of a step, and one phase alone, where they are asked for."""
-    if found is not None:
-        rollout_lines(page, report, found)
+    if rollout is not None:
+        rollout_lines(page, report, rollout)
     if phase is not None:
         fits = "fits" if phase["fits"] else "does not fit"
         text = f"{phase['name']}: {show_seconds(phase['seconds'])}, {show_bytes(phase['device_bytes'])}, {fits}"

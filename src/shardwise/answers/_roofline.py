@@ -32,22 +32,22 @@ def ask(inputs: Inputs) -> TrainReport | InferReport:
     return _infer.ask(inputs) if what == "infer" else _train.ask(inputs)
 
 
-def roofline_tree(found: Roofline) -> dict[str, Any]:
+def roofline_tree(result: Roofline) -> dict[str, Any]:
     """Return a roofline as plain values: FLOPs, bytes, seconds, and shares of the group."""
-    case = found.report.case
+    case = result.report.case
     device = case.cluster.device
     derived = ("intensity", "ridge", "flops_per_second", "bytes_per_second", "of_peak", "of_roof", "total_seconds")
     tree = {
         "model": case.model.name,
         "device": device.name,
-        "plan": describe(found.report.plan),
+        "plan": describe(result.report.plan),
         "memory_bytes_per_second": device.memory_bytes_per_second,
-        "seconds": found.seconds,
-        "lost_seconds": found.lost_seconds,
-        "bound": found.bounds(),
+        "seconds": result.seconds,
+        "lost_seconds": result.lost_seconds,
+        "bound": result.bounds(),
         "operators": [
-            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": found.share(point)}
-            for point in found.points
+            {**asdict(point), **{name: getattr(point, name) for name in derived}, "share": result.share(point)}
+            for point in result.points
         ],
     }
     return cast(dict[str, Any], whole_bytes(tree))
@@ -56,18 +56,18 @@ def roofline_tree(found: Roofline) -> dict[str, Any]:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise roofline`."""
     check_drawable(inputs)
-    found = roofline(ask(inputs))
+    result = roofline(ask(inputs))
 
     def tree() -> dict[str, Any]:
-        return roofline_tree(found)
+        return roofline_tree(result)
 
     def page() -> Page:
-        return roofline_page(found, command_words("roofline", inputs.values), width)
+        return roofline_page(result, command_words("roofline", inputs.values), width)
 
     def draw() -> Figure:
         from shardwise.answers._plots_roofline import roofline_figure
 
-        return roofline_figure(found)
+        return roofline_figure(result)
 
     return plotted(inputs, Answer(0, tree, page), draw)
 
@@ -91,17 +91,17 @@ _NOTES = (
 )
 
 
-def roofline_page(found: Roofline, command: Sequence[str], width: int = 80) -> Page:
+def roofline_page(result: Roofline, command: Sequence[str], width: int = 80) -> Page:
     """Return a roofline as a page; `command` are the words that reproduce it."""
     page = Page(width)
-    _summary(page, found)
-    for (part, phase), own in groupby(_ordered(found.points), key=lambda p: (p.part, p.phase)):
+    _summary(page, result)
+    for (part, phase), own in groupby(_ordered(result.points), key=lambda p: (p.part, p.phase)):
         page.blank()
-        _table(page, found, (part, phase), list(own))
+        _table(page, result, (part, phase), list(own))
     page.blank()
     page.items(_NOTES, "dim")
     page.blank()
-    assumptions(page, found.report.assumptions)
+    assumptions(page, result.report.assumptions)
     page.blank()
     command_lines(page, "AGAIN", command)
     return page
@@ -113,40 +113,40 @@ def _ordered(points: Sequence[RooflinePoint]) -> list[RooflinePoint]:
     return sorted(points, key=lambda p: (parts.index(p.part), phases.index(p.phase)))
 
 
-def _summary(page: Page, found: Roofline) -> None:
-    case = found.report.case
+def _summary(page: Page, result: Roofline) -> None:
+    case = result.report.case
     device = case.cluster.device
-    title = f"{case.model.name} on {case.cluster.num_devices} x {device.name}: {describe(found.report.plan)}"
+    title = f"{case.model.name} on {case.cluster.num_devices} x {device.name}: {describe(result.report.plan)}"
     page.label("ROOFLINE", title, "bold", "bold")
     rate = f"memory {show_count(device.memory_bytes_per_second, 'B/s')}"
-    peaks = dict(sorted({p.dtype: p.peak_flops_per_second for p in found.points if p.flops}.items()))
-    said = [
+    peaks = dict(sorted({p.dtype: p.peak_flops_per_second for p in result.points if p.flops}.items()))
+    peak_texts = [
         f"{show_count(p, 'FLOP/s')} in {dtype} (ridge {p / device.memory_bytes_per_second:,.0f} FLOP/byte)"
         for dtype, p in peaks.items()
     ]
-    page.note(f"{rate}; dense peak {' and '.join(said)}")
-    for group, shares in found.bounds().items():
-        own = [p for p in found.points if found.group(p) == group]
-        work = sum(p.flops * p.times for p in own) / found.seconds[group]
+    page.note(f"{rate}; dense peak {' and '.join(peak_texts)}")
+    for group, shares in result.bounds().items():
+        own = [p for p in result.points if result.group(p) == group]
+        work = sum(p.flops * p.times for p in own) / result.seconds[group]
         rounded = whole_shares(shares, 1)
         bound = ", ".join(f"{rounded[name]} {words}" for name, words in _BOUNDS.items() if rounded[name] != "0.0%")
-        seconds = show_seconds(found.seconds[group])
-        page.note(f"{found.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
-    if found.lost_seconds:
-        lost, whole = show_seconds(found.lost_seconds), show_seconds(found.lost_seconds + found.seconds["step"])
+        seconds = show_seconds(result.seconds[group])
+        page.note(f"{result.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
+    if result.lost_seconds:
+        lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
         page.note(f"not here: {lost} by which messages beside compute, and their copies, slow it; `train` has {whole}")
 
 
-def _table(page: Page, found: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:
+def _table(page: Page, result: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:
     part, phase = key
-    share = sum(found.share(p) for p in points)
+    share = sum(result.share(p) for p in points)
     title = f"{part}, {_PHASES.get(phase, phase)}"
     aside = f"{points[0].times:,.0f} times, {share:.1%} of the compute"
-    beside = len(title) + 2 + len(aside) <= page.width
-    page.add((title.upper(), "bold"), ("  " + aside if beside else "", "dim"))
-    if not beside:
+    on_one_line = len(title) + 2 + len(aside) <= page.width
+    page.add((title.upper(), "bold"), ("  " + aside if on_one_line else "", "dim"))
+    if not on_one_line:
         page.add((aside, "dim"))
-    rows = _fitting([_HEAD, *(_row(p, found.share(p)) for p in points)], page.width)
+    rows = _fitting([_HEAD, *(_row(p, result.share(p)) for p in points)], page.width)
     flush = [i for i, name in enumerate(rows[0]) if name not in _LEFT]
     page.table(rows, right=flush, header=True, indent=0)
 

@@ -20,7 +20,7 @@ from shardwise.cost import (
     KernelCosts,
     Rates,
     attention_dtype,
-    held_share,
+    cached_share,
 )
 from shardwise.cost import op_seconds as trained_seconds
 from shardwise.errors import InputError, Problem
@@ -138,11 +138,11 @@ class Roofline:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds of all operators: of a step in training, of each phase in serving."""
-        found: dict[str, float] = {}
+        seconds_of: dict[str, float] = {}
         for point in self.points:
             key = self.group(point)
-            found[key] = found.get(key, 0.0) + point.total_seconds
-        return found
+            seconds_of[key] = seconds_of.get(key, 0.0) + point.total_seconds
+        return seconds_of
 
     def group(self, point: RooflinePoint) -> str:
         """Return what the share of a point is a share of."""
@@ -155,10 +155,10 @@ class Roofline:
 
     def bounds(self) -> dict[str, dict[str, float]]:
         """Return for each group the share of time that compute, memory and kernel starts bound."""
-        found = {key: {"compute": 0.0, "memory": 0.0, "start": 0.0} for key in self.seconds}
+        seconds_of = {key: {"compute": 0.0, "memory": 0.0, "start": 0.0} for key in self.seconds}
         for point in self.points:
-            found[self.group(point)][point.bound] += self.share(point)
-        return found
+            seconds_of[self.group(point)][point.bound] += self.share(point)
+        return seconds_of
 
 
 # Which limit each rate is, and which records hold rates of their own.
@@ -270,7 +270,7 @@ def _trained(
 
 def _bandwidth(device: Device, rates: Rates[float], op: Op[float], moved: float) -> float:
     """Return the bytes/s that bound an operator: those of the last cache where it holds what a kernel moves."""
-    return max(device.memory_bytes_per_second, rates.cached_rate if held_share(rates, op, moved) > 0 else 0.0)
+    return max(device.memory_bytes_per_second, rates.cached_rate if cached_share(rates, op, moved) > 0 else 0.0)
 
 
 def _of_training(report: TrainReport) -> Roofline:
@@ -327,10 +327,10 @@ def _served(
 
 def _mean(points: list[RooflinePoint]) -> tuple[RooflinePoint, ...]:
     """Return points of the same operator at several contexts as one: means weighted by how often each runs."""
-    found: dict[tuple[str, str], list[RooflinePoint]] = {}
+    groups: dict[tuple[str, str], list[RooflinePoint]] = {}
     for point in points:
-        found.setdefault((point.part, point.operator), []).append(point)
-    return tuple(own[0] if len(own) == 1 else _merged(own) for own in found.values())
+        groups.setdefault((point.part, point.operator), []).append(point)
+    return tuple(own[0] if len(own) == 1 else _merged(own) for own in groups.values())
 
 
 def _merged(points: list[RooflinePoint]) -> RooflinePoint:

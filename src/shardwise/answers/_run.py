@@ -41,19 +41,19 @@ def answer(words: Sequence[str]) -> Answer:
     words, behind = split(words)
     name, rest = _command_of(words)
     command = _commands.command(name, _kind_of(rest, name))
-    found = scan(rest, command)
-    _name_the_kind(found, rest, command)
+    scanned = scan(rest, command)
+    _name_the_kind(scanned, rest, command)
     if behind and "from_args" in command.flags:
-        found.put(command.flags["from_args"], behind)
+        scanned.put(command.flags["from_args"], behind)
     elif behind:
         rule = f"stands behind --, and {name} takes no words of another program"
-        found.problems.add("arguments", " ".join(behind), rule, "leave it out")
-    if found.given.get("help") is True:
+        scanned.problems.add("arguments", " ".join(behind), rule, "leave it out")
+    if scanned.given.get("help") is True:
         from shardwise.answers._commands import help_of
 
-        asked = str(found.given.get("width", ""))
+        asked = str(scanned.given.get("width", ""))
         return help_of(command, min(max(int(asked[:4]), 60), 1000) if asked.isdecimal() else _columns())
-    inputs = _inputs(found, command)
+    inputs = _inputs(scanned, command)
     width = inputs.get("width") or _columns()
     home = "_vary" if _asks_many(inputs) else _HOMES.get(name, f"_{name}")
     handler = import_module(f"shardwise.answers.{home}")
@@ -137,8 +137,8 @@ def _kind_of(words: Sequence[str], name: str) -> str:
     if not key:
         return ""
     path = _config_of(words)
-    said = read_case(path).get(key) if path is not None else None
-    return next((word for word in words if word in kinds), said if said in kinds else "")
+    kind = read_case(path).get(key) if path is not None else None
+    return next((word for word in words if word in kinds), kind if kind in kinds else "")
 
 
 def _is_model(word: str) -> bool:
@@ -152,17 +152,17 @@ def _is_model(word: str) -> bool:
     return True
 
 
-def _name_the_kind(found: ScannedWords, words: Sequence[str], command: Command) -> None:
+def _name_the_kind(scanned: ScannedWords, words: Sequence[str], command: Command) -> None:
     """Take a lone word for the model where a search or an export is not told of what: only that is then missing."""
     key, kinds = _commands.KINDS.get(command.name, ("", ()))
-    if not key or len(found.words) != 1 or key in found.given or _config_of(words) is not None:
+    if not key or len(scanned.words) != 1 or key in scanned.given or _config_of(words) is not None:
         return
-    (word,) = found.words
+    (word,) = scanned.words
     if word not in kinds and not near(word, kinds, 1, 0.5):
         line = joined(["shardwise", command.name, kinds[0], *words])
         rest = f"; in place of {kinds[0]} also {', '.join(kinds[1:])}"
-        found.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
-        found.words.insert(0, kinds[0])
+        scanned.problems.add(key, None, f"is missing before {word}", f"write `{line}`{rest}")
+        scanned.words.insert(0, kinds[0])
 
 
 def _config_of(words: Sequence[str]) -> str | None:
@@ -174,18 +174,18 @@ def _config_of(words: Sequence[str]) -> str | None:
     return None
 
 
-def _inputs(found: ScannedWords, command: Command) -> Inputs:
-    inputs = Inputs(problems=found.problems, command=command.name)
+def _inputs(scanned: ScannedWords, command: Command) -> Inputs:
+    inputs = Inputs(problems=scanned.problems, command=command.name)
     raw: dict[str, Any] = {}
-    if isinstance(path := found.given.get("config"), str):
+    if isinstance(path := scanned.given.get("config"), str):
         try:
-            follow = SWITCH.read(found.given.get("follow", False), "follow") is True
+            follow = SWITCH.read(scanned.given.get("follow", False), "follow") is True
             raw = known_keys(_commands.every(), read_case(path), command, inputs, CaseFile(path, follow))
         except InputError as error:
             inputs.merge(error)
             inputs.bad.add("config")
-    raw |= _placed(found.words, command)
-    raw |= found.given
+    raw |= _placed(scanned.words, command)
+    raw |= scanned.given
     inputs.raw = raw
     _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
@@ -257,7 +257,7 @@ def _takes(flag: Flag, word: str | None) -> bool:
 
 def scan(words: Sequence[str], command: Command) -> ScannedWords:
     """Return what the words of one command say; never raises."""
-    found = ScannedWords()
+    scanned = ScannedWords()
     rest = deque(words)
     unknown: list[tuple[str, str | None]] = []
     implied: dict[str, str] = {}
@@ -266,35 +266,35 @@ def scan(words: Sequence[str], command: Command) -> ScannedWords:
         if word == "-h":
             word = "--help"
         if not word.startswith("-") or word == "-":
-            found.words.append(word)
+            scanned.words.append(word)
             continue
         name, equals, value = word.partition("=")
-        if _said(name, command, implied):
+        if _expand_alias(name, command, implied):
             continue
         flag, negated = _find(name, command)
         if flag is None:
             after = rest[0] if rest and not rest[0].startswith("-") and not equals else None
             unknown.append((name, value if equals else after))
             if after is not None:
-                found.words.append(rest.popleft())
+                scanned.words.append(rest.popleft())
         elif negated:
             if equals:
-                found.problems.add(flag.key, value, f"{name} takes no value", f"write {name}")
-            found.put(flag, False)
+                scanned.problems.add(flag.key, value, f"{name} takes no value", f"write {name}")
+            scanned.put(flag, False)
         elif equals:
-            found.put(flag, value)
+            scanned.put(flag, value)
         elif _takes(flag, rest[0] if rest else None):
-            found.put(flag, rest.popleft())
+            scanned.put(flag, rest.popleft())
         elif flag.kind.switch:
-            found.put(flag, True)
+            scanned.put(flag, True)
         else:
-            found.problems.add(flag.key, None, "has no value", f"write {flag.option} {flag.kind.word}")
-    found.given = {**implied, **found.given}
-    _report_unknown(found, unknown, command)
-    return found
+            scanned.problems.add(flag.key, None, "has no value", f"write {flag.option} {flag.kind.word}")
+    scanned.given = {**implied, **scanned.given}
+    _report_unknown(scanned, unknown, command)
+    return scanned
 
 
-def _said(name: str, command: Command, implied: dict[str, str]) -> bool:
+def _expand_alias(name: str, command: Command, implied: dict[str, str]) -> bool:
     """Record what a flag of another program says of others; return whether that is all that it says."""
     key = name[2:].replace("-", "_") if name.startswith("--") else ""
     takes, more = ALIASES.get(key, ("", {}))
@@ -328,12 +328,12 @@ def _remedy(key: str, command: Command) -> str:
     elsewhere = [] if known else [name for name, other in _commands.every().items() if long in other.flags]
     if elsewhere:
         named = ["plan train" if name == "plan" else name for name in elsewhere]
-        said = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+        names = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         # A limit of one command may stand in another under other statistics: max_ttft, p99_ttft.
         kin = [f.option for k, f in command.flags.items() if f.group == "limits" and k.endswith(f"_{key[4:]}")]
         here = f"here there are {', '.join(kin)}; " if kin and key.startswith("max_") else ""
         it = "it" if long == key else "--" + long.replace("_", "-")
-        return f"{it} is a flag of {said}; {here}{lists}"
+        return f"{it} is a flag of {names}; {here}{lists}"
     close = [options[field] for field in known or near(key, options)]
     return f"did you mean {' or '.join(close)}? {lists}" if close else lists
 
@@ -344,20 +344,22 @@ def _valued(key: str) -> bool:
     return any(flag is not None and not flag.kind.switch for flag in flags)
 
 
-def _report_unknown(found: ScannedWords, unknown: list[tuple[str, str | None]], command: Command) -> None:
+def _report_unknown(scanned: ScannedWords, unknown: list[tuple[str, str | None]], command: Command) -> None:
     """Add a problem for each unknown flag; a word after it is its value where another command's flag takes one.
 
     It is so too where there are words enough without, and where a file names what words would.
     """
     for name, value in unknown[:MOST_NAMED]:
         key = name.lstrip("-").replace("-", "_")
-        spare = len(found.words) > len(command.positionals) or "from" in found.given or _valued(key)
-        if value is not None and value in found.words and spare:
-            found.words.remove(value)
-        found.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
+        spare = len(scanned.words) > len(command.positionals) or "from" in scanned.given or _valued(key)
+        if value is not None and value in scanned.words and spare:
+            scanned.words.remove(value)
+        scanned.problems.add(key, value, f"is not a flag of {command.name}", _remedy(key, command))
     if len(unknown) > MOST_NAMED:
         rule = f"is one of {len(unknown)} flags that {command.name} does not have"
-        found.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
+        scanned.problems.add("arguments", unknown[MOST_NAMED][0], rule, "correct those above first")
         return
-    for word in () if command.many else found.words[len(command.positionals) :][:MOST_NAMED]:
-        found.problems.add("arguments", word, f"is one word too many for {command.name}", "write flags as --flag value")
+    for word in () if command.many else scanned.words[len(command.positionals) :][:MOST_NAMED]:
+        scanned.problems.add(
+            "arguments", word, f"is one word too many for {command.name}", "write flags as --flag value"
+        )

@@ -58,10 +58,10 @@ def _read_doubling(value: object, field: str) -> tuple[int, int]:
     >>> _read_doubling("128..1024", "scaling")
     (128, 1024)
     """
-    found = re.fullmatch(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})", str(value).replace(" ", ""))
-    if found is None or int(found[1]) > int(found[2]):
+    match = re.fullmatch(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})", str(value).replace(" ", ""))
+    if match is None or int(match[1]) > int(match[2]):
         raise k.fail(field, value, "must be a range of numbers of devices", "write for example 128..16384")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _time(example: str) -> Converter:
@@ -201,16 +201,16 @@ def stages_of(text: str, field: str = "stages") -> list[tuple[float, float]]:
     >>> stages_of("5/s:10min,40/s:90s")
     [(5.0, 600.0), (40.0, 90.0)]
     """
-    found = []
+    stages = []
     for part in text.split(","):
         rate, colon, time = part.partition(":")
         if not colon:
             raise k.fail(field, text, "must be rates with their times", "write for example 5/s:10min,40/s:90s")
-        found.append((parse_rate(rate, field), parse_seconds(time, field)))
-    if not all(0 < rate <= 1e6 and seconds > 0 for rate, seconds in found) or sum(a * b for a, b in found) > 1e6:
+        stages.append((parse_rate(rate, field), parse_seconds(time, field)))
+    if not all(0 < rate <= 1e6 and seconds > 0 for rate, seconds in stages) or sum(a * b for a, b in stages) > 1e6:
         rule = "must have rates and times above 0, and at most a million requests in all"
         raise k.fail(field, text, rule, "write for example 5/s:10min,40/s:90s")
-    return found
+    return stages
 
 
 def _read_tokens(value: object, field: str) -> str:
@@ -323,13 +323,13 @@ _HELD: dict[str, tuple[Callable[[Any], float | None], bool]] = {
 
 def broken_limits(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:
     """Return the limits that one plan breaks, each with its value; None is not known, which breaks a limit too."""
-    found = {}
+    broken = {}
     for key in _HELD.keys() & values.keys():
         value_of, is_most = _HELD[key]
         value = value_of(report)
         if value is None or (value > values[key] if is_most else value < values[key]):
-            found[key] = value
-    return dict(sorted(found.items()))
+            broken[key] = value
+    return dict(sorted(broken.items()))
 
 
 def limit_values(values: Mapping[str, Any], report: Any) -> dict[str, float | None]:

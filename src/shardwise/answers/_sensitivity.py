@@ -118,9 +118,9 @@ def _row(one: Effect) -> dict[str, Any]:
 
 def _cells(one: Effect, effects: Sequence[Effect]) -> list[str]:
     """Return a row of the page: what, its values, the change of the seconds and a bar of it beside the widest."""
-    said = [f"{share - 1:+.1%}" for share in (one.least, one.most)]
+    changes = [f"{share - 1:+.1%}" for share in (one.least, one.most)]
     if one.is_choice:
-        said = ["", said[0] if one.least < 1 else said[1]]
+        changes = ["", changes[0] if one.least < 1 else changes[1]]
     widest = max(other.reach for other in effects)
     bar = FULL * max(1 if one.reach > 0.005 else 0, round(_BAR * one.reach / widest) if widest else 0)
-    return [one.what, one.value, *said, bar, "" if one.fits else "does not fit"]
+    return [one.what, one.value, *changes, bar, "" if one.fits else "does not fit"]

@@ -50,22 +50,26 @@ def _arrivals(inputs: Inputs) -> Arrivals:
     """Return when requests arrive; records a problem where nothing or two things say so."""
     from shardwise.plans import Arrivals
 
-    said = [name for name in ("rate", "users", "trace", "stages") if name in inputs.values]
+    sources = [name for name in ("rate", "users", "trace", "stages") if name in inputs.values]
     word, _, cv = str(inputs.get("arrivals", "poisson")).partition(":")
     for key, of in (("speed", "trace"), ("last", "trace"), ("think", "users")):
         if key in inputs.values and of not in inputs.values:
             inputs.fail(key, inputs.values[key], f"has no effect without --{of}", "leave it out")
-    if word == "burst" and not said:
+    if word == "burst" and not sources:
         return Arrivals(kind="burst")
-    if not said and inputs.bad & {"rate", "users", "trace", "stages"}:
+    if not sources and inputs.bad & {"rate", "users", "trace", "stages"}:
         return Arrivals(kind="burst")
-    if len(said) != 1:
-        rule = "is given beside " + " and ".join(said[1:]) if said else "is missing: nothing says when requests arrive"
+    if len(sources) != 1:
+        rule = (
+            "is given beside " + " and ".join(sources[1:])
+            if sources
+            else "is missing: nothing says when requests arrive"
+        )
         inputs.problems.add(
-            said[0] if said else "rate", None, rule, "give one of --rate 50/s, --users 64, --trace FILE, --stages"
+            sources[0] if sources else "rate", None, rule, "give one of --rate 50/s, --users 64, --trace FILE, --stages"
         )
         return Arrivals(kind="burst")
-    if said == ["users"]:
+    if sources == ["users"]:
         return Arrivals(kind="closed", users=inputs.values["users"], think_seconds=inputs.get("think", 0.0))
     if word not in ("poisson", "constant", "gamma", "burst"):
         inputs.problems.add("arrivals", word, "is not a way to arrive", "use poisson, constant, gamma:CV or burst")
@@ -75,7 +79,7 @@ def _arrivals(inputs: Inputs) -> Arrivals:
         inputs.problems.add("arrivals", f"{word}:{cv}", "must have a number behind the colon", "write gamma:4")
         spread = 1.0
     kind: Any = word if word in ("constant", "gamma", "burst") else "poisson"
-    if said == ["stages"]:
+    if sources == ["stages"]:
         random = Random(f"stages {inputs.get('seed', 0)}")
         return Arrivals(kind=kind, cv=spread).through(stages_of(inputs.values["stages"]), random)
     return Arrivals(kind=kind, rate=inputs.get("rate", 0.0), cv=spread)
@@ -87,7 +91,7 @@ Classes: TypeAlias = "tuple[RequestClass, ...]"
 
 def _class_values(table: Mapping[str, Any], name: str, inputs: Inputs) -> dict[str, Any]:
     """Return the values of a class of requests, read as flags are; records what is wrong under its name."""
-    flags, found = serve_flags(), {}
+    flags, values = serve_flags(), {}
     known = {"share": flags["cached_share"].kind} | {key: flags[key].kind for key in _LENGTHS}
     known |= {key: flag.kind for key, flag in flags.items() if key.startswith(_QUANTILED) and not key.endswith("_itl")}
     for key, value in table.items():
@@ -98,13 +102,13 @@ def _class_values(table: Mapping[str, Any], name: str, inputs: Inputs) -> dict[s
             inputs.fail(f"{name}.{key}", value, rule, "use name, share, input_tokens, output_tokens, p99_ttft, ...")
             continue
         try:
-            found[key] = known[key].read(value, f"{name}.{key}")
+            values[key] = known[key].read(value, f"{name}.{key}")
         except InputError as error:
             inputs.merge(error)
     for key in ("share", "input_tokens", "output_tokens"):
         if key not in table:
             inputs.fail(f"{name}.{key}", None, "is missing", f"say {key} of the class")
-    return found
+    return values
 
 
 def _is_named(table: object) -> bool:
@@ -166,8 +170,8 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
             inputs.notes.append(f"{named}: lengths of {lengths.count} requests, in their order; it holds no times")
             return replace(lengths, count=inputs.get("requests", max(lengths.count, needed)), **changes)
     if "trace" in inputs.values and not timed:
-        found = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
-        return replace(found, count=min(inputs.get("requests", found.count), found.count), **changes)
+        workload = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
+        return replace(workload, count=min(inputs.get("requests", workload.count), workload.count), **changes)
     arrivals = _arrivals(inputs)
     usual = len(arrivals.times) or max(2000, needed, 10 * arrivals.users)
     if classes:
@@ -225,13 +229,13 @@ def deployment_of(inputs: Inputs, cluster: Cluster) -> tuple[Serving, ServingOpt
 def prefill_of(inputs: Inputs, plan: Plan) -> Plan | None:
     """Return the plan of the pool that computes prompts, None where one pool does both."""
     workers = inputs.get("prefill_workers", 0)
-    said = [name for name in ("prefill_tp", "prefill_pp", "prefill_ep") if name in inputs.values]
+    given = [name for name in ("prefill_tp", "prefill_pp", "prefill_ep") if name in inputs.values]
     if not workers:
-        if said:
+        if given:
             rule = "is of prefill workers, and there are none"
-            inputs.problems.add(said[0], inputs.values[said[0]], rule, "add --prefill-workers 1")
+            inputs.problems.add(given[0], inputs.values[given[0]], rule, "add --prefill-workers 1")
         return None
-    return prefill_plan(plan, workers, **{name.removeprefix("prefill_"): inputs.values[name] for name in said})
+    return prefill_plan(plan, workers, **{name.removeprefix("prefill_"): inputs.values[name] for name in given})
 
 
 _SCALING = ("startup_time", "min_replicas", "scale_interval", "scale_down_after")
@@ -243,9 +247,9 @@ def autoscale_of(inputs: Inputs) -> Autoscale | None:
 
     given = inputs.values
     if "autoscale" not in given:
-        if said := [key for key in _SCALING if key in given]:
+        if given_keys := [key for key in _SCALING if key in given]:
             rule = "is of replicas that follow the load"
-            inputs.fail(said[0], given[said[0]], rule, "add --autoscale running:32")
+            inputs.fail(given_keys[0], given[given_keys[0]], rule, "add --autoscale running:32")
         return None
     metric, _, text = str(given["autoscale"]).partition(":")
     try:
@@ -267,8 +271,8 @@ def ask(inputs: Inputs) -> ServeReport:
     """Return the report of a deployment under load; raises `InputError` with every problem."""
     from shardwise.serving.load import LoadOptions, serve
 
-    classes, told = classes_of(inputs)
-    limits = (*limits_of(inputs.values), *told)
+    classes, class_values = classes_of(inputs)
+    limits = (*limits_of(inputs.values), *class_values)
     model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
     workload = workload_of(inputs, limits, classes)
     if model is None or cluster is None or workload is None or inputs.problems.items:
@@ -295,13 +299,13 @@ def measured_of(inputs: Inputs) -> dict[str, list[float]]:
     from shardwise.formats.traces import read_latencies
 
     try:
-        found = read_latencies(inputs.values["against"])
+        latencies = read_latencies(inputs.values["against"])
     except InputError as error:
         inputs.merge(error)
         return {}
     if "plot" not in inputs.values:
         inputs.fail("against", inputs.values["against"], "is drawn, and no plot was asked", "add --plot load.svg")
-    return found
+    return latencies
 
 
 def _explained(inputs: Inputs, report: ServeReport, width: int) -> Answer:

@@ -31,8 +31,8 @@ def rate_text(value: float) -> str:
 
 def _spread(report: ServeReport, metric: str, quantile: str, seconds: float, of: str = "") -> str:
     """Return what published runs say of a percentile, in words."""
-    found = around(report.band(metric, quantile, of), seconds)
-    low, typical, high = (show_seconds(found[name]) for name in ("low", "typical", "high"))
+    band = around(report.band(metric, quantile, of), seconds)
+    low, typical, high = (show_seconds(band[name]) for name in ("low", "typical", "high"))
     return f"typical {typical}, 8 of 10 published runs {low} to {high}"
 
 
@@ -112,9 +112,9 @@ def _latencies(report: ServeReport, page: Page) -> None:
     page.add(("LATENCY  of the server, from arrival", "bold"))
     rows = [["", "mean", *PERCENTILES]]
     for key, word in _ROWS.items():
-        found = report.latencies.get(key)
-        if found:
-            rows.append([word, *(show_seconds(found[name]) for name in ("mean", *PERCENTILES))])
+        quantiles = report.latencies.get(key)
+        if quantiles:
+            rows.append([word, *(show_seconds(quantiles[name]) for name in ("mean", *PERCENTILES))])
     for name, (_, latencies) in report.by_class.items():
         for key in ("ttft", "tpot", "e2e"):
             if latencies[key]:

@@ -74,9 +74,9 @@ def solvable() -> tuple[str, ...]:
 def _fields(questions: Questions) -> list[str]:
     """Return the fields that can be solved for: what a search tries itself is none, nor a price that bounds nothing."""
     flags, searches = questions.command.flags, questions.inputs.command == "plan"
-    held = [n for n in solvable() if n in flags and flags[n].group not in ("space", "search")]
+    fields = [n for n in solvable() if n in flags and flags[n].group not in ("space", "search")]
     return [
-        *(n for n in held if n != "price" or "max_cost" in flags),
+        *(n for n in fields if n != "price" or "max_cost" in flags),
         *([] if searches and kind_of(questions.inputs) == "serve" else ["devices"]),
     ]
 
@@ -110,7 +110,7 @@ def solved(inputs: Inputs, width: int) -> Answer:
         return tried[value].keeps(inputs)
 
     def alone(value: float) -> Callable[[float], bool]:
-        return _held_by(questions, field, tried[value].report)
+        return _keeps_on(questions, field, tried[value].report)
 
     def but(value: float) -> bool:
         return at(value) or _spared(inputs, tried[value])
@@ -129,9 +129,9 @@ def solved(inputs: Inputs, width: int) -> Answer:
     rows = write_rows(inputs, points)
 
     def tree() -> dict[str, Any]:
-        found = {"field": field, "value": best, "wanted": "least" if _wants_least(field) else "most"}
+        answer_tree = {"field": field, "value": best, "wanted": "least" if _wants_least(field) else "most"}
         return {
-            "solve": {**found, "beyond": beyond, **({"plan": plan} if plan else {})},
+            "solve": {**answer_tree, "beyond": beyond, **({"plan": plan} if plan else {})},
             "at": None if best is None else tried[best].row(inputs),
             "rows": rows,
         }
@@ -210,7 +210,7 @@ def _sought(field: str, at: Keeps, questions: Questions, alone: Alone | None, bu
     return largest(at, step, but)
 
 
-def _held_by(questions: Questions, field: str, report: Any) -> Keeps:
+def _keeps_on(questions: Questions, field: str, report: Any) -> Keeps:
     """Return what says whether the plan that a search found keeps the verdict and the limits at other values."""
     inputs, kind = questions.inputs, kind_of(questions.inputs)
     command, home = commands.command(kind), import_module(f"shardwise.answers._{kind}")
@@ -222,10 +222,10 @@ def _held_by(questions: Questions, field: str, report: Any) -> Keeps:
         try:
             read_values({**case, field: int(value) if value == int(value) else value}, command, own)
             own.problems.raise_if_any()
-            found = home.ask(own)
+            answered = home.ask(own)
         except InputError:
             return False
-        return bool(found.chance_to_fit >= inputs.get("risk", 0.9) and not broken_limits(inputs.values, found))
+        return bool(answered.chance_to_fit >= inputs.get("risk", 0.9) and not broken_limits(inputs.values, answered))
 
     return keeps
 
@@ -251,16 +251,16 @@ def _first(field: str, questions: Questions) -> float:
         report = questions.at({field: 1}).report
         if report is None:
             return 1.0
-        held = getattr(report, "base", report)
-        spare = _room(questions)[1] / held.case.cluster.num_devices if questions.inputs.command == "plan" else 1.0
+        base = getattr(report, "base", report)
+        spare = _room(questions)[1] / base.case.cluster.num_devices if questions.inputs.command == "plan" else 1.0
         return float(report.capacity_per_second * max(spare, 1.0)) or 1.0
     if field == "tokens":
         return float(questions.inputs.get("tokens") or 1e9)
     cluster = load_the_cluster(replace(questions.inputs, notes=[], problems=Problems(), bad=set()))
-    return (0.0 if cluster is None else _held(cluster, field)) or 1.0
+    return (0.0 if cluster is None else _current(cluster, field)) or 1.0
 
 
-def _held(cluster: Cluster, field: str) -> float:
+def _current(cluster: Cluster, field: str) -> float:
     """Return what a cluster has of a real field, 0 where it has none or is not known to."""
     device = cluster.device
     try:
@@ -327,14 +327,18 @@ def _warnings(inputs: Inputs, field: str, best: float | None, tried: dict[float,
     if best is None:
         if field != "devices" or inputs.command not in ("infer", "serve"):
             return []
-        said = f"a replica keeps its degrees; `shardwise plan {inputs.command}"
-        return [f"{said} --solve devices` tries the others" if inputs.command == "infer" else f"{said}` tries others"]
+        suggestion = f"a replica keeps its degrees; `shardwise plan {inputs.command}"
+        return [
+            f"{suggestion} --solve devices` tries the others"
+            if inputs.command == "infer"
+            else f"{suggestion}` tries others"
+        ]
     report = getattr(tried[best].report, "base", tried[best].report)
-    found = [text for text in report.assumptions if "exceed" in text]
+    warnings = [text for text in report.assumptions if "exceed" in text]
     chance = getattr(report, "chance_to_fit", 1.0)
     if chance < _LIKELY and "risk" not in inputs.values and inputs.command != "plan":
-        found.append(f"its chance to fit is {chance:.0%}; --risk 90% asks for one that is likelier to")
-    return found
+        warnings.append(f"its chance to fit is {chance:.0%}; --risk 90% asks for one that is likelier to")
+    return warnings
 
 
 def _unbounded(field: str, best: float, tried: dict[float, VaryPoint]) -> bool:

@@ -91,11 +91,11 @@ def largest(at: Keeps, step: int, but: Keeps | None = None) -> float | None:
     """
     most = MOST_WHOLE // step
     line = _Line(keeps=at, value=lambda place: place * step, low=1, high=most, way=1)
-    found = line.last(1, 1)
-    if found is None and but is not None:
+    value = line.last(1, 1)
+    if value is None and but is not None:
         end = replace(line, keeps=but).last(1, 1)
-        found = end if end is None or line.at(end) else _doubled(line, end)
-    return None if found is None else found * step
+        value = end if end is None or line.at(end) else _doubled(line, end)
+    return None if value is None else value * step
 
 
 def _doubled(line: _Line, end: int) -> int | None:
@@ -145,8 +145,8 @@ def real(at: Keeps, least: bool, first: float, digits: int, alone: Alone | None 
         way=-1 if least else 1,
         alone=alone,
     )
-    found = line.last(line.clamped(place(first, digits)), 9 * 10 ** (digits - 1) // 32)
-    return None if found is None else digit(found, digits)
+    value = line.last(line.clamped(place(first, digits)), 9 * 10 ** (digits - 1) // 32)
+    return None if value is None else digit(value, digits)
 
 
 def fewest(at: Callable[[float], bool], node: int, most: int) -> float | None:

@@ -107,39 +107,39 @@ def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) 
         if inputs.values.keys() & FROM.keys():
             take(inputs)
         inputs.problems.raise_if_any()
-        found = _trained(inputs) if task == "train" else _plan_infer.ask(inputs)
+        result = _trained(inputs) if task == "train" else _plan_infer.ask(inputs)
     except InputError as error:
         return [{**start, "rank": None, "problem": "; ".join(map(str, error.problems)), "release": __version__}]
-    counts = {"plans": found.num_plans, "legal": found.counts.legal, "fitting": found.counts.fitting}
-    rejected = {row.name: row.count for row in found.rejected if row.count} if not found.best else _counted(found)
-    beside = {**counts, "rejected": rejected, "problem": None, "release": __version__}
-    if found.best:
-        return [{**start, "rank": i, **_row(found, r), **beside} for i, r in enumerate(found.best, 1)]
-    nearest = found.nearest
-    return [{**start, "rank": -1, **(_row(found, nearest) if nearest is not None else {}), **beside}]
+    counts = {"plans": result.num_plans, "legal": result.counts.legal, "fitting": result.counts.fitting}
+    rejected = {row.name: row.count for row in result.rejected if row.count} if not result.best else _counted(result)
+    common = {**counts, "rejected": rejected, "problem": None, "release": __version__}
+    if result.best:
+        return [{**start, "rank": i, **_row(result, r), **common} for i, r in enumerate(result.best, 1)]
+    nearest = result.nearest
+    return [{**start, "rank": -1, **(_row(result, nearest) if nearest is not None else {}), **common}]
 
 
-def _counted(found: Any) -> dict[str, int]:
+def _counted(result: Any) -> dict[str, int]:
     """Return how many plans each law and limit rejected, without looking for remedies."""
-    if hasattr(found, "partial"):
-        laws = {name: count for name, count in found.partial.rejected.items() if count}
-        return {**laws, "memory": found.counts.too_large}
-    return {name: count for name, _, count in found.lawless} | {
-        name: int(rows.sum()) for name, rows in found.verdicts.items() if rows.any()
+    if hasattr(result, "partial"):
+        laws = {name: count for name, count in result.partial.rejected.items() if count}
+        return {**laws, "memory": result.counts.too_large}
+    return {name: count for name, _, count in result.lawless} | {
+        name: int(rows.sum()) for name, rows in result.verdicts.items() if rows.any()
     }
 
 
 def _trained(inputs: Inputs) -> Any:
     from shardwise.search import SerialExecutor, searched
 
-    found = searched(_plan_train.question(inputs), SerialExecutor())
-    if found.covered < 1:
+    result = searched(_plan_train.question(inputs), SerialExecutor())
+    if result.covered < 1:
         # An interrupted search is no answer.
         raise KeyboardInterrupt
-    return found
+    return result
 
 
-def _row(found: Any, report: Any) -> dict[str, Any]:
+def _row(result: Any, report: Any) -> dict[str, Any]:
     """Return the headlines of a plan with their bands, and its fields."""
     plan = {key: _flat(value) for key, value in asdict(report.plan).items()}
     names = {
@@ -149,9 +149,9 @@ def _row(found: Any, report: Any) -> dict[str, Any]:
         "output_tokens_per_second": "output_tokens_per_second", "weights_bytes_per_gpu": "weights_bytes_per_gpu",
         "usd_per_million_output_tokens": "usd_per_million_output_tokens",
     }  # fmt: skip
-    told = ((key, getattr(report, name, _row)) for key, name in names.items())
-    row: dict[str, Any] = {key: value for key, value in told if value is not _row}
-    row["value"] = found.value(report)
+    values = ((key, getattr(report, name, _row)) for key, name in names.items())
+    row: dict[str, Any] = {key: value for key, value in values if value is not _row}
+    row["value"] = result.value(report)
     row["devices"] = report.plan.num_devices
     for name, (low, high) in report.interval.items():
         row |= {f"{name}_low": low, f"{name}_typical": report.typical[name], f"{name}_high": high}
@@ -215,25 +215,25 @@ def answer(inputs: Inputs, width: int) -> Answer:
     ]
     work = StudyTask(asked, _Rows((task, top, shown), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
-    found = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
-    status = 130 if found.left else 0 if any((row["rank"] or 0) > 0 for row in found.rows) else 1
+    result = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
+    status = 130 if result.left else 0 if any((row["rank"] or 0) > 0 for row in result.rows) else 1
     headlines = ("step_seconds", "usd_per_million_output_tokens", "request_seconds")
-    headline = next((name for name in headlines if any(row.get(name) for row in found.rows)), "value")
+    headline = next((name for name in headlines if any(row.get(name) for row in result.rows)), "value")
 
     def tree() -> dict[str, Any]:
         return {
             "study": {
-                "questions": len(asked), "answered_before": found.before, "left": found.left,
-                "stale": len(found.stale), "tables": [str(path) for path in found.tables],
+                "questions": len(asked), "answered_before": result.before, "left": result.left,
+                "stale": len(result.stale), "tables": [str(path) for path in result.tables],
             },
-            "rows": found.rows,
+            "rows": result.rows,
         }  # fmt: skip
 
     def page() -> Page:
-        return sweep_page(found, asked, shown, width)
+        return sweep_page(result, asked, shown, width)
 
     def draw() -> Figure:
-        return sweep_figure(found.rows, shown, headline)
+        return sweep_figure(result.rows, shown, headline)
 
     return plotted(inputs, Answer(status, tree, page), draw)
 

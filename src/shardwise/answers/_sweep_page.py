@@ -27,18 +27,20 @@ _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e
 _MOST_SERIES, _MOST_TICKS, _MOST_MODELS, _MOST_BARS = 14, 8, 3, 24
 
 
-def sweep_page(found: StudyResult, asked: Sequence[StudyQuestion], shown: Sequence[str], width: int) -> Page:
+def sweep_page(result: StudyResult, asked: Sequence[StudyQuestion], shown: Sequence[str], width: int) -> Page:
     """Return how far a study is, the best plan of its first questions, and where the tables are."""
     page = Page(width)
-    best = [row for row in found.rows if row["rank"] == 1]
-    none = sum(row["rank"] == -1 for row in found.rows)
-    wrong = [row for row in found.rows if row["rank"] is None]
-    said = f"{len(asked) - found.left:,} of {len(asked):,} questions answered, {found.before:,} of them before"
-    page.label("STUDY", f"{said}; {len(best):,} have a plan, {none:,} none that fits")
-    if found.left:
-        page.note(f"{found.left:,} left: run the same command again")
-    if found.stale:
-        page.note(f"{len(found.stale):,} answers in the folder are stale: to a question, a file or a release of before")
+    best = [row for row in result.rows if row["rank"] == 1]
+    none = sum(row["rank"] == -1 for row in result.rows)
+    wrong = [row for row in result.rows if row["rank"] is None]
+    progress = f"{len(asked) - result.left:,} of {len(asked):,} questions answered, {result.before:,} of them before"
+    page.label("STUDY", f"{progress}; {len(best):,} have a plan, {none:,} none that fits")
+    if result.left:
+        page.note(f"{result.left:,} left: run the same command again")
+    if result.stale:
+        page.note(
+            f"{len(result.stale):,} answers in the folder are stale: to a question, a file or a release of before"
+        )
     if wrong:
         page.note(f"{len(wrong):,} were refused, the first: {wrong[0]['problem']}")
     if best:
@@ -47,9 +49,9 @@ def sweep_page(found: StudyResult, asked: Sequence[StudyQuestion], shown: Sequen
     if len(best) > _SHOWN:
         page.note(f"{len(best) - _SHOWN:,} more in the tables")
     page.blank()
-    for path in found.tables:
+    for path in result.tables:
         page.label("TABLE", str(path))
-    if not found.left and not found.tables:
+    if not result.left and not result.tables:
         page.label("TABLE", "none: they need polars, pip install 'shardwise[sweep]', and the same command again")
     return page
 
@@ -96,7 +98,7 @@ def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Fi
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06, rect=(0.03, 0, 0.97, 1))
     figure = Figure(figsize=(paper_width(), 1.2 + sum(heights)), layout=engine)
     grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[0.4, *heights])
-    header(figure.add_subplot(grid[0]), *_said(best, len(rows)))
+    header(figure.add_subplot(grid[0]), *_headings(best, len(rows)))
     places = iter(range(1, 1 + len(heights)))
     for name in lines:
         _lines(figure.add_subplot(grid[next(places)]), best, name, _headline(name, best, headline))
@@ -113,7 +115,7 @@ def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Fi
     return figure
 
 
-def _said(best: Sequence[Row], count: int) -> tuple[str, list[str]]:
+def _headings(best: Sequence[Row], count: int) -> tuple[str, list[str]]:
     """Return the title, and how many rows there are and what of a name all of them share."""
     shared = [words for words in (_models(best), _devices(best)) if len(words) == 1]
     words = ", ".join(str(one[0]) for one in shared)
@@ -203,8 +205,8 @@ def _lines(axes: Axes, rows: Sequence[Row], name: str, headline: str) -> None:
 
 def _words(rows: Sequence[Row], name: str) -> dict[float, str]:
     """Return the values of an axis in order, each as the study has it."""
-    found = {_number(row[name]) or 0.0: row[name] for row in rows}
-    return {at: f"{at:g}" if name == "on" else str(found[at]) for at in sorted(found)}
+    names = {_number(row[name]) or 0.0: row[name] for row in rows}
+    return {at: f"{at:g}" if name == "on" else str(names[at]) for at in sorted(names)}
 
 
 def _landscape(axes: Axes, rows: Sequence[Row], names: Sequence[str], headline: str) -> None:

@@ -20,12 +20,12 @@ def ties_line(page: Page, ties: Sequence[TiedPlan[Any]], more: Callable[[TiedPla
     if not ties:
         return
     named = ties if len(ties) <= _NAMED else ties[:_NEAREST]
-    said = [f"{' '.join([*_degrees(tie.plan), *more(tie)])} (+{tie.behind:.1%})" for tie in named]
+    ties_text = [f"{' '.join([*_degrees(tie.plan), *more(tie)])} (+{tie.behind:.1%})" for tie in named]
     rest = ties[len(named) :]
     if rest:
         last = max(tie.behind for tie in rest)
-        said.append(f"and {len(rest):,} more up to +{last:.1%}: {', '.join(_ranges(rest, more))}")
-    page.note("ties with " + ", ".join(said), "dim")
+        ties_text.append(f"and {len(rest):,} more up to +{last:.1%}: {', '.join(_ranges(rest, more))}")
+    page.note("ties with " + ", ".join(ties_text), "dim")
 
 
 def _degrees(plan: Plan) -> list[str]:
@@ -47,22 +47,22 @@ def _spans(words: Iterable[str]) -> list[str]:
     >>> _spans(["6 x h100", "batch 64", "2 x h100", "4 x b200", "fp8"])
     ['2 to 6 x h100', 'batch 64', '4 x b200', 'fp8']
     """
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for word in words:
         number = next(filter(str.isdecimal, word.split()), "")
         pattern = f" {word} ".replace(f" {number} ", " {} ", 1) if number else word
-        found.setdefault(pattern.strip(), []).extend([int(number)] if number else [])
-    ends = (" to ".join(map(str, sorted({min(n), max(n)}))) if n else "" for n in found.values())
-    return [pattern.replace("{}", end) for pattern, end in zip(found, ends, strict=True)]
+        numbers.setdefault(pattern.strip(), []).extend([int(number)] if number else [])
+    ends = (" to ".join(map(str, sorted({min(n), max(n)}))) if n else "" for n in numbers.values())
+    return [pattern.replace("{}", end) for pattern, end in zip(numbers, ends, strict=True)]
 
 
 def explain_ties(page: Page, headline: str) -> None:
     """Append what makes plans tie."""
-    found = spreads()[headline].paired if headline else None
-    if found is not None:
+    paired = spreads()[headline].paired if headline else None
+    if paired is not None:
         page.blank()
         page.note(
-            f"a row stands for all plans up to {tie_factor(headline) - 1:.0%} behind its first: of {found.pairs:,} "
+            f"a row stands for all plans up to {tie_factor(headline) - 1:.0%} behind its first: of {paired.pairs:,} "
             "published pairs of plans of one job, 8 of 10 came within that of their predicted ratio",
             "dim",
         )

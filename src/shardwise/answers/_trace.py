@@ -51,10 +51,10 @@ def name_of(span: Span) -> str:
     """
     if span.kind == "dp":
         return "dp messages, overlapped" if span.hidden else "dp messages"
-    found = _NAMES.get(span.kind, _MESSAGES.get(span.kind, span.kind))
+    name = _NAMES.get(span.kind, _MESSAGES.get(span.kind, span.kind))
     if span.micro_batch is None:
-        return found
-    return f"{found}{'' if len(found) == 1 else ' '}{span.micro_batch}" + (f".{span.chunk}" if span.chunk else "")
+        return name
+    return f"{name}{'' if len(name) == 1 else ' '}{span.micro_batch}" + (f".{span.chunk}" if span.chunk else "")
 
 
 def _us(seconds: float) -> float:
@@ -147,10 +147,10 @@ def _flows(timeline: StepTimeline) -> Iterator[dict[str, Any]]:
 def _memory(report: TrainReport, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
     """Yield what every stage holds as counters, by category in bytes, where its chunks are drawn in detail."""
     for stage in range(timeline.plan.pp if timeline.detailed else 0):
-        times, held = levels(lifetimes(report, timeline, stage))
+        times, levels_of = levels(lifetimes(report, timeline, stage))
         name = f"stage {stage}, tensors in bytes"
         for i, time in enumerate(times):
-            args = {category: round(row[i]) for category, row in held.items() if max(row) > 0}
+            args = {category: round(row[i]) for category, row in levels_of.items() if max(row) > 0}
             yield {"name": name, "cat": "memory", "ph": "C", "ts": _us(time), "pid": STAGES, "tid": stage, "args": args}
 
 
@@ -179,15 +179,15 @@ def _allocations(blocks: Sequence[MemoryBlock], end: float) -> tuple[list[dict[s
     for i, block in enumerate(blocks):
         # What is freed at a time makes room for what begins then.
         events += [(block.start, True, i), *([(block.end, False, i)] if block.end < end else [])]
-    found, address, top = [], [0] * len(blocks), 1 << 32
+    entries, address, top = [], [0] * len(blocks), 1 << 32
     for i, block in enumerate(blocks):
         address[i], top = top, top + round(block.bytes) + 512
     for time, begins, i in sorted(events):
         frame = {"name": f"{blocks[i].category}: {blocks[i].name}", "filename": "shardwise", "line": 0}
         size = {"addr": address[i], "size": round(blocks[i].bytes), "stream": 0, "time_us": round(time * 1e6)}
-        found += [{"action": action, **size, "frames": [frame]} for action in (_BEGINS if begins else _ENDS)]
-    freed = {event["addr"] for event in found if event["action"] == "free_completed"}
-    return found, [event for event in found if event["action"] == "alloc" and event["addr"] not in freed]
+        entries += [{"action": action, **size, "frames": [frame]} for action in (_BEGINS if begins else _ENDS)]
+    freed = {event["addr"] for event in entries if event["action"] == "free_completed"}
+    return entries, [event for event in entries if event["action"] == "alloc" and event["addr"] not in freed]
 
 
 def _segment(event: dict[str, Any], stage: int) -> dict[str, Any]:

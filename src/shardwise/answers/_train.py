@@ -60,8 +60,8 @@ def _check_alone(inputs: Inputs, plan: Any) -> None:
     """Record what is wrong with a plan whatever the model and the cluster are."""
     from shardwise.plans.laws import field_problems
 
-    found = field_problems(replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1))
-    inputs.merge(InputError(found.items))
+    problems = field_problems(replace(plan, dp=plan.dp or 1, micro_batch=plan.micro_batch or 1))
+    inputs.merge(InputError(problems.items))
 
 
 def words(inputs: Inputs, report: TrainReport) -> list[str]:
@@ -95,8 +95,8 @@ def _rollout(inputs: Inputs, report: TrainReport) -> tuple[Any, dict[str, Any] |
         return None, None
     from shardwise.answers import _rollout as rollouts
 
-    found = rollouts.rollout_of(report)
-    return found, rollouts.phase_tree(report, found, inputs.get("phase")) if inputs.get("phase") else None
+    rollout = rollouts.rollout_of(report)
+    return rollout, rollouts.phase_tree(report, rollout, inputs.get("phase")) if inputs.get("phase") else None
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -109,26 +109,26 @@ def answer(inputs: Inputs, width: int) -> Answer:
     rollout, phase = _rollout(inputs, report)
 
     def tree() -> dict[str, Any]:
-        found = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
+        answer_tree = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
         if rollout is not None:
             from shardwise.answers._rollout import rollout_tree
 
-            found |= rollout_tree(report, rollout)
+            answer_tree |= rollout_tree(report, rollout)
         if phase is not None:
-            found["phase"] = phase
+            answer_tree["phase"] = phase
         if inputs.get("savers"):
-            found |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
-        return found
+            answer_tree |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
+        return answer_tree
 
     def page() -> Page:
-        found = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used)
+        answer_tree = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used)
         if rollout is not None or phase is not None:
             from shardwise.answers._rollout import rollout_page
 
-            rollout_page(found, report, rollout, phase)
+            rollout_page(answer_tree, report, rollout, phase)
         if inputs.get("savers"):
-            savers_table(found, report)
-        return found
+            savers_table(answer_tree, report)
+        return answer_tree
 
     def draw() -> Figure:
         from shardwise.answers._plots_bars import train_figure

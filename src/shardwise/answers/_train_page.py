@@ -97,16 +97,16 @@ def _phases(page: Page, report: TrainReport) -> None:
         page.note(f"{phase.name:28s} {show_seconds(phase.seconds):>10s}  {show_bytes(phase.peak_bytes)} of tensors")
 
 
-def tuning_lines(page: Page, found: TuningSummary) -> None:
+def tuning_lines(page: Page, summary: TuningSummary) -> None:
     """Add what a fine-tuning trains, by linear layer."""
-    share = f"{show_count(found.trainable_parameters)} of {show_count(found.parameters)} parameters"
-    page.label("TRAINS", f"{share} ({found.trainable_share:.2%}), beside {found.base} weights", "bold", "bold")
-    if found.adapter:
-        where = f" on {', '.join(found.targets)}" if found.targets else ""
-        kept = f"{show_bytes(found.adapter_bytes)} in {found.adapter_precision}"
-        rank = f" of rank {found.rank}" if found.rank else ""
-        page.note(f"{found.adapter}{rank}{where}: {kept}")
-    ordered = sorted(found.trainable_by_module.items(), key=lambda row: -row[1])
+    share = f"{show_count(summary.trainable_parameters)} of {show_count(summary.parameters)} parameters"
+    page.label("TRAINS", f"{share} ({summary.trainable_share:.2%}), beside {summary.base} weights", "bold", "bold")
+    if summary.adapter:
+        where = f" on {', '.join(summary.targets)}" if summary.targets else ""
+        kept = f"{show_bytes(summary.adapter_bytes)} in {summary.adapter_precision}"
+        rank = f" of rank {summary.rank}" if summary.rank else ""
+        page.note(f"{summary.adapter}{rank}{where}: {kept}")
+    ordered = sorted(summary.trainable_by_module.items(), key=lambda row: -row[1])
     page.note(", ".join(f"{name} {show_count(n)}" for name, n in ordered), "dim")
 
 
@@ -182,12 +182,12 @@ def _signed(value: float, show: Callable[[float], str]) -> str:
 
 def proposals(page: Page, report: TrainReport, to: str = "") -> None:
     """Append savers that together make a plan fit, with what they cost; `to` says which plan they are added to."""
-    found = report.proposals
-    if not found:
+    savers = report.proposals
+    if not savers:
         return
-    fits = found[0].fits
+    fits = savers[0].fits
     page.label("NEXT", ("memory savers that fit together" if fits else "no savers fit; the least is") + to)
-    for one in found[:4]:
+    for one in savers[:4]:
         host = f", {show_bytes(one.host_bytes)} on the host" if one.host_bytes else ""
         page.note(f"{one.flags} ({show_bytes(one.device_bytes)}{host}, step {show_seconds(one.step_seconds)})")
 
@@ -247,8 +247,8 @@ def _measured(page: Page, report: TrainReport) -> None:
     least, most = report.interval["mfu"]
     page.note(f"{show_band(report, 'step_seconds', show_seconds)}, MFU {least:.1%} to {most:.1%}", "dim")
     typical = report.job.tuning == "typical"
-    said = "as typical published runs, which take longer than records" if typical else "as a run tuned for a record"
-    page.note(f"{said}; --tuning {'record' if typical else 'typical'} changes that", "dim")
+    tuning = "as typical published runs, which take longer than records" if typical else "as a run tuned for a record"
+    page.note(f"{tuning}; --tuning {'record' if typical else 'typical'} changes that", "dim")
 
 
 def cost_lines(page: Page, report: TrainReport) -> None:
@@ -308,13 +308,13 @@ def _time(page: Page, report: TrainReport) -> None:
     step = step_tree(report)
     exposed, hidden = step["exposed_seconds"], step["hidden_seconds"]
     whole = report.step_seconds
-    beside = "other passes of the method" if report.phases else "overhead of the framework"
+    label = "other passes of the method" if report.phases else "overhead of the framework"
     segments = [
         Segment("compute", step["compute_seconds"], FULL, "green"),
         Segment("exposed communication", sum(exposed.values()), DARK, "red"),
         Segment("pipeline bubble", step["bubble_seconds"], LIGHT, "yellow"),
         Segment("optimizer step", step["optimizer_seconds"], MEDIUM, "magenta"),
-        Segment(beside, step["overhead_seconds"], "\u2571", "bright_black"),
+        Segment(label, step["overhead_seconds"], "\u2571", "bright_black"),
     ]
     page.bar("TIME", segments, whole, show_seconds(whole))
     covered = Segment("overlapped by compute", sum(hidden.values()), "\u2500", "cyan")

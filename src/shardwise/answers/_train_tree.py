@@ -46,7 +46,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
     True
     """
     asked = report.job.run_tokens > 0
-    found = {
+    tree = {
         "fits": report.fits,
         "chance_to_fit": report.chance_to_fit,
         "risk": risk or None,
@@ -85,15 +85,15 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
         "assumptions": list(report.assumptions),
         "changes": [change_tree(c) for c in report.changes],
     }
-    return cast(dict[str, Any], whole_bytes(found))
+    return cast(dict[str, Any], whole_bytes(tree))
 
 
-def tuning_tree(found: TuningSummary | None) -> dict[str, Any] | None:
+def tuning_tree(summary: TuningSummary | None) -> dict[str, Any] | None:
     """Return what a fine-tuning trains as plain values, None where all weights do."""
-    if found is None:
+    if summary is None:
         return None
-    more = {name: getattr(found, name) for name in ("trainable_parameters", "trainable_share")}
-    return {**asdict(found), **more, "targets": list(found.targets)}
+    more = {name: getattr(summary, name) for name in ("trainable_parameters", "trainable_share")}
+    return {**asdict(summary), **more, "targets": list(summary.targets)}
 
 
 def cluster_tree(report: TrainReport) -> dict[str, Any]:
@@ -162,22 +162,22 @@ def peak_parts(report: TrainReport) -> dict[str, float]:
 
 def stage_parts(report: TrainReport, stage: int) -> dict[str, float]:
     """Return bytes by category at the peak of one run of equal stages, which add up to what its devices show."""
-    found: dict[str, float] = dict.fromkeys(MEMORY_CATEGORIES, 0.0)
+    bytes_of: dict[str, float] = dict.fromkeys(MEMORY_CATEGORIES, 0.0)
     memory, stack = report.evaluation.memory[stage], report.case.stack
     moment = max(memory.moments, key=lambda name: memory.moments[name])
     traced = report.traced_memory[stage].moments[moment]
     allocated = memory.peak + report.case.workspace_bytes
     reserved = allocated * stack.reserved_over_allocated + memory.late_block
     for part in parts(traced):
-        found[category_of(part)] += part.amount
-    found["temporaries"] += allocated - memory.peak
-    found["allocator"] = reserved - allocated
-    held = reserved_bytes(stack, memory)
-    shown = device_bytes(stack, report.evaluation.sizes, held, report.case.workspace_bytes)
-    found["context"] = shown - reserved
+        bytes_of[category_of(part)] += part.amount
+    bytes_of["temporaries"] += allocated - memory.peak
+    bytes_of["allocator"] = reserved - allocated
+    reserve = reserved_bytes(stack, memory)
+    shown = device_bytes(stack, report.evaluation.sizes, reserve, report.case.workspace_bytes)
+    bytes_of["context"] = shown - reserved
     if memory.paged:
-        found["optimizer"] += resident_pages(memory.paged, shown, report.case.cluster.device.usable_memory_bytes)
-    return found
+        bytes_of["optimizer"] += resident_pages(memory.paged, shown, report.case.cluster.device.usable_memory_bytes)
+    return bytes_of
 
 
 def step_tree(report: TrainReport) -> dict[str, Any]:

@@ -45,17 +45,17 @@ def _given(inputs: Inputs) -> dict[str, str]:
     try:
         if starts_server(inputs.values["from"]):
             server = import_server(inputs.values["from"], variables(inputs))
-            found = {_SERVED[key]: value for key, value in server.values.items() if key in _SERVED}
-            found |= {
+            settings = {_SERVED[key]: value for key, value in server.values.items() if key in _SERVED}
+            settings |= {
                 "num_gpus": server.num_devices,
-                "model": find_model(found.get("model", "")) or found.get("model", ""),
+                "model": find_model(settings.get("model", "")) or settings.get("model", ""),
             }
         else:
-            found = _of_training(read(inputs))
+            settings = _of_training(read(inputs))
     except InputError as error:
         inputs.problems.items += error.problems
         return {}
-    return {name: str(value) for name, value in found.items() if value not in ("", 0, 0.0)}
+    return {name: str(value) for name, value in settings.items() if value not in ("", 0, 0.0)}
 
 
 # Fields that the launch of a server sets -> the columns of rows.
@@ -70,15 +70,20 @@ def _of_training(case: Imported) -> dict[str, object]:
     """Return the columns of a training: those of its plan and job, and the framework and the recipe by name."""
     names = {ours: theirs for kind in ("sharding", "optimizer") for theirs, ours in reversed(words(kind).items())}
     plan, job = case.plan, case.job
-    found: dict[str, object] = {name: getattr(plan, name) for name in DEGREES if name != "tp2"}
-    found |= {"sp": int(plan.sequence_parallel), "micro_batch": plan.micro_batch, "recompute": plan.recompute}
-    found |= {"sharding": names.get(plan.sharding, ""), "optimizer": names.get(job.optimizer, "")}
+    settings: dict[str, object] = {name: getattr(plan, name) for name in DEGREES if name != "tp2"}
+    settings |= {"sp": int(plan.sequence_parallel), "micro_batch": plan.micro_batch, "recompute": plan.recompute}
+    settings |= {"sharding": names.get(plan.sharding, ""), "optimizer": names.get(job.optimizer, "")}
     host = {frozenset(ours.split(",")): theirs for theirs, ours in reversed(words("offload").items())}
-    said = {"lora_targets": job.targets, "trains": job.trains} if job.adapter else {}
-    found["notes"] = "; ".join(f"{name}={','.join(parts)}" for name, parts in said.items() if parts)
-    found |= {"offload": host.get(frozenset(plan.offload), ""), "param_dtype": job.base}
-    found |= {"seq_len": job.seq_len, "global_batch": job.global_batch, "finetune": job.adapter, "lora_rank": job.rank}
-    return found | {
+    adapter = {"lora_targets": job.targets, "trains": job.trains} if job.adapter else {}
+    settings["notes"] = "; ".join(f"{name}={','.join(parts)}" for name, parts in adapter.items() if parts)
+    settings |= {"offload": host.get(frozenset(plan.offload), ""), "param_dtype": job.base}
+    settings |= {
+        "seq_len": job.seq_len,
+        "global_batch": job.global_batch,
+        "finetune": job.adapter,
+        "lora_rank": job.rank,
+    }
+    return settings | {
         "model": case.model.name if case.model else "",
         "stack": case.stack.name,
         "precision": job.precision or case.stack.precision,
@@ -89,35 +94,35 @@ def _of_training(case: Imported) -> dict[str, object]:
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise validate`."""
     check_drawable(inputs)
-    found = ask(inputs)
+    validation = ask(inputs)
     by = tuple(inputs.get("by", ()))
-    _write(inputs, found)
+    _write(inputs, validation)
 
     def tree() -> dict[str, Any]:
-        return validate_tree(found, by or ("source", "metric", "device"))
+        return validate_tree(validation, by or ("source", "metric", "device"))
 
     def page() -> Page:
-        return validate_page(found, by, width)
+        return validate_page(validation, by, width)
 
     def draw() -> Figure:
         from shardwise.answers._plots_validate import validate_figure
 
-        return validate_figure(found)
+        return validate_figure(validation)
 
-    status = 0 if found.predicted or not found.rows else 1
+    status = 0 if validation.predicted or not validation.rows else 1
     return plotted(inputs, Answer(status, tree, page), draw)
 
 
-def _write(inputs: Inputs, found: Validation) -> None:
+def _write(inputs: Inputs, validation: Validation) -> None:
     """Write the rows and the report where files are named for them."""
     if "rows" in inputs.values:
         from shardwise.measured import rows_csv
 
-        write_text(inputs.values["rows"], rows_csv(found.rows))
+        write_text(inputs.values["rows"], rows_csv(validation.rows))
     if "html" in inputs.values:
         from shardwise.answers._plots_validate import validate_html
 
-        write_text(inputs.values["html"], validate_html(found, inputs.get("dark", False)))
+        write_text(inputs.values["html"], validate_html(validation, inputs.get("dark", False)))
 
 
 TABLES = ("metric", "source", "device", "family", "quality", "year")
@@ -137,25 +142,25 @@ def errors_record(errors: Errors, by: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def validate_tree(found: Validation, by: tuple[str, ...] = ("source", "metric", "device")) -> dict[str, Any]:
+def validate_tree(validation: Validation, by: tuple[str, ...] = ("source", "metric", "device")) -> dict[str, Any]:
     """Return the record that `validate --json` prints; errors are predicted over measured less one."""
-    fits, first = fits_of(found.rows), examples(found.rows)
+    fits, first = fits_of(validation.rows), examples(validation.rows)
 
     def table(fields: tuple[str, ...]) -> list[dict[str, Any]]:
-        return [errors_record(one, fields) for one in summary(found.rows, fields)]
+        return [errors_record(one, fields) for one in summary(validation.rows, fields)]
 
     return {
-        "files": list(found.files),
-        "coverage": found.coverage,
+        "files": list(validation.files),
+        "coverage": validation.coverage,
         "rows": {
-            "total": len(found.rows),
-            "predicted": len(found.predicted),
-            "refused": len(found.rows) - len(found.predicted),
+            "total": len(validation.rows),
+            "predicted": len(validation.predicted),
+            "refused": len(validation.rows) - len(validation.predicted),
         },
         "summary": table(by),
         "tables": {name: table(tuple(dict.fromkeys(("metric", name)))) for name in TABLES},
-        "refused": [{"reason": r, "count": count, "first": first[r]} for r, count in reasons(found.rows)],
-        "unread": [{"file": file, "column": column, "meant": meant} for file, column, meant in found.unread],
+        "refused": [{"reason": r, "count": count, "first": first[r]} for r, count in reasons(validation.rows)],
+        "unread": [{"file": file, "column": column, "meant": meant} for file, column, meant in validation.unread],
         "fits": {
             "ran": fits.ran,
             "ran_called_unfit": fits.ran_called_unfit,
@@ -176,8 +181,8 @@ def _cells(one: Errors) -> list[str]:
     return [str(one.count), percent(one.bias, True), *(percent(value) for value in absolute), inside]
 
 
-def _table(page: Page, word: str, found: Iterable[Errors], fields: tuple[str, ...]) -> None:
-    rows = [[*(name if name not in _BLANK else "-" for name in one.group), *_cells(one)] for one in found]
+def _table(page: Page, word: str, errors: Iterable[Errors], fields: tuple[str, ...]) -> None:
+    rows = [[*(name if name not in _BLANK else "-" for name in one.group), *_cells(one)] for one in errors]
     if any(row[0] != "-" for row in rows):
         page.blank()
         page.add((word, "bold"))
@@ -185,57 +190,59 @@ def _table(page: Page, word: str, found: Iterable[Errors], fields: tuple[str, ..
         page.table([[*fields, *_HEAD], *rows], right=range(width, width + len(_HEAD)), header=True, indent=0)
 
 
-def validate_page(found: Validation, by: tuple[str, ...], width: int = 80) -> Page:
+def validate_page(validation: Validation, by: tuple[str, ...], width: int = 80) -> Page:
     """Return the page of `shardwise validate`."""
     page = Page(width)
-    total, predicted = len(found.rows), len(found.predicted)
+    total, predicted = len(validation.rows), len(validation.predicted)
     others = "" if predicted == total else ", the others refused below"
-    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({found.coverage:.1%}){others}")
+    page.label("ROWS", f"{predicted:,} of {total:,} predicted ({validation.coverage:.1%}){others}")
     page.note("errors are predicted over measured, less one; bias is their median, in band the share inside 10-90 %")
-    _unread(page, found)
-    _table(page, "BY METRIC", summary(found.rows, ("metric",)), ("metric",))
+    _unread(page, validation)
+    _table(page, "BY METRIC", summary(validation.rows, ("metric",)), ("metric",))
     if by:
-        _table(page, "BY " + ", ".join(by).upper(), summary(found.rows, by), by)
+        _table(page, "BY " + ", ".join(by).upper(), summary(validation.rows, by), by)
     else:
-        _table(page, "BY SOURCE", summary(found.rows, ("source", "metric")), ("source", "metric"))
-        _table(page, "BY DEVICE", summary(found.rows, ("device", "metric")), ("device", "metric"))
+        _table(page, "BY SOURCE", summary(validation.rows, ("source", "metric")), ("source", "metric"))
+        _table(page, "BY DEVICE", summary(validation.rows, ("device", "metric")), ("device", "metric"))
         for name, word in (("family", "FAMILY"), ("quality", "QUALITY"), ("year", "YEAR OF THE DEVICE")):
-            _table(page, f"BY {word}", summary(found.rows, (name, "metric")), (name, "metric"))
-    fits = fits_of(found.rows)
+            _table(page, f"BY {word}", summary(validation.rows, (name, "metric")), (name, "metric"))
+    fits = fits_of(validation.rows)
     if fits.ran or fits.failed:
         page.blank()
-        said = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"
-        page.label("FITS", f"{said} ({fits.false_alarms:.1%})")
+        text = f"{fits.ran_called_unfit} of {fits.ran} configurations that ran are said not to fit"
+        page.label("FITS", f"{text} ({fits.false_alarms:.1%})")
         if fits.failed:
             page.note(
                 f"{fits.failed_called_fit} of {fits.failed} that ran out of memory are said to fit ({fits.misses:.1%})"
             )
-    _assumed(page, found)
-    _refused(page, found)
+    _assumed(page, validation)
+    _refused(page, validation)
     return page
 
 
-def _unread(page: Page, found: Validation) -> None:
+def _unread(page: Page, validation: Validation) -> None:
     """Append the columns that were passed over: a setting that is misspelt would else be taken for blank."""
-    if found.unread:
+    if validation.unread:
         page.blank()
         page.add(("NOT READ", "bold"))
-        meant = ((path, name, f"; {near} may be meant" if near else "") for path, name, near in found.unread)
+        meant = ((path, name, f"; {near} may be meant" if near else "") for path, name, near in validation.unread)
         page.items(f"column {name} of {path}: not in the schema{hint}" for path, name, hint in meant)
 
 
-def _assumed(page: Page, found: Validation) -> None:
+def _assumed(page: Page, validation: Validation) -> None:
     """Append how many rows leave which field to a rule."""
-    fields = assumptions(found.predicted)
+    fields = assumptions(validation.predicted)
     if fields:
         page.blank()
-        said = ", ".join(f"{name} {count:,}" for name, count in fields[:_REASONS])
+        fields_text = ", ".join(f"{name} {count:,}" for name, count in fields[:_REASONS])
         more = " and others" if len(fields) > _REASONS else ""
-        page.label("ASSUMED", f"rows that leave a field to its rule: {said}{more}; --rows FILE says what was taken")
+        page.label(
+            "ASSUMED", f"rows that leave a field to its rule: {fields_text}{more}; --rows FILE says what was taken"
+        )
 
 
-def _refused(page: Page, found: Validation) -> None:
-    why, first = reasons(found.rows), examples(found.rows)
+def _refused(page: Page, validation: Validation) -> None:
+    why, first = reasons(validation.rows), examples(validation.rows)
     if not why:
         return
     page.blank()

@@ -75,10 +75,10 @@ def several(kind: k.Converter) -> k.Converter:
 
     def read(value: object, field: str) -> object:
         items = values_of(value, field) if isinstance(value, str) else value
-        found = [kind.read(one, field) for one in (items if isinstance(items, (list, tuple)) else [items])]
-        if not found:
+        values = [kind.read(one, field) for one in (items if isinstance(items, (list, tuple)) else [items])]
+        if not values:
             raise k.fail(field, value, "names no value", "give one, or leave it out")
-        return found[0] if len(found) == 1 else tuple(found)
+        return values[0] if len(values) == 1 else tuple(values)
 
     types = kind.schema.get("type", "string")
     every = [types] if isinstance(types, str) else list(types)

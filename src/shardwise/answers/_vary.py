@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 def grid_of(inputs: Inputs) -> dict[str, list[str]]:
     """Return the values to try of each field that is varied; several devices in --on are values of it."""
-    found: dict[str, list[str]] = {}
+    grid: dict[str, list[str]] = {}
     on = str(inputs.values.get("on", ""))
     if "," in on:
         first, *rest = (one.strip() for one in on.split(","))
         if not all((first, *rest)):
             raise fail("on", on, "has no devices between two commas or at an end", "write for example 8xh100,8xa100")
         shape = SHAPE.fullmatch(first)
-        found["on"] = [
+        grid["on"] = [
             first,
             *(sized(one, int(shape[1])) if shape and not one[:1].isdigit() else one for one in rest),
         ]
     for text in inputs.get("vary", ()):
         key, _, spec = text.partition("=")
         key = key.strip().removeprefix("--").replace("-", "_")
-        found[key] = values_of(spec, key)
-        if not found[key]:
+        grid[key] = values_of(spec, key)
+        if not grid[key]:
             raise fail("vary", text, "has no values", "for example --vary tp=1,2,4")
-    rows = math.prod(map(len, found.values()))
+    rows = math.prod(map(len, grid.values()))
     if rows > MOST_ROWS:
         raise fail("vary", f"{rows:,} rows", f"is more than {MOST_ROWS:,}", "name fewer values")
-    return found
+    return grid
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

@@ -60,8 +60,8 @@ from shardwise.cost._network import (
 from shardwise.cost._operators import (
     PassSeconds,
     blend,
+    cached_share,
     gemm_seconds,
-    held_share,
     inside_share,
     kernel_seconds,
     op_seconds,

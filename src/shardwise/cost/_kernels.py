@@ -251,13 +251,13 @@ def runs_as(head: float, windowed: bool, heads: Iterable[str]) -> str:
     return f"{next((n for n in sizes if n >= head), sizes[-1])}{mark}"
 
 
-def part_costs(kind: str, costs: Mapping[str, Sequence[float]], taken: Mapping[str, int]) -> tuple[float, ...]:
+def part_costs(kind: str, costs: Mapping[str, Sequence[float]], counts: Mapping[str, int]) -> tuple[float, ...]:
     """Return the cost of every part of a kernel, which takes one of the costs of a part or none.
 
     >>> part_costs("decode", {"start": [5e-6, 9e-6], "cache": [1.1]}, {"start": 1, "cache": 0})[:3]
     (9e-06, 1.1, 0.0)
     """
-    return tuple(costs[part][taken[part]] if part in taken else 0.0 for part in PARTS[kind])
+    return tuple(costs[part][counts[part]] if part in counts else 0.0 for part in PARTS[kind])
 
 
 def kernel_costs(
@@ -317,11 +317,11 @@ class Datasheet(Generic[X]):
 
 def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
     """Return seconds of one of the two products of experts; the shape is (rows in all, experts, those hit, n, k)."""
-    rows, held, hit, n, k = shape
+    rows, columns, hit, n, k = shape
     rate = c.compute * chip.flops
     longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
     worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
-    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.walk_seconds / 2 * held
+    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.walk_seconds / 2 * columns
     own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
 

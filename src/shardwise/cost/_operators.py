@@ -95,15 +95,15 @@ def _charged_column(*shape: Any) -> Any:
 
 
 def _charged_few(m: Any, n: Any, k: Any, batch: Any, t: Tiling) -> Any:
-    numpy, shape, found = sys.modules["numpy"], (m, n, k, batch), []
+    numpy, shape, seconds = sys.modules["numpy"], (m, n, k, batch), []
     heights, widths, charges, down, across = _tiles(t.tiles)
     counts = numpy.ceil(m / heights).take(down, 0) * (numpy.ceil(n / widths) * (batch / t.cores)).take(across, 0)
     chain = _chain(t, numpy.minimum(m - 1, 1))
     several = numpy.array(SPLITS[1:], float)[:, None]
     for parts, waves in ((_WHOLE, counts), (several, counts * several[..., None])):
         wave = (numpy.ceil(waves) * charges).min(axis=-2)
-        found.append(_cut(numpy.sqrt, chain, shape, t, wave, parts))
-    return numpy.minimum(found[0], found[1].min(axis=0))
+        seconds.append(_cut(numpy.sqrt, chain, shape, t, wave, parts))
+    return numpy.minimum(seconds[0], seconds[1].min(axis=0))
 
 
 def _smooth(largest: Callable[[Any, Any], Any], a: Any, b: Any, sharpness: float) -> Any:
@@ -236,7 +236,7 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
     return maximum(scan, maximum(streamed, op.kernels * r.launch)) + op.kernels * r.memory_start
 
 
-def held_share(r: Rates[X], op: Op[X], moved: X) -> X:
+def cached_share(r: Rates[X], op: Op[X], moved: X) -> X:
     """Return the share of what the kernels of an operator move that the last cache still holds of the one before."""
     if not r.cached_rate or not r.corrections.cached_bytes or op.kind not in ("memory", "scan"):
         return 0 * moved
@@ -252,7 +252,7 @@ def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
     if not r.cached_rate or not r.corrections.cached_bytes:
         return moved / streaming
     kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
-    near = maximum(moved - kept, 0 * moved) * held_share(r, op, moved)
+    near = maximum(moved - kept, 0 * moved) * cached_share(r, op, moved)
     return (moved - near) / streaming + near / r.cached_rate
 
 

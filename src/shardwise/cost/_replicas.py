@@ -34,8 +34,8 @@ class OverlapSlowdown:
         than eight devices has more adapters, and with them channels, up to those of its links.
 
         >>> cores = {"cores": 100.0, "node_cores": 24.0, "rank_cores": 2.0, "most_cores": 16.0, "spare_cores": 20.0}
-        >>> found = OverlapSlowdown(**cores, longer=1.0)
-        >>> found.lost_share((8, 8)), found.lost_share((8, 64)), found.lost_share((1, 8))
+        >>> slowdown = OverlapSlowdown(**cores, longer=1.0)
+        >>> slowdown.lost_share((8, 8)), slowdown.lost_share((8, 64)), slowdown.lost_share((1, 8))
         (0.5, 0.16, 0.02)
         """
         most = maximum(minimum(self.most_cores / 8 * at[0], self.node_cores), self.most_cores)

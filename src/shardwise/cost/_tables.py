@@ -100,12 +100,12 @@ def completed(table: dict[str, Any]) -> dict[str, Any]:
 def _with_shared(rows: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     types = rows.get("matmul", {})
     form = {name: value for name, value in types.get("bf16", {}).items() if isinstance(value, (int, float))}
-    found = {"matmul": {dtype: form | row for dtype, row in types.items()}} if types else {}
+    filled = {"matmul": {dtype: form | row for dtype, row in types.items()}} if types else {}
     experts = {
         engine: {t: {k: shared | row for k, row in kernels.items()} for t, kernels in by_type.items()}
         for engine, by_type in rows.get("experts", {}).items()
     }
-    return rows | found | ({"experts": experts} if experts else {})
+    return rows | filled | ({"experts": experts} if experts else {})
 
 
 def _whole(table: dict[str, Any], name: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def record(cls: type[T], row: Mapping[str, Any], where: str) -> T:
             values[key] = spec.converts[key](value, f"{where}.{key}")
         elif spec.rest and isinstance(value, Mapping):
             rest[key] = value
-        elif key not in _SAID and not _beside(key, spec.converts):
+        elif key not in _SAID and not _is_source(key, spec.converts):
             raise _unknown(key, cls, spec, where)
     if spec.rest:
         values[spec.rest] = spec.converts[spec.rest](rest, where)
@@ -232,7 +232,7 @@ def _unknown(key: str, cls: type[Any], spec: _Spec, where: str) -> ValueError:
     return ValueError(f"{where}: {key} is no constant of {cls.__name__}{hint}")
 
 
-def _beside(key: str, known: Mapping[str, Any]) -> bool:
+def _is_source(key: str, known: Mapping[str, Any]) -> bool:
     """Return whether a key says where a constant of the record comes from, or what its fit leaves."""
     base = next((key.removesuffix(end) for end in _OF_ONE if key.endswith(end)), "")
     return bool(base) and any(base in name for name in known)
@@ -269,13 +269,15 @@ def _partial(cls: type[Any]) -> Convert:
 def changes(cls: type[Any], row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of a record that a table states, each read as the record's."""
     spec = _spec_of(cls)
-    unknown = [key for key in row if key not in spec.converts and key not in _SAID and not _beside(key, spec.converts)]
+    unknown = [
+        key for key in row if key not in spec.converts and key not in _SAID and not _is_source(key, spec.converts)
+    ]
     if unknown:
         raise _unknown(unknown[0], cls, spec, where)
     return {key: spec.converts[key](value, f"{where}.{key}") for key, value in row.items() if key in spec.converts}
 
 
-def _said_of(name: str, entries: Mapping[str, Any]) -> bool:
+def _names_a_source(name: str, entries: Mapping[str, Any]) -> bool:
     """Return whether a name says where another entry comes from."""
     return any(name.endswith(end) and name.removesuffix(end) in entries for end in _OF_ONE)
 
@@ -294,7 +296,7 @@ def _convert(hint: Any) -> Convert:
     if origin is not None and issubclass(origin, Mapping):
         each = _convert(inner[1])
         return lambda value, where: {
-            name: each(one, f"{where}.{name}") for name, one in value.items() if not _said_of(name, value)
+            name: each(one, f"{where}.{name}") for name, one in value.items() if not _names_a_source(name, value)
         }
     if origin is tuple:
         each = _convert(inner[0])

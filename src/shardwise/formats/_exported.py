@@ -86,11 +86,11 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[
         yield path, ours, theirs
 
 
-def refuse(system: str, found: Mapping[str, tuple[object, object]], case: ExportCase) -> None:
+def refuse(system: str, differences_of: Mapping[str, tuple[object, object]], case: ExportCase) -> None:
     """Raise `InputError` naming every field that a system cannot say, or that a case's framework does not run."""
     problems = list(_unlaunched(case))
     named = {problem.field for problem in problems}
-    for path, (ours, theirs) in found.items():
+    for path, (ours, theirs) in differences_of.items():
         if path == "method":
             rule = f"is what a training script of its user's optimises: {system}'s files do not say it"
             problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), "use sft")))
@@ -117,27 +117,27 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
 _WRITES_ADAPTERS = "export trl, axolotl or llamafactory, which write it"
 _RUNS_METHOD = dict.fromkeys(("dpo", "kto", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
-Found = dict[str, tuple[Any, Any]]
+Differences = dict[str, tuple[Any, Any]]
 
 
-def untold(plan: Plan, told: frozenset[str]) -> tuple[Plan, Found]:
+def unexported(plan: Plan, fields_told: frozenset[str]) -> tuple[Plan, Differences]:
     """Return a canonical plan without what a system has no word for, and its fields with what they were and became.
 
-    >>> untold(Plan(tp=2, pp=2, sequence_parallel=False), frozenset({"tp"}))[1]
+    >>> unexported(Plan(tp=2, pp=2, sequence_parallel=False), frozenset({"tp"}))[1]
     {'pp': (2, 1)}
     """
     plan, plain = canonical_plan(plan), Plan(sequence_parallel=False)
-    pairs = {f.name: (getattr(plan, f.name), getattr(plain, f.name)) for f in fields(Plan) if f.name not in told}
-    found = changed(pairs)
-    return replace(plan, **{name: pair[1] for name, pair in found.items()}), found
+    pairs = {f.name: (getattr(plan, f.name), getattr(plain, f.name)) for f in fields(Plan) if f.name not in fields_told}
+    differing = changed(pairs)
+    return replace(plan, **{name: pair[1] for name, pair in differing.items()}), differing
 
 
-def changed(pairs: Mapping[str, tuple[object, object]]) -> Found:
+def changed(pairs: Mapping[str, tuple[object, object]]) -> Differences:
     """Return the fields that came back otherwise than they were."""
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def lost(case: ExportCase, back: Imported, apart: Collection[str] = ()) -> Found:
+def lost(case: ExportCase, back: Imported, apart: Collection[str] = ()) -> Differences:
     """Return every field of a canonical plan, of a job and of a framework that came back otherwise than it was.
 
     Fields of the job that are said `apart` from a file are not looked for in it.
@@ -152,18 +152,18 @@ _BUDGET = ("token_budget", "sample_budget", "epochs")
 
 def _meant(job: Training, model: Model, stack: Stack) -> dict[str, Any]:
     """Return what the fields of a job that a framework is told mean, defaults filled in."""
-    names = {name for row in TRAINING if row.told for name in row.names} - {"dropout", *_BUDGET}
-    found = {f.name: getattr(job, f.name) for f in fields(Training) if f.name in names}
+    names = {name for row in TRAINING if row.exported for name in row.names} - {"dropout", *_BUDGET}
+    values = {f.name: getattr(job, f.name) for f in fields(Training) if f.name in names}
     both = model.dropout if job.dropout is None else job.dropout
-    found |= {name: both if found[name] is None else found[name] for name in _DROPOUTS}
-    found["precision"] = job.precision or stack.precision
-    found["reference"] = reference_of(job, stack.reference)
+    values |= {name: both if values[name] is None else values[name] for name in _DROPOUTS}
+    values["precision"] = job.precision or stack.precision
+    values["reference"] = reference_of(job, stack.reference)
     if job.adapter:
-        found |= {"rank": rank_of(job), "targets": job.targets or USUAL_TARGETS}
+        values |= {"rank": rank_of(job), "targets": job.targets or USUAL_TARGETS}
         tuning = tuning_of(job, stack)
-        found["adapter_precision"] = "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
-        found["base"] = job.base or "bf16"
-    return found | {"token_budget": job.run_tokens}
+        values["adapter_precision"] = "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
+        values["base"] = job.base or "bf16"
+    return values | {"token_budget": job.run_tokens}
 
 
 def script_words(job: Training) -> str:
@@ -184,19 +184,19 @@ def unsaid(*asked: tuple[Iterable[Field], Any]) -> list[str]:
     >>> unsaid((TRAINING, job), (SETTINGS, settings))
     ['expert_imbalance 1.5', 'misc_memory 1073741824.0']
     """
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for rows, part in asked:
         usual = {f.name: f.default for f in fields(part)}
-        names = ((row.key, name) for row in rows if not row.told for name in row.names)
-        found |= {name: f"{key} {getattr(part, name)}" for key, name in names if getattr(part, name) != usual[name]}
-    return list(found.values())
+        names = ((row.key, name) for row in rows if not row.exported for name in row.names)
+        lines |= {name: f"{key} {getattr(part, name)}" for key, name in names if getattr(part, name) != usual[name]}
+    return list(lines.values())
 
 
 # What says nothing where it is 0: the run's length, and a factor that changes neither bytes nor seconds.
 _LEFT_OPEN = ("token_budget", "adapter_alpha")
 
 
-def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Found:
+def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Differences:
     """Return the fields of a job that came back otherwise; the run's length may come back rounded to whole steps."""
     ours = _meant(case.job, case.model, case.stack)
     theirs = _meant(back.job, back.model or case.model, back.stack)
@@ -209,18 +209,18 @@ def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Fo
     return changed({name: (ours[name], theirs.get(name)) for name in ours if name not in (*apart, *open_)})
 
 
-def _stack_changes(case: ExportCase, back: Stack) -> Found:
+def _stack_changes(case: ExportCase, back: Stack) -> Differences:
     """Return what came back otherwise of a framework: what its user set of it, and all else that moves the answer."""
     own = case.stack
     if own.runs.exporter != back.runs.exporter:
         return {"stack": (own.name, back.name)}
     ours, theirs = _parts_of(own), _parts_of(back)
-    set_ = {name for row in SETTINGS if row.told for name in row.names if ours[name] != _UNSET.get(name)}
-    assumed = {name for row in SETTINGS if not row.told for name in row.names}
+    set_ = {name for row in SETTINGS if row.exported for name in row.names if ours[name] != _UNSET.get(name)}
+    assumed = {name for row in SETTINGS if not row.exported for name in row.names}
     pairs = changed({name: (ours[name], theirs[name]) for name in ours if name not in assumed})
-    found = {name: pair for name, pair in pairs.items() if name in set_ or _moves(case, name, pair[1])}
-    whole = own.name != back.name and not set_ & found.keys() and found
-    return {"stack": (own.name, back.name)} if whole else found
+    changes = {name: pair for name, pair in pairs.items() if name in set_ or _moves(case, name, pair[1])}
+    whole = own.name != back.name and not set_ & changes.keys() and changes
+    return {"stack": (own.name, back.name)} if whole else changes
 
 
 _UNSET = {f.name: f.default for f in fields(Settings)} | {"fp8_recipe": SCALINGS[0]}
@@ -231,8 +231,8 @@ _OF_STACKS = ("name", "title", "sources", "settings", "runs", "reported", "uncou
 def _parts_of(stack: Stack) -> dict[str, Any]:
     """Return what is set of a framework and what it does, by name; the loss is the one that runs."""
     own = {f.name: getattr(stack.settings, f.name) for f in fields(Settings)}
-    found = {f.name: getattr(stack, f.name) for f in fields(Stack) if f.name not in _OF_STACKS}
-    return found | own | {"loss": stack.loss_kernel, "fp8_recipe": own["fp8_recipe"] or SCALINGS[0]}
+    parts = {f.name: getattr(stack, f.name) for f in fields(Stack) if f.name not in _OF_STACKS}
+    return parts | own | {"loss": stack.loss_kernel, "fp8_recipe": own["fp8_recipe"] or SCALINGS[0]}
 
 
 def _moves(case: ExportCase, name: str, value: object) -> bool:

@@ -117,17 +117,17 @@ def import_server(path: str | PathLike[str], variables: Mapping[str, str] | None
     name = _called(fspath(path))
     with bounded("from", name):
         text = read_text(name)
-        folder, said = os.path.dirname(name) or ".", dict(variables or {})
+        folder, variables_of = os.path.dirname(name) or ".", dict(variables or {})
         if dynamo.recognises(name, text):
-            return dynamo.read(text, name, said, folder)
+            return dynamo.read(text, name, variables_of, folder)
         if peft.recognises(name, text):
             return peft.serve(text, name)
         if not starts_server(name):
-            _refuse_training(name, said)
+            _refuse_training(name, variables_of)
         if name.endswith(tuple(MOST_BYTES)):
             remedy = "give a line of an engine, or YAML of Kubernetes or docker compose that starts one"
             raise InputError([Problem("from", name, "starts no server that is known", remedy)])
-        return read_launch(text, name, said, LaunchFiles(folder))
+        return read_launch(text, name, variables_of, LaunchFiles(folder))
 
 
 def _refuse_training(name: str, variables: Mapping[str, str]) -> None:

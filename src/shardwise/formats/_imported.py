@@ -101,8 +101,8 @@ class ImportContext:
         if self.more:
             problems.add("from_args", " ".join(self.more), f"cannot follow {source}", "leave it out")
         if self.variables:
-            said = ",".join(f"{name}={value}" for name, value in self.variables.items())
-            problems.add("set", said, f"has no effect: {source} is no script", "leave it out")
+            settings = ",".join(f"{name}={value}" for name, value in self.variables.items())
+            problems.add("set", settings, f"has no effect: {source} is no script", "leave it out")
         problems.raise_if_any()
 
 
@@ -146,8 +146,8 @@ class Keys:
 
     def __init__(self, tree: Mapping[str, Any], name: str, source: str = "settings") -> None:
         if not isinstance(tree, Mapping):
-            held = _KINDS.get(type(tree), "a single value")
-            rule = f"must hold an object of keys and values, and holds {held}"
+            kind = _KINDS.get(type(tree), "a single value")
+            rule = f"must hold an object of keys and values, and holds {kind}"
             raise InputError([Problem("file", source, rule, 'write for example {"train_batch_size": 64}')])
         check_tree(tree, source, "file")
         self.table = table(name)
@@ -164,7 +164,7 @@ class Keys:
                 self.values[name] = self.values.pop(other)
                 self.assumed.append(f"{other}: what another release calls {name}")
 
-    def beside(self, name: str, case: Imported) -> Imported:
+    def with_file(self, name: str, case: Imported) -> Imported:
         """Return the case of a file that these settings name, whose words are told with theirs."""
         self.named.append((name, case))
         return case
@@ -220,12 +220,12 @@ class Keys:
 
     def ignored(self) -> tuple[ReadArgument, ...]:
         """Return what is left out of account, with the reason."""
-        found = []
+        arguments = []
         for path, value in self.values.items():
             reason = next((r["because"] for r in self.table["reasons"].values() if matches(path, r["keys"])), "")
             if reason and path not in self.table["read"] and value not in (None, False, "none", "", 0, "auto", "NO"):
-                found.append(ReadArgument(argument=path, value=plain(value), meaning=reason))
-        return tuple(found)
+                arguments.append(ReadArgument(argument=path, value=plain(value), meaning=reason))
+        return tuple(arguments)
 
     def silent(self) -> tuple[str, ...]:
         """Return the keys that change neither bytes nor seconds."""
@@ -233,9 +233,9 @@ class Keys:
 
     def unknown(self) -> tuple[ReadArgument, ...]:
         """Return the keys that the system does not have."""
-        said = f"not a setting of {self.table['checked']['system']}"
+        reason = f"not a setting of {self.table['checked']['system']}"
         return tuple(
-            ReadArgument(argument=path, value=plain(value), meaning=said)
+            ReadArgument(argument=path, value=plain(value), meaning=reason)
             for path, value in self.values.items()
             if not self._known(path)
         )

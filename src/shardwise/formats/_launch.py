@@ -97,16 +97,16 @@ def started(text: str, known: Callable[[str], bool], source: str, variables: Map
     """
     shell = commands_of(text, variables, Budget(source))
     _check_variables(text, shell, source, variables)
-    found = _found(shell, known)
-    if not found:
+    launches = _known_commands(shell, known)
+    if not launches:
         other = unread(text)
         rule = f"is of {other}, which is not read" if other else "starts no program with arguments that are known"
         raise InputError([Problem("file", source, rule, REMEDY)])
-    if other := unread(" ".join(found[0][: next(i for i, word in enumerate(found[0]) if known(_name(word)))])):
+    if other := unread(" ".join(launches[0][: next(i for i, word in enumerate(launches[0]) if known(_name(word)))])):
         raise InputError([Problem("file", source, f"is of {other}, which is not read", REMEDY)])
-    if len({tuple(words) for words in found}) > 1:
-        shell.note(f"the first of {len(found)} programs that the script starts")
-    return _started(found[0], shell, known, source)
+    if len({tuple(words) for words in launches}) > 1:
+        shell.note(f"the first of {len(launches)} programs that the script starts")
+    return _started(launches[0], shell, known, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ def named_file(text: str, starts: str, source: str, variables: Mapping[str, str]
     ('a.yml', ('--lr', '1'), 8)
     """
     shell = commands_of(text, variables, Budget(source))
-    found = _named_within(shell, starts, source)
-    if found is not None:
+    named = _named_within(shell, starts, source)
+    if named is not None:
         _check_variables(text, shell, source, variables)
-    return found
+    return named
 
 
 def _named_within(shell: Shell, starts: str, source: str) -> Named | None:
@@ -164,16 +164,16 @@ def _check_variables(text: str, shell: Shell, source: str, variables: Mapping[st
     launch = {*_EACH_VARIABLES, *_NODES_VARIABLES, _SRUN_VARIABLE}
     code = re.sub(r"(?m)(^|\s)#.*$", "", text)
     for name, value in variables.items():
-        said = f"{name}={value}"
+        setting = f"{name}={value}"
         first = re.search(rf"\b{re.escape(name)}\b(.*)", code)
         if first is None and name not in launch and not name.isdigit():
             # Numbers are the words behind a script, which a caller gives together.
-            problems.add("set", said, f"sets a variable that {source} does not use", "leave it out")
+            problems.add("set", setting, f"sets a variable that {source} does not use", "leave it out")
         elif first and first[1].startswith("=") and name not in first[1] and shell.value(name) != value:
             rule = f"has no effect: {source} sets {name} itself, to {shell.value(name)}"
-            problems.add("set", said, rule, f"change {source}")
+            problems.add("set", setting, rule, f"change {source}")
         elif name in launch and whole_of(value) is None:
-            problems.add("set", said, f"{name} must be a whole number", f"for example --set {name}=4")
+            problems.add("set", setting, f"{name} must be a whole number", f"for example --set {name}=4")
     problems.raise_if_any()
 
 
@@ -219,7 +219,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return before, rest
 
 
-def _found(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
+def _known_commands(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
     """Return the commands with arguments that are known: those run, those of here-documents, or a variable's words."""
     ways: tuple[Callable[[], Iterable[list[str]]], ...] = (
         lambda: shell.commands,
@@ -227,9 +227,11 @@ def _found(shell: Shell, known: Callable[[str], bool]) -> list[list[str]]:
         lambda: sorted([*map(str.split, shell.variables.values()), *shell.arrays.values()], key=len, reverse=True)[:1],
     )
     for way in ways:
-        found = [words for words in map(flat, way()) if any(known(_name(w)) for w in words) and words[0] not in _SAYS]
-        if found:
-            return found
+        commands = [
+            words for words in map(flat, way()) if any(known(_name(w)) for w in words) and words[0] not in _SAYS
+        ]
+        if commands:
+            return commands
     return []
 
 
@@ -279,10 +281,10 @@ def _asked_at_all(words: Sequence[str], names: Sequence[str]) -> bool:
 
 def _asked(words: Sequence[str], names: Sequence[str]) -> int:
     """Return the last number that one of the spellings is given; ranges of nodes count as their most."""
-    found = 0
+    count = 0
     for _, text in _values(words, names):
-        found = whole_of(text) or (0 if whole_of(text) == 0 else found)
-    return found
+        count = whole_of(text) or (0 if whole_of(text) == 0 else count)
+    return count
 
 
 def _values(words: Sequence[str], names: Sequence[str]) -> Iterable[tuple[str, str]]:

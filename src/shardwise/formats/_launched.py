@@ -71,7 +71,7 @@ class LaunchFiles:
 HERE = LaunchFiles()
 
 
-def flags_of_file(words: Sequence[str], beside: LaunchFiles) -> list[str]:
+def flags_of_file(words: Sequence[str], around: LaunchFiles) -> list[str]:
     """Return the flags of the YAML that `--config` names, over which the line's own win.
 
     Sources: vllm/utils/argparse_utils.py load_config_file, sglang/srt/server_args_config_parser.py.
@@ -82,14 +82,14 @@ def flags_of_file(words: Sequence[str], beside: LaunchFiles) -> list[str]:
     named = next((value for word, value in pairs if word == "--config"), "")
     if not named:
         return []
-    path = os.path.join(beside.folder, os.path.basename(named))
-    text = beside.named.get(os.path.basename(named)) or files.read_text(path, files.YAML_BYTES, "from")
-    found: list[str] = []
+    path = os.path.join(around.folder, os.path.basename(named))
+    text = around.named.get(os.path.basename(named)) or files.read_text(path, files.YAML_BYTES, "from")
+    flags: list[str] = []
     for key, value in _yaml.parse(text, named).items():
         flag = "--" + str(key).lstrip("-")
         if value is not False and value is not None:
-            found += [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
-    return found
+            flags += [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+    return flags
 
 
 class LaunchLine:
@@ -173,8 +173,8 @@ class LaunchLine:
     def whole(self, key: str, least: int = 1) -> int:
         """Return a whole number, 0 where there is none; 8k and 1M are read as vLLM does."""
         text = self.word(key)
-        found = re.fullmatch(r"(\d{1,12})([kKmM]?)", text)
-        number = int(found[1]) * _THOUSANDS.get(found[2], 1) if found else -1
+        match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text)
+        number = int(match[1]) * _THOUSANDS.get(match[2], 1) if match else -1
         if text and number < least:
             self.problems.add(key, text, f"must be a whole number of at least {least}", "write a whole number")
         return max(number, 0)
@@ -201,13 +201,13 @@ class LaunchLine:
         """Return what a flag says in JSON, empty where there is none."""
         text = self.word(key)
         try:
-            found = json.loads(text or "{}")
+            parsed = json.loads(text or "{}")
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             self.problems.add(key, text, "must be an object in JSON", 'write for example {"method": "mtp"}')
             return {}
-        return found
+        return parsed
 
     def model(self, key: str) -> str:
         """Return the name of a model: a copy's or a folder's that is not here is the one it is named after."""
@@ -222,8 +222,8 @@ class LaunchLine:
             known = namesake(word[: stored.start()] if stored else word) if word else None
             if known is not None:
                 self.stored = _FORMATS[stored[1].lower()] if stored else ""
-                said = f", stored in {self.stored}" if stored else ""
-                self.assumed.append(f"model {known}: {word} is named after it{said}")
+                storage = f", stored in {self.stored}" if stored else ""
+                self.assumed.append(f"model {known}: {word} is named after it{storage}")
                 return known
         return named
 
@@ -254,9 +254,9 @@ class LaunchLine:
     def unknown(self) -> tuple[ReadArgument, ...]:
         """Flags that the release does not have."""
         known = {*self.silent, *(reading.argument for reading in self.ignored)}
-        said = f"not a flag of {self.table['checked']['system']} {self.table['checked']['version']}"
+        reason = f"not a flag of {self.table['checked']['system']} {self.table['checked']['version']}"
         return tuple(
-            ReadArgument(argument=key, value=value, meaning=said)
+            ReadArgument(argument=key, value=value, meaning=reason)
             for key, value in self.values.items()
             if not self._read(key) and key not in known
         )
@@ -271,11 +271,11 @@ class LaunchLine:
         self.problems.raise_if_any()
         checked, read = self.table["checked"], self.table["read"]
         values = {**values, "weights": values.get("weights") or self.stored}
-        said = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
+        args = (ReadArgument(argument=k, value=value, meaning=read[k]) for k, value in self.values.items() if k in read)
         return Launched(
             system=checked["system"], version=checked["version"], source=self.source, role=role,
             values={key: value for key, value in values.items() if value or key == "gpu_layers"},
-            num_devices=num_devices, understood=tuple(said),
+            num_devices=num_devices, understood=tuple(args),
             assumed=tuple(self.assumed), ignored=self.ignored, silent=self.silent, unknown=self.unknown,
         )  # fmt: skip
 
@@ -300,7 +300,7 @@ def _commands(text: str, source: str, variables: Mapping[str, str]) -> tuple[lis
     return [*shell.commands, *inner], tuple(shell.expand(document) for document in shell.documents)
 
 
-def read_launch(text: str, source: str, variables: Mapping[str, str], beside: LaunchFiles = HERE) -> Launched:
+def read_launch(text: str, source: str, variables: Mapping[str, str], files: LaunchFiles = HERE) -> Launched:
     """Return the server that a script or a command line starts; raises `InputError` where it starts none.
 
     >>> one = read_launch("vllm serve meta-llama/Llama-3.1-8B -tp 2 --gpu-memory-utilization 0.9", "run.sh", {})
@@ -315,13 +315,13 @@ def read_launch(text: str, source: str, variables: Mapping[str, str], beside: La
         raise InputError([Problem("from", source, rule, remedy)])
     engine = _engine(name)
     commands, documents = _commands(text, source, variables)
-    found = [words for words in map(_after(engine.STARTS), commands) if words is not None]
-    if not found:
+    launches = [words for words in map(_after(engine.STARTS), commands) if words is not None]
+    if not launches:
         raise InputError([Problem("from", source, f"names {name} and starts none", "give its launch line")])
-    one: Launched = engine.read_words(found[0], source, replace(beside, documents=documents))
+    one: Launched = engine.read_words(launches[0], source, replace(files, documents=documents))
     one = _staged(one, text, variables)
-    if len(found) > 1:
-        one = replace(one, assumed=(*one.assumed, f"the first of {len(found)} servers that the script starts"))
+    if len(launches) > 1:
+        one = replace(one, assumed=(*one.assumed, f"the first of {len(launches)} servers that the script starts"))
     return one
 
 
@@ -331,12 +331,12 @@ _STAGES = re.compile(r"(?m)^[^#\n]*?\b((?:VLLM|SGLANG)_PP_LAYER_PARTITION)=[\"']
 
 def _staged(one: Launched, text: str, variables: Mapping[str, str]) -> Launched:
     """Return a server with the layers of its stages where a variable of its launch or of its caller says them."""
-    said = {match[1]: match[2] for match in _STAGES.finditer(text)} | dict(variables)
+    values = {match[1]: match[2] for match in _STAGES.finditer(text)} | dict(variables)
     name = f"{one.system.upper()}_PP_LAYER_PARTITION"
-    if one.values.get("pp", 1) == 1 or not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", said.get(name, "")):
+    if one.values.get("pp", 1) == 1 or not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", values.get(name, "")):
         return one
-    layers = tuple(int(word) for word in said[name].split(","))
-    read = ReadArgument(argument=name, value=said[name], meaning="stage_layers")
+    layers = tuple(int(word) for word in values[name].split(","))
+    read = ReadArgument(argument=name, value=values[name], meaning="stage_layers")
     return replace(one, values={**one.values, "stage_layers": layers}, understood=(*one.understood, read))
 
 
@@ -389,11 +389,11 @@ def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
 
 def _variables(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a container, and those that LeaderWorkerSet sets in a group of so many pods."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for one in (one for key in ("env", "envs") if isinstance(listed := tree.get(key), list) for one in listed):
         if isinstance(one, Mapping) and {"name", "value"} <= one.keys():
-            found[str(one["name"])] = str(one["value"])
-    return found | ({"LWS_GROUP_SIZE": str(tree["size"])} if isinstance(tree.get("size"), int) else {})
+            values[str(one["name"])] = str(one["value"])
+    return values | ({"LWS_GROUP_SIZE": str(tree["size"])} if isinstance(tree.get("size"), int) else {})
 
 
 def _words(value: Any) -> list[str]:

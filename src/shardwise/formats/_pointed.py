@@ -65,24 +65,26 @@ def _read(reader: Any, inner: str, path: str, asked: tuple[Named, str, ImportCon
         _put(tree, known.get(key, key), value)
     launch = named.launch
     devices = around.num_devices or launch.num_devices or (launch.devices_per_node if not launch.config_file else 0)
-    beside = None
+    accelerate = None
     if launch.config_file:
         from shardwise.formats import fsdp
 
         place = _place(launch.config_file, source, around)
         alone = replace(around, num_devices=devices, variables={}, more=())
-        beside = fsdp.read(read_text(place, YAML_BYTES, "config_file"), place, alone)
-        devices = devices or beside.num_devices
+        accelerate = fsdp.read(read_text(place, YAML_BYTES, "config_file"), place, alone)
+        devices = devices or accelerate.num_devices
     within = replace(around, num_devices=devices, variables={}, more=())
     case: Imported = reader.read(_text(tree, path), path, within)
-    if beside is not None and case.plan.sharding == "none":
-        plan = replace(case.plan, sharding=beside.plan.sharding, shard=beside.plan.shard, offload=beside.plan.offload)
+    if accelerate is not None and case.plan.sharding == "none":
+        plan = replace(
+            case.plan, sharding=accelerate.plan.sharding, shard=accelerate.plan.shard, offload=accelerate.plan.offload
+        )
         case = replace(case, plan=plan)
     each = 0 if around.num_devices else case.devices_per_node or launch.devices_per_node
-    said = (f"settings of {named.file}, which {source} names", *named.notes)
+    notes = (f"settings of {named.file}, which {source} names", *named.notes)
     return replace(
         case, source=source, num_devices=case.num_devices or devices, devices_per_node=each,
-        assumed=(*said, *case.assumed),
+        assumed=(*notes, *case.assumed),
     )  # fmt: skip
 
 

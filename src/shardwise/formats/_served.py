@@ -114,8 +114,8 @@ class Deployment:
     @property
     def wide(self) -> str:
         """The 16-bit type, or fp32, where it is not what an engine takes by itself."""
-        said = self.job.weights in ("fp16", "float16", "bf16", "bfloat16", "fp32", "float32")
-        return self.report.case.dtype if said or self.report.case.dtype != "bf16" else ""
+        sixteen_bits = self.job.weights in ("fp16", "float16", "bf16", "bfloat16", "fp32", "float32")
+        return self.report.case.dtype if sixteen_bits or self.report.case.dtype != "bf16" else ""
 
     @property
     def narrowed(self) -> str:
@@ -150,40 +150,40 @@ _ONE_TOKEN_EACH = ("vllm", "dynamo", "trtllm")
 
 def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Problems:
     """Return what no launch line says, and an engine that is another; `narrows` are formats made as it starts."""
-    found, case, job = Problems(), one.report.case, one.job
+    problems, case, job = Problems(), one.report.case, one.job
     own = find_engine(engine_for(target))
     system = own.title
     if case.engine.exporter != own.exporter:
-        found.add("engine", case.engine.name, f"is not {system}", f"use {own.name}, or leave it out")
+        problems.add("engine", case.engine.name, f"is not {system}", f"use {own.name}, or leave it out")
     if not case.model.generates:
-        found.add(
+        problems.add(
             "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"
         )
-    found.items += own.layouts.problems(system, one.plan, case.model.has_experts).items
+    problems.items += own.layouts.problems(system, one.plan, case.model.has_experts).items
     shared = one.plan.ep * one.plan.etp
     if one.spread and shared % one.plan.tp == 0 and one.plan.tp * one.plan.dp != shared:
         rule = f"is more than one engine, whose experts lie on {shared} devices, and a launch is of one"
-        found.add("dp", one.plan.dp, rule, f"use dp {shared // one.plan.tp}")
+        problems.add("dp", one.plan.dp, rule, f"use dp {shared // one.plan.tp}")
     wide = [axis for axis in one.plan.order if getattr(one.plan, axis) > 1]
     if "tp" in wide[1:]:
         rule = f"cannot be said to {system}, whose neighbours are ranks of tensor parallelism"
-        found.add("order", ",".join(one.plan.order), rule, "put tp first, or leave it out")
+        problems.add("order", ",".join(one.plan.order), rule, "put tp first, or leave it out")
     stored = case.model.quantization
     if case.format.name not in ([checkpoint_format(stored).name] if stored else ["bf16", "fp32", *narrows]):
         rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"
         named = "" if stored else "".join(f"use {way} or " for way in narrows[:3])
-        found.add("weights", job.weights, rule, f"{named}leave it out, or name a checkpoint that is stored so")
+        problems.add("weights", job.weights, rule, f"{named}leave it out, or name a checkpoint that is stored so")
     most = case.model.max_context
     if most and job.total_tokens > most:
         rule = f"and output exceed the context of {most} that {system} takes the checkpoint at"
-        found.add("input_tokens", job.input_tokens, rule, f"use at most {most} together")
+        problems.add("input_tokens", job.input_tokens, rule, f"use at most {most} together")
     if target in _ONE_TOKEN_EACH and 0 < one.step_tokens < one.sequences:
         rule = f"must be at least the {one.sequences} sequences of a step"
-        found.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
-    return found
+        problems.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")
+    return problems
 
 
-def types(one: Deployment, system: str, caches: Mapping[str, str], found: Problems) -> Words:
+def types(one: Deployment, system: str, caches: Mapping[str, str], problems: Problems) -> Words:
     """Return the types of weights, activations and cache, in the flags that vLLM and SGLang have in common."""
     words: Words = {}
     if one.wide:
@@ -192,13 +192,13 @@ def types(one: Deployment, system: str, caches: Mapping[str, str], found: Proble
         words["--quantization"] = one.narrowed
     cache = one.job.kv_cache
     if cache and cache not in caches:
-        found.add("kv_cache", cache, f"is no type of a cache of {system}", "use one of " + ", ".join(caches))
+        problems.add("kv_cache", cache, f"is no type of a cache of {system}", "use one of " + ", ".join(caches))
     elif cache:
         words["--kv-cache-dtype"] = caches[cache]
     return words
 
 
-def proposer(one: Deployment, system: str, names: Mapping[str, str], found: Problems) -> tuple[str, str]:
+def proposer(one: Deployment, system: str, names: Mapping[str, str], problems: Problems) -> tuple[str, str]:
     """Return an engine's word for what proposes tokens, and the checkpoint that it loads; both empty for nothing.
 
     Where a head is one of EAGLE's third version, its checkpoint's name says so.
@@ -207,7 +207,9 @@ def proposer(one: Deployment, system: str, names: Mapping[str, str], found: Prob
     if not method:
         return "", ""
     if method == "eagle" and not draft:
-        found.add("draft_model", "", f"is missing: {system} loads the checkpoint of a head", "name it: --draft-model")
+        problems.add(
+            "draft_model", "", f"is missing: {system} loads the checkpoint of a head", "name it: --draft-model"
+        )
     third = method == "eagle" and re.search(r"eagle-?3", draft, re.IGNORECASE) is not None
     return names["eagle3" if third else method], hub_name(draft) if draft else ""
 
@@ -218,22 +220,22 @@ def stage_variable(one: Deployment, name: str) -> str:
     return f"{name}={','.join(map(str, layers))} " if len(set(layers)) > 1 else ""
 
 
-def lost(one: Deployment, system: str, text: str, beside: Mapping[str, str] = MappingProxyType({})) -> None:
+def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = MappingProxyType({})) -> None:
     """Raise `InputError` naming every field that a launch was not told and that moves the answer.
 
-    The launch is read back; `beside` are its other files, by their names.
+    The launch is read back; `files` are its other files, by their names.
     """
     from shardwise.formats._launched import LaunchFiles, read_launch
 
     if "$" in one.job.draft_model:
         return  # which a reader takes for a variable that is left open
-    back = read_launch(text, system, {"NODE_RANK": "0", "MASTER_ADDR": "first"}, LaunchFiles(named=beside)).values
+    back = read_launch(text, system, {"NODE_RANK": "0", "MASTER_ADDR": "first"}, LaunchFiles(named=files)).values
     own, copies = one.report, one.plan.dp // one.together
     usual = {f.name: f.default for kind in (Plan, Serving) for f in fields(kind)}
     theirs = {
         name: back.get(name) or usual[name]
         for row in (*PLAN, *SERVING)
-        if row.told and (row in SERVING or "infer" in row.taken_by)
+        if row.exported and (row in SERVING or "infer" in row.taken_by)
         for name in row.names
     }
     theirs |= {"dp": (back.get("dp") or 1) * copies, "gpu_layers": back.get("gpu_layers", -1)}
@@ -246,11 +248,11 @@ def lost(one: Deployment, system: str, text: str, beside: Mapping[str, str] = Ma
     if not _moves(own, other):
         return
     alone = {name: value for name, value in other.items() if _moves(own, {name: value})}
-    found = Problems()
+    problems = Problems()
     for name, value in (alone or other).items():
         remedy = "leave it out" if value == usual[name] else f"use {value}"
-        found.add(name, ours[name], f"cannot be said to {table(f'{system}.toml')['checked']['system']}", remedy)
-    refuse(found)
+        problems.add(name, ours[name], f"cannot be said to {table(f'{system}.toml')['checked']['system']}", remedy)
+    refuse(problems)
 
 
 # Shares of the memory are written with so many digits.
@@ -280,7 +282,7 @@ def written(
     start: str,
     words: Words,
     notes: Sequence[str],
-    beside: Mapping[str, str] = MappingProxyType({}),
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> Exported:
     """Return the launch script of an engine, with the files that it names."""
     checked: Mapping[str, str] = table(f"{system}.toml")["checked"]
@@ -289,18 +291,18 @@ def written(
     file = f"{system}-{one.role}.sh" if one.role else f"{system}.sh"
     case, many = one.report.case, one.plan.dp // one.together
     head = f"#!/bin/bash\n# {case.model.name} on {devices} x {case.cluster.device.name}, for "
-    said = list(notes)
+    comments = list(notes)
     if many > 1:
-        said.append(f"{many} such servers stand beside each other, each on {devices} devices of its own")
+        comments.append(f"{many} such servers stand beside each other, each on {devices} devices of its own")
     if one.nodes > 1:
-        said.append(f"on {one.nodes} nodes")
+        comments.append(f"on {one.nodes} nodes")
     if any("$NODE_RANK" in str(value) or "$MASTER_ADDR" in str(value) for value in words.values()):
-        said.append("started on each node, with NODE_RANK and MASTER_ADDR set")
-    text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in said)
+        comments.append("started on each node, with NODE_RANK and MASTER_ADDR set")
+    text = head + f"{checked['system']} {checked['version']}.\n" + "".join(f"# {note}\n" for note in comments)
     text += " \\\n".join([start, *lines, '    "$@"']) + "\n"
-    lost(one, system, text, beside)
+    lost(one, system, text, files)
     return Exported(
-        system=checked["system"], version=checked["version"], files={file: text, **beside}, notes=tuple(said),
+        system=checked["system"], version=checked["version"], files={file: text, **files}, notes=tuple(comments),
         launch=f"bash {file}", nodes=one.nodes, node_devices=devices // one.nodes, copies=many, serves=True,
     )  # fmt: skip
 
@@ -315,7 +317,7 @@ def _shown(value: str | float) -> str:
     return f'"{value}"' if _OURS.fullmatch(str(value)) else shlex.quote(str(value))
 
 
-def refuse(found: Problems) -> None:
+def refuse(problems: Problems) -> None:
     """Raise `InputError` with everything that cannot be said."""
-    if found.items:
-        raise InputError(dict.fromkeys(found.items))
+    if problems.items:
+        raise InputError(dict.fromkeys(problems.items))

@@ -13,14 +13,14 @@ from shardwise.errors import InputError, Problem
 from shardwise.files import JSON_BYTES, below, parse_json, read_text
 from shardwise.formats import _yaml, deepspeed
 from shardwise.formats._exported import (
+    Differences,
     ExportCase,
     Exported,
-    Found,
     alone,
     canonical,
     lost,
     refuse,
-    untold,
+    unexported,
 )
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
 from shardwise.models import Model, catalogue, find_model, load_model, namesake
@@ -91,11 +91,11 @@ def optimizer_of(keys: Keys, path: str, usual: str = "adamw_torch_fused") -> str
     return known_optimizer(keys, word, OPTIMIZERS.get(word, ""))
 
 
-def known_optimizer(keys: Keys, word: str, found: str) -> str:
+def known_optimizer(keys: Keys, word: str, optimizer: str) -> str:
     """Return the optimizer that was found for a word, Adam where none was; what that assumes is said."""
-    if not found:
+    if not optimizer:
         keys.assumed.append(f"optimizer adam: the states of {word} are not known")
-    return found or "adam"
+    return optimizer or "adam"
 
 
 def say_unpacked(keys: Keys, seq_len: int) -> None:
@@ -114,22 +114,22 @@ def optimizer_word(ours: str) -> str:
 
 def spelled_words(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a command line as a YAML would hold them: what follows a name, or that it stands alone."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     name, problems = "", []
     for word in arguments:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = _value(value, name) if equals else True
+            values[name] = _value(value, name) if equals else True
         elif not name:
             problems.append(Problem("arguments", word, "follows no argument", "write --argument value"))
         else:
-            held = found[name]
+            setting = values[name]
             one = _value(word, name)
-            found[name] = one if held is True else [*held, one] if isinstance(held, list) else [held, one]
+            values[name] = one if setting is True else [*setting, one] if isinstance(setting, list) else [setting, one]
     if problems:
         raise InputError(problems)
-    return found
+    return values
 
 
 def _value(word: str, name: str = "") -> Any:
@@ -219,8 +219,8 @@ def deepspeed_case(keys: Keys, path: str, source: str, around: ImportContext) ->
     whole = named if gone else below("" if here else source, named, around.follow, path)
     if not os.path.exists(whole) and text:
         keys.assumed.append(f"{named}: as it comes with {keys.table['checked']['system']}, since it is not here")
-        return keys.beside(named, deepspeed.read(text, named, alone))
-    return keys.beside(named, deepspeed.read(read_text(whole, JSON_BYTES, path), whole, alone))
+        return keys.with_file(named, deepspeed.read(text, named, alone))
+    return keys.with_file(named, deepspeed.read(read_text(whole, JSON_BYTES, path), whole, alone))
 
 
 # What is optimised, by the words of the trainers; those that compare with no other model are `_ALONE`.
@@ -309,16 +309,16 @@ def checkpointed(keys: Keys, mode: str, option: str, layers: int) -> tuple[Recom
     Every n-th layer, or by operator, where `Settings.keeps_products` says what is kept. Source: torchtitan v0.2.2
     torchtitan/distributed/activation_checkpoint.py; torchtune 0.6.1 training/checkpointing has the same words.
     """
-    said = str(keys.raw(option) or "2")
-    if mode != "selective" or said == "op":
+    value = str(keys.raw(option) or "2")
+    if mode != "selective" or value == "op":
         return ("none" if mode == "none" else "full"), 0
-    if not said.isascii() or not said.isdigit() or not 0 < int(said) < 1000:
+    if not value.isascii() or not value.isdigit() or not 0 < int(value) < 1000:
         keys.fail(option, "must be op, or a number of layers", "write op, or for example 2")
         return "full", 0
     if not layers:
-        keys.assumed.append(f"recompute full: every {said} layers are recomputed, and no model says how many")
+        keys.assumed.append(f"recompute full: every {value} layers are recomputed, and no model says how many")
         return "full", 0
-    every = layers // int(said)
+    every = layers // int(value)
     return ("full", every % layers) if every else ("none", 0)
 
 
@@ -351,27 +351,29 @@ def saved_words(job: Training) -> list[str]:
 
 def written(
     case: ExportCase,
-    told: Iterable[str],
+    fields_told: Iterable[str],
     tree_of: Callable[[ExportCase], dict[str, Any]],
     read: Callable[..., Imported],
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
-    ours, found = untold(alone(case.plan), frozenset(told))
+    ours, differing = unexported(alone(case.plan), frozenset(fields_told))
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     try:
         back = read(text, around=ImportContext(num_devices=ours.num_devices))
     except InputError:
-        refuse(case.stack.name, found, case)  # what its framework does not run, rather than what it says of the file
+        refuse(
+            case.stack.name, differing, case
+        )  # what its framework does not run, rather than what it says of the file
         raise
-    refuse(back.system, found | _lost(replace(case, plan=ours), back), case)
+    refuse(back.system, differing | _lost(replace(case, plan=ours), back), case)
     return text
 
 
-def _lost(case: ExportCase, back: Imported) -> Found:
+def _lost(case: ExportCase, back: Imported) -> Differences:
     alike = back.model is not None and canonical(back.model) == canonical(case.model)
     named = back.model.name if back.model else "none of the trainer's"
-    found = lost(case, back)
-    return found if alike or named == case.model.name else found | {"model": (case.model.name, named)}
+    differing = lost(case, back)
+    return differing if alike or named == case.model.name else differing | {"model": (case.model.name, named)}
 
 
 _SYNC = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"

@@ -48,73 +48,78 @@ def resource_of(device: Device) -> str:
     return _RESOURCES[device.vendor]
 
 
-def wrapped(way: str, found: Exported, name: str, device: Device) -> Exported:
+def wrapped(way: str, exported: Exported, name: str, device: Device) -> Exported:
     """Return an export with a scheduler's file around its launch; raises `InputError` where nothing starts it."""
-    if not found.launch:
-        rule = f"needs a command that starts it on several nodes, which {found.system}'s files do not have"
+    if not exported.launch:
+        rule = f"needs a command that starts it on several nodes, which {exported.system}'s files do not have"
         remedy = "export megatron, nemo, torchtitan, trl, axolotl, llamafactory, torchtune, nanotron, vllm or sglang"
         raise InputError([Problem("wrap", way, rule, remedy)])
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower())[:50].strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".strip("-")  # a Service's name begins with a letter
-    return _slurm(found, plain) if way == "slurm" else _kubernetes(found, plain, device)
+    return _slurm(exported, plain) if way == "slurm" else _kubernetes(exported, plain, device)
 
 
-def _slurm(found: Exported, name: str) -> Exported:
+def _slurm(exported: Exported, name: str) -> Exported:
     # One task a node starts its processes itself: it needs all cores, which srun would bind it to one of.
-    inner = f'export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; {found.launch} "$@"'
-    whole = "\n#SBATCH --exclusive" if found.node_devices > 1 else ""
+    inner = f'export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID; {exported.launch} "$@"'
+    whole = "\n#SBATCH --exclusive" if exported.node_devices > 1 else ""
     text = _SLURM.format(
-        job=name, whole=whole, nodes=found.nodes, each=found.node_devices, port=_PORT, inner=shlex.quote(inner)
+        job=name, whole=whole, nodes=exported.nodes, each=exported.node_devices, port=_PORT, inner=shlex.quote(inner)
     )
-    more = ("one such job for each server",) if found.copies > 1 else ()
-    notes = (*found.notes, "submit it: sbatch job.sbatch", *more)
-    return replace(found, files={**found.files, "job.sbatch": text}, notes=notes)
+    more = ("one such job for each server",) if exported.copies > 1 else ()
+    notes = (*exported.notes, "submit it: sbatch job.sbatch", *more)
+    return replace(exported, files={**exported.files, "job.sbatch": text}, notes=notes)
 
 
-def _kubernetes(found: Exported, name: str, device: Device) -> Exported:
+def _kubernetes(exported: Exported, name: str, device: Device) -> Exported:
     """Return an export with its objects: a Job of indexed pods for a training, a Deployment or a LeaderWorkerSet."""
     resource = resource_of(device)
-    if found.serves:
-        trees = [_replicas(found, name, resource) if found.nodes == 1 else _groups(found, name, resource)]
+    if exported.serves:
+        trees = [_replicas(exported, name, resource) if exported.nodes == 1 else _groups(exported, name, resource)]
     else:
-        trees = [*([_service(name)] if found.nodes > 1 else []), _job(found, name, resource)]
+        trees = [*([_service(name)] if exported.nodes > 1 else []), _job(exported, name, resource)]
     text = "---\n".join(_yaml.dump(tree) for tree in trees)
-    notes = (*found.notes, "the image is yours to name in job.yaml; start it: kubectl apply -f job.yaml")
-    return replace(found, files={**found.files, "job.yaml": text}, notes=notes)
+    notes = (*exported.notes, "the image is yours to name in job.yaml; start it: kubectl apply -f job.yaml")
+    return replace(exported, files={**exported.files, "job.yaml": text}, notes=notes)
 
 
-def _pod(found: Exported, variables: str, resource: str) -> dict[str, Any]:
+def _pod(exported: Exported, variables: str, resource: str) -> dict[str, Any]:
     """Return the specification of a pod of one node, which writes the files and starts them."""
     container = {
         "name": "main",
         "image": "IMAGE",
-        "command": ["bash", "-c", _script(found, variables)],
-        "resources": {"limits": {resource: found.node_devices}},
+        "command": ["bash", "-c", _script(exported, variables)],
+        "resources": {"limits": {resource: exported.node_devices}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     return {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
 
 
-def _script(found: Exported, variables: str) -> str:
+def _script(exported: Exported, variables: str) -> str:
     """Return what a pod runs: its files as here-documents but the script that is started last, then that."""
-    last = next((name for name in found.files if found.launch.startswith(f"bash {shlex.quote(name)}")), "")
-    own = found.files.get(last, "")
-    others = {name: text for name, text in found.files.items() if name != last}
+    last = next((name for name in exported.files if exported.launch.startswith(f"bash {shlex.quote(name)}")), "")
+    own = exported.files.get(last, "")
+    others = {name: text for name, text in exported.files.items() if name != last}
     parts = [f"cat > {shlex.quote(name)} <<'EOF'\n{text}EOF" for name, text in others.items()]
     lines = [line for line in own.splitlines() if not line.startswith("#")]
-    rest = found.launch.removeprefix(f"bash {shlex.quote(last)}").strip()
-    body = "\n".join(lines).replace('"$@"', rest or '"$@"') if own else found.launch
+    rest = exported.launch.removeprefix(f"bash {shlex.quote(last)}").strip()
+    body = "\n".join(lines).replace('"$@"', rest or '"$@"') if own else exported.launch
     return "\n".join([variables, *parts, body]).strip() + "\n"
 
 
-def _job(found: Exported, name: str, resource: str) -> dict[str, Any]:
+def _job(exported: Exported, name: str, resource: str) -> dict[str, Any]:
     index = "NODE_RANK=$JOB_COMPLETION_INDEX PET_NODE_RANK=$JOB_COMPLETION_INDEX"
     host = f"{name}-0.{name}"
     address = f"MASTER_ADDR={host} MASTER_PORT={_PORT} PET_MASTER_ADDR={host} PET_MASTER_PORT={_PORT}"
-    several = found.nodes > 1
-    pod = _pod(found, f"export {index} {address}" if several else "", resource)
+    several = exported.nodes > 1
+    pod = _pod(exported, f"export {index} {address}" if several else "", resource)
     pod |= {"restartPolicy": "Never"} | ({"subdomain": name} if several else {})
-    count = {"completions": found.nodes, "parallelism": found.nodes, "completionMode": "Indexed", "backoffLimit": 0}
+    count = {
+        "completions": exported.nodes,
+        "parallelism": exported.nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+    }
     spec = {**count, "template": {"metadata": {"labels": {"app": name}}, "spec": pod}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
@@ -125,16 +130,16 @@ def _service(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def _replicas(found: Exported, name: str, resource: str) -> dict[str, Any]:
+def _replicas(exported: Exported, name: str, resource: str) -> dict[str, Any]:
     labels = {"app": name}
-    template = {"metadata": {"labels": labels}, "spec": _pod(found, "", resource)}
-    spec = {"replicas": found.copies, "selector": {"matchLabels": labels}, "template": template}
+    template = {"metadata": {"labels": labels}, "spec": _pod(exported, "", resource)}
+    spec = {"replicas": exported.copies, "selector": {"matchLabels": labels}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
-def _groups(found: Exported, name: str, resource: str) -> dict[str, Any]:
+def _groups(exported: Exported, name: str, resource: str) -> dict[str, Any]:
     variables = "export NODE_RANK=$LWS_WORKER_INDEX MASTER_ADDR=$LWS_LEADER_ADDRESS"
-    template = {"size": found.nodes, "workerTemplate": {"spec": _pod(found, variables, resource)}}
-    spec = {"replicas": found.copies, "leaderWorkerTemplate": template}
+    template = {"size": exported.nodes, "workerTemplate": {"spec": _pod(exported, variables, resource)}}
+    spec = {"replicas": exported.copies, "leaderWorkerTemplate": template}
     named = {"metadata": {"name": name}}
     return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", **named, "spec": spec}

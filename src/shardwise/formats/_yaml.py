@@ -79,8 +79,8 @@ def _loader() -> Any:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key.start_mark)
                 if key.value in seen:
-                    said = f"the key {cut(key.value)} stands twice"
-                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                    rule = f"the key {cut(key.value)} stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, rule, key.start_mark)
                 seen.add(key.value)
             return dict(super().construct_mapping(node, deep))
 
@@ -131,15 +131,15 @@ def assigned(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     >>> assigned(["--recipe", "a", "train.micro_batch_size=2", "+model.fp8=null"])
     ({'train.micro_batch_size': 2, 'model.fp8': None}, ['--recipe', 'a'])
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest: list[str] = []
     for word in words:
         one = None if word.startswith("-") else _ASSIGNED.fullmatch(word)
         if one is None:
             rest.append(word)
         else:
-            found[one[1]] = value_of(one[2])
-    return found, rest
+            values[one[1]] = value_of(one[2])
+    return values, rest
 
 
 def value_of(text: str) -> Any:

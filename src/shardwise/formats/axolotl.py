@@ -25,7 +25,7 @@ _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
     saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
-_TOLD = ("tp", "cp", "dp", "ep", "micro_batch", "sharding", "shard", "recompute", "offload")
+_EXPORTED = ("tp", "cp", "dp", "ep", "micro_batch", "sharding", "shard", "recompute", "offload")
 _FSDP_OFFLOAD = ("optimizer", "gradients", "parameters")
 _LIGER, _CCE = "axolotl.integrations.liger.LigerPlugin", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
@@ -107,13 +107,13 @@ def _recompute(keys: Keys) -> Any:
 
 
 def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
-    found = plan.offload
+    offload = plan.offload
     if any(keys.flag(path) for path in _fsdp("offload_params")):
-        found += tuple(word for word in _FSDP_OFFLOAD if word not in found)
+        offload += tuple(word for word in _FSDP_OFFLOAD if word not in offload)
     moved = keys.raw("activation_offloading") not in (None, False)
     if moved or keys.word("gradient_checkpointing").startswith(("offload", "unsloth")):
-        found += ("activations",)
-    return found
+        offload += ("activations",)
+    return offload
 
 
 def _batches(keys: Keys, plan: Plan) -> tuple[Plan, int, int]:
@@ -150,13 +150,13 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     kind = "dora" if keys.flag("peft_use_dora") else "rslora" if keys.flag("peft_use_rslora") else "lora"
     if kind == "lora" and keys.raw("loraplus_lr_ratio") is not None:
         kind = "lora-plus"
-    found = _trainer.adapted(keys, kind, _ADAPTER)
+    fields = _trainer.adapted(keys, kind, _ADAPTER)
     if keys.flag("lora_target_linear"):
-        found["targets"] = ("all-linear",)
+        fields["targets"] = ("all-linear",)
     if keys.flag("peft_autocast_adapter_dtype") is False and not narrow and not wide:
-        found["adapter_precision"] = "bf16"
+        fields["adapter_precision"] = "bf16"
     # axolotl/loaders/model.py: BitsAndBytesConfig with bnb_4bit_use_double_quant True, nf4.
-    return found | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
+    return fields | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
@@ -264,7 +264,7 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return axolotl's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, _ = _trainer.processes(case)
     rank = f" --num_machines {nodes} --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR" if nodes > 1 else ""
     port = " --main_process_port $MASTER_PORT" if nodes > 1 else ""

@@ -17,7 +17,7 @@ from shardwise.formats._exported import (
     lost,
     refuse,
     script_words,
-    untold,
+    unexported,
     worded,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
@@ -35,7 +35,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "amp-fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
     "fp32": {},
 }
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
+_EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
 _SCRIPT = ("seq_len", "token_budget")
 _SPLIT = "activation_checkpointing.partition_activations"
 # deepspeed/runtime/engine.py hands optimizer.params on as they are; transformers and accelerate alone fill "auto" in.
@@ -122,7 +122,7 @@ def _plan(keys: Keys, num_devices: int) -> Plan:
 
 def _offload(keys: Keys, stage: int) -> tuple[str, ...]:
     """Return what lies in the host's memory: gradients go where the optimizer is that reads them (stage_1_and_2.py)."""
-    found: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
     for name, old, words in (
         ("offload_optimizer", "cpu_offload", ("optimizer", "gradients")),
         ("offload_param", "cpu_offload_params", ("parameters",)),
@@ -134,10 +134,10 @@ def _offload(keys: Keys, stage: int) -> tuple[str, ...]:
         elif place != "none" and stage < (3 if "parameters" in words else 1):
             keys.assumed.append(f"{words[0]} on the device: stage {stage} of ZeRO does not move them")
         elif place != "none":
-            found += words
+            offload += words
             if place == "nvme":
                 keys.assumed.append(f"{words[0]} in the host's memory: disks are not modelled")
-    return (*found, "activations") if keys.flag("activation_checkpointing.cpu_checkpointing") else found
+    return (*offload, "activations") if keys.flag("activation_checkpointing.cpu_checkpointing") else offload
 
 
 def _job(keys: Keys) -> Training:
@@ -208,10 +208,10 @@ def export(case: ExportCase) -> Exported:
     # Full recompute is a switch of the model, which the file does not have.
     case = worded(case)
     ours = replace(case.plan, recompute="none") if case.plan.recompute == "full" else case.plan
-    ours, found = untold(ours, _TOLD)
+    ours, differing = unexported(ours, _EXPORTED)
     tree = tree_of(replace(case, plan=ours))
     back = read_tree(tree, num_devices=ours.num_devices)
-    refuse("DeepSpeed", found | lost(replace(case, plan=ours), back, _SCRIPT), case)
+    refuse("DeepSpeed", differing | lost(replace(case, plan=ours), back, _SCRIPT), case)
     notes = [f"for the training script: the model, {script_words(case.job)}", _RATE]
     if case.plan.recompute == "full":
         notes.append("full recompute: turn gradient checkpointing on in the training script")

@@ -45,14 +45,14 @@ def _joined(text: str) -> str:
 def read(text: str, source: str, variables: Mapping[str, str], folder: str = ".") -> Launched:
     """Return the server, or the two pools, that a file's containers start."""
     trees = [_yaml.parse(part, source) for part in re.split(r"(?m)^---\s*$", text) if part.strip()]
-    beside = LaunchFiles(folder, named={name: text for tree in trees for name, text in _files(tree)})
+    files = LaunchFiles(folder, named={name: text for tree in trees for name, text in _files(tree)})
     services = [one for tree in trees for one in services_of(_composed(tree, variables))]
-    found = [(one, read_launch(one.text, source, {**one.variables, **variables}, beside)) for one in services]
-    if not found:
+    launches = [(one, read_launch(one.text, source, {**one.variables, **variables}, files)) for one in services]
+    if not launches:
         rule = "starts no engine that is known"
         raise InputError([Problem("from", source, rule, "give a file with the launch line of an engine")])
     pools: dict[str, tuple[Service, Launched]] = {}
-    for service, one in found:
+    for service, one in launches:
         role = one.role or service.role
         pools.setdefault(role if role in ("prefill", "decode") else "both", (service, one))
     if "prefill" in pools and ("decode" in pools or "both" in pools):
@@ -113,8 +113,12 @@ _ADDED = "VLLM_ADDITIONAL_ARGS"
 
 
 def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    said = one.get("environment", {})
-    pairs = said.items() if isinstance(said, Mapping) else (str(word).partition("=")[::2] for word in said or ())
+    environment = one.get("environment", {})
+    pairs = (
+        environment.items()
+        if isinstance(environment, Mapping)
+        else (str(word).partition("=")[::2] for word in environment or ())
+    )
     own = {str(name): str(value) for name, value in pairs if value not in (None, "")}
 
     def filled(word: str) -> str:
@@ -132,8 +136,8 @@ def _container(one: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str
     deploy = one.get("deploy", {})
     copies = deploy.get("replicas") if isinstance(deploy, Mapping) else None
     started = {"command": words("entrypoint")} if one.get("entrypoint") else {}
-    found = {"image": str(one.get("image", "")), **started, "args": words("command"), "replicas": copies}
-    return {key: value for key, value in found.items() if value is not None}
+    container = {"image": str(one.get("image", "")), **started, "args": words("command"), "replicas": copies}
+    return {key: value for key, value in container.items() if value is not None}
 
 
 def _files(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -153,13 +157,13 @@ def _replicated(service: Service, one: Launched) -> Launched:
 def _pools(first: tuple[Service, Launched], last: tuple[Service, Launched]) -> Launched:
     """Return a decode pool with the pool before it that computes prompts."""
     prompts, decode = _replicated(*first), _replicated(*last)
-    found = decode.values
+    values = decode.values
     pool = {"prefill_workers": first[0].replicas}
     pool |= {f"prefill_{axis}": prompts.values.get(axis, 1) for axis in ("tp", "pp")}
     if "ep" in prompts.values:
         pool["prefill_ep"] = prompts.values["ep"]
     return replace(
-        decode, values={**found, **pool}, num_devices=decode.num_devices + prompts.num_devices, role="",
+        decode, values={**values, **pool}, num_devices=decode.num_devices + prompts.num_devices, role="",
         understood=(*decode.understood, *prompts.understood),
         assumed=tuple(dict.fromkeys((*decode.assumed, *prompts.assumed))),
         ignored=(*decode.ignored, *prompts.ignored), silent=(*decode.silent, *prompts.silent),

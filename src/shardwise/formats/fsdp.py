@@ -17,7 +17,7 @@ from shardwise.formats._exported import (
     lost,
     refuse,
     script_words,
-    untold,
+    unexported,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.plans import Plan, Recompute, Sharding, Training, find_stack, in_groups, shard_of
@@ -36,7 +36,7 @@ _SHARDINGS: dict[str, Sharding] = {
 }
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-fp16", "fp8": "fp8"}
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
+_EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 _SCRIPT = ("seq_len", "global_batch", "optimizer", "token_budget")
 # CPUOffload of FSDP moves parameters and gradients, and so the optimizer that updates them.
 HOST = ("optimizer", "gradients", "parameters")
@@ -232,12 +232,12 @@ def _switched(plan: Plan) -> tuple[Plan, str]:
 def export(case: ExportCase) -> Exported:
     """Return accelerate's YAML for a case; raises `InputError` naming every field that it cannot be told."""
     plain, switched = _switched(replace(canonical_plan(case.plan), micro_batch=0))
-    ours, found = untold(plain, _TOLD)
+    ours, differing = unexported(plain, _EXPORTED)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     text = _yaml.dump(tree)
     back = read(text)
     steps = case.job.global_batch // max(case.plan.micro_batch * case.plan.dp, 1)
-    refuse("accelerate", found | lost(replace(case, plan=ours), back, _SCRIPT), case)
+    refuse("accelerate", differing | lost(replace(case, plan=ours), back, _SCRIPT), case)
     note = (
         f"for the training script: {case.plan.micro_batch} a device of {script_words(case.job)}, {steps} accumulation "
         f"steps, optimizer {case.job.optimizer}{switched}"

@@ -43,17 +43,17 @@ def _quantised(name: str) -> str:
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that llama.cpp cannot be told."""
-    found = check(one, "llamacpp", _written_formats())
+    types = check(one, "llamacpp", _written_formats())
     p, job, cache = one.plan, one.job, one.job.kv_cache
     for name in ("adapter_rank", "speculative_method"):
         if value := getattr(job, name):
-            found.add(name, value, "is a file of its own to llama.cpp", "leave it out, and add --lora or --model-draft")
+            types.add(name, value, "is a file of its own to llama.cpp", "leave it out, and add --lora or --model-draft")
     if job.memory_fraction:
         rule = "llama.cpp takes what its buffers need, whatever the share"
-        found.add("memory_fraction", job.memory_fraction, rule, "leave it out")
+        types.add("memory_fraction", job.memory_fraction, rule, "leave it out")
     kinds = {ours or "fp16": theirs for theirs, ours in _CACHES.items()}
     if cache and cache not in kinds:
-        found.add("kv_cache", cache, "is no type of a cache of llama.cpp", "use one of " + ", ".join(kinds))
+        types.add("kv_cache", cache, "is no type of a cache of llama.cpp", "use one of " + ", ".join(kinds))
     slots, devices = one.sequences, p.tp * p.pp
     words: Words = {"--ctx-size": slots * one.context, "--parallel": slots}
     words["--n-gpu-layers"] = job.gpu_layers if job.gpu_layers >= 0 else "all"
@@ -67,7 +67,7 @@ def words_of(one: Deployment) -> Words:
         words["--ubatch-size"] = one.step_tokens
     if not one.asked.prefixes:
         words["--no-cache-prompt"] = True
-    refuse(found)
+    refuse(types)
     return words
 
 
@@ -95,13 +95,13 @@ def _stages(shares: Sequence[float], layers: int) -> tuple[int, ...]:
 
 def _numbers(line: LaunchLine, shares: Sequence[str]) -> list[float]:
     """Return shares as numbers; what is none is a problem, and counts as one."""
-    found = []
+    numbers = []
     for share in shares:
         number = float(share) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", share, re.ASCII) else 0.0
         if not number:
             line.problems.add("--tensor-split", share, "must be shares above 0", "write for example 3,1")
-        found.append(number or 1.0)
-    return found
+        numbers.append(number or 1.0)
+    return numbers
 
 
 def _written_formats() -> tuple[str, ...]:
@@ -115,14 +115,16 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
     kind = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}.get(report.case.format.name, report.case.format.name.upper())
     file = f"{one.model.rpartition('/')[2]}-{kind}.gguf"
     if one.nodes > 1:
-        found = Problems()
-        found.add("on", report.case.cluster.name, "llama.cpp's server runs on one node", "use the devices of one node")
-        refuse(found)
+        problems = Problems()
+        problems.add(
+            "on", report.case.cluster.name, "llama.cpp's server runs on one node", "use the devices of one node"
+        )
+        refuse(problems)
     notes = [f"{file} is yours to make or to fetch"]
     return written(one, "llamacpp", f"llama-server --model {shlex.quote(file)}", words_of(one), notes)
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
+def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `llama-server`.
 
     >>> one = read_words("-hf bartowski/Llama-3.1-8B-GGUF:Q8_0 -c 32768 -np 4 -ctk q8_0 -ctv q8_0".split(), "run.sh")

@@ -24,7 +24,7 @@ _LORA = _trainer.AdapterKeys(
     usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
 _OFT = replace(_LORA, rank="oft_rank", dropout="", targets="oft_target", usual_rank=0)
-_TOLD = ("dp", "micro_batch", "sharding", "recompute", "offload")
+_EXPORTED = ("dp", "micro_batch", "sharding", "recompute", "offload")
 _STAGES = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "rm"}
 # hparams/finetuning_args.py: a switch for each optimizer that transformers' own word does not name.
 _SWITCHES = {"use_galore": "galore", "use_apollo": "apollo", "use_muon": "muon"}
@@ -53,14 +53,14 @@ def read(text: str, source: str = "llamafactory.yaml", around: ImportContext = P
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
         return _case(Keys(_yaml.parse(text, source), _TABLE, source), source, around)
-    found = started(text, {f"--{key}" for key in table(_TABLE)["read"]}.__contains__, source, around.variables)
-    keys = Keys(_trainer.spelled_words(found.arguments), _TABLE, source)
+    launch = started(text, {f"--{key}" for key in table(_TABLE)["read"]}.__contains__, source, around.variables)
+    keys = Keys(_trainer.spelled_words(launch.arguments), _TABLE, source)
     _yaml.refuse_open(keys)
     # launcher.py: NNODES is 1 unless said.
-    launched = around.num_devices or found.launch.num_devices or found.launch.devices_per_node
+    launched = around.num_devices or launch.launch.num_devices or launch.launch.devices_per_node
     case = _case(keys, source, replace(around, num_devices=launched))
-    each = 0 if around.num_devices else found.launch.devices_per_node
-    return replace(case, devices_per_node=each, assumed=(*found.notes, *case.assumed))
+    each = 0 if around.num_devices else launch.launch.devices_per_node
+    return replace(case, devices_per_node=each, assumed=(*launch.notes, *case.assumed))
 
 
 def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
@@ -119,10 +119,10 @@ def _objective(keys: Keys) -> dict[str, Any]:
     (train/trainer_utils.py create_ref_model).
     """
     stage, loss = keys.word("stage"), keys.word("pref_loss")
-    found = _trainer.objective(keys, loss if stage == "dpo" and loss in ("orpo", "simpo") else stage)
+    fields = _trainer.objective(keys, loss if stage == "dpo" and loss in ("orpo", "simpo") else stage)
     copied = keys.raw("ref_model") is not None or keys.word("finetuning_type") == "oft"
-    compares = found and found["reference"] != "none" and OBJECTIVES[found["method"]].reference
-    return found | ({"reference": "copy"} if copied and compares else {})
+    compares = fields and fields["reference"] != "none" and OBJECTIVES[fields["method"]].reference
+    return fields | ({"reference": "copy"} if copied and compares else {})
 
 
 def _plan(keys: Keys, devices: int) -> Plan:
@@ -162,13 +162,13 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     method = next((ours for theirs, ours in switches.items() if keys.flag(theirs)), kind)
     if method == "lora" and keys.raw("loraplus_lr_ratio") is not None:
         method = "lora-plus"
-    found = _trainer.adapted(keys, method, _OFT if kind == "oft" else _LORA)
+    fields = _trainer.adapted(keys, method, _OFT if kind == "oft" else _LORA)
     if kind == "oft":
         side = keys.whole("oft_block_size") or OFT_BLOCK
-        found["oft_block_size"] = 0 if found["rank"] or side == OFT_BLOCK else side
+        fields["oft_block_size"] = 0 if fields["rank"] or side == OFT_BLOCK else side
     if keys.flag("pure_bf16") and not bits:
-        found["adapter_precision"] = "bf16"
-    return found | {"base": base_of(keys, bits, keys.word("quantization_method"))}
+        fields["adapter_precision"] = "bf16"
+    return fields | {"base": base_of(keys, bits, keys.word("quantization_method"))}
 
 
 def unfrozen(keys: Keys, under: str = "") -> tuple[str, ...]:
@@ -283,7 +283,7 @@ def freeze_words(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return LLaMA-Factory's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, each = _trainer.processes(case)
     start = f"FORCE_TORCHRUN=1 NNODES={nodes} NPROC_PER_NODE={each} llamafactory-cli train llamafactory.yaml"
     return _trainer.checked_file(case, _TABLE, "llamafactory.yaml", text, start)

@@ -25,7 +25,7 @@ _LORA = _trainer.AdapterKeys(
     usual_targets=("all-linear",),
 )  # fmt: skip
 _DROPOUT = 0.05
-_TOLD = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
+_EXPORTED = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
 _OFFLOADED = ("optimizer", "gradients", "parameters")
 
 
@@ -152,12 +152,12 @@ def _adapter(keys: Keys) -> dict[str, Any]:
         return {}
     switches = {"use_dora": "dora", "use_rslora": "rslora"}
     method = next((ours for theirs, ours in switches.items() if keys.flag(f"peft_config.{theirs}")), "lora")
-    found = _trainer.adapted(keys, method, _LORA)
+    fields = _trainer.adapted(keys, method, _LORA)
     if keys.raw(_LORA.dropout) is None:
-        found["adapter_dropout"] = _DROPOUT
+        fields["adapter_dropout"] = _DROPOUT
     # plugins/model_plugins/quantization.py: bnb without a number is of four bits, auto is none.
     bits = bits or (4 if quantised == "bnb" else None)
-    return found | {"base": base_of(keys, bits, quantised.replace("auto", "bnb"), "quant_config.")}
+    return fields | {"base": base_of(keys, bits, quantised.replace("auto", "bnb"), "quant_config.")}
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
@@ -202,13 +202,15 @@ def _adapter_words(job: Training) -> dict[str, Any]:
     bits = {"nf4-dq": 4, "nf4": 4, "int8": 8}.get(job.base)
     if not bits:
         return {"peft_config": tree}
-    held = {"name": "bnb", "quantization_bit": bits} | ({"double_quantization": False} if job.base == "nf4" else {})
-    return {"peft_config": tree, "quant_config": held}
+    quantization = {"name": "bnb", "quantization_bit": bits} | (
+        {"double_quantization": False} if job.base == "nf4" else {}
+    )
+    return {"peft_config": tree, "quant_config": quantization}
 
 
 def export(case: ExportCase) -> Exported:
     """Return LLaMA-Factory's v1 YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, each = _trainer.processes(case)
     start = f"USE_V1=1 FORCE_TORCHRUN=1 NNODES={nodes} NPROC_PER_NODE={each} llamafactory-cli sft llamafactory_v1.yaml"
     return _trainer.checked_file(case, _TABLE, "llamafactory_v1.yaml", text, start)

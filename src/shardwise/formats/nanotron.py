@@ -22,7 +22,7 @@ _P, _T, _O, _M = "parallelism.", "tokens.", "optimizer.", "model."
 _CONFIG = _M + "model_config."
 # parallelism_config.py __post_init__: without an engine all forward passes run before the first backward pass.
 _ENGINES: dict[str, Schedule] = {"1f1b": "1f1b", "afab": "gpipe"}
-_TOLD = (
+_EXPORTED = (
     *("tp", "cp", "pp", "dp", "ep", "micro_batch", "sequence_parallel", "sharding", "schedule", "recompute", "cp_kind"),
 )
 
@@ -101,8 +101,8 @@ def _precision(keys: Keys) -> str:
 
 def _optimizer(keys: Keys) -> str:
     word = keys.word(_O + "optimizer_factory.name") or "adamw"
-    found = {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain"}.get(word, "")
-    return _trainer.known_optimizer(keys, word, found)
+    optimizer = {"adamw": "adam", "adam": "adam", "sgd": "sgd-plain"}.get(word, "")
+    return _trainer.known_optimizer(keys, word, optimizer)
 
 
 def _stack(keys: Keys) -> Stack:
@@ -159,7 +159,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "dp": p.dp,
         "pp": p.pp,
         "tp": p.tp,
-        "pp_engine": next((said for said, ours in _ENGINES.items() if ours == p.schedule), "1f1b"),
+        "pp_engine": next((theirs for theirs, ours in _ENGINES.items() if ours == p.schedule), "1f1b"),
         "tp_mode": "REDUCE_SCATTER" if p.sequence_parallel and p.tp > 1 else "ALL_REDUCE",
         "tp_linear_async_communication": case.stack.overlap_input_gradients,
         "recompute_layer": p.recompute == "full",
@@ -194,7 +194,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return nanotron's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, each = _trainer.processes(case)
     start = f"torchrun --nnodes {nodes} --nproc_per_node {each} run_train.py --config-file nanotron.yaml"
     return _trainer.checked_file(case, _TABLE, "nanotron.yaml", text, start)

@@ -23,7 +23,7 @@ from shardwise.formats._exported import (
     Exported,
     lost,
     refuse,
-    untold,
+    unexported,
     worded,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
@@ -71,16 +71,16 @@ def read(text: str, source: str = "nemo.yaml", around: ImportContext = PLAIN) ->
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
         return _case(_yaml.resolved(dict(flat_keys(_yaml.parse(text, source)))), Launch(source=source), around)
-    found = started(text, _known, source, around.variables)
-    said, words = _yaml.assigned((*found.arguments, *around.more))
+    launch = started(text, _known, source, around.variables)
+    assigned, words = _yaml.assigned((*launch.arguments, *around.more))
     flags = _flags(words)
     if path := flags.pop("config_file", ""):
         whole = below(source, str(path), around.follow, "config_file")
-        said = dict(flat_keys(_yaml.parse(read_text(whole, YAML_BYTES, "config_file"), whole))) | flags | said
+        assigned = dict(flat_keys(_yaml.parse(read_text(whole, YAML_BYTES, "config_file"), whole))) | flags | assigned
     else:
-        said = flags | said
-    case = _case(_yaml.resolved(said), found.launch, around)
-    return replace(case, assumed=(*found.notes, *case.assumed))
+        assigned = flags | assigned
+    case = _case(_yaml.resolved(assigned), launch.launch, around)
+    return replace(case, assumed=(*launch.notes, *case.assumed))
 
 
 def _known(word: str) -> bool:
@@ -91,7 +91,7 @@ def _known(word: str) -> bool:
 
 def _flags(words: Sequence[str]) -> dict[str, Any]:
     """Return what options of the launchers set, by the path of the setting; what they do not have keeps its name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -100,8 +100,8 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
             name = name.lstrip("-").replace("-", "_")
             if not equals:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
-            found[table(_TABLE)["flags"].get(name, name)] = _yaml.value_of(value)
-    return found
+            values[table(_TABLE)["flags"].get(name, name)] = _yaml.value_of(value)
+    return values
 
 
 def _case(values: Mapping[str, Any], launch: Launch, around: ImportContext, known: Model | None = None) -> Imported:
@@ -231,10 +231,10 @@ def _precision(keys: Keys) -> tuple[tuple[str, object], ...]:
 def _adapter(keys: Keys) -> tuple[str, _trainer.AdapterKeys]:
     """Return the method of adapters, empty for none, and where its settings stand."""
     schemes = ("peft", "mode", "peft.peft_scheme", "model.peft.peft_scheme", "peft._target_")
-    said = " ".join(keys.word(path) for path in schemes)
+    schemes_text = " ".join(keys.word(path) for path in schemes)
     stated = any(path.startswith("peft.") and value is not None for path, value in keys.values.items())
-    found = next((kind for kind in ("dora", "lora") if kind in said), "lora" if stated else "")
-    return found, _OLD_ADAPTER if "model.peft.peft_scheme" in keys.values else _ADAPTER
+    method = next((kind for kind in ("dora", "lora") if kind in schemes_text), "lora" if stated else "")
+    return method, _OLD_ADAPTER if "model.peft.peft_scheme" in keys.values else _ADAPTER
 
 
 def _of_recipe(keys: Keys) -> Model | None:
@@ -261,11 +261,11 @@ def _devices(keys: Keys, launch: Launch, around: ImportContext) -> Launch:
     each = keys.whole("trainer.devices", rest=True) or keys.whole("gpus_per_node") or launch.devices_per_node
     nodes = keys.whole("trainer.num_nodes") or 1
     named = re.search(r"_(\d{1,6})gpu", str(keys.raw("recipe") or ""))
-    said = (keys.whole("trainer.devices", rest=True) or 0) * nodes or keys.whole("num_gpus") or launch.num_devices
-    said = said or (int(named[1]) if named else 0)
-    if around.num_devices and around.num_devices != said:
+    stated = (keys.whole("trainer.devices", rest=True) or 0) * nodes or keys.whole("num_gpus") or launch.num_devices
+    stated = stated or (int(named[1]) if named else 0)
+    if around.num_devices and around.num_devices != stated:
         return replace(launch, num_devices=around.num_devices, devices_per_node=0)
-    return replace(launch, num_devices=said, devices_per_node=each or 0)
+    return replace(launch, num_devices=stated, devices_per_node=each or 0)
 
 
 def _name(path: str) -> str:
@@ -275,28 +275,28 @@ def _name(path: str) -> str:
     ('num_experts', 'context_parallel_size', '')
     """
     section, _, last = path.rpartition(".")
-    found = table(_TABLE)
-    if section not in found["sections"]["keys"]:
+    names = table(_TABLE)
+    if section not in names["sections"]["keys"]:
         return ""
-    name = found["names"].get(last, last)
+    name = names["names"].get(last, last)
     if name == "optimizer" and section not in ("optimizer", "optim", "optim.config", "model.optim"):
         return ""
-    return name if name in by_name() and path not in found["read"] else ""
+    return name if name in by_name() and path not in names["read"] else ""
 
 
 def _worded_table(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of settings with those of a file that Megatron-LM has, as its table of arguments has them."""
-    found = dict(table(_TABLE))
+    words_table = dict(table(_TABLE))
     named = {path: by_name()[name] for path in values if (name := _name(path))}
     reasons = {
         word: {"because": because, "keys": [path for path, one in named.items() if one.meaning == word]}
         for word, because in facts()["reasons"].items()
     }
     quiet = [path for path, one in named.items() if one.meaning == "none"]
-    found["read"] = found["read"] | {path: one.meaning[5:] for path, one in named.items() if one.read}
-    found["reasons"] = reasons | found["reasons"]
-    found["silent"] = {"keys": [*quiet, *found["silent"]["keys"]]}
-    return found
+    words_table["read"] = words_table["read"] | {path: one.meaning[5:] for path, one in named.items() if one.read}
+    words_table["reasons"] = reasons | words_table["reasons"]
+    words_table["silent"] = {"keys": [*quiet, *words_table["silent"]["keys"]]}
+    return words_table
 
 
 def _paths() -> dict[str, str]:
@@ -325,8 +325,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         one = arguments()[option]
         if value is not None and one.name not in _PRECISIONS and (value is not False or one.name in _SAID_OFF):
             section, _, last = _paths()[one.name].partition(".")
-            said = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
-            tree.setdefault(section, {})[last] = said
+            shown = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
+            tree.setdefault(section, {})[last] = shown
     if "comm_overlap" in tree:  # None in most recipes, where a mapping alone would stay one
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
@@ -367,17 +367,17 @@ def _peft(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return overrides of a recipe for a case; raises `InputError` naming every field that they cannot say."""
-    plan, found = untold(worded(case).plan, _write.TOLD | {"offload"})
+    plan, differing = unexported(worded(case).plan, _write.EXPORTED | {"offload"})
     case = replace(case, plan=plan)
     text, nodes = _yaml.dump(tree_of(case)), _trainer.processes(case)
     recipe = re.sub(r"[^a-z0-9]+", "_", case.model.name.lower().replace("llama-", "llama").replace(".", ""))
     mode = case.job.adapter or "pretrain"
     start = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} pretrain_with_yaml.py --config-file nemo.yaml"
     back = read_beside(text, case.model, case.plan.num_devices)
-    refuse("Megatron-Bridge", found | lost(case, back), case)
+    refuse("Megatron-Bridge", differing | lost(case, back), case)
     made = _trainer.checked_file(case, _TABLE, "nemo.yaml", text, start)
-    said = flat_keys(_yaml.parse(text))
-    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in said]
+    values = flat_keys(_yaml.parse(text))
+    words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values]
     words = [f"++{word}" if word.startswith(_FORCED) else word for word in words]
     head = f"torchrun --nnodes {nodes[0]} --nproc_per_node {nodes[1]} run_recipe.py --model {recipe} --mode {mode}"
     script = " \\\n    ".join([f"#!/bin/bash\n{head}", *map(shlex.quote, words), '"$@"']) + "\n"

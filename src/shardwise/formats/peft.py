@@ -59,11 +59,11 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     elif pattern is None:
         keys.assumed.append("targets q, v: peft's own list of most models where no modules are named")
     usual = 0 if method == "oft" else _KEYS.usual_rank  # blocks of a size say no rank
-    found = _trainer.adapted(keys, method, replace(_KEYS, rank=named, usual_rank=usual))
+    fields = _trainer.adapted(keys, method, replace(_KEYS, rank=named, usual_rank=usual))
     if method == "oft":
         side = keys.whole("oft_block_size", least=0) or 0
-        found["oft_block_size"] = 0 if keys.whole(named, least=0) or side == OFT_BLOCK else side
-    return found
+        fields["oft_block_size"] = 0 if keys.whole(named, least=0) or side == OFT_BLOCK else side
+    return fields
 
 
 def serve(text: str, source: str) -> Launched:

@@ -76,17 +76,17 @@ def _limits(one: Deployment) -> Words:
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
-    found = check(one, "sglang")
-    words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, found) | _proposed(one, found)
+    launch_types = check(one, "sglang")
+    words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, launch_types) | _proposed(one, launch_types)
     if one.role:
         words["--disaggregation-mode"] = one.role
-    refuse(found)
+    refuse(launch_types)
     return words
 
 
-def _proposed(one: Deployment, found: Problems) -> Words:
+def _proposed(one: Deployment, problems: Problems) -> Words:
     """Return what proposes tokens: a chain of them, as the answer has it, and the token that a step makes anyway."""
-    method, draft = proposer(one, "SGLang", _PROPOSERS, found)
+    method, draft = proposer(one, "SGLang", _PROPOSERS, problems)
     if not method:
         return {}
     depth = one.job.num_speculative_tokens
@@ -124,8 +124,8 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     if not method:
         return {}
     line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
-    depth, beside = _depth(line, method)
-    if beside > 1:
+    depth, branches = _depth(line, method)
+    if branches > 1:
         line.assumed.append("guesses of one branch: a tree of them is not modelled")
     draft = line.word("--speculative-draft-model-path") if method in ("eagle", "draft_model") else ""
     return {"speculative_method": method, "num_speculative_tokens": depth, "draft_model": draft}
@@ -137,18 +137,18 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
     # sglang 0.5.23 kernels/jit/csrc/ngram_corpus/param.h get_draft_token_num: one row is the token before the guesses,
     # whatever the steps; srt/arg_groups/speculative_hook.py _handle_ngram, _auto_choose_speculative_params: if silent.
     if method == "ngram":
-        told, depth = rows, max((rows or 12) - 1, 1)
-        beside = line.whole("--speculative-ngram-max-bfs-breadth") or 10
+        defaults, depth = rows, max((rows or 12) - 1, 1)
+        breadth = line.whole("--speculative-ngram-max-bfs-breadth") or 10
     else:
         tree = method == "eagle" and re.search(r"llama-?[23]", str(line.values.get("--model-path", "")).lower())
-        told, depth = steps or rows, steps or max(rows - 1, 0) or (5 if tree else 3)
-        beside = line.whole("--speculative-eagle-topk") or (4 if tree and not told else 1)
-    if not told:
+        defaults, depth = steps or rows, steps or max(rows - 1, 0) or (5 if tree else 3)
+        breadth = line.whole("--speculative-eagle-topk") or (4 if tree and not defaults else 1)
+    if not defaults:
         line.assumed.append(f"num_speculative_tokens {depth}: SGLang's own choice where a launch says none")
-    return depth, beside
+    return depth, breadth
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
+def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
     >>> words = "--model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep 8".split()
@@ -156,7 +156,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     >>> one.num_devices, one.values["dp"], one.values["ep"], one.values["max_sequences"], "tp" in one.values
     (8, 8, 8, 64, True)
     """
-    line = LaunchLine([*flags_of_file(words, beside), *words], "sglang.toml", source)
+    line = LaunchLine([*flags_of_file(words, files), *words], "sglang.toml", source)
     model = line.model("--model-path")
     ranks, pp, dp, ep = (line.whole(f"--{axis}-size") or 1 for axis in ("tp", "pp", "dp", "ep"))
     # srt/arg_groups/fields/parallel.py: with a flag of their own, groups of attention are no replicas of the model.

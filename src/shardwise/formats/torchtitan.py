@@ -14,14 +14,14 @@ from typing import Any
 from shardwise.files import file_name, parse_toml
 from shardwise.formats import _trainer
 from shardwise.formats._exported import (
+    Differences,
     ExportCase,
     Exported,
-    Found,
     alone,
     changed,
     lost,
     refuse,
-    untold,
+    unexported,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
@@ -42,7 +42,7 @@ from shardwise.records import replace
 
 _TABLE = "torchtitan.toml"
 _P = "parallelism."
-_TOLD = frozenset(
+_EXPORTED = frozenset(
     (
         *("tp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "schedule"),
         *("sharding", "shard", "recompute", "recompute_layers", "stage_layers", "offload"),
@@ -100,8 +100,8 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         keys.fail("training.global_batch_size", f"must be a multiple of {_local(keys) * plan.dp}", "change it")
     kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
-    told = replace(stack.settings, fp8_recipe=recipe, keeps_products=kept, pipeline_runs=max(runs, 1))
-    stack = replace(stack, settings=told)
+    settings = replace(stack.settings, fp8_recipe=recipe, keeps_products=kept, pipeline_runs=max(runs, 1))
+    stack = replace(stack, settings=settings)
     devices = _trainer.world(keys, num_devices, plan, _P + "data_parallel_shard_degree")
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
 
@@ -161,12 +161,12 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
 
 
 def _schedule(keys: Keys, pp: int) -> Schedule:
-    said = keys.raw(_P + "pipeline_parallel_schedule") or "1F1B"
+    word = keys.raw(_P + "pipeline_parallel_schedule") or "1F1B"
     if pp == 1:
         return "1f1b"
-    if said not in _SCHEDULES:
+    if word not in _SCHEDULES:
         keys.fail(_P + "pipeline_parallel_schedule", "is not a schedule of plans", f"use {', '.join(_SCHEDULES)}")
-    return _SCHEDULES.get(said, "1f1b")
+    return _SCHEDULES.get(word, "1f1b")
 
 
 def _pieces(keys: Keys) -> tuple[int, ...]:
@@ -217,10 +217,10 @@ def _precision(keys: Keys) -> str:
     if any("float8" in str(one) for one in keys.raw("model.converters") or ()):
         return "fp8-amp"
     kinds = (keys.word("training.dtype") or "float32", keys.word("training.mixed_precision_param") or "bfloat16")
-    found = next((name for name, pair in _TYPES.items() if pair == kinds), "")
-    if not found:
+    precision = next((name for name, pair in _TYPES.items() if pair == kinds), "")
+    if not precision:
         keys.fail("training.dtype", "has no recipe with this mixed_precision_param", "use float32 with bfloat16")
-    return found
+    return precision
 
 
 def _optimizer(keys: Keys) -> str:
@@ -329,10 +329,10 @@ def export(case: ExportCase) -> Exported:
     """Return torchtitan's TOML for a case; raises `InputError` naming every field that it cannot be told."""
     import tomli_w
 
-    ours, found = untold(alone(case.plan), _TOLD)
+    ours, differing = unexported(alone(case.plan), _EXPORTED)
     tree, checked = tree_of(replace(case, plan=ours)), table(_TABLE)["checked"]
     back = read_tree(tree, num_devices=ours.num_devices)
-    refuse("torchtitan", found | _lost(replace(case, plan=ours), back), case)
+    refuse("torchtitan", differing | _lost(replace(case, plan=ours), back), case)
     name = file_name(case.model.name, ".toml")
     nodes = max(ours.num_devices // case.cluster.devices_per_node, 1)
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {ours.num_devices // nodes} -m torchtitan.train"
@@ -349,13 +349,13 @@ def export(case: ExportCase) -> Exported:
     )
 
 
-def _lost(case: ExportCase, back: Imported) -> Found:
+def _lost(case: ExportCase, back: Imported) -> Differences:
     """Return what of the model and of the job does not come back."""
-    found = lost(case, back)
+    differing = lost(case, back)
     if back.model is None or back.model.name != case.model.name:
-        found["model"] = (case.model.name, back.model.name if back.model else "")
+        differing["model"] = (case.model.name, back.model.name if back.model else "")
     if any(block.feed_forward is not None and hasattr(block.feed_forward, "experts") for block in case.model.kinds):
         own = case.model.name in table(_TABLE)["models"]
         pair = (case.model.name, case.model.name if own else "one of " + ", ".join(table(_TABLE)["models"]))
-        found |= changed({"model": pair})
-    return found
+        differing |= changed({"model": pair})
+    return differing

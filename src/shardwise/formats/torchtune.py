@@ -24,7 +24,7 @@ _ADAPTER = _trainer.AdapterKeys(
     rank="model.lora_rank", alpha="model.lora_alpha", dropout="model.lora_dropout", targets="model.lora_attn_modules",
     saved="", usual_rank=8, usual_targets=("q_proj", "v_proj"),
 )  # fmt: skip
-_TOLD = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "recompute_layers", "offload")
+_EXPORTED = ("tp", "dp", "micro_batch", "sharding", "shard", "recompute", "recompute_layers", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
 _OPTIMIZERS = {
     "torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "bitsandbytes.optim.PagedAdamW8bit": "paged-adam8bit",
@@ -137,14 +137,14 @@ def _optimizer(keys: Keys) -> str:
 def _adapter(keys: Keys, builder: str) -> dict[str, Any]:
     if not builder.startswith(("lora_", "qlora_")):
         return {}
-    found = _trainer.adapted(keys, "dora" if keys.flag("model.use_dora") else "lora", _ADAPTER)
-    targets = tuple(_OUTPUT[1] if word == _OUTPUT[0] else word for word in found["targets"])
+    fields = _trainer.adapted(keys, "dora" if keys.flag("model.use_dora") else "lora", _ADAPTER)
+    targets = tuple(_OUTPUT[1] if word == _OUTPUT[0] else word for word in fields["targets"])
     more = ("mlp",) if keys.flag("model.apply_lora_to_mlp") else ()
-    targets = ("all-linear",) if more and set(found["targets"]) == set(_LINEAR) else (*targets, *more)
+    targets = ("all-linear",) if more and set(fields["targets"]) == set(_LINEAR) else (*targets, *more)
     head = ("head",) if keys.flag("model.apply_lora_to_output") else ()
     quantized = builder.startswith("qlora_") or keys.flag("model.quantize_base")
     # torchao's NF4: an 8-bit scale for 64 elements and an fp32 one for 256 of those, as bitsandbytes' double one.
-    return found | {"targets": (*targets, *head), "base": "nf4-dq" if quantized else ""}
+    return fields | {"targets": (*targets, *head), "base": "nf4-dq" if quantized else ""}
 
 
 def _stack(keys: Keys) -> Stack:
@@ -211,7 +211,7 @@ def _adapter_words(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return torchtune's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, each = _trainer.processes(case)
     kind = "lora" if case.job.adapter else "full"
     many = case.plan.num_devices > 1

@@ -56,9 +56,9 @@ def _seconds(text: object, unit: float) -> float:
     if unit:
         return float(str(text)) * unit
     whole, _, part = str(text).strip().partition(".")
-    found = datetime.fromisoformat(whole.replace("T", " ").split("+")[0])
+    moment = datetime.fromisoformat(whole.replace("T", " ").split("+")[0])
     digits = part.split("+")[0].rstrip("Z")
-    return (found - datetime(1970, 1, 1)).total_seconds() + (float(f"0.{digits}") if digits else 0.0)
+    return (moment - datetime(1970, 1, 1)).total_seconds() + (float(f"0.{digits}") if digits else 0.0)
 
 
 def _of_vllm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
@@ -68,9 +68,9 @@ def _of_vllm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any
     if data.get("start_times") is None:
         rule = "has lengths but no start_times: its release of the benchmark does not write when requests were sent"
         raise _fail(path, 0, rule, "use a release that does, or say --rate with --input-tokens and --output-tokens")
-    found = [data.get(key) for key in ("start_times", "input_lens", "output_lens")]
-    columns = [one for one in found if isinstance(one, list)]
-    if len(columns) < len(found) or len({len(one) for one in columns}) > 1:
+    lists = [data.get(key) for key in ("start_times", "input_lens", "output_lens")]
+    columns = [one for one in lists if isinstance(one, list)]
+    if len(columns) < len(lists) or len({len(one) for one in columns}) > 1:
         raise _fail(path, 0, "must have as many start_times as input_lens and output_lens")
     yield from zip(*columns, strict=True)
 
@@ -98,15 +98,15 @@ def _of_inference_perf(path: str, data: list[Any]) -> Iterator[tuple[Any, Any, A
             yield _at(one, "start_time"), asked, made
 
 
-def _at(found: Any, *keys: str) -> Any:
+def _at(value: Any, *keys: str) -> Any:
     """Return what lies under keys of JSON objects within each other, None where one is missing.
 
     >>> _at({"a": {"b": 3}}, "a", "b"), _at({"a": 1}, "a", "b")
     (3, None)
     """
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
@@ -115,11 +115,11 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
         if data and _at(data[0], "conversations") is not None:
             rule = "holds texts, as ShareGPT does, without times"
             raise _fail(path, 0, rule, "add --rate or --users")
-        found = _of_inference_perf(path, data)
+        benchmark_rows = _of_inference_perf(path, data)
     elif isinstance(data.get("benchmarks"), list):
-        found = _of_guidellm(path, data)
+        benchmark_rows = _of_guidellm(path, data)
     elif "input_lens" in data or {"total_input_tokens", "request_throughput"} <= data.keys():
-        found = _of_vllm(path, data)
+        benchmark_rows = _of_vllm(path, data)
     elif "individual_request_metrics" in data or "aggregated_metrics" in data:
         rule = "is a result of genai-bench, which does not write when requests were sent"
         raise _fail(path, 0, rule, "add --rate or --users")
@@ -128,7 +128,7 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
         raise _fail(path, 0, rule, "give its per_request_lifecycle_metrics.json")
     else:
         raise _fail(path, 0, f"is JSON with {', '.join(map(str, data))[:120] or 'nothing'}, which is of no known trace")
-    rows = list(found)
+    rows = list(benchmark_rows)
     for number, row in enumerate(rows, 1):
         if any(isinstance(one, bool) or not isinstance(one, int | float) for one in row):
             raise _fail(path, number, "has no number for when it was sent, its tokens in or out")
@@ -138,10 +138,10 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
 def _document(text: str) -> Any:
     """Return the one JSON document that a text is, None where it is none or a line of a trace."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return None if isinstance(found, dict) and "timestamp" in found else found
+    return None if isinstance(document, dict) and "timestamp" in document else document
 
 
 def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, str, str, float]]]:
@@ -181,11 +181,11 @@ class _SharedPrompts:
     def before(self, row: Mapping[str, Any], number: int, asked: int, made: int) -> tuple[tuple[int, int], ...]:
         """Return the blocks of a row, none where it says nothing; raises `InputError` with what is wrong."""
         talk = row.get("conversation")
-        found = self._resent(str(talk), number, asked, made) if talk else self._hashed(row, number, asked)
-        self.blocks += len(found)
+        shared = self._resent(str(talk), number, asked, made) if talk else self._hashed(row, number, asked)
+        self.blocks += len(shared)
         if self.blocks > _MOST_BLOCKS:
             raise _fail(self.path, number, f"is beyond the {_MOST_BLOCKS:,} blocks of prompts that are read")
-        return found
+        return shared
 
     def _resent(self, talk: str, number: int, asked: int, made: int) -> tuple[tuple[int, int], ...]:
         blocks, tokens = self.talks.get(talk, ((), 0))
@@ -194,19 +194,19 @@ class _SharedPrompts:
             remedy = "count what is sent again within input_tokens, or leave its conversation empty"
             raise _fail(self.path, number, rule, remedy)
         self.names += 2
-        found = (*blocks, (self.names - 2, asked - tokens), (self.names - 1, made))
-        self.talks[talk] = found, asked + made
-        return found
+        blocks_sent = (*blocks, (self.names - 2, asked - tokens), (self.names - 1, made))
+        self.talks[talk] = blocks_sent, asked + made
+        return blocks_sent
 
     def _hashed(self, row: Mapping[str, Any], number: int, asked: int) -> tuple[tuple[int, int], ...]:
-        found = row.get("hash_ids", ())
-        if not isinstance(found, list | tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in found):
+        hashes = row.get("hash_ids", ())
+        if not isinstance(hashes, list | tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in hashes):
             raise _fail(self.path, number, "has hash_ids that are no list of whole numbers")
         most = -(-asked // _HASH_TOKENS)
-        if len(found) > most:
-            rule = f"has {len(found)} hash blocks, where a prompt of {asked} tokens has {most} of {_HASH_TOKENS}"
+        if len(hashes) > most:
+            rule = f"has {len(hashes)} hash blocks, where a prompt of {asked} tokens has {most} of {_HASH_TOKENS}"
             raise _fail(self.path, number, rule)
-        return tuple((name, min(_HASH_TOKENS, asked - _HASH_TOKENS * i)) for i, name in enumerate(found))
+        return tuple((name, min(_HASH_TOKENS, asked - _HASH_TOKENS * i)) for i, name in enumerate(hashes))
 
 
 def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workload:
@@ -219,7 +219,7 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
     times: list[float] = []
     pairs: list[tuple[int, int]] = []
     blocks: list[tuple[tuple[int, int], ...]] = []
-    said, early = _SharedPrompts(path), 0
+    prompts, early = _SharedPrompts(path), 0
     for number, (row, (when, asked, made, unit)) in enumerate(_rows(path, read_csv_text(path, "trace")), 1):
         try:
             at, tokens, out = _seconds(row[when], unit), int(float(row[asked])), int(float(row[made]))
@@ -232,7 +232,7 @@ def read_trace(path: str, speed: float = 1.0, last: float = math.inf) -> Workloa
         if tokens and out:
             times.append(at)
             pairs.append((tokens, out))
-            blocks.append(said.before(row, number, tokens, out))
+            blocks.append(prompts.before(row, number, tokens, out))
             while times[early] < at - last:
                 early += 1
         if len(times) - early > MOST_REQUESTS:
@@ -293,10 +293,10 @@ def _count(value: Any) -> bool:
 def _first_turns(one: Any) -> tuple[int, int] | None:
     """Return the tokens of a conversation's first question and answer, None where it is left out."""
     turns = _at(one, "conversations")
-    said = [_at(turn, "value") for turn in turns[:2]] if isinstance(turns, list) else []
-    if len(said) < 2 or not all(isinstance(text, str) for text in said):
+    texts = [_at(turn, "value") for turn in turns[:2]] if isinstance(turns, list) else []
+    if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
         return None
-    asked, made = (round(len(text) / _CHARACTERS) for text in said)
+    asked, made = (round(len(text) / _CHARACTERS) for text in texts)
     short = min(asked, made) < _LEAST
     return None if short or asked > _MOST_IN or asked + made > _MOST_ALL else (asked, made)
 
@@ -340,7 +340,7 @@ def read_latencies(path: str) -> dict[str, list[float]]:
         )
         raise InputError([Problem("against", path, rule, remedy)])
     columns = dict(zip(_GUIDELLM, zip(*rows, strict=True), strict=True))
-    return {name: [value for value in found if math.isfinite(value)] for name, found in columns.items()}
+    return {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
 
 
 def _measured_rows(path: str, text: str) -> Iterator[tuple[float, float, float]]:

@@ -19,7 +19,7 @@ from shardwise.formats._exported import (
     Exported,
     lost,
     refuse,
-    untold,
+    unexported,
     worded,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
@@ -28,7 +28,7 @@ from shardwise.plans import Plan, Recompute, Stack, Training, find_precision, fi
 from shardwise.records import replace
 
 _TABLE = "transformers.toml"
-_TOLD = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
+_EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
 # A recipe -> accelerate's mixed_precision and the type in which the script loads the weights.
 _PRECISIONS = {
     "bf16-pure": ("no", "bfloat16"),
@@ -69,23 +69,25 @@ def read(text: str, source: str = "train.sh", around: ImportContext = PLAIN) -> 
         around.settings_alone(source)
         keys = Keys(_yaml.parse(text, source), _TABLE, source)
         return _case(keys, Launch(program=_program(keys)), source, around)
-    found = started(text, _TELLING.__contains__, source, around.variables)
-    case = _case(Keys(_trainer.spelled_words(found.arguments), _TABLE, source), found.launch, source, around)
-    return replace(case, assumed=(*found.notes, *case.assumed))
+    launch = started(text, _TELLING.__contains__, source, around.variables)
+    case = _case(Keys(_trainer.spelled_words(launch.arguments), _TABLE, source), launch.launch, source, around)
+    return replace(case, assumed=(*launch.notes, *case.assumed))
 
 
-def _case(keys: Keys, launch: Launch, source: str, around: ImportContext, beside: Imported | None = None) -> Imported:
+def _case(
+    keys: Keys, launch: Launch, source: str, around: ImportContext, accelerate: Imported | None = None
+) -> Imported:
     """Return the case of settings, as TRL's program has its defaults or as transformers has them.
 
-    `beside` is accelerate's file, else the one that the launcher names.
+    `accelerate` is accelerate's file, else the one that the launcher names.
     """
     program = launch.program.rpartition("/")[2].removesuffix(".py").removeprefix("trl.scripts.")
     trl = program in _OF_TRL
     _yaml.refuse_open(keys)
-    beside = beside or _beside(keys, launch, source, around)
-    devices = around.num_devices or (beside.num_devices if beside else 0) or launch.num_devices
+    accelerate = accelerate or _named_config(keys, launch, source, around)
+    devices = around.num_devices or (accelerate.num_devices if accelerate else 0) or launch.num_devices
     launched = _deepspeed(keys, source, replace(around, num_devices=devices))
-    base = launched or beside
+    base = launched or accelerate
     plan = base.plan if base else _split(keys, devices) if launch.num_devices < 2 else None
     plan = plan or _plan(keys, devices)
     plan = replace(plan, recompute=_recompute(keys, trl) if plan.recompute == "none" else plan.recompute)
@@ -95,7 +97,7 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext, beside
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        precision=launched.job.precision if launched else _precision(keys, beside, trl),
+        precision=launched.job.precision if launched else _precision(keys, accelerate, trl),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
@@ -114,14 +116,14 @@ def _case(keys: Keys, launch: Launch, source: str, around: ImportContext, beside
     )
 
 
-def _beside(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported | None:
+def _named_config(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported | None:
     """Return the case of accelerate's file that the launcher names, None without one."""
     if not launch.config_file:
         return None
     path = below(source, launch.config_file, around.follow, "config_file")
     devices = around.num_devices or launch.num_devices
     alone = replace(around, num_devices=devices, variables={}, more=())
-    return keys.beside(launch.config_file, fsdp.read(read_text(path, YAML_BYTES, "config_file"), path, alone))
+    return keys.with_file(launch.config_file, fsdp.read(read_text(path, YAML_BYTES, "config_file"), path, alone))
 
 
 def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported | None:
@@ -145,18 +147,18 @@ def _split(keys: Keys, devices: int) -> Plan | None:
     Source: accelerate 1.15.0 utils/modeling.py get_balanced_memory: as many bytes on each device. Several processes
     load the model whole (trl 1.16.0 trainer/sft_trainer.py).
     """
-    said = keys.values.get("model_init_kwargs.device_map")
-    if said is None:
+    device_map = keys.values.get("model_init_kwargs.device_map")
+    if device_map is None:
         return None
-    if said not in ("auto", "balanced"):
+    if device_map not in ("auto", "balanced"):
         keys.fail("model_init_kwargs.device_map", "is a split that is not read", "use auto, for equal bytes a device")
     return Plan(pp=max(devices, 1), schedule="sequential", sequence_parallel=False)
 
 
 def _plan(keys: Keys, devices: int) -> Plan:
-    said = keys.raw("fsdp")
-    words = said if isinstance(said, list) else str(said or "").split()
-    sharded = said is True or bool({"full_shard", "shard_grad_op", "hybrid_shard"} & set(words))
+    fsdp_word = keys.raw("fsdp")
+    words = fsdp_word if isinstance(fsdp_word, list) else str(fsdp_word or "").split()
+    sharded = fsdp_word is True or bool({"full_shard", "shard_grad_op", "hybrid_shard"} & set(words))
     kept = "shard_grad_op" in words or keys.flag("fsdp_config.reshard_after_forward") is False
     host = sharded and ("offload" in words or keys.flag("fsdp_config.cpu_offload"))
     plan = _trainer.spread(keys, devices, {}, "none" if not sharded else "shard-grad-op" if kept else "fsdp")
@@ -164,9 +166,9 @@ def _plan(keys: Keys, devices: int) -> Plan:
 
 
 def _recompute(keys: Keys, trl: bool) -> Recompute:
-    said = keys.flag("gradient_checkpointing")
-    said = keys.flag("activation_checkpointing") if said is None else said
-    return "full" if (trl if said is None else said) else "none"
+    checkpointing = keys.flag("gradient_checkpointing")
+    checkpointing = keys.flag("activation_checkpointing") if checkpointing is None else checkpointing
+    return "full" if (trl if checkpointing is None else checkpointing) else "none"
 
 
 def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
@@ -178,10 +180,10 @@ def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
 
 def _length(keys: Keys, trl: bool) -> int:
     """Return the tokens of a sequence: of TRL's trainer 1,024 unless told, of a script what it calls its blocks."""
-    found = next((n for name in _LENGTHS if (n := keys.whole(name))), None)
+    length = next((n for name in _LENGTHS if (n := keys.whole(name))), None)
     if trl and not keys.flag("packing"):
-        _trainer.say_unpacked(keys, found or 1024)
-    return found or (1024 if trl else 0)
+        _trainer.say_unpacked(keys, length or 1024)
+    return length or (1024 if trl else 0)
 
 
 def _answered(keys: Keys) -> int:
@@ -200,11 +202,11 @@ def _program(keys: Keys) -> str:
     if "center_rewards_coefficient" in keys.values:
         return "reward"
     pairs = ("precompute_ref_log_probs", "reference_free", "rpo_alpha", "use_logits_to_keep", "f_divergence_type")
-    said = {*_trainer.words_of(keys, "loss_type")}
+    loss_types = {*_trainer.words_of(keys, "loss_type")}
     weights = ("desirable_weight", "undesirable_weight")
-    if said & {"kto", _NO_MISMATCH} or any(keys.raw(name) is not None for name in weights):
+    if loss_types & {"kto", _NO_MISMATCH} or any(keys.raw(name) is not None for name in weights):
         return "kto"
-    losses = said & _PREFERENCES
+    losses = loss_types & _PREFERENCES
     return "dpo" if losses or any(keys.raw(name) is not None for name in pairs) else "sft"
 
 
@@ -219,16 +221,16 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
     return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
 
 
-def _precision(keys: Keys, beside: Imported | None, trl: bool) -> str:
+def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
     """Return the recipe: whether products take 16 bits beside fp32 weights, or the weights are loaded in 16."""
     if keys.word("dtype") == "bfloat16" or keys.word("torch_dtype") == "bfloat16":
         return "bf16-pure"
     if keys.flag("fp16"):
         return "amp-fp16"
-    said = keys.flag("bf16")
-    if said if said is not None else trl:
+    flag = keys.flag("bf16")
+    if flag if flag is not None else trl:
         return "amp-bf16"
-    stated = beside.job.precision if beside else ""
+    stated = accelerate.job.precision if accelerate else ""
     return stated if stated and find_precision(stated).autocast else "fp32"
 
 
@@ -258,11 +260,11 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
     method = "dora" if keys.flag("use_dora") else "rslora" if keys.flag("use_rslora") else "lora"
     if keys.raw("lora_target_modules") is None:
         keys.assumed.append("targets q, v: peft's own list of most models where no modules are named")
-    found = _trainer.adapted(keys, method, _ADAPTER)
+    fields = _trainer.adapted(keys, method, _ADAPTER)
     if keys.raw("lora_dropout") is None:
-        found["adapter_dropout"] = 0.05
+        fields["adapter_dropout"] = 0.05
     nested = keys.flag("use_bnb_nested_quant")
-    return found | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else ""}
+    return fields | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else ""}
 
 
 def _stack(keys: Keys, name: str) -> Stack:
@@ -296,16 +298,16 @@ def _settings(case: ExportCase) -> dict[str, Any]:
 def export(case: ExportCase) -> Exported:
     """Return the files of a training; raises `InputError` naming every field that the Trainer cannot be told."""
     case = worded(case)
-    ours, found = untold(case.plan, _TOLD)
+    ours, differing = unexported(case.plan, _EXPORTED)
     stated = replace(case, plan=ours)
     words = _settings(stated)
     tree = _yaml.dump(fsdp.tree_of(stated) | {"mixed_precision": _mixed(case)})
     around = ImportContext(num_devices=ours.num_devices)
     back = _case(Keys(words, _TABLE), Launch(), "train.sh", around, fsdp.read(tree))
-    refuse("transformers", found | lost(stated, back), case)
-    checked, beside = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
+    refuse("transformers", differing | lost(stated, back), case)
+    checked, accelerate = table(_TABLE)["checked"], table("fsdp.toml")["checked"]
     notes = ("data, learning rate and checkpoints are yours to add, behind the script's name",)
-    head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {beside['version']}.\n"
+    head = f"# {case.model.name} on {ours.num_devices} devices, for accelerate {accelerate['version']}.\n"
     files = {"train.sh": _script(case, words, checked["version"]), "accelerate.yaml": head + tree}
     return Exported(system=checked["system"], version=checked["version"], files=files, notes=notes)
 
@@ -316,9 +318,9 @@ def _mixed(case: ExportCase) -> str:
 
 def _script(case: ExportCase, words: Mapping[str, Any], version: str) -> str:
     """Return the launch script."""
-    told = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in words.items()}
+    arguments = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in words.items()}
     lines = [
-        "    --" + (name if value is True else f"{name} {shlex.quote(str(value))}") for name, value in told.items()
+        "    --" + (name if value is True else f"{name} {shlex.quote(str(value))}") for name, value in arguments.items()
     ]
     head = f"#!/bin/bash\n# {case.model.name} on {case.plan.num_devices} devices, as transformers {version} reads it.\n"
     start = 'accelerate launch --config_file accelerate.yaml run_clm.py "$@" \\\n'

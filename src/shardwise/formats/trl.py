@@ -14,7 +14,7 @@ from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_leve
 from shardwise.plans import Training, rank_of
 
 _TABLE = "transformers.toml"
-_TOLD = ("pp", "schedule", "dp", "micro_batch", "sharding", "recompute", "offload")
+_EXPORTED = ("pp", "schedule", "dp", "micro_batch", "sharding", "recompute", "offload")
 _SHARDED = {"fsdp": "full_shard auto_wrap", "shard-grad-op": "shard_grad_op auto_wrap"}
 # Settings that only the program of an objective has, by which a file of it is known.
 _OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ def _adapter(job: Training) -> dict[str, Any]:
 
 def export(case: ExportCase) -> Exported:
     """Return TRL's YAML for a case; raises `InputError` naming every field that it cannot be told."""
-    text = _trainer.written(case, _TOLD, tree_of, read)
+    text = _trainer.written(case, _EXPORTED, tree_of, read)
     nodes, each = _trainer.processes(case)
     # A model that is split over devices has one process (trl 1.16.0 trainer/sft_trainer.py).
     started = "python" if case.plan.pp > 1 else f"torchrun --nnodes {nodes} --nproc_per_node {each}"

@@ -43,39 +43,39 @@ def _parallel(one: Deployment) -> dict[str, Any]:
     return tree
 
 
-def _cache(one: Deployment, found: Problems) -> dict[str, Any]:
+def _cache(one: Deployment, problems: Problems) -> dict[str, Any]:
     """Return the share of the memory, the type of the cache, and whether its blocks are found again."""
     tree: dict[str, Any] = {"free_gpu_memory_fraction": one.share, "enable_block_reuse": one.asked.prefixes}
     if cache := one.job.kv_cache:
         if cache not in _CACHES:
             rule = "is no type of a cache of TensorRT-LLM"
-            found.add("kv_cache", cache, rule, "leave it out, or use one of " + ", ".join(_CACHES))
+            problems.add("kv_cache", cache, rule, "leave it out, or use one of " + ", ".join(_CACHES))
         tree["dtype"] = _CACHES.get(cache, cache)
     return tree
 
 
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
-    found = check(one, "trtllm", ())
+    words = check(one, "trtllm", ())
     tree = _parallel(one) | {
         "max_batch_size": one.sequences,
         "max_num_tokens": one.step_tokens,
         "max_seq_len": one.context,
-        "kv_cache_config": _cache(one, found),
+        "kv_cache_config": _cache(one, words),
         "cuda_graph_config": {"max_batch_size": one.sequences, "enable_padding": True},
     }
     if one.step_tokens < one.report.case.new_input_tokens:
         tree["enable_chunked_prefill"] = True
     if one.wide and one.wide != "bf16":
-        found.add("weights", one.job.weights, "is the checkpoint's to say to TensorRT-LLM", "leave it out, or use bf16")
-    method, draft = proposer(one, "TensorRT-LLM", _PROPOSERS, found)
+        words.add("weights", one.job.weights, "is the checkpoint's to say to TensorRT-LLM", "leave it out, or use bf16")
+    method, draft = proposer(one, "TensorRT-LLM", _PROPOSERS, words)
     if method:
         depth = "num_nextn_predict_layers" if method == "MTP" else "max_draft_len"
         tree["speculative_config"] = {"decoding_type": method, depth: one.job.num_speculative_tokens}
         tree["speculative_config"] |= {"speculative_model": draft} if draft else {}
     if rank := one.job.adapter_rank:
         tree["lora_config"] = {"max_lora_rank": rank, "max_loras": one.job.adapters}
-    refuse(found)
+    refuse(words)
     return tree
 
 
@@ -88,10 +88,10 @@ def export(report: InferReport, asked: Asked = PLAIN) -> Exported:
     if one.nodes > 1:
         start = f"srun --nodes {one.nodes} --ntasks-per-node {one.node} --mpi=pmix trtllm-llmapi-launch {start}"
     words: Words = {"--extra_llm_api_options": '$(dirname "$0")/trtllm.yaml'}
-    found = written(one, "trtllm", start, words, notes, {"trtllm.yaml": _yaml.dump(tree)})
+    exported = written(one, "trtllm", start, words, notes, {"trtllm.yaml": _yaml.dump(tree)})
     # On several nodes srun starts its ranks, which no other scheduler's file can stand around.
-    launch = found.launch if one.nodes == 1 else ""
-    return replace(found, launch=launch)
+    launch = exported.launch if one.nodes == 1 else ""
+    return replace(exported, launch=launch)
 
 
 STARTS = r"(\btrtllm-serve( serve)?|-m dynamo\.trtllm)"
@@ -104,19 +104,19 @@ _KEYS = {
 }  # fmt: skip
 
 
-def _options(line: LaunchLine, beside: LaunchFiles) -> dict[str, Any]:
+def _options(line: LaunchLine, around: LaunchFiles) -> dict[str, Any]:
     """Return the settings of the YAML that a line names: a file beside its script, or one that the script writes."""
     named = next((str(line.values[flag]) for flag in _OPTIONS if flag in line.values), "")
     if not named:
         return {}
     file = os.path.basename(named.strip("\"'"))
-    path = os.path.join(beside.folder, file)
-    if file in beside.named:
-        text = beside.named[file]
+    path = os.path.join(around.folder, file)
+    if file in around.named:
+        text = around.named[file]
     elif os.path.isfile(path):
         text = files.read_text(path, files.YAML_BYTES, "from")
-    elif beside.documents:
-        text = beside.documents[0]
+    elif around.documents:
+        text = around.documents[0]
     else:
         line.problems.add("from", named, f"is named by {line.source} and does not lie beside it", f"put it at {path}")
         return {}
@@ -145,7 +145,7 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
+def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
 
     >>> one = read_words("meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 256".split(), "run.sh")
@@ -153,7 +153,7 @@ def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) ->
     (2, 256)
     """
     line = LaunchLine(words, "trtllm.toml", source)
-    line.add(_options(line, beside))
+    line.add(_options(line, files))
     model = line.model("--model")
     ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1
     alone = line.flag("enable_attention_dp")

@@ -35,7 +35,7 @@ _BRIDGE = _trainer.AdapterKeys(
     rank=_M + "lora.rank", alpha=_M + "lora.alpha", dropout=_M + "lora.dropout", targets=_M + "lora.target_modules",
     saved="", usual_rank=8, usual_targets=("all-linear",),
 )  # fmt: skip
-_TOLD = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
+_EXPORTED = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
 # verl/trainer/config/engine/megatron.yaml.
 _USUAL = {"use_distributed_optimizer": True, "sequence_parallel": True}
@@ -63,14 +63,14 @@ def read(text: str, source: str = "verl.yaml", around: ImportContext = PLAIN) ->
     if source.endswith((".yaml", ".yml")):
         around.settings_alone(source)
         return _case(dict(flat_keys(_yaml.parse(text, source))), source, around)
-    found = started(text, _known, source, around.variables)
-    said, rest = _yaml.assigned((*found.arguments, *around.more))
+    launch = started(text, _known, source, around.variables)
+    assigned, rest = _yaml.assigned((*launch.arguments, *around.more))
     if _TUNES.search(text):
-        case = _tuned(said, source, around, found.launch)
-        return replace(case, assumed=(*found.notes, *case.assumed))
+        case = _tuned(assigned, source, around, launch.launch)
+        return replace(case, assumed=(*launch.notes, *case.assumed))
     megatron = any("megatron" in word for word in rest)
-    case = _case(({_A + "strategy": "megatron"} if megatron else {}) | said, source, around)
-    return replace(case, assumed=(*found.notes, *case.assumed))
+    case = _case(({_A + "strategy": "megatron"} if megatron else {}) | assigned, source, around)
+    return replace(case, assumed=(*launch.notes, *case.assumed))
 
 
 def _known(word: str) -> bool:
@@ -187,10 +187,10 @@ def _optimizer(keys: Keys) -> str:
 
 
 def _precision(keys: Keys) -> str:
-    held, narrow = keys.word(_F + "model_dtype") or "fp32", keys.word(_F + "dtype") or "bfloat16"
-    if held in ("fp32", "float32"):
+    types, narrow = keys.word(_F + "model_dtype") or "fp32", keys.word(_F + "dtype") or "bfloat16"
+    if types in ("fp32", "float32"):
         return "fp32" if narrow in ("fp32", "float32") else "amp-bf16"
-    if held not in ("bf16", "bfloat16", "fp16", "float16"):
+    if types not in ("bf16", "bfloat16", "fp16", "float16"):
         keys.fail(_F + "model_dtype", "is not a type of weights", "use fp32 or bfloat16")
     return "bf16-pure"
 
@@ -240,14 +240,14 @@ def _of_megatron(keys: Keys) -> dict[str, str]:
     """
     read = {name for name, one in by_name().items() if one.read} | NAMES.keys()
     ours = [path for path in keys.values if path.startswith((_G, _O)) and path.rpartition(".")[2] in read]
-    found = {path.rpartition(".")[2]: path for path in ours}
+    paths = {path.rpartition(".")[2]: path for path in ours}
     path = _O + "optimizer_offload_fraction"
     share = 1.0 if keys.raw(path) == 1 else _trainer.share(keys, path)
-    if "optimizer_cpu_offload" in found and share < 1:
+    if "optimizer_cpu_offload" in paths and share < 1:
         kept = "the whole optimizer: the share of it that stays on the device is not counted"
         keys.assumed.append(f"offload {kept if share else 'none: optimizer_offload_fraction is 0 unless it is set'}")
-        found = found if share else {name: path for name, path in found.items() if name != "optimizer_cpu_offload"}
-    return found
+        paths = paths if share else {name: path for name, path in paths.items() if name != "optimizer_cpu_offload"}
+    return paths
 
 
 def _settings(keys: Keys, stack: Stack) -> Stack:
@@ -313,7 +313,7 @@ def export(case: ExportCase) -> Exported:
     own = case.stack.settings
     if not own.rollout:
         own = replace(own, rollout="asleep")
-    text = _trainer.written(replace(case, stack=replace(case.stack, settings=own)), _TOLD, tree_of, read)
+    text = _trainer.written(replace(case, stack=replace(case.stack, settings=own)), _EXPORTED, tree_of, read)
     words = [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in flat_keys(_yaml.parse(text))

@@ -37,7 +37,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks)."""
 
 
-def _parallel(one: Deployment, found: Problems) -> Words:
+def _parallel(one: Deployment, problems: Problems) -> Words:
     """Return how the model is split, and over which nodes."""
     p, each = one.plan, one.plan.tp * one.plan.pp
     words: Words = {"--tensor-parallel-size": p.tp}
@@ -51,14 +51,14 @@ def _parallel(one: Deployment, found: Problems) -> Words:
         words |= {"--nnodes": one.nodes, "--node-rank": "$NODE_RANK", "--master-addr": "$MASTER_ADDR"}
     elif one.nodes > 1 and one.node % each:
         rule = f"tp x pp = {each} must divide the {one.node} devices of a node where replicas share experts"
-        found.add("tp", p.tp, rule, f"use tp {one.node}")
+        problems.add("tp", p.tp, rule, f"use tp {one.node}")
     elif one.nodes > 1:
         local = one.node // each
         words |= {"--data-parallel-size-local": local, "--data-parallel-address": "$MASTER_ADDR"}
     return words
 
 
-def _limits(one: Deployment, found: Problems) -> Words:
+def _limits(one: Deployment, problems: Problems) -> Words:
     """Return lengths, steps, memory, the prefix cache and adapters."""
     words: Words = {
         "--max-model-len": one.context,
@@ -70,22 +70,22 @@ def _limits(one: Deployment, found: Problems) -> Words:
     if rank := one.job.adapter_rank:
         if rank not in _RANKS:
             near = next((r for r in _RANKS if r >= rank), _RANKS[-1])
-            found.add("adapter_rank", rank, "vLLM has room for ranks " + ", ".join(map(str, _RANKS)), f"use {near}")
+            problems.add("adapter_rank", rank, "vLLM has room for ranks " + ", ".join(map(str, _RANKS)), f"use {near}")
         words |= {"--enable-lora": True, "--max-loras": one.job.adapters, "--max-lora-rank": rank}
     return words
 
 
 def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that vLLM cannot be told."""
-    found = check(one, "vllm")
-    words = _parallel(one, found) | _limits(one, found) | types(one, "vLLM", _CACHES, found)
-    method, draft = proposer(one, "vLLM", _PROPOSERS, found)
+    launch_types = check(one, "vllm")
+    words = _parallel(one, launch_types) | _limits(one, launch_types) | types(one, "vLLM", _CACHES, launch_types)
+    method, draft = proposer(one, "vLLM", _PROPOSERS, launch_types)
     if method:
-        said = {"method": method, "num_speculative_tokens": one.job.num_speculative_tokens}
-        words["--speculative-config"] = json.dumps(said | ({"model": draft} if draft else {}))
+        speculation = {"method": method, "num_speculative_tokens": one.job.num_speculative_tokens}
+        words["--speculative-config"] = json.dumps(speculation | ({"model": draft} if draft else {}))
     if one.role:
         words["--kv-transfer-config"] = json.dumps({"kv_connector": "NixlConnector", "kv_role": _ROLES[one.role]})
-    refuse(found)
+    refuse(launch_types)
     return words
 
 
@@ -130,9 +130,9 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     tree = line.tree("--speculative-config") | {name: value for name, value in apart.items() if value}
     if not tree:
         return {}
-    said = str(tree.get("method", "draft_model"))
+    method_word = str(tree.get("method", "draft_model"))
     # vllm/config/speculative.py MTPModelTypes: the heads of one model's family, all of them its own.
-    method = "mtp" if said.endswith("_mtp") else _SPECULATES.get(said, "")
+    method = "mtp" if method_word.endswith("_mtp") else _SPECULATES.get(method_word, "")
     if not method:
         line.problems.add("--speculative-config", tree.get("method"), "is not modelled", "use one of eagle, mtp, ngram")
     line.assumed.append("acceptance: no launch says it, give --acceptance-rate or --acceptance-length")
@@ -141,14 +141,14 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
-def read_words(words: Sequence[str], source: str, beside: LaunchFiles = HERE) -> Launched:
+def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `vllm serve`.
 
     >>> one = read_words(["deepseek-ai/DeepSeek-V3", "-tp", "1", "-dp", "8", "-ep", "--dtype", "auto"], "run.sh")
     >>> one.num_devices, one.values["ep"], one.values["dp"]
     (8, 8, 8)
     """
-    line = LaunchLine([*flags_of_file(words, beside), *words], "vllm.toml", source)
+    line = LaunchLine([*flags_of_file(words, files), *words], "vllm.toml", source)
     model = line.model("--model")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}

@@ -30,10 +30,10 @@ class _ChipSizes:
 class _Draft:
     """The device with what was given, and the assumptions made so far."""
 
-    def __init__(self, found: Lookup, given: Mapping[str, float]) -> None:
-        self.device = _changed(found.device, given)
+    def __init__(self, lookup: Lookup, given: Mapping[str, float]) -> None:
+        self.device = _changed(lookup.device, given)
         self.given = given
-        self.assumptions = list(found.assumptions)
+        self.assumptions = list(lookup.assumptions)
 
     def assume(self, text: str) -> None:
         """Record an assumption."""
@@ -64,10 +64,10 @@ class _Draft:
 
 
 def built(
-    make: Callable[..., Made], name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()
+    make: Callable[..., Made], name: str, lookup: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()
 ) -> Made:
     """Return the cluster of a device and options in SI units; tiers left out are the usual ones."""
-    draft = _Draft(found, given)
+    draft = _Draft(lookup, given)
     draft.assume_fact("usable_memory_bytes")
     sizes = _sizes(draft)
     made = tiers or _tiers(draft, sizes)

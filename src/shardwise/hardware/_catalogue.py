@@ -101,7 +101,7 @@ def spelled(name: str) -> str:
     known = _spellings()
     plain = re.sub(r"(\d)g$", r"\1gb", _MAKERS.sub("", name))
     tried = (name, plain, *(series + plain for series in _SERIES if len(plain) > 2))
-    return next((found for one in tried if (found := known.get(one.replace("-", "")))), "")
+    return next((name_of for one in tried if (name_of := known.get(one.replace("-", "")))), "")
 
 
 @cache

@@ -160,9 +160,9 @@ def _slice(name: str) -> Rented | None:
     return Rented(device=row["device"], devices=number // cores, options={}, assumptions=(note,))
 
 
-def _instance(found: list[Offer]) -> Rented:
+def _instance(offers: list[Offer]) -> Rented:
     """Return an instance by all its rows: the first says what it is, any may have the price."""
-    first, options, notes = found[0], {"devices_per_node": float(found[0].devices)}, []
+    first, options, notes = offers[0], {"devices_per_node": float(offers[0].devices)}, []
     notes.append(f"{first.instance} ({first.provider}): {first.devices} x {first.device}")
     if first.fast_domain and first.fast_domain <= first.devices:
         options["fast_domain"] = float(first.fast_domain)
@@ -171,7 +171,7 @@ def _instance(found: list[Offer]) -> Rented:
         notes.append(f"slow_bandwidth = {first.nic_bytes_per_second:g} B/s: {first.network}")
     if first.instance in _table()["host_memory"]:
         options["host_memory"] = _table()["host_memory"][first.instance] * 2.0**30
-    priced = next(((o, c) for c in COMMITMENTS for o in found if c in o.usd), None)
+    priced = next(((o, c) for c in COMMITMENTS for o in offers if c in o.usd), None)
     if priced:
         options["price"] = priced[0].device_usd(priced[1])
         notes.append(priced[0].price_note(priced[1]))

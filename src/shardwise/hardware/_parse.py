@@ -76,22 +76,22 @@ def cluster_of_text(make: type[Cluster], text: str, overrides: Mapping[str, obje
     for option, digits in (("num_devices", first), ("devices_per_node", second)):
         if digits is not None and int(digits) == 0:
             problems.add(option, 0, "must be greater than 0", _SHAPE)
-    found = None
+    instance = None
     with problems.collect():
-        found = find_device(rented.device) if rented else _device_of(name, Path(), follow=True)
-    if found is None or problems.items:
-        if named_price and found is None:
+        instance = find_device(rented.device) if rented else _device_of(name, Path(), follow=True)
+    if instance is None or problems.items:
+        if named_price and instance is None:
             problems.add("price", plain(words), "needs a device that is known", "give dollars such as 2.5")
         raise InputError(problems.items)
     counts: dict[str, float] = {"num_devices": math.prod(int(digits) for digits in (first, second) if digits)}
     if second:
         counts["devices_per_node"] = int(second)
     if rented is not None:
-        counts, found = _instances(rented, found, counts, given)
+        counts, instance = _instances(rented, instance, counts, given)
     if named_price:
-        given["price"], note = find_price(str(words), found.device.name)
-        found = Lookup(device=found.device, assumptions=(*found.assumptions, note))
-    return built(make, text.strip(), found, {**counts, **given})
+        given["price"], note = find_price(str(words), instance.device.name)
+        instance = Lookup(device=instance.device, assumptions=(*instance.assumptions, note))
+    return built(make, text.strip(), instance, {**counts, **given})
 
 
 def _counted(text: object) -> tuple[str | None, str | None, str]:
@@ -120,7 +120,7 @@ def _counted(text: object) -> tuple[str | None, str | None, str]:
 
 
 def _instances(
-    rented: Rented, found: Lookup, counts: Mapping[str, float], given: Mapping[str, object]
+    rented: Rented, lookup: Lookup, counts: Mapping[str, float], given: Mapping[str, object]
 ) -> tuple[dict[str, float], Lookup]:
     """Return the options of so many instances, and their device with what follows from the instance's name.
 
@@ -131,7 +131,7 @@ def _instances(
     lost = tuple(f"{k} = " for k in rented.options if k not in options)
     notes = tuple(note for note in rented.assumptions if not note.startswith(lost or ("\0",)))
     number = {"num_devices": counts["num_devices"] * rented.devices}
-    return {**options, **number}, Lookup(device=found.device, assumptions=(*found.assumptions, *notes))
+    return {**options, **number}, Lookup(device=lookup.device, assumptions=(*lookup.assumptions, *notes))
 
 
 def cluster_of_table(make: type[Cluster], content: Mapping[str, object], path: Path, follow: bool) -> Cluster:
@@ -139,15 +139,15 @@ def cluster_of_table(make: type[Cluster], content: Mapping[str, object], path: P
     table = dict(content)
     name, device, rows = table.pop("name", path.stem), table.pop("device", None), table.pop("tiers", [])
     problems = Problems()
-    found = None
+    instance = None
     with problems.collect():
-        found = _device_of(device, path, follow)
+        instance = _device_of(device, path, follow)
     tiers = _tiers_of(rows, problems)
     given = _read_overrides(table, problems)
     given.setdefault("num_devices", tiers[-1].size if tiers else 1)
-    if found is not None and not problems.items:
+    if instance is not None and not problems.items:
         with problems.collect():
-            return built(make, str(name), found, given, tiers)
+            return built(make, str(name), instance, given, tiers)
     raise InputError(problems.items)
 
 
@@ -308,9 +308,9 @@ class Cluster:
         return replace(self, tiers=tuple(tiers))
 
 
-def build_cluster(name: str, found: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:
+def build_cluster(name: str, lookup: Lookup, given: Mapping[str, float], tiers: tuple[Tier, ...] = ()) -> Cluster:
     """Return the cluster of a device and the options given in SI units, with the tiers given or the device's usual."""
-    return built(Cluster, name, found, given, tiers)
+    return built(Cluster, name, lookup, given, tiers)
 
 
 def part_of(cluster: Cluster, num_devices: int) -> Cluster:

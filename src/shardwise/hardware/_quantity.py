@@ -109,13 +109,13 @@ def close_to(word: str, words: Iterable[str]) -> list[str]:
     known = {re.sub(r"[^a-z0-9]", "", one.lower()): one for one in sorted(words, reverse=True)}
     plain = re.sub(r"[^a-z0-9]", "", word.lower())
     short = len(plain) < 3
-    held = [key for key in known if plain and (key.startswith(plain) if short else plain in key)]
-    held = [known[key] for key in sorted(held, key=lambda key: (not key.startswith(plain), len(key), key))[:3]]
+    matches = [key for key in known if plain and (key.startswith(plain) if short else plain in key)]
+    matches = [known[key] for key in sorted(matches, key=lambda key: (not key.startswith(plain), len(key), key))[:3]]
     within = [key for key in known if len(key) > 2 and (plain.startswith(key) or plain.endswith(key))]
-    held = held or [known[key] for key in sorted(within, key=len)[-1:]]
-    cutoffs = () if held else (0.6, 0.3)
+    matches = matches or [known[key] for key in sorted(within, key=len)[-1:]]
+    cutoffs = () if matches else (0.6, 0.3)
     tries = (near(plain, sorted(known), 3, cutoff) for cutoff in cutoffs)
-    return held or [known[one] for one in next(filter(None, tries), [])]
+    return matches or [known[one] for one in next(filter(None, tries), [])]
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

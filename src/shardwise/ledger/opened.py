@@ -49,8 +49,8 @@ class _Lazy(Traced):
 
     __slots__ = ("_found",)
 
-    def __init__(self, value: float, found: Callable[[], Any], label: tuple[str, str, str]) -> None:
-        self.value, self.op, self._found = value, "+", found
+    def __init__(self, value: float, opener: Callable[[], Any], label: tuple[str, str, str]) -> None:
+        self.value, self.op, self._found = value, "+", opener
         self.name, self.source, self.unit = label
         self.category, self.memo = "", None
 
@@ -109,8 +109,8 @@ class OpenColumn(NDArrayOperatorsMixin):
 
     def mean(self, axis: int = -1) -> OpenColumn:
         """Return means along an axis."""
-        found: OpenColumn = self.sum(axis) / self.values.shape[axis]
-        return found
+        column: OpenColumn = self.sum(axis) / self.values.shape[axis]
+        return column
 
     def record(self, name: str, *args: Any) -> Any:
         """Return a named operation on columns (`shardwise.ledger.number`)."""
@@ -121,13 +121,13 @@ class OpenColumn(NDArrayOperatorsMixin):
         return evaluate(name, *map(_values, args))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        found = getattr(ufunc, method)(*map(_values, inputs), **kwargs)
+        values = getattr(ufunc, method)(*map(_values, inputs), **kwargs)
         if method == "__call__" and ufunc in _OPS and not kwargs:
-            return _combined(_OPS[ufunc], inputs, found)
+            return _combined(_OPS[ufunc], inputs, values)
         if method == "accumulate" and ufunc in (np.maximum, np.minimum):
-            places = np.arange(found.shape[-1]) * (inputs[0].values == found)
+            places = np.arange(values.shape[-1]) * (inputs[0].values == values)
             return np.take_along_axis(self, np.maximum.accumulate(places, axis=-1), -1)
-        return found
+        return values
 
     def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         if func in _JOINS:

@@ -160,8 +160,8 @@ def _read(inside: list[Op[X]], again: list[Op[X]]) -> list[Op[X]]:
     """
     own = [op for op in inside if op.kind == "matmul" and op.weights and not any(w.adapter for w in op.weights)]
     after = inside[inside.index(own[-1]) :] if own else []
-    beside = after and not own[-1].saves and all(op.kind == "matmul" for op in after if op.saves)
-    return [op for op in again if not beside or op is not own[-1]]
+    only_matmuls = after and not own[-1].saves and all(op.kind == "matmul" for op in after if op.saves)
+    return [op for op in again if not only_matmuls or op is not own[-1]]
 
 
 def _until_saved(ops: list[Op[X]]) -> list[Op[X]]:

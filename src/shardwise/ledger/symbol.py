@@ -161,26 +161,26 @@ def _extreme(op: str, a: Any, b: Any) -> Any:
     """Return the larger or the smaller of two numbers, without what is proven never to be it."""
     left = _operands(op, a)
     for one in _operands(op, b):
-        left = _taken(op, left, one)
-    found = left[0]
+        left = _with_operand(op, left, one)
+    value = left[0]
     for one in left[1:]:
-        found = _paired(op, found, one)
-    return found
+        value = _paired(op, value, one)
+    return value
 
 
 def _operands(op: str, value: Any) -> list[Any]:
     """Return the numbers of which a value is the largest, or the smallest."""
-    found, waiting = list[Any](), [value]
+    operands, waiting = list[Any](), [value]
     while waiting:
         one = waiting.pop()
         if one.__class__ is Node and one.key[0] == op:
             waiting += reversed(one.key[1:])
         else:
-            found.append(one)
-    return found
+            operands.append(one)
+    return operands
 
 
-def _taken(op: str, left: list[Any], one: Any) -> list[Any]:
+def _with_operand(op: str, left: list[Any], one: Any) -> list[Any]:
     """Return the numbers of an extreme and one more, those left out that it settles; sums share what they have."""
     kept, rising = list[Any](), op == "max"
     for i, other in enumerate(left):
@@ -190,7 +190,7 @@ def _taken(op: str, left: list[Any], one: Any) -> list[Any]:
             continue
         joined = _shared(op, other, one)
         if joined is not None:
-            return _taken(op, [*kept, *left[i + 1 :]], joined)
+            return _with_operand(op, [*kept, *left[i + 1 :]], joined)
         kept.append(other)
     return [*kept, one]
 
@@ -244,8 +244,8 @@ def never_less(a: Any, b: Any, deep: int = _DEEP) -> bool:
     # How many steps found no proof; what is proven is so at any number of them.
     tried = known.get(key, 0)
     if tried < deep:
-        found = _above_parts(a, b, deep - 1) or _below_parts(a, b, deep - 1) or _alike(a, b, deep - 1)
-        tried = known[key] = _PROVEN if found else deep
+        proven = _above_parts(a, b, deep - 1) or _below_parts(a, b, deep - 1) or _alike(a, b, deep - 1)
+        tried = known[key] = _PROVEN if proven else deep
     return tried == _PROVEN
 
 

@@ -292,7 +292,7 @@ class _Share:
     choice: _Choice = _FREE
 
 
-def parts(x: Traced, told: bool = True) -> list[Part]:
+def parts(x: Traced, named_apart: bool = True) -> list[Part]:
     """Return the contributions that sum to a number, largest first, and what lost against them where it is to be told.
 
     Empty where the number is no sum but an input or a formula.
@@ -306,7 +306,7 @@ def parts(x: Traced, told: bool = True) -> list[Part]:
         return []
     inner, top = _inner(x, True)
     merged: dict[tuple[str, float], Part] = {}
-    for share in _shares(inner, top, told):
+    for share in _shares(inner, top, named_apart):
         node, times, (choice, against) = share.node, share.times, share.choice
         label, known = formula(node, node is inner and top), node if isinstance(node, Traced) else None
         part = Part(label, times * float(plain(node)), times, known, against, choice)
@@ -319,20 +319,20 @@ def parts(x: Traced, told: bool = True) -> list[Part]:
     unopened = inner is x or not getattr(inner, "name", "")
     if unopened and len(kept) == 1 and kept[0].node is inner and not kept[0].against:
         return []
-    return _told_apart(sorted(kept, key=lambda p: -abs(p.amount)))
+    return _numbered(sorted(kept, key=lambda p: -abs(p.amount)))
 
 
-def _told_apart(found: list[Part]) -> list[Part]:
+def _numbered(parts: list[Part]) -> list[Part]:
     """Number the contributions that have a name in common."""
     seen: Counter[str] = Counter()
-    for i, part in enumerate(found):
+    for i, part in enumerate(parts):
         seen[part.label] += 1
         if seen[part.label] > 1:
-            found[i] = replace(part, label=f"{part.label} ({seen[part.label]})")
-    return found
+            parts[i] = replace(part, label=f"{part.label} ({seen[part.label]})")
+    return parts
 
 
-def _shares(root: Any, top: bool, told: bool) -> list[_Share]:
+def _shares(root: Any, top: bool, named_apart: bool) -> list[_Share]:
     """Return what sums to a number, each with how often: shared numbers are opened once, with all their times."""
     edges: dict[int, list[tuple[Any, float, _Choice]]] = {}
     order: list[Any] = []
@@ -342,7 +342,7 @@ def _shares(root: Any, top: bool, told: bool) -> list[_Share]:
         if done:
             order.append(node)
         elif id(node) not in edges:
-            edges[id(node)] = _edges(node, told) if _opens(node, top and node is root) else []
+            edges[id(node)] = _edges(node, named_apart) if _opens(node, top and node is root) else []
             waiting.append((node, True))
             waiting += [(child, False) for child, _, _ in edges[id(node)]]
     shares = {id(node): _Share(node) for node in order}
@@ -358,7 +358,7 @@ def _shares(root: Any, top: bool, told: bool) -> list[_Share]:
     return [shares[id(node)] for node in order if not edges[id(node)]]
 
 
-def _edges(x: Traced, told: bool) -> list[tuple[Any, float, _Choice]]:
+def _edges(x: Traced, named_apart: bool) -> list[tuple[Any, float, _Choice]]:
     """Return what one operation adds up: (number, how often, against what); nothing where it is no sum."""
     a, b = (*map(core, x.args), 0, 0)[:2]
     if x.op in ("+", "-"):
@@ -366,7 +366,7 @@ def _edges(x: Traced, told: bool) -> list[tuple[Any, float, _Choice]]:
     if x.op in ("max", "min"):
         options = branches(x)
         won = next(o for o in options if plain(o) == x.value)
-        lost = _rivals([o for o in options if o is not won], float(x.value)) if told else ()
+        lost = _rivals([o for o in options if o is not won], float(x.value)) if named_apart else ()
         return [(won, 1.0, (x.op, lost))]
     if x.op in ("/", "divide") and named_below(a) and not named_below(b):
         return [(a, 1 / float(plain(b)), _FREE)]
@@ -389,7 +389,7 @@ def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
 
 def _gist(x: Any) -> str:
     """Return what a long branch is mostly made of: its largest named parts, whose own rivals nobody asked for."""
-    opened = [p for p in parts(x, told=False) if p.node is not None and p.node.name]
+    opened = [p for p in parts(x, named_apart=False) if p.node is not None and p.node.name]
     return " + ".join(f"{p.times:.4g} x {p.label}" for p in opened[:2]) or formula(x, False)[:100] + " ..."
 
 

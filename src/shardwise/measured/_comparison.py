@@ -174,11 +174,11 @@ def examples(rows: Iterable[Comparison]) -> dict[str, str]:
     >>> examples([row])
     {'tp: is not whole': 'line 7: 1.5'}
     """
-    found: dict[str, str] = {}
+    first_rows: dict[str, str] = {}
     for row in rows:
         if row.status == "refused":
-            found.setdefault(row.reason, f"{row.case_id}: {row.refused}" if row.refused else row.case_id)
-    return found
+            first_rows.setdefault(row.reason, f"{row.case_id}: {row.refused}" if row.refused else row.case_id)
+    return first_rows
 
 
 def assumptions(rows: Iterable[Comparison]) -> tuple[tuple[str, int], ...]:

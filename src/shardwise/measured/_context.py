@@ -111,14 +111,14 @@ class Context:
 
     def _find_device(self, key: str) -> tuple[Device, tuple[str, ...]]:
         try:
-            found = find_device(key)
+            lookup = find_device(key)
         except InputError:
             if key not in self._rows:
                 raise _missing(
                     "device", key, "is in no devices*.csv beside the file and not in the catalogue"
                 ) from None
             return device_from_row(key, self._rows[key])
-        return found.device, found.assumptions
+        return lookup.device, lookup.assumptions
 
 
 def _missing(field: str, key: str, rule: str) -> InputError:
@@ -126,19 +126,19 @@ def _missing(field: str, key: str, rule: str) -> InputError:
 
 
 def _model_entries(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for path in sorted(folder.glob("models*.json")):
         try:
             table = read_json(path)
         except InputError:
             continue
         if isinstance(table, dict):
-            found |= {key: row for key, row in table.items() if isinstance(row, dict) and "config" in row}
-    return found
+            entries |= {key: row for key, row in table.items() if isinstance(row, dict) and "config" in row}
+    return entries
 
 
 def _device_rows(folder: Path) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    rows_of: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob("devices*.csv")):
         try:
             lines = io.StringIO(read_csv_text(str(path)), newline="")
@@ -146,13 +146,13 @@ def _device_rows(folder: Path) -> dict[str, dict[str, str]]:
         except (InputError, csv.Error):
             continue
         for row in rows:
-            said = {k: v for k, v in row.items() if k and isinstance(v, str) and v.strip()}
-            found[row["device"]] = {**found.get(row["device"], {}), **said}
-    return found
+            stated = {k: v for k, v in row.items() if k and isinstance(v, str) and v.strip()}
+            rows_of[row["device"]] = {**rows_of.get(row["device"], {}), **stated}
+    return rows_of
 
 
 def _requests_of(folder: Path) -> dict[str, list[tuple[float, int, int]]]:
-    found: dict[str, list[tuple[float, int, int]]] = {}
+    requests: dict[str, list[tuple[float, int, int]]] = {}
     for path in sorted(folder.glob("*requests*.csv")):
         try:
             rows = [*csv.DictReader(io.StringIO(read_csv_text(str(path)), newline=""))]
@@ -161,8 +161,8 @@ def _requests_of(folder: Path) -> dict[str, list[tuple[float, int, int]]]:
             continue
         for run, arrival, asked, made in each:
             if math.isfinite(arrival) and arrival >= 0 and asked >= 1:
-                found.setdefault(run, []).append((arrival, asked, max(made, 1)))
-    return {run: sorted(each) for run, each in found.items()}
+                requests.setdefault(run, []).append((arrival, asked, max(made, 1)))
+    return {run: sorted(each) for run, each in requests.items()}
 
 
 def _run_of(row: Mapping[str, str]) -> str:
@@ -257,11 +257,11 @@ def network_bytes_per_second(word: str, devices_per_node: int) -> float:
     """
     if word in network_words():
         return network_words()[word] / devices_per_node
-    found = re.search(r"(?:(\d+)x)?(\d+)gbps(_per_gpu)?", word)
-    if not found:
+    match = re.search(r"(?:(\d+)x)?(\d+)gbps(_per_gpu)?", word)
+    if not match:
         return 0.0
-    rate = int(found[1] or 1) * int(found[2]) * _GBPS
-    return rate if found[3] else rate / devices_per_node
+    rate = int(match[1] or 1) * int(match[2]) * _GBPS
+    return rate if match[3] else rate / devices_per_node
 
 
 def used_domain(size: int, node: int, count: int) -> int:
@@ -300,11 +300,11 @@ def cluster_of(record: Record, device: Device, notes: tuple[str, ...]) -> Cluste
     elif count > (node or 8):
         record.rule_value("inter_node")
     name = f"{count}x{device.name}"
-    found = Lookup(device=device, assumptions=notes)
+    lookup = Lookup(device=device, assumptions=notes)
     try:
-        return build_cluster(name, found, given)
+        return build_cluster(name, lookup, given)
     except InputError:
         if "fast_domain" not in given:
             raise
         del given["fast_domain"]
-        return build_cluster(name, found, given)
+        return build_cluster(name, lookup, given)

@@ -58,10 +58,10 @@ def framework_of(table: Table, name: str, row: Mapping[str, str]) -> Framework:
     ('fsdp2', False)
     """
     word = name.lower()
-    found = (
+    matching = (
         one for one in table["framework"] if re.search(one["pattern"], word) and matches(one.get("where", {}), row)
     )
-    return Framework(**next(found))
+    return Framework(**next(matching))
 
 
 def matches(where: Mapping[str, str], record: Mapping[str, str]) -> bool:
@@ -81,9 +81,9 @@ def variant_of(table: Table, stack: str, row: Mapping[str, str], experts: str) -
     >>> variant_of(known, "megatron", {"attention_kernel": "unfused"}, "none"), variant_of(known, "fsdp2", {}, "none")
     ('megatron-scores', 'fsdp2')
     """
-    told = {**row, "experts": experts}
+    conditions = {**row, "experts": experts}
     for one in table["variant"]:
-        if re.fullmatch(one["of"], stack) and matches(one["where"], told):
+        if re.fullmatch(one["of"], stack) and matches(one["where"], conditions):
             stack = one["stack"]
     return stack
 
@@ -98,8 +98,8 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     True
     """
     for one in table["adjustment"]:
-        told = {**row, "stack.loss": stack.loss}
-        if re.fullmatch(one["of"], stack.name) and matches(one["where"], told):
+        conditions = {**row, "stack.loss": stack.loss}
+        if re.fullmatch(one["of"], stack.name) and matches(one["where"], conditions):
             stack = replace(stack, **one.get("sets", {}), settings=replace(stack.settings, **one.get("settings", {})))
     return stack
 
@@ -131,33 +131,33 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
         if not record.says("weight_dtype"):
             raise refuse("engine", None, "is not stated, and neither is the precision")
         return record.rule_value("engine")
-    found: str | None = table["words"].get(word)
-    if found is None:
+    engine: str | None = table["words"].get(word)
+    if engine is None:
         raise refuse("engine", word, f"is not an engine that is modelled: {', '.join(table['words'])}")
-    if found != word and word not in table["spellings"]["words"]:
-        record.assume(f"engine {word}: overheads of {found}")
+    if engine != word and word not in table["spellings"]["words"]:
+        record.assume(f"engine {word}: overheads of {engine}")
     for row in table["foreign"]:
-        if re.fullmatch(row["engine"], found) and re.fullmatch(row["device"], device.name):
+        if re.fullmatch(row["engine"], engine) and re.fullmatch(row["device"], device.name):
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     unstated = not version and record.text("serving_mode") in FIXED
-    told = {"device": device.name, "vendor": device.vendor, "sampler": record.notes.get("sampler", "")}
+    conditions = {"device": device.name, "vendor": device.vendor, "sampler": record.notes.get("sampler", "")}
     for row in table["release"]:
-        if row["engine"] == found and _holds(row, told, release(version), unstated):
+        if row["engine"] == engine and _holds(row, conditions, release(version), unstated):
             if "says" in row:
                 stated = version or "of a version that is not stated, in fixed batches"
-                record.assume(f"{find_engine(found).title} {stated}: {row['says']}")
+                record.assume(f"{find_engine(engine).title} {stated}: {row['says']}")
             return str(row["runs"])
-    return found
+    return engine
 
 
-def _holds(row: dict[str, Any], told: dict[str, str], stated: tuple[int, ...], unstated: bool) -> bool:
+def _holds(row: dict[str, Any], facts: dict[str, str], stated: tuple[int, ...], unstated: bool) -> bool:
     """Return whether an entry of the table of releases holds for a row."""
-    if any(row[name] != value for name, value in told.items() if name in row):
+    if any(row[name] != value for name, value in facts.items() if name in row):
         return False
     if "below" not in row and "unstated" not in row:
         return True
     if unstated:
-        return row.get("unstated", False) and not re.fullmatch(row["not_on"], told["device"])
+        return row.get("unstated", False) and not re.fullmatch(row["not_on"], facts["device"])
     return () < stated < release(row.get("below", ""))
 
 
@@ -167,8 +167,8 @@ def release(version: str) -> tuple[int, ...]:
     >>> release("0.6.1"), release("rocm6.3.1_py3.12_vllm_0.6.6"), release("dynamo-0.8.1")
     ((0, 6, 1), (0, 6, 6), ())
     """
-    found = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
+    match = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
+    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 def narrows_cache(engine: str, weights: str) -> bool:

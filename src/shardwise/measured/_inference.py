@@ -60,14 +60,14 @@ class InferenceRows:
         report, assumed = self._known.of(key, lambda: self.predict(record, context))
         own = Record(record.row)
         value = value_of(own, report)
-        said = tuple(dict.fromkeys((*assumed, *own.assumed)))
+        notes = tuple(dict.fromkeys((*assumed, *own.assumed)))
         # Requests beyond the cache wait their turn: a batch ran where there is room for one of them.
         fits = report.fits or (own.text("metric") != "fits" and report.max_concurrency > 0)
         band = interval_of(own, report, value)
         return Prediction(
             value=value,
             interval=band,
-            assumed=said,
+            assumed=notes,
             fits=fits,
             conditions=report.conditions,
             cache_share=report.cache_share,
@@ -141,12 +141,12 @@ def _spread(record: Record, ask: Callable[[Plan], InferReport], plan: Plan) -> I
     return None
 
 
-def _cluster(record: Record, found: Lookup, plan: Plan) -> Cluster:
+def _cluster(record: Record, lookup: Lookup, plan: Plan) -> Cluster:
     count = record.whole("num_gpus") or plan.tp * plan.pp * plan.dp
     given: dict[str, float] = {"num_devices": count}
-    if not found.device.knows("devices_per_node"):
+    if not lookup.device.knows("devices_per_node"):
         given["devices_per_node"] = count
-    return build_cluster(f"{count}x{found.device.name}", found, given)
+    return build_cluster(f"{count}x{lookup.device.name}", lookup, given)
 
 
 def _plan(record: Record, model: Model) -> Plan:
@@ -256,11 +256,11 @@ def _weights(record: Record) -> str:
         record.rule_value("weight_dtype")
         return ""
     own = read("rules.toml")["weights_of"].get(record.text("engine").lower(), {})
-    found = own.get(word) or words("weights").get(word)
-    if found is None:
+    format_name = own.get(word) or words("weights").get(word)
+    if format_name is None:
         raise refuse("weight_dtype", word, "is not a format that is modelled")
     # Meta's own checkpoint of 405B.
-    return "fp8-ffn" if found == "fp8" and record.notes.get("checkpoint") == "meta-fp8" else found
+    return "fp8-ffn" if format_name == "fp8" and record.notes.get("checkpoint") == "meta-fp8" else format_name
 
 
 def _cache(record: Record, engine: str) -> str:

@@ -46,7 +46,7 @@ def peak(record: Record, report: InferReport) -> float:
     return needed
 
 
-def beside(record: Record, report: InferReport) -> float:
+def non_tensor_bytes(record: Record, report: InferReport) -> float:
     """Return bytes that are not tensors: the context and the buffers of communicators."""
     return float(report.memory.context + report.memory.communicators)
 
@@ -102,7 +102,7 @@ _OF: dict[str, Callable[[Record, InferReport], float]] = {
     "kv_cache_bytes_per_gpu": lambda c, r: r.kv_cache_budget_bytes_per_gpu,
     "kv_cache_tokens": lambda c, r: float(r.kv_cache_tokens),
     "peak_activation_bytes": lambda c, r: float(r.memory.working),
-    "non_torch_bytes": beside,
+    "non_torch_bytes": non_tensor_bytes,
     "peak_memory_bytes": peak,
     "checkpoint_bytes": checkpoint,
     "fits": lambda c, r: float(r.fits),

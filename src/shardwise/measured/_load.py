@@ -79,29 +79,29 @@ def _length(record: Record, name: str, closed: bool, context: int) -> Length:
     mean = max(record.number(name), 1.0)
     both = record.number("input_tokens") + record.number("output_tokens")
     table = read("engines.toml")["load"]
-    said = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
-    if "distribution" in said:
+    spread = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
+    if "distribution" in spread:
         record.rule_value("lengths")
         most = context * mean / max(both, 1.0)
         if name == "output_tokens":
             most = min(most, table["output_most"] * mean)
         return Length(kind="lognormal", mean=mean, cv=table[name.replace("tokens", "cv")], high=round(max(most, mean)))
-    shares = _shares(said)
-    if (shares or closed) and said != "fixed":
+    shares = _shares(spread)
+    if (shares or closed) and spread != "fixed":
         low, high = shares or (1 - table["closed_spread"], 1 + table["closed_spread"])
         least, most = max(round(mean * low), 1), max(round(mean * high), 1)
         return Length(kind="uniform", mean=(least + most) / 2, low=least, high=most)
     return Length(mean=max(round(mean), 1))
 
 
-def _shares(said: str) -> tuple[float, float] | None:
+def _shares(text: str) -> tuple[float, float] | None:
     """Return the least and the most of lengths drawn evenly, as shares of the stated one, as the notes say them.
 
     >>> _shares("0.8 to 1"), _shares("fixed")
     ((0.8, 1.0), None)
     """
-    found = re.fullmatch(r"(\d{1,6}(?:[.]\d{1,6})?) to (\d{1,6}(?:[.]\d{1,6})?)", said)
-    return (float(found[1]), float(found[2])) if found and 0 < float(found[1]) <= float(found[2]) else None
+    match = re.fullmatch(r"(\d{1,6}(?:[.]\d{1,6})?) to (\d{1,6}(?:[.]\d{1,6})?)", text)
+    return (float(match[1]), float(match[2])) if match and 0 < float(match[1]) <= float(match[2]) else None
 
 
 def _count(record: Record, arrivals: Arrivals) -> int:
@@ -194,30 +194,35 @@ def report_of(
     tokens = job.max_batched_tokens or policy.step_tokens
     whole = tokens - job.max_sequences if policy.mixed and not policy.chunked else context
     asked = replayed(record, workload_of(record, case.plan.dp, min(context, whole)), requests)
-    beside = asked.longest[0] + asked.arrivals.users + _SPARE
+    least_sequences = asked.longest[0] + asked.arrivals.users + _SPARE
     fitted = record.notes.get("step_tokens") == "prompt and requests"
-    if policy.mixed and not policy.chunked and not job.max_batched_tokens and (beside > policy.step_tokens or fitted):
+    if (
+        policy.mixed
+        and not policy.chunked
+        and not job.max_batched_tokens
+        and (least_sequences > policy.step_tokens or fitted)
+    ):
         if not fitted:
             record.rule_value("whole_prompts")
-        job = replace(job, max_batched_tokens=-(-beside // _SPARE) * _SPARE)
+        job = replace(job, max_batched_tokens=-(-least_sequences // _SPARE) * _SPARE)
     cluster = case.cluster
     if prefill is not None:
         count = prefill.num_devices + case.plan.num_devices
         cluster = build_cluster(f"{count}x{device.name}", Lookup(device=device, assumptions=()), {"num_devices": count})
-    found = serve(model, cluster, case.plan, asked, job, options)
+    report = serve(model, cluster, case.plan, asked, job, options)
     if asked.arrivals.kind == "closed":
-        _held(found, asked)
-    return found
+        _check_cache(report, asked)
+    return report
 
 
-def _held(found: ServeReport, asked: Workload) -> None:
+def _check_cache(report: ServeReport, asked: Workload) -> None:
     """Raise where the cache does not hold the requests of a closed loop: what then waits, and how long, is not stated.
 
     Requests in flight hold half of their output on average, or all of it where the engine keeps room for it.
     """
-    users = -(-asked.arrivals.users // found.base.plan.dp)
-    share = max(found.policy.reserved_share, 0.5)
-    room = int(found.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
+    users = -(-asked.arrivals.users // report.base.plan.dp)
+    share = max(report.policy.reserved_share, 0.5)
+    room = int(report.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
     if users > room:
         raise refuse("concurrency", users, f"on a replica are more than its cache holds, about {room}")
 
@@ -240,12 +245,12 @@ def in_waves(record: Record, base: InferReport) -> ServeReport:
     )  # fmt: skip
     options = LoadOptions(serving=ServingOptions(engine=case.engine), async_scheduling=False)
     job = replace(case.job, max_sequences=case.profiled.sequences or case.job.batch)
-    found = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
-    if not found.requests:
+    report = serve(_ran(record, case.model), case.cluster, case.plan, asked, job, options)
+    if not report.requests:
         raise refuse("batch", case.job.batch, "does not fit with one of its requests")
-    running = max(trace.most_running for trace in found.traces)
+    running = max(trace.most_running for trace in report.traces)
     record.assume(f"the cache does not hold the batch to its end: up to {running} sequences at once on a replica")
-    return found
+    return report
 
 
 def predicted(record: Record, report: ServeReport) -> Prediction:

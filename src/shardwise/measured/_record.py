@@ -21,8 +21,8 @@ _SCALE = {"": 1, "k": 2**10, "m": 2**20}
 
 def _tokens(word: str) -> float:
     """Return the number of tokens that a word like "4M" means, 0 where it is none; K and M are 2^10 and 2^20."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", word.lower())
-    return float(found[1]) * _SCALE[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", word.lower())
+    return float(match[1]) * _SCALE[match[2]] if match else 0.0
 
 
 def refuse(field: str, value: object, rule: str) -> InputError:
@@ -31,8 +31,8 @@ def refuse(field: str, value: object, rule: str) -> InputError:
     >>> str(refuse("dtype", "", "is not a type of products"))
     "dtype = '': is not stated; the row is not predicted"
     """
-    said = "is not stated" if value == "" and rule.startswith(("is not a ", "is not an ", "of ")) else rule
-    return InputError([Problem(field, value, said, "the row is not predicted")])
+    reason = "is not stated" if value == "" and rule.startswith(("is not a ", "is not an ", "of ")) else rule
+    return InputError([Problem(field, value, reason, "the row is not predicted")])
 
 
 class Record:
@@ -66,9 +66,9 @@ class Record:
         >>> Record({"tp": ""}).with_cells({"tp": "8"}).whole("tp")
         8
         """
-        found = Record({**self.row, **cells})
-        found.assumed = list(self.assumed)
-        return found
+        record = Record({**self.row, **cells})
+        record.assumed = list(self.assumed)
+        return record
 
     def text(self, name: str) -> str:
         """Return a cell without spaces around it, empty where it is blank."""
@@ -120,9 +120,9 @@ class Record:
 
     def rule_value(self, field: str) -> str:
         """Return what the published rule takes for a blank field, and record it."""
-        found = rule(field)
-        self.assume(f"{field}: {found.says}")
-        return found.taken
+        assumed = rule(field)
+        self.assume(f"{field}: {assumed.says}")
+        return assumed.value
 
     @property
     def notes(self) -> dict[str, str]:
@@ -157,7 +157,7 @@ class BlankRule:
     """The rule for one blank field: what is taken, in words, and why."""
 
     field: str
-    taken: str
+    value: str
     says: str
     because: str
 
@@ -181,8 +181,8 @@ def rule(field: str) -> BlankRule:
 @cache
 def words(table: str) -> dict[str, str]:
     """Return a table that maps words of files to words of the package."""
-    found: dict[str, str] = read("rules.toml")[table]
-    return found
+    table_words: dict[str, str] = read("rules.toml")[table]
+    return table_words
 
 
 @cache
@@ -192,5 +192,5 @@ def network_words() -> dict[str, float]:
     >>> network_words()["omnipath"]
     19850000000.0
     """
-    found: dict[str, float] = read("rules.toml")["networks"]
-    return found
+    networks: dict[str, float] = read("rules.toml")["networks"]
+    return networks

@@ -20,7 +20,7 @@ from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
 from shardwise.records import dataclass, replace
 
-_SAID = 40
+_LONGEST_CELL = 40
 
 Predictor: TypeAlias = Callable[[Record, Context], Prediction]
 # Columns that any file may have beside those that predictions read.
@@ -122,8 +122,8 @@ def kind_of(columns: set[str], kinds: Sequence[FileKind], path: str = "") -> Fil
     shares = {kind.name: len(kind.columns & columns) / len(kind.columns) for kind in kinds}
     most = max(shares.values())
     near = [f"{k.name} files also have {_listed(k.columns - columns)}" for k in kinds if shares[k.name] == most]
-    found = f"its columns are {_listed(columns)}" if columns else "it is empty"
-    rule = f"is not a file of measurements: {'; '.join(near[:2]) if most else found}"
+    what_it_has = f"its columns are {_listed(columns)}" if columns else "it is empty"
+    rule = f"is not a file of measurements: {'; '.join(near[:2]) if most else what_it_has}"
     raise InputError([Problem("file", path, rule, "see docs/own-runs.md for the columns")])
 
 
@@ -197,19 +197,31 @@ def _row(record: Record, kind: FileKind, context: Context, predictor: Predictor,
     )
     try:
         row = replace(row, measured=_measured(record, kind))
-        found = predictor(record, context)
-        row = replace(row, family=found.family or _family(record, context), year=_year(record, context))
+        prediction = predictor(record, context)
+        row = replace(row, family=prediction.family or _family(record, context), year=_year(record, context))
     except InputError as error:
         reason = "; ".join(f"{p.field}: {p.rule}" for p in error.problems)
-        return replace(row, reason=reason, refused=_said(error.problems[0].value))
+        return replace(row, reason=reason, refused=_one_line(error.problems[0].value))
     except Exception as error:  # a fault of ours with one row is said beside it and stops no other
         return replace(row, reason=f"fault in the prediction: {type(error).__name__}: {error}")
-    if not math.isfinite(found.value):
+    if not math.isfinite(prediction.value):
         return replace(row, reason="the prediction is beyond what numbers can hold")
-    low, high = found.interval or (None, None)
-    said = {"predicted": found.value, "low": low, "high": high, "assumed": found.assumed, "fits": found.fits}
-    row = replace(row, headline=found.headline, parts=found.parts, cache_share=found.cache_share, case=found.case)
-    return replace(row, status="predicted", conditions=found.conditions, **said)  # type: ignore[arg-type]
+    low, high = prediction.interval or (None, None)
+    values = {
+        "predicted": prediction.value,
+        "low": low,
+        "high": high,
+        "assumed": prediction.assumed,
+        "fits": prediction.fits,
+    }
+    row = replace(
+        row,
+        headline=prediction.headline,
+        parts=prediction.parts,
+        cache_share=prediction.cache_share,
+        case=prediction.case,
+    )
+    return replace(row, status="predicted", conditions=prediction.conditions, **values)  # type: ignore[arg-type]
 
 
 _MOST_DIGITS = 10  # no cluster has more devices, and text of thousands is no number for Python
@@ -220,10 +232,10 @@ def _count(record: Record) -> int:
     return max(int(text), 1) if text.isdecimal() and len(text) < _MOST_DIGITS else 1
 
 
-def _said(value: object) -> str:
+def _one_line(value: object) -> str:
     """Return what a problem is about in one short line, empty where a cell is blank."""
     text = "" if value is None else " ".join(str(value).split())
-    return text if len(text) <= _SAID else f"{text[: _SAID - 3]}..."
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."
 
 
 # What a row may call the unit of its value: a figure in others would be read a thousand times off.

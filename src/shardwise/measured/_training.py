@@ -266,17 +266,17 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     stages = stages_seen(record, report)
     if kind in ("allocated", "active"):
         return max(float(m.peak) for m in stages) + scratch
-    held = max(float(reserved_bytes(stack, m)) for m in stages) + scratch * stack.reserved_over_allocated
+    reserved = max(float(reserved_bytes(stack, m)) for m in stages) + scratch * stack.reserved_over_allocated
     if kept_mean(record) > 0:
         record.assume("the loss of the longest sample finds no room in what shorter ones have freed: reserved again")
         # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
         room = report.case.cluster.device.memory_bytes - stack.context_bytes
-        held = max(held, min(held + max(float(m.logits) for m in stages), room))
+        reserved = max(reserved, min(reserved + max(float(m.logits) for m in stages), room))
     if kind == "reserved":
-        return held
+        return reserved
     if kind != "nvidia_smi":
         record.rule_value("memory_kind")
-    return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + held
+    return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + reserved
 
 
 def stated_floor(record: Record) -> float:
@@ -285,18 +285,18 @@ def stated_floor(record: Record) -> float:
     >>> stated_floor(Record({"notes": "device floor with the engine asleep 919470080; phase=training"}))
     919470080.0
     """
-    found = re.search(r"device floor [a-z ]*(\d+)", record.text("notes"))
-    return float(found[1]) if found else 0.0
+    match = re.search(r"device floor [a-z ]*(\d+)", record.text("notes"))
+    return float(match[1]) if match else 0.0
 
 
 def memory_after_step(record: Record, report: TrainReport) -> float:
     """Return what stays allocated between steps: weights, optimizer state and gradients that are kept."""
     persistent = report.case.stack.gradients == "persistent"
-    held = (
-        m.weights + m.optimizer + m.beside + m.widened + (m.gradients if persistent else 0.0)
+    lasting = (
+        m.weights + m.optimizer + m.framework + m.widened + (m.gradients if persistent else 0.0)
         for m in stages_seen(record, report)
     )
-    return float(max(held)) + report.case.workspace_bytes
+    return float(max(lasting)) + report.case.workspace_bytes
 
 
 def memory_avg(record: Record, report: TrainReport) -> float:

@@ -163,13 +163,13 @@ def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
     word = record.text("sharding")
     if not word:
         record.rule_value("sharding")
-    found = cast("Sharding | None", words("sharding").get(word) if word else framework.sharding)
-    if found is None:
+    sharding = cast("Sharding | None", words("sharding").get(word) if word else framework.sharding)
+    if sharding is None:
         raise refuse("sharding", word, "is not a known kind of sharding")
-    if experts and in_groups(found) != found and framework.mixture_sharding:
-        found = cast(Sharding, framework.mixture_sharding)
-        record.assume(f"sharding: {found}, what the framework's recipes of mixtures make of FSDP")
-    return found
+    if experts and in_groups(sharding) != sharding and framework.mixture_sharding:
+        sharding = cast(Sharding, framework.mixture_sharding)
+        record.assume(f"sharding: {sharding}, what the framework's recipes of mixtures make of FSDP")
+    return sharding
 
 
 def _shard(record: Record, plan: Plan) -> Plan:
@@ -191,10 +191,10 @@ def _offload(record: Record, framework: Framework) -> tuple[str, ...]:
         return ()
     if framework.stack == "xla":
         raise refuse("offload", word, "is a choice of single tensors, which rows do not name")
-    found = words("offload").get(word)
-    if found is None:
+    offload = words("offload").get(word)
+    if offload is None:
         raise refuse("offload", word, "is not a known set of copies on the host")
-    return tuple(found.split(","))
+    return tuple(offload.split(","))
 
 
 def optimizer_of(record: Record) -> str:
@@ -205,10 +205,10 @@ def optimizer_of(record: Record) -> str:
     if projected and re.search("[+_]quant|with_embedding=true", record.text("notes")):
         rule = "with narrow projections, or of the embedding table too, is not predicted"
         raise refuse("finetune", record.text("finetune"), rule)
-    found = words("optimizer").get(word)
-    if found is None:
+    optimizer = words("optimizer").get(word)
+    if optimizer is None:
         raise refuse("optimizer", word, "is not modelled")
-    return found
+    return optimizer
 
 
 def method_of(record: Record) -> str:
@@ -217,8 +217,8 @@ def method_of(record: Record) -> str:
     >>> method_of(Record({"notes": "method=grpo; group_size=4"})), method_of(Record({"notes": ""}))
     ('grpo', 'sft')
     """
-    said = str(record.notes.get("method", ""))
-    return said if said in OBJECTIVES else "sft"
+    method = str(record.notes.get("method", ""))
+    return method if method in OBJECTIVES else "sft"
 
 
 def optimizer_rank_of(record: Record) -> int:
@@ -227,8 +227,8 @@ def optimizer_rank_of(record: Record) -> int:
     >>> optimizer_rank_of(Record({"finetune": "galore", "notes": "galore_rank=64/galore_per_parameter=false"}))
     64
     """
-    found = re.search(r"galore_rank=(\d+)", record.text("notes")) if record.text("finetune") == "galore" else None
-    return int(found[1]) if found else 0
+    match = re.search(r"galore_rank=(\d+)", record.text("notes")) if record.text("finetune") == "galore" else None
+    return int(match[1]) if match else 0
 
 
 def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
@@ -337,11 +337,11 @@ def _narrow(record: Record, stack: str, dtype: str, rates: set[str]) -> str:
 
 def effort_of(record: Record) -> Effort:
     """Return how well a run was tuned: for a record where its source is known for that, else as most runs are."""
-    said = record.notes.get("tuning", "") or record.text("tuning")
-    if said:
-        if said not in TUNINGS:
-            raise refuse("tuning", said, "is not a way that runs are tuned")
-        return said
+    effort = record.notes.get("tuning", "") or record.text("tuning")
+    if effort:
+        if effort not in TUNINGS:
+            raise refuse("tuning", effort, "is not a way that runs are tuned")
+        return effort
     cited = f"{record.text('source')} {record.text('citation')}"
     if any(re.search(pattern, cited) for pattern in words("records").values()):
         return "record"

@@ -34,27 +34,29 @@ def has_natural_lengths(record: Record) -> bool:
 def with_length(record: Record) -> Record:
     """Return a row with the tokens that its metric depends on: the longest sample for memory, the mean for time."""
     if (shorter := kept_mean(record)) and record.text("metric") not in MEMORY:
-        found = record.with_cells({"seq_len": str(round(shorter))})
-        found.assume("seq_len: the mean of the samples that are no longer, of a gamma law as stated; it sets the time")
-        return found
+        shortened = record.with_cells({"seq_len": str(round(shorter))})
+        shortened.assume(
+            "seq_len: the mean of the samples that are no longer, of a gamma law as stated; it sets the time"
+        )
+        return shortened
     if not has_natural_lengths(record):
         return record
-    if record.text("metric") in ("memory_p99", "memory_avg") and (held := sorted_by_length(record)):
-        found = record.with_cells({"seq_len": str(round(held))})
-        found.assume("seq_len: the longest samples between two emptyings of the allocator, lognormal up to seq_len")
-        return found
+    if record.text("metric") in ("memory_p99", "memory_avg") and (by_length := sorted_by_length(record)):
+        shortened = record.with_cells({"seq_len": str(round(by_length))})
+        shortened.assume("seq_len: the longest samples between two emptyings of the allocator, lognormal up to seq_len")
+        return shortened
     longest, mean = int(record.noted("longest_sample")), record.noted("mean_tokens_per_sample")
     if record.text("metric") in MEMORY:
         if record.says("seq_len") or not longest:
             return record
-        found = record.with_cells({"seq_len": str(longest)})
-        found.assume("seq_len: the longest sample, which sets the peak")
-        return found
+        shortened = record.with_cells({"seq_len": str(longest)})
+        shortened.assume("seq_len: the longest sample, which sets the peak")
+        return shortened
     if not mean:
         raise refuse("notes", record.text("notes"), "the mean length of its samples sets the time, and is not stated")
-    found = record.with_cells({"seq_len": str(round(mean))})
-    found.assume("seq_len: the mean sample, which sets the time")
-    return found
+    shortened = record.with_cells({"seq_len": str(round(mean))})
+    shortened.assume("seq_len: the mean sample, which sets the time")
+    return shortened
 
 
 SORTED, SAMPLES = 20, 20000
@@ -110,9 +112,9 @@ def kept_mean(record: Record) -> float:
     >>> round(kept_mean(Record({"seq_len": "512", "notes": "tokens of the data set 700.0 +- 0"})))
     512
     """
-    if not (found := _SPREAD.search(record.text("notes"))) or not record.says("seq_len"):
+    if not (match := _SPREAD.search(record.text("notes"))) or not record.says("seq_len"):
         return 0.0
-    mean, deviation, longest = float(found[1]), float(found[2]), record.positive("seq_len")
+    mean, deviation, longest = float(match[1]), float(match[2]), record.positive("seq_len")
     # The sum of a law this narrow has over a million terms, and all its samples are as long.
     if deviation <= 1e-3 * mean:
         return min(mean, longest)
@@ -133,19 +135,19 @@ def tuning_fields(record: Record, model: Model) -> dict[str, Any]:
         method = variant
     if method not in ADAPTERS:
         raise refuse("finetune", record.text("finetune"), "is not a method that is predicted")
-    found: dict[str, Any] = {"adapter": method, "base": base_of(record, bool(narrow))}
+    fields: dict[str, Any] = {"adapter": method, "base": base_of(record, bool(narrow))}
     if method not in VIRTUAL and method != "ia3":
-        found["targets"] = targets_of(record)
-    found["rank"] = rank_of(record, model, found)
+        fields["targets"] = targets_of(record)
+    fields["rank"] = rank_of(record, model, fields)
     if method in VIRTUAL:
-        return found
+        return fields
     if (dropout := _dropout(record)) and method in DROPPING:
-        found["adapter_dropout"] = dropout
+        fields["adapter_dropout"] = dropout
     if record.noted("adapter_bytes"):
-        found["adapter_precision"] = {2: "bf16", 4: "fp32"}[int(record.noted("adapter_bytes"))]
+        fields["adapter_precision"] = {2: "bf16", 4: "fp32"}[int(record.noted("adapter_bytes"))]
     if trained := _listed(record, "trains") or _saved(record):
-        found["trains"] = trained
-    return found
+        fields["trains"] = trained
+    return fields
 
 
 def base_of(record: Record, narrow: bool = False) -> str:
@@ -176,14 +178,14 @@ def targets_of(record: Record) -> tuple[str, ...]:
 
 def _listed(record: Record, key: str) -> tuple[str, ...]:
     """Return the words of a list in the notes, which may follow another setting: "r=140 targets=up_proj,down_proj"."""
-    said = re.search(rf"(?:^|[\s;]){key}=([^;]*)", record.text("notes"))
-    return tuple(filter(None, (word.strip() for word in said[1].split(",")))) if said and said[1] != "None" else ()
+    match = re.search(rf"(?:^|[\s;]){key}=([^;]*)", record.text("notes"))
+    return tuple(filter(None, (word.strip() for word in match[1].split(",")))) if match and match[1] != "None" else ()
 
 
 def _saved(record: Record) -> tuple[str, ...]:
     """Return the parts of the model that train whole beside adapters, by the modules that the notes name as saved."""
-    said = next((part for part in record.text("notes").split(";") if "modules_to_save" in part), "")
-    return tuple(sorted({part for name, part in words("saved").items() if name in said}))
+    note = next((part for part in record.text("notes").split(";") if "modules_to_save" in part), "")
+    return tuple(sorted({part for name, part in words("saved").items() if name in note}))
 
 
 def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
@@ -194,8 +196,8 @@ def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
     """
     # The rank column of AdaLoRA is the one that it prunes to: it starts from another.
     begins = fields["adapter"] == "adalora" or not record.says("lora_rank")
-    if begins and (found := _counted(record, model, fields)):
-        return found
+    if begins and (counted_rank := _counted(record, model, fields)):
+        return counted_rank
     if not record.says("lora_rank"):
         record.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
         return _USUAL_RANK
@@ -227,5 +229,5 @@ def _variant(record: Record) -> str:
 
 
 def _dropout(record: Record) -> float:
-    said = record.noted("lora_dropout")
-    return said if 0 <= said < 1 else 0.0
+    dropout = record.noted("lora_dropout")
+    return dropout if 0 <= dropout < 1 else 0.0

@@ -199,16 +199,16 @@ def values(*sides: int, dtype: Any = None, device: str = "cpu") -> Any:
     return _NOISE[device][:count].view(sides).to(dtype or torch.float32, copy=True)
 
 
-def noise_of(found: Sequence[tuple[str, Timing]]) -> str:
+def noise_of(timings: Sequence[tuple[str, Timing]]) -> str:
     """Return a line with the spreads of some timings: their median, the largest, and how many are above the limit."""
-    spreads = [timing.spread for _, timing in found]
+    spreads = [timing.spread for _, timing in timings]
     if not spreads:
         return "nothing measured"
     above = sum(spread > SPREAD_LIMIT for spread in spreads)
     return (
         f"{len(spreads)} cases, spread (quartiles over median): median {statistics.median(spreads):.1%}, "
         f"largest {max(spreads):.1%}, {above} above {SPREAD_LIMIT:.0%}; other programs took at most "
-        f"{max(timing.others for _, timing in found):.1%}"
+        f"{max(timing.others for _, timing in timings):.1%}"
     )
 
 

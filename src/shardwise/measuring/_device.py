@@ -257,9 +257,9 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # MEMORYSTATUSEX of sysinfoapi.h: two words of 4 bytes, then seven of 8, the first of which is all of it.
     status = struct.pack("<II7Q", 64, *[0] * 8)
-    held = ctypes.create_string_buffer(status, 64)
-    found = ctypes.windll.kernel32.GlobalMemoryStatusEx(held)
-    return int(struct.unpack_from("<Q", held, 8)[0]) if found else 0
+    buffer = ctypes.create_string_buffer(status, 64)
+    succeeded = ctypes.windll.kernel32.GlobalMemoryStatusEx(buffer)
+    return int(struct.unpack_from("<Q", buffer, 8)[0]) if succeeded else 0
 
 
 def _key(name: str, cores: int) -> str:

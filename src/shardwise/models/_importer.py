@@ -261,7 +261,7 @@ def unwrap(raw: Mapping[str, Any]) -> LanguageModelKeys:
     keys = {key: raw[key] for key in _OUTER if key in raw} | inner.keys | _tied(raw)
     if keys.get("model_type") is None:
         keys["model_type"] = raw.get("model_type")
-    others |= {f"{section}.{name}": said for name, said in inner.others.items()}
+    others |= {f"{section}.{name}": stated for name, stated in inner.others.items()}
     path = ".".join(filter(None, (section, inner.section)))
     return LanguageModelKeys(keys=keys, section=path, others=others or {"model_type": raw.get("model_type")})
 

@@ -48,7 +48,7 @@ class Model(Architecture, Card):
         >>> Model.load("gpt2").hidden
         768
         """
-        return cls.of(found_architecture(name_or_path, overrides, part=part))
+        return cls.of(resolve_architecture(name_or_path, overrides, part=part))
 
     @classmethod
     def from_sizes(cls, **fields: Any) -> Model:
@@ -60,9 +60,9 @@ class Model(Architecture, Card):
         return cls.of(architecture_from_sizes(fields))
 
     @classmethod
-    def of(cls, found: Architecture) -> Model:
+    def of(cls, architecture: Architecture) -> Model:
         """Return the model of an architecture."""
-        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
+        return cls(**{field.name: getattr(architecture, field.name) for field in fields(architecture)})
 
 
 def load_model(
@@ -78,7 +78,7 @@ def load_model(
     >>> load_model("meta-llama/Llama-3.1-70B", {"num_layers": 2}).assumptions
     ('override: num_layers = 2 (was 80)',)
     """
-    return Model.of(found_architecture(name_or_path, overrides, part=part))
+    return Model.of(resolve_architecture(name_or_path, overrides, part=part))
 
 
 def model_from_config(
@@ -117,7 +117,7 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
 _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped")
 
 
-def found_architecture(
+def resolve_architecture(
     name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
 ) -> Architecture:
     """Return what `load_model` loads."""

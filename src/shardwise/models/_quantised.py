@@ -48,7 +48,7 @@ def quantization_of(config: Config, model: Architecture) -> str:
     formats = dict.fromkeys(names, "bf16")
     layers, own, unnamed = section.raw.get("quantized_layers"), f"int{bits}" if bits else "", ""
     if isinstance(layers, Mapping):
-        formats |= {str(name): _algo(said) for name, said in layers.items()}
+        formats |= {str(name): _algo(scheme) for name, scheme in layers.items()}
         own, unnamed = _of_experts(formats), "bf16"
     elif algo:
         own = algo
@@ -58,9 +58,9 @@ def quantization_of(config: Config, model: Architecture) -> str:
     return "-".join(filter(None, (method, own))) + _parts(formats, model, own, unnamed)
 
 
-def _algo(said: Any) -> str:
+def _algo(algorithm: Any) -> str:
     """Return the format of a layer that ModelOpt lists."""
-    word = said.get("quant_algo") if isinstance(said, Mapping) else said
+    word = algorithm.get("quant_algo") if isinstance(algorithm, Mapping) else algorithm
     return str(word).lower()[:24]
 
 
@@ -72,23 +72,25 @@ def _of_experts(formats: Mapping[str, str]) -> str:
 
 def _grouped(groups: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return the format of the group that holds all linear layers or the experts, and those of the others' targets."""
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for group in groups.values():
         targets = group.get("targets") if isinstance(group, Mapping) else None
         if isinstance(targets, list):
-            found |= dict.fromkeys((str(name) for name in targets), _scheme(group))
-    own = found.get("Linear") or _of_experts(found)
-    return own, {name: form for name, form in found.items() if name != "Linear" and form != own}
+            formats |= dict.fromkeys((str(name) for name in targets), _scheme(group))
+    own = formats.get("Linear") or _of_experts(formats)
+    return own, {name: form for name, form in formats.items() if name != "Linear" and form != own}
 
 
 def _scheme(group: Mapping[str, Any]) -> str:
     """Return the format of a group of compressed-tensors."""
     weights, inputs = (group.get(key) for key in ("weights", "input_activations"))
-    said = weights if isinstance(weights, Mapping) else {}
-    bits, kind = said.get("num_bits"), said.get("type")
+    weight_scheme = weights if isinstance(weights, Mapping) else {}
+    bits, kind = weight_scheme.get("num_bits"), weight_scheme.get("type")
     if kind == "float":
-        blocks = "-block" if said.get("strategy") == "block" else ""
-        return "nvfp4" if bits == 4 and said.get("group_size") == 16 else "mxfp4" if bits == 4 else f"fp8{blocks}"
+        blocks = "-block" if weight_scheme.get("strategy") == "block" else ""
+        return (
+            "nvfp4" if bits == 4 and weight_scheme.get("group_size") == 16 else "mxfp4" if bits == 4 else f"fp8{blocks}"
+        )
     return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else "")
 
 
@@ -102,31 +104,31 @@ def _part(name: str, layers: int) -> str:
 
 def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: str) -> str:
     """Return the parts with a format of their own as formats are written; `unnamed` is that of modules not named."""
-    layers, said = _layers(model), []
+    layers, parts = _layers(model), []
     if any(_LAYER.search(name) and _part(name, len(model.layers)) == "?" for name in formats):
-        said.append("+layers=different")
+        parts.append("+layers=different")
     for part, indices in layers.items():
         named = {name: form for name, form in formats.items() if _part(name, len(model.layers)) == part}
         if not named and unnamed and part != "mtp":
-            said.append(f"+{part}={unnamed}")
+            parts.append(f"+{part}={unnamed}")
         others = set(named.values()) - {own}
         if others:
-            held = len(_held((name for name, form in named.items() if form != own), indices))
-            of = "" if held == len(indices) else f"*{held}/{len(indices)}"
-            said.append(
-                f"+{part}={others.pop()}{of}" if len(others) == 1 and (held or not of) else f"+{part}=different"
+            named_layers = len(_layers_named((name for name, form in named.items() if form != own), indices))
+            of = "" if named_layers == len(indices) else f"*{named_layers}/{len(indices)}"
+            parts.append(
+                f"+{part}={others.pop()}{of}" if len(others) == 1 and (named_layers or not of) else f"+{part}=different"
             )
-    return "".join(said)
+    return "".join(parts)
 
 
-def _held(names: Iterable[str], indices: frozenset[int]) -> frozenset[int]:
+def _layers_named(names: Iterable[str], indices: frozenset[int]) -> frozenset[int]:
     """Return the layers of a part that named modules are, by their last linear layer or as a whole."""
-    held: set[int] = set()
+    layers: set[int] = set()
     for name in names:
         layer, linear = _LAYER.search(name), _LINEAR.search(name)
         if linear is None or linear[1] in _LAST:
-            held |= {int(layer[1])} if layer else indices
-    return indices & held
+            layers |= {int(layer[1])} if layer else indices
+    return indices & layers
 
 
 def _layers(model: Architecture) -> dict[str, frozenset[int]]:
@@ -139,5 +141,5 @@ def _layers(model: Architecture) -> dict[str, frozenset[int]]:
         "shared": lambda block: isinstance(block.feed_forward, MoE) and block.feed_forward.shared is not None,
         "latent": lambda block: isinstance(block.feed_forward, MoE) and bool(block.feed_forward.latent),
     }
-    found = {part: frozenset(i for i, block in enumerate(model.layers) if test(block)) for part, test in tests.items()}
-    return {part: indices for part, indices in found.items() if indices} | ({"mtp": frozenset()} if model.mtp else {})
+    layers = {part: frozenset(i for i, block in enumerate(model.layers) if test(block)) for part, test in tests.items()}
+    return {part: indices for part, indices in layers.items() if indices} | ({"mtp": frozenset()} if model.mtp else {})

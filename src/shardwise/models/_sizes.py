@@ -160,10 +160,10 @@ def _attention(sizes: _Sizes, hidden: int) -> dict[str, Any]:
             "kv_ratio", sizes.given["kv_ratio"], f"gives {keys} heads, which must divide {heads}", "use 1 over one"
         )
         keys = heads
-    found = {"num_attention_heads": heads or 1}
+    attention_keys = {"num_attention_heads": heads or 1}
     if "num_key_value_heads" not in sizes.given:
-        found["num_key_value_heads"] = keys or 1
-    return found
+        attention_keys["num_key_value_heads"] = keys or 1
+    return attention_keys
 
 
 def _feed_forward(sizes: _Sizes, hidden: int, layers: int) -> dict[str, Any]:

@@ -283,7 +283,7 @@ class AdapterPath(Generic[X]):
         """Run in fp32, whatever the type of the parameters."""
         self.t, self.w = replace(self.t, width=4), 4
 
-    def product(self, part: str, n: X | float, held: Held = "trains", width: int = 0, size: X | float = 0) -> None:
+    def product(self, part: str, n: X | float, kept: Held = "trains", width: int = 0, size: X | float = 0) -> None:
         """Multiply by a matrix of n features out; one that was made is kept for the gradient of what it multiplies.
 
         `size` are its elements where they are not those of the product.
@@ -292,12 +292,12 @@ class AdapterPath(Generic[X]):
         shape = (n + 0 * self.T, k)
         names = (f"{self.module.name}.{part}", self.module.short)
         one = thin(self.y, replace(self.t, width=w, autocast=False), self.op, names, shape, self.at,
-                   trainable=held != "frozen")  # fmt: skip
-        if held in ("shared", "made"):
+                   trainable=kept != "frozen")  # fmt: skip
+        if kept in ("shared", "made"):
             zero = 0 * self.T
-            view = replace(one.weights[0], elements=zero, whole=zero, trainable=held == "made", stored_bytes=0)
+            view = replace(one.weights[0], elements=zero, whole=zero, trainable=kept == "made", stored_bytes=0)
             one = replace(one, weights=(view,))
-        if held == "made":
+        if kept == "made":
             elements = n * k if is_plain(size, 0) else size
             one = replace(one, saves=(*one.saves, self.kept(f"{part} made", w * elements, "input")))
         self.ops.append(one)

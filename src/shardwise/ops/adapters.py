@@ -14,7 +14,7 @@ from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
 from shardwise.ops.adapter_parts import AdaptedLinear, added, branches, entry, kept_input, low_rank, scaling, step, thin
 from shardwise.ops.layout import Layout, matmul_flops
-from shardwise.ops.peft_adapters import PATHS, beside
+from shardwise.ops.peft_adapters import PATHS, with_adapters
 from shardwise.plans import Tuning
 from shardwise.records import replace
 
@@ -25,10 +25,10 @@ def lora(
     """Return a product with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
     if op.kind == "grouped":
         return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
-    found = [op]
+    ops = [op]
     for module, came, a, b in branches(y, t, op, chosen, trains_a):
-        found += [*came.ops, a, b, added(y, t, op, module, b.name)]
-    return tuple(found)
+        ops += [*came.ops, a, b, added(y, t, op, module, b.name)]
+    return tuple(ops)
 
 
 def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
@@ -43,10 +43,10 @@ def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
     at once. The magnitude's gradient reads the results of layer and adapter; behind dropout the layer runs again, on
     its widened input and weight.
     """
-    found = [op]
+    ops = [op]
     for module, came, a, b in branches(y, t, op, chosen):
-        found += [*came.ops, a, b, *_magnitude(y, t, op, module, b.name)]
-    return tuple(found)
+        ops += [*came.ops, a, b, *_magnitude(y, t, op, module, b.name)]
+    return tuple(ops)
 
 
 def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> tuple[Op[X], ...]:
@@ -74,7 +74,7 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
         wide = (kept("wide weight", w * m * n, "input"),) if w != y.a else ()
         source = kept_input(op).name
         again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(source,)),)
-    held = (
+    saved = (
         kept("weight norm", w * n, "weight"),
         kept("base result", (w if t.dropout else y.a) * T * n, "weight"),
         kept("magnitude less one", w * n, kept_input(op).name),
@@ -83,7 +83,7 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
     )
     weight = Weight(name=f"{module.name}.magnitude", elements=n, whole=n, kind="vector", adapter=True)
     moved = (5 * w + 2 * y.a) * T * n
-    scale = step(y, f"{module.name}.scale", op, (moved, 2 * moved), kernels=5, weights=(weight,), saves=held,
+    scale = step(y, f"{module.name}.scale", op, (moved, 2 * moved), kernels=5, weights=(weight,), saves=saved,
                   takes=(delta,), makes=module.makes, modules=(module.short,), output_bytes=w * T * n)  # fmt: skip
     return norm, *again, scale
 
@@ -97,12 +97,12 @@ def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
         module = chosen[0]
         came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
         return *came.ops, scaling(y, t, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
-    found = [op]
+    ops = [op]
     for module in chosen:
         out = Tensor(name=f"{module.name}.result", size_bytes=y.a * op.rows * module.columns, born=op.region)
         sizes = (out, module.columns)
-        found.append(scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
-    return tuple(found)
+        ops.append(scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
+    return tuple(ops)
 
 
 def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
@@ -112,7 +112,7 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
     widens what it multiplies, so that under autocast the results that it keeps have 16 bits and the sum has 32
     (peft tuners/vera/layer.py Linear.forward).
     """
-    found = [op]
+    ops = [op]
     for module, came, a, b in branches(y, t, op, chosen, trains_a=False):
         shared_a, shared_b = (
             replace(one, weights=tuple(replace(w, elements=0 * w.elements, whole=0 * w.whole, trainable=False,
@@ -129,8 +129,8 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
         d, last = (replace(one, saves=one.saves[:1], kernels=1) for one in (d, last))
         summed = added(y, replace(t, autocast=False), op, module, last.name)
         # The sum and its cast: no factor of its own.
-        found += [*came.ops, shared_a, d, shared_b, last, replace(summed, kernels=summed.kernels - 1)]
-    return tuple(found)
+        ops += [*came.ops, shared_a, d, shared_b, last, replace(summed, kernels=summed.kernels - 1)]
+    return tuple(ops)
 
 
 def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
@@ -141,7 +141,7 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
     Neumann's series): a skew-symmetric matrix 3, the identity 3, three products with four additions, the turn, a copy
     and a cast.
     """
-    found: list[Op[X]] = [op]
+    ops: list[Op[X]] = [op]
     for module in chosen:
         came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
         m, T, w = op.inner, op.rows, t.width
@@ -151,14 +151,14 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
         weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")
         blocks = Tensor(name=f"{module.name}.rotation", size_bytes=w * m * side, born=op.region, read_for="input")
         flops, moved = 2 * T * m * side, w * (2 * T * m + m * side)
-        found += [*came.ops, Op(
+        ops += [*came.ops, Op(
             name=f"{module.name}.turned", kind="matmul", region=op.region, flops=flops, forward_bytes=moved,
             backward_flops=flops, backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=side,
             inner=side, batch=0 * T + number, weights=(weight,), reads=(came.tensor,), vector_units=w > y.a,
             saves=(replace(came.tensor, read_for="weight"), blocks), dtype=op.dtype, model_flops=flops,
             output_bytes=w * T * m, modules=(module.short,), makes=module.makes, kernels=16,
         )]  # fmt: skip
-    return tuple(found)
+    return tuple(ops)
 
 
 def prefix(y: Layout[X], t: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
@@ -182,7 +182,7 @@ METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
     "ia3": ia3,
     "vera": vera,
     "oft": oft,
-    **dict.fromkeys(PATHS, beside),
+    **dict.fromkeys(PATHS, with_adapters),
 }
 """The methods that stand beside linear layers."""
 

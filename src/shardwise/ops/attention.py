@@ -39,16 +39,16 @@ def head_norm(y: Layout[X], name: str, heads: tuple[X, int], dim: int, rule: tup
 
 def head_norms(y: Layout[X], m: Attention) -> list[Op[X]]:
     """Return the norms of queries, keys and values; a layer without keys of its own norms queries alone."""
-    found: list[Op[X]] = []
+    ops: list[Op[X]] = []
     queries, keys = (y.split(m.heads), m.heads), (y.kv_heads(m.kv_heads), m.kv_heads)
     if m.qk_norm != "none":
         rule = (m.qk_norm, m.qk_norm_kind)
-        found.append(head_norm(y, "qk_norm.queries", queries, m.head_dim, rule))
+        ops.append(head_norm(y, "qk_norm.queries", queries, m.head_dim, rule))
         if not m.kv_from_earlier:
-            found.append(head_norm(y, "qk_norm.keys", keys, m.head_dim, rule))
+            ops.append(head_norm(y, "qk_norm.keys", keys, m.head_dim, rule))
     if m.v_norm and not m.kv_from_earlier:
-        found.append(head_norm(y, "v_norm", keys, m.value_dim, ("head", "rmsnorm-no-weight")))
-    return found
+        ops.append(head_norm(y, "v_norm", keys, m.value_dim, ("head", "rmsnorm-no-weight")))
+    return ops
 
 
 def rotary(y: Layout[X], width: X) -> Op[X]:

@@ -27,16 +27,16 @@ from shardwise.records import replace
 UP = "attention.up"
 
 
-def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm", beside: int = 0) -> Op[X]:
+def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm", extra: int = 0) -> Op[X]:
     """Return the norm of a small projection of the residual stream, such as a latent, from "<name>.input".
 
-    The latent may be a view of a tensor with `beside` more elements a token, which is then kept whole by transformers.
+    The latent may be a view of a tensor with `extra` more elements a token, which is then kept whole by transformers.
     """
     local = y.residual_width(width)
     elements = y.residual_tokens * local
     n = Norm(name=name, region=region, kind=kind, rows=y.residual_tokens, elements=elements, width=local, whole=width)
     views = y.stack.norm == "eager"
-    stored = elements + y.residual_tokens * y.residual_width(beside) if views else elements
+    stored = elements + y.residual_tokens * y.residual_width(extra) if views else elements
     op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * stored, born=region))
     return with_statistics(op, y.residual_tokens) if y.choices.layout == "summa" else op
 
@@ -107,10 +107,10 @@ def _normed(y: Layout[X], m: LatentAttention, op: Op[X], sizes: tuple[str, int, 
 
     `sizes` are the name of the latent, its width, and the width of what stands beside it.
     """
-    name, width, beside = sizes
+    name, width, extra = sizes
     if m.latent_norm == "none":
-        return [gathered(y, op, width + beside)]
-    return [op, gathered(y, small_norm(y, f"{name}_norm", REGION, width, m.latent_norm, beside), width + beside)]
+        return [gathered(y, op, width + extra)]
+    return [op, gathered(y, small_norm(y, f"{name}_norm", REGION, width, m.latent_norm, extra), width + extra)]
 
 
 def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:

@@ -33,7 +33,7 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
     """
     copies: dict[str, Tensor[X]] = {}
     moved: list[X] = []
-    found = []
+    quantised_ops = []
     for op in ops:
         saves, reads = [], {t.name: t for t in op.reads}
         for tensor in op.saves:
@@ -51,11 +51,11 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
             # An operator that is recomputed reads the copy, where what makes the tensor is not recomputed with it.
             if tensor.name in reads and tensor.name != source.name:
                 reads[tensor.name] = narrow
-        found.append(replace(op, saves=tuple(saves), reads=tuple(reads.values())))
+        quantised_ops.append(replace(op, saves=tuple(saves), reads=tuple(reads.values())))
     if not copies:
         return ops
     both = total(moved)
-    return (*found, memory_op(y, "mlp.quantise", "mlp", (both, both), kernels=len(copies)))
+    return (*quantised_ops, memory_op(y, "mlp.quantise", "mlp", (both, both), kernels=len(copies)))
 
 
 def is_narrow(op: Op[X]) -> bool:
@@ -78,7 +78,7 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     normed = {op.region for op in ops if op.role == "norm"}
     copied = {op.name: _copies(y, op, scaling, normed) for op in ops if is_narrow(op)}
     gone = {name for copies in copied.values() for name in copies}
-    found = []
+    quantised_ops = []
     for op in ops:
         own = copied.get(op.name, {})
         kept = (
@@ -86,8 +86,8 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
             for t in op.saves
             if t.name in own or op.kind in ("matmul", "grouped") or t.read_for != "weight" or t.name not in gone
         )
-        found.append(replace(op, saves=tuple(kept)))
-    return tuple(found)
+        quantised_ops.append(replace(op, saves=tuple(kept)))
+    return tuple(quantised_ops)
 
 
 def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -> dict[str, Tensor[X]]:

@@ -148,13 +148,13 @@ def merge(into: dict[str, X], more: dict[str, X]) -> None:
         into[axis] = into[axis] + seconds if axis in into else seconds
 
 
-def bucketed(seconds: X, beside: X, buckets: X) -> X:
+def bucketed(seconds: X, compute_seconds: X, buckets: X) -> X:
     """Return what stays exposed of seconds that are moved in equal buckets, one for each layer that runs beside them.
 
     The last bucket at least; the first layer covers nothing, since no bucket is ready before it ends: of L layers
     max(t / L, t - c * (L - 1) / L).
     """
-    return maximum(seconds / buckets, seconds - beside * (buckets - 1) / buckets)
+    return maximum(seconds / buckets, seconds - compute_seconds * (buckets - 1) / buckets)
 
 
 def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterable[dict[str, X]]) -> PassSeconds[X]:

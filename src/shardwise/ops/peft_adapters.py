@@ -57,9 +57,9 @@ def vblora(p: AdapterPath[X]) -> None:
     p.enter()
     for part, here, out in (("A", p.m, p.r), ("B", p.n, p.n)):
         elements, slots = p.r * here, p.r * divide(here, length)
-        found = p.kept(f"{part} vectors", p.w * chosen * elements, "weight")
+        logits = p.kept(f"{part} vectors", p.w * chosen * elements, "weight")
         weights = p.kept(f"{part} shares", (p.w + 8) * chosen * slots, "weight")
-        p.make(part, elements, vectors * slots, (found, weights), kernels=6)
+        p.make(part, elements, vectors * slots, (logits, weights), kernels=6)
         p.product(f"{part} x", out, "made")
 
 
@@ -364,7 +364,7 @@ def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     return op, copied
 
 
-def beside(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def with_adapters(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product with the path of its method beside each of its layers."""
     ops = [op]
     for module in chosen:

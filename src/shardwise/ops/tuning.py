@@ -22,23 +22,23 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
     t = y.choices.tuning
     if t is None:
         return tuple(ops)
-    found: list[Op[X]] = []
+    tuned_ops: list[Op[X]] = []
     for op in ops:
         base = frozen(y, t, op) if t.freezes else op
         if op.role == "head" and t.wide_stream and not t.narrow_head:
             base = replace(base, saves=(*base.saves, _cast_head(y, op)))
         if op.role == "embedding" and t.adapter and matches(t, op, "embedding"):
-            found += [base, *embedding_adapter(y, t, op)]
+            tuned_ops += [base, *embedding_adapter(y, t, op)]
             continue
         if t.adapter == "trainable-tokens" and (op.role == "embedding" or (op.role == "head" and not op.weights)):
-            found += token_rows(y, t, base)
+            tuned_ops += token_rows(y, t, base)
             continue
-        found += adapted(y, t, base)
+        tuned_ops += adapted(y, t, base)
         if op.role == "embedding" and t.virtual_tokens:
-            found.append(virtual_tokens(y, t, op))
+            tuned_ops.append(virtual_tokens(y, t, op))
     if t.adapter == "adalora" and y.work.phase == "train":
-        found = [_with_importance(t, op) for op in found]
-    return tuple(_with_other_adapters(t, op) for op in found) if t.reference or t.critic else tuple(found)
+        tuned_ops = [_with_importance(t, op) for op in tuned_ops]
+    return tuple(_with_other_adapters(t, op) for op in tuned_ops) if t.reference or t.critic else tuple(tuned_ops)
 
 
 def _cast_head(y: Layout[X], op: Op[X]) -> Tensor[X]:
@@ -170,10 +170,10 @@ def base_bytes(base: BaseFormat, elements: X, rows: X | float = 0, tensors: int 
     >>> base_bytes(find_base("nf4"), 4096 * 4096), base_bytes(find_base("nf4-dq"), 4096 * 4096)
     (9437248.0, 8655940.0)
     """
-    found = ceil(divide(elements * base.bits, 8)) + base.tensor_bytes * tensors + base.row_bytes * rows
+    stored = ceil(divide(elements * base.bits, 8)) + base.tensor_bytes * tensors + base.row_bytes * rows
     if base.block:
         blocks = ceil(divide(elements, base.block))
-        found = found + blocks * base.scale_bytes
+        stored = stored + blocks * base.scale_bytes
         if base.second_block:
-            found = found + ceil(divide(blocks, base.second_block)) * base.second_bytes
-    return found
+            stored = stored + ceil(divide(blocks, base.second_block)) * base.second_bytes
+    return stored

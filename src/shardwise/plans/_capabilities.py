@@ -108,8 +108,10 @@ def _whole_order(text: str) -> tuple[str, ...]:
 
 def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
     """Return the record of a table of stacks.toml."""
-    told = {name: value for name, value in row.items() if name != "sources"}
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+    stated = {name: value for name, value in row.items() if name != "sources"}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()
+    }
     values["rules"] = tuple(_rule(one) for one in row["rules"])
     return Capabilities(**values)
 

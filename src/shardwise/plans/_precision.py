@@ -157,7 +157,7 @@ def _own_precision(file: OwnFile) -> Precision:
     return Precision(name=file.name, compute=str(compute), note=note_of(file), **widths)
 
 
-def _width(where: str, key: str, table: dict[str, Any], found: Problems) -> Any:
+def _width(where: str, key: str, table: dict[str, Any], problems: Problems) -> Any:
     """Return bytes of one copy of a parameter; activations in whole bytes, and no weights or activations of none."""
     value = table.get(key, 0 if key == "embedding_bytes" else None)
     whole = key == "activation_bytes"
@@ -165,7 +165,7 @@ def _width(where: str, key: str, table: dict[str, Any], found: Problems) -> Any:
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= 16:
         rule = f"must be {'a whole number' if whole else 'a number'} of bytes from {least:g} to 16"
-        found.add(where, value if isinstance(value, (int, float, str)) else None, rule, "write for example 2")
+        problems.add(where, value if isinstance(value, (int, float, str)) else None, rule, "write for example 2")
         return 1
     return value
 

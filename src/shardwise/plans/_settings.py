@@ -114,14 +114,14 @@ class Settings:
         """Whether any tensor of the feed-forward is kept in other bits."""
         return bool(self.mlp_input_bits or self.activation_input_bits or self.mlp_product_bits)
 
-    def _rollout_problems(self, found: Problems) -> None:
+    def _rollout_problems(self, problems: Problems) -> None:
         if self.rollout and self.rollout not in ROLLOUTS:
-            found.add("rollout", self.rollout, "is no place of an engine", "use one of " + ", ".join(ROLLOUTS))
+            problems.add("rollout", self.rollout, "is no place of an engine", "use one of " + ", ".join(ROLLOUTS))
         if self.rollout == "awake" and not self.rollout_bytes:
-            found.add("rollout", self.rollout, "takes memory that is not stated", "add --rollout-memory 24GiB")
+            problems.add("rollout", self.rollout, "takes memory that is not stated", "add --rollout-memory 24GiB")
         if self.rollout_bytes and self.rollout != "awake":
             rule = "is what an engine takes that is awake beside the trainer"
-            found.add("rollout_memory", f"{self.rollout_bytes:.0f}", rule, "add --rollout awake, or leave it out")
+            problems.add("rollout_memory", f"{self.rollout_bytes:.0f}", rule, "add --rollout awake, or leave it out")
 
     def problems(self) -> Problems:
         """Return what is wrong with single settings."""

@@ -122,8 +122,8 @@ def usual_recompute(stack: Stack, base: str = "") -> Literal["none", "full"]:
     >>> usual_recompute(find_stack("transformers")), usual_recompute(find_stack("transformers"), "nf4")
     ('none', 'full')
     """
-    beside = stack.usual_narrow_recompute if base and find_base(base).narrow else "none"
-    return beside if stack.usual_recompute == "none" else stack.usual_recompute
+    recompute = stack.usual_narrow_recompute if base and find_base(base).narrow else "none"
+    return recompute if stack.usual_recompute == "none" else stack.usual_recompute
 
 
 def find_base(name: str) -> BaseFormat:
@@ -224,8 +224,8 @@ def adapter_precision(job: Training, stack: Stack) -> Precision:
 
     A framework whose own are fp32, whatever their products take, keeps to its own where fp32 is stated.
     """
-    beside = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
-    own = find_precision(beside or stack.adapter_precision or job.precision or stack.precision)
+    precision = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
+    own = find_precision(precision or stack.adapter_precision or job.precision or stack.precision)
     stated = {"fp32": "" if own.weight_bytes == 4 else "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
     return find_precision(stated) if stated else own
 
@@ -254,8 +254,8 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
     >>> from shardwise.plans import find_stack
-    >>> found = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora"), find_stack("transformers"))
-    >>> found.rank, found.width, tuning_of(Training(seq_len=1, global_batch=1), find_stack("megatron"))
+    >>> tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora"), find_stack("transformers"))
+    >>> tuning.rank, tuning.width, tuning_of(Training(seq_len=1, global_batch=1), find_stack("megatron"))
     (8, 4, None)
     """
     trains = job.trains or (("none",) if job.adapter else ("all",))
@@ -308,35 +308,35 @@ def tuning_problems(job: Training) -> Problems:
     return problems
 
 
-def _together(job: Training, found: Problems) -> None:
+def _together(job: Training, problems: Problems) -> None:
     """Record what does not go together."""
     if not job.adapter:
         for name in ("rank", "oft_block_size", "targets", "adapter_dropout", "adapter_precision"):
             if getattr(job, name):
                 value = getattr(job, name)
                 shown = ",".join(value) if isinstance(value, tuple) else value
-                found.add(name, shown, "belongs to an adapter, and there is none", "add --adapter lora")
+                problems.add(name, shown, "belongs to an adapter, and there is none", "add --adapter lora")
         whole = [word for word in job.trains if word == "all" or _LAYERS.fullmatch(word)]
         if job.base and find_base(job.base).narrow and (not job.trains or whole):
-            found.add("base", job.base, "has weights that cannot be trained", "add --adapter lora")
+            problems.add("base", job.base, "has weights that cannot be trained", "add --adapter lora")
         return
     if job.oft_block_size and job.adapter != "oft":
-        found.add(
+        problems.add(
             "oft_block_size", job.oft_block_size, f"is not of {job.adapter}", "leave it out, or use --adapter oft"
         )
     elif job.oft_block_size and job.rank:
         # peft tuners/oft/config.py: "You can only specify either r or oft_block_size, but not both simultaneously"
-        found.add("oft_block_size", job.oft_block_size, "says what rank says too", "give one of the two")
+        problems.add("oft_block_size", job.oft_block_size, "says what rank says too", "give one of the two")
     if job.targets and job.adapter in VIRTUAL:
         rule = f"are linear layers, and {job.adapter} trains tokens"
-        found.add("targets", ",".join(job.targets), rule, "leave it out")
+        problems.add("targets", ",".join(job.targets), rule, "leave it out")
     if job.adapter_dropout and job.adapter not in DROPPING:
         rule = f"has no place in {job.adapter}"
-        found.add("adapter_dropout", job.adapter_dropout, rule, f"use one of {', '.join(DROPPING)}, or leave it out")
+        problems.add("adapter_dropout", job.adapter_dropout, rule, f"use one of {', '.join(DROPPING)}, or leave it out")
     if job.adapter_dropout and "experts" in job.targets:
         rule = "cannot stand before adapters of experts, which are added to the weights (peft ParamWrapper)"
-        found.add("adapter_dropout", job.adapter_dropout, rule, "leave it out")
+        problems.add("adapter_dropout", job.adapter_dropout, rule, "leave it out")
     if "experts" in job.targets and job.adapter not in ("lora", "rslora", "lora-plus"):
-        found.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
+        problems.add("targets", "experts", f"take LoRA, not {job.adapter}", "use --adapter lora")
     if whole := [word for word in job.trains if word == "all" or _LAYERS.fullmatch(word)]:
-        found.add("trains", ",".join(whole), "trains the weights that adapters freeze", "leave out one of the two")
+        problems.add("trains", ",".join(whole), "trains the weights that adapters freeze", "leave out one of the two")

@@ -47,8 +47,8 @@ class Field:
 
     `only_asked` are words that stand for a deduction. `searched` says how a search takes it: values to try, one value
     for all plans, or not at all. `taken_by` are commands that take it beside those of training cases. `in_blocks` is
-    whether what a block of layers costs may depend on it. `told` is whether a framework is told it: the rest is what
-    is assumed of data, of machines and of how a run goes.
+    whether what a block of layers costs may depend on it. `exported` is whether frameworks are told it: the rest
+    is what is assumed of data, of machines and of how a run goes.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Field:
     searched: Literal["values", "one", "no"] = "one"
     taken_by: str = ""
     in_blocks: bool = True
-    told: bool = True
+    exported: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def _job(key: str, type_: Type, meaning: str, **more: Any) -> Field:
 
 def _assumed(key: str, type_: Type, meaning: str, **more: Any) -> Field:
     """Return a field that no framework is told."""
-    return _job(key, type_, meaning, told=False, **more)
+    return _job(key, type_, meaning, exported=False, **more)
 
 
 def _counted(key: str, type_: Type, meaning: str, **more: Any) -> Field:

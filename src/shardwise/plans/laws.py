@@ -99,7 +99,7 @@ def field_problems(plan: Plan) -> Problems:
     return problems
 
 
-def _unknown_words(plan: Plan, found: Problems) -> None:
+def _unknown_words(plan: Plan, problems: Problems) -> None:
     """Record words of lists that plans do not have."""
     for key, known, rule in (
         ("offload", OFFLOADS, "is nothing that can lie in the host's memory"),
@@ -107,7 +107,7 @@ def _unknown_words(plan: Plan, found: Problems) -> None:
     ):
         for name in getattr(plan, key):
             if name not in known:
-                found.add(key, name, rule, one_of(known))
+                problems.add(key, name, rule, one_of(known))
 
 
 def plan_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
@@ -134,12 +134,12 @@ def law_problems(model: Model, plan: Plan, seq_len: int) -> tuple[Problem, ...]:
     return tuple(dict.fromkeys(problems.items))
 
 
-def _fast_laws(plan: Plan, found: Problems) -> None:
+def _fast_laws(plan: Plan, problems: Problems) -> None:
     """Record axes that do not have as many ranks as they are to have in the fastest domain."""
     for axis, ranks in zip(AXES, plan.fast, strict=False):
         degree = getattr(plan, axis)
         if degree % ranks:
-            found.add("fast", f"{axis}={ranks}", f"must divide {axis} = {degree}", one_of(divisors(degree)))
+            problems.add("fast", f"{axis}={ranks}", f"must divide {axis} = {degree}", one_of(divisors(degree)))
 
 
 def domain_problems(plan: Plan, domain: int) -> tuple[Problem, ...]:
@@ -196,19 +196,19 @@ def batch_problems(
     return tuple(problems.items)
 
 
-def _micro_batches(plan: Plan, steps: int, rounds: Rounds, runs: int, found: Problems) -> None:
+def _micro_batches(plan: Plan, steps: int, rounds: Rounds, runs: int, problems: Problems) -> None:
     """Record what the schedule needs of the number of micro-batches of each run of the pipeline."""
     rules, unit, count = find_rules(plan.schedule), plan.dp * plan.micro_batch * runs, max(steps // runs, 1)
     if steps % runs:
         rule = f"makes {steps} micro-batches, which {runs} runs of the pipeline must divide"
-        found.add("global_batch", steps * plan.dp * plan.micro_batch, rule, f"use {unit * count}, or fewer runs")
+        problems.add("global_batch", steps * plan.dp * plan.micro_batch, rule, f"use {unit * count}, or fewer runs")
         return
     most = runnable_count(rules, plan.pp, count, rounds)
     if most != count:
         in_rounds = rules.rounds and rules.next_count(plan.pp, count) == count
         words = f"{rules.name} needs {ROUNDS[rounds]}" if in_rounds else rules.needs
         rule = f"makes {count} micro-batches, and {words.format(pp=plan.pp, twice=2 * plan.pp)}"
-        found.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
+        problems.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
 
 
 def stack_problems(stack: Stack, plan: Plan, **job: str) -> tuple[Problem, ...]:

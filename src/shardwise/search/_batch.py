@@ -111,11 +111,11 @@ def grid_of(key: Key) -> int:
 
 def plan_of(key: Key, grid: PlanGrid) -> Plan:
     """Return the plan of a key."""
-    told: dict[str, Any] = dict(zip(FIELDS[1:], key[AHEAD + 1 :], strict=True))
-    fast = tuple(told.pop(f"fast {axis}") for axis in AXES)
-    told |= {name: words[told[name]] for name, words in grid.space.words.items()}
-    told |= {"sequence_parallel": bool(told["sequence_parallel"]), "fast": fast if fast[0] else ()}
-    return staged(grid.case, replace(grid.case.plan, **told))
+    fields: dict[str, Any] = dict(zip(FIELDS[1:], key[AHEAD + 1 :], strict=True))
+    fast = tuple(fields.pop(f"fast {axis}") for axis in AXES)
+    fields |= {name: words[fields[name]] for name, words in grid.space.words.items()}
+    fields |= {"sequence_parallel": bool(fields["sequence_parallel"]), "fast": fast if fast[0] else ()}
+    return staged(grid.case, replace(grid.case.plan, **fields))
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class FeasiblePlans:
     """PlanGrid of which some plan fits: bytes of their plans and which of them fit, by sharding."""
 
     rows: Any
-    held: dict[str, Any]
+    device_bytes: dict[str, Any]
     fits: dict[str, Any]
 
 

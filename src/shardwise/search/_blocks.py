@@ -236,12 +236,12 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
     z = sizes_given(Graph(), grid, {})
     machine = machine_of(case, z.group_shapes)
-    found, known = [], dict[Any, Any]()
+    rows, known = [], dict[Any, Any]()
     for mode in grid.space.recompute:
         tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z, known)
         parts = (_trimmed(paired_blocks(machine, when, tables.parts)) for when in _pairings(grid))
-        found.append((tables.boundary_bytes, *parts))
-    return found
+        rows.append((tables.boundary_bytes, *parts))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +298,8 @@ class BlockKeys:
         which, sizes = spread(start[own], count[own])
         row = np.repeat(np.arange(len(mine)), sizes)
         groups = _groups_of(keys, row, shown[which], self.grid)
-        found = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row))
-        return BlockTable(self, found, number[self.key], np.cumsum(sizes) - sizes, domain_of)
+        columns = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row))
+        return BlockTable(self, columns, number[self.key], np.cumsum(sizes) - sizes, domain_of)
 
 
 def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[int, int]) -> BlockKeys:
@@ -309,14 +309,14 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     _, own = distinct_rows([columns[name][heads] for name in (*_SPLIT, *SIZES[:-1])])
     first, key = distinct_rows([own[split], columns[SIZES[-1]]])
     keys = {name: v[first] for name, v in columns.items()}
-    found = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
-    return BlockKeys(blocks=blocks, grid=grid, part=part, columns=found, key=key, values=keys)
+    key_columns = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
+    return BlockKeys(blocks=blocks, grid=grid, part=part, columns=key_columns, key=key, values=keys)
 
 
 def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, GroupShapes, Any]) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
     keys, groups, row = known
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     count = np.bincount(row, minlength=len(keys["tp"])) + 1
     for way in some.programs:
         here = np.logical_and.reduce([keys[name] == value for name, value in zip(_SPLIT, way, strict=True)])
@@ -327,8 +327,8 @@ def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Column
             first, split = distinct_rows([keys[name][mine] for name in _DENSE])
             shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low, splits=len(first), split=split)
             results = some.programs[way].run(_given(some.programs[way], keys, groups, (mine, at, first + low)), shape)
-            _fill(found, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
-    return found
+            _fill(columns, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
+    return columns
 
 
 def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
@@ -379,15 +379,15 @@ def _given(program: Program, keys: Columns, groups: GroupShapes, chosen: tuple[s
 
 
 def _fill(
-    found: dict[str, Any], done: tuple[BlockPrograms, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
+    into: dict[str, Any], done: tuple[BlockPrograms, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
 ) -> None:
     """Put the results for some keys and places into the columns of all."""
     some, results, num_modes = done
     for leaf in some.leaves:
         where, size = (at[1], at[3]) if leaf.level & PLACE else (at[0], at[2])
-        if leaf.name not in found:
-            found[leaf.name] = np.zeros((num_modes, size) if leaf.level & MODE else size)
-        for mode, column in enumerate(np.atleast_2d(found[leaf.name])):
+        if leaf.name not in into:
+            into[leaf.name] = np.zeros((num_modes, size) if leaf.level & MODE else size)
+        for mode, column in enumerate(np.atleast_2d(into[leaf.name])):
             column[where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
 
 

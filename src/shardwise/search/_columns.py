@@ -69,7 +69,7 @@ def distinct(values: Any) -> Any:
 def runs(values: Any) -> tuple[Any, Any]:
     """Return where runs of equal values begin, and for each value the number of its run.
 
-    >>> [found.tolist() for found in runs(np.array([5, 5, 7, 5]))]
+    >>> [rows.tolist() for rows in runs(np.array([5, 5, 7, 5]))]
     [[0, 2, 3], [0, 0, 1, 2]]
     """
     start = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
@@ -89,9 +89,9 @@ def spread(start: Any, count: Any) -> tuple[Any, Any]:
 
 def scattered(chosen: Any, rows: Any, size: int) -> Any:
     """Return which of so many rows are chosen, given which of some of them are."""
-    found = np.zeros(size, bool)
-    found[rows] = chosen
-    return found
+    mask = np.zeros(size, bool)
+    mask[rows] = chosen
+    return mask
 
 
 def exact_sum(counts: Any) -> int:
@@ -147,12 +147,12 @@ def tied(values: Any, tie: float) -> list[tuple[int, int]]:
     >>> tied([1.0, 1.1, 1.2, 1.3, 2.0], 1.2), tied([1.0, 1.0], 1.0), tied([], 1.2)
     ([(0, 3), (3, 4), (4, 5)], [(0, 1), (1, 2)], [])
     """
-    found, start = list[tuple[int, int]](), 0
+    runs, start = list[tuple[int, int]](), 0
     while start < len(values):
         end = int(np.searchsorted(values, values[start] * tie, side="right")) if tie > 1 else start + 1
-        found.append((start, end))
+        runs.append((start, end))
         start = end
-    return found
+    return runs
 
 
 def pieces(rows: Any, places: Any, most: int) -> Iterator[Any]:

@@ -76,8 +76,8 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
 class Composition:
     """One schedule over one partition of the layers, recorded for the shardings that some of its plans have.
 
-    Outputs are `held` bytes on a device, `step` seconds and `least` seconds of a step, each by sharding. Where the host
-    of a node may lack memory that is added to `held`, and stands apart as `short` beside `device` bytes.
+    Outputs are `bytes` on a device, `step` seconds and `least` seconds of a step, each by sharding. Where the host
+    of a node may lack memory that is added to `bytes`, and stands apart as `short` beside `device` bytes.
     """
 
     name: str
@@ -122,31 +122,31 @@ class Composition:
         job = step_job(self.case, own, self._send(graph, z))
         timed = tuple(stage_seconds(machine, z, recipe, own, s) for s in stages)
         piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
-        found: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for sharding in group:
             case = case_for(self.case, sharding=sharding)
             if case.recipe.optimizer.paged:
-                moved = moved_pages(*self._held(case, z, parts)[1:], case.cluster.device.usable_memory_bytes)
+                moved = moved_pages(*self._device_bytes(case, z, parts)[1:], case.cluster.device.usable_memory_bytes)
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
-            found[f"step {sharding}"] = with_update(machine, z, case.recipe, own, stages, piped).total
-        return found
+            outputs[f"step {sharding}"] = with_update(machine, z, case.recipe, own, stages, piped).total
+        return outputs
 
     def _bytes(self, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
-        found = dict[str, Any]()
+        outputs = dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            hosted, paged, held = self._held(case, z, parts)
+            hosted, paged, device = self._device_bytes(case, z, parts)
             room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
-                moved = moved_pages(paged, held, room)
-                held = held + resident_pages(paged, held, room)
+                moved = moved_pages(paged, device, room)
+                device = device + resident_pages(paged, device, room)
             if case.cluster.host_memory_bytes and case.recipe.uses_host:
                 short = self._short(z, hosted + moved)
-                found |= {f"device {sharding}": held, f"short {sharding}": maximum(short, 0.0)}
+                outputs |= {f"device {sharding}": device, f"short {sharding}": maximum(short, 0.0)}
                 # So that every limit of bytes rejects the plan, by as much as the host lacks.
-                held = above(short, 0.0, maximum(held, room) + short, held)
-            found[f"held {sharding}"] = held
-        return found
+                device = above(short, 0.0, maximum(device, room) + short, device)
+            outputs[f"bytes {sharding}"] = device
+        return outputs
 
     def _short(self, z: PlanSizes[Any], hosted: Any) -> Any:
         """Bytes that the host of a node lacks, negative where it has room."""
@@ -154,12 +154,12 @@ class Composition:
         sharing = minimum(z.tp * z.tp2 * z.cp * z.pp * z.dp, cluster.devices_per_node)
         return hosted * sharing - cluster.host_memory_bytes
 
-    def _held(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
+    def _device_bytes(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         stages = stages_of(self.case)
         memory = memory_of(case, z, padded(case.recipe, z, parts), stages)
-        held = device_bytes(case.stack, z, reserved_of(case.stack, stages, memory), case.workspace_bytes)
-        return hosted_of(stages, memory), paged_of(stages, memory), held
+        device = device_bytes(case.stack, z, reserved_of(case.stack, stages, memory), case.workspace_bytes)
+        return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
     def least(self) -> Program:
@@ -170,18 +170,18 @@ class Composition:
         _, z, parts = self._start(flat=True)
         machine, stages = machine_of(self.case, z.group_shapes), stages_of(self.case)
         piped = least_piped_seconds(machine, z, self.case.recipe, parts, stages, self.case.plan.schedule)
-        found: dict[str, Any] = {}
+        bounds: dict[str, Any] = {}
         for sharding in self.shardings:
             recipe = case_for(self.case, sharding=sharding).recipe
             own = padded(recipe, z, parts)
             update = update_seconds(machine, z, recipe, own, stages) + recipe.stack.step_overhead_seconds
-            found[f"least {sharding}"] = piped + update
-        return found
+            bounds[f"least {sharding}"] = piped + update
+        return bounds
 
     @cached_property
-    def held(self) -> Program:
+    def memory(self) -> Program:
         """Bytes on a device, by sharding."""
-        return self._program("held", lambda: self._bytes(*self._start(flat=True)[1:]))
+        return self._program("memory", lambda: self._bytes(*self._start(flat=True)[1:]))
 
     @cached_property
     def whole(self) -> Program:
@@ -196,12 +196,12 @@ class Composition:
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Shardings whose micro-batches take the same time."""
-        found: dict[tuple[bool, ...], list[str]] = {}
+        by_mask: dict[tuple[bool, ...], list[str]] = {}
         for sharding in self.shardings:
             r = case_for(self.case, sharding=sharding).recipe
             kind = r.shards_gradients, r.shards_weights, r.keeps_gathered, r.replicates_shards
-            found.setdefault(kind, []).append(sharding)
-        return tuple(map(tuple, found.values()))
+            by_mask.setdefault(kind, []).append(sharding)
+        return tuple(map(tuple, by_mask.values()))
 
     def steps(self, group: tuple[str, ...]) -> Program:
         """Seconds of the shardings of a group, recorded when a plan of it is first timed."""
@@ -326,12 +326,12 @@ def composed_rows(
 
 def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Mapping[str, Any]) -> _Runs:
     """Return which rows of a pipeline are launched with each sharding."""
-    found, copied = dict[str, Any](), grid.copied(rows)
+    columns, copied = dict[str, Any](), grid.copied(rows)
     weights, refused_plans = rows["places"] * len(grid.space.recompute), 0
     for sharding in grid.space.sharding:
         chosen = copied | (sharding == grid.space.sharding[0])
         runs = grid.launched(rows, sharding=sharding, **fixed)
-        found[sharding] = chosen & runs
+        columns[sharding] = chosen & runs
         refused = chosen & ~runs
         if refused.any():
             refused_plans += exact_sum(weights[refused])
@@ -340,8 +340,8 @@ def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Ma
                 problem = example(grid.laws[STACK], first, {"sharding": sharding, **fixed})
                 if problem is not None:
                     constraints.examples[STACK] = problem
-    ways = sum(one.view(np.int8) for one in found.values())
-    return _Runs(found, ways * weights, refused_plans)
+    ways = sum(one.view(np.int8) for one in columns.values())
+    return _Runs(columns, ways * weights, refused_plans)
 
 
 def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | None:

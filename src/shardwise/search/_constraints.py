@@ -44,9 +44,9 @@ class Law:
 
 def _checked(check: Callable[[Plan, Problems], None]) -> Callable[[Plan], tuple[Problem, ...]]:
     def problems(plan: Plan) -> tuple[Problem, ...]:
-        found = Problems()
-        check(plan, found)
-        return tuple(found.items)
+        collected = Problems()
+        check(plan, collected)
+        return tuple(collected.items)
 
     return problems
 

@@ -48,13 +48,13 @@ def _problem(name: str, wholes: IntRanges, values: Iterable[int], rule: str) -> 
 
 
 def _axis_problems(space: object, axes: Iterable[str], counts: list[int], layers: int) -> list[Problem]:
-    ways, found = {w for n in counts for w in divisors(n)}, list[Problem]()
+    ways, problems = {w for n in counts for w in divisors(n)}, list[Problem]()
     devices = f"{counts[-1]} devices" if len(counts) == 1 else f"devices, {counts[0]} to {counts[-1]} of them"
     for axis in axes:
         fitting = {w for w in ways if axis != "pp" or w <= layers}
         more = f" and be at most the {layers} layers" if axis == "pp" else ""
-        found += _problem(axis, getattr(space, axis), fitting, f"must divide the {devices}{more}")
-    return found
+        problems += _problem(axis, getattr(space, axis), fitting, f"must divide the {devices}{more}")
+    return problems
 
 
 def _product_problem(space: object, axes: tuple[str, ...], counts: list[int]) -> list[Problem]:
@@ -81,13 +81,13 @@ def why_empty(grid: PlanGrid) -> list[Problem]:
         most = grid.case.cluster.num_devices
         return [Problem("devices", written(space.devices), f"must be among the {most} devices", f"use up to {most}")]
     axes = AXES
-    found = _axis_problems(space, axes, counts, model.num_layers)
+    problems = _axis_problems(space, axes, counts, model.num_layers)
     if grid.has_experts:
-        found += _axis_problems(space, ("ep", "etp"), counts, model.num_layers)
+        problems += _axis_problems(space, ("ep", "etp"), counts, model.num_layers)
     batch = grid.case.job.global_batch
-    found += _problem("micro_batch", space.micro_batch, divisors(batch), f"must divide the global batch of {batch}")
-    found = found or _product_problem(space, axes, counts)
-    return found or _group_problems(grid) or _pipeline_problems(grid) or _place_problems(grid)
+    problems += _problem("micro_batch", space.micro_batch, divisors(batch), f"must divide the global batch of {batch}")
+    problems = problems or _product_problem(space, axes, counts)
+    return problems or _group_problems(grid) or _pipeline_problems(grid) or _place_problems(grid)
 
 
 def _group_problems(grid: PlanGrid) -> list[Problem]:
@@ -143,15 +143,15 @@ def why_empty_serving(grid: ServingGrid) -> list[Problem]:
     counts = space.devices.of(range(1, most + 1)) if space.devices.ranges else [most]
     if not counts:
         return [Problem("devices", written(space.devices), f"must be among the {most} devices", f"use up to {most}")]
-    found = _axis_problems(space, ("tp", "pp", "dp"), counts, layers)
+    problems = _axis_problems(space, ("tp", "pp", "dp"), counts, layers)
     if grid.has_experts:
-        found += _axis_problems(space, ("ep", "etp"), counts, layers)
-    found = found or _product_problem(space, ("tp", "pp", "dp"), counts)
-    if not found and grid.has_experts:
+        problems += _axis_problems(space, ("ep", "etp"), counts, layers)
+    problems = problems or _product_problem(space, ("tp", "pp", "dp"), counts)
+    if not problems and grid.has_experts:
         rule = "must fill the tensor-parallel ranks with experts, and etp must divide them"
-        found = [
+        problems = [
             Problem(axis, written(getattr(space, axis)), rule, "widen ep, etp or tp")
             for axis in ("ep", "etp")
             if getattr(space, axis).ranges
         ]
-    return found
+    return problems

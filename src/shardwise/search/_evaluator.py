@@ -117,17 +117,17 @@ class Evaluator:
 
 def _alike(jobs: Sequence[tuple[_Job, Any]]) -> Iterator[tuple[list[_Job], Any]]:
     """Yield jobs of about the same rows, and those rows: what some of them cannot run is not legal there."""
-    found: list[tuple[list[_Job], Any, Any]] = []
+    alike: list[tuple[list[_Job], Any, Any]] = []
     for job, allowed in sorted(jobs, key=lambda one: -len(one[1])):
         if not len(allowed):
             continue
-        for same, rows, mask in found:
+        for same, rows, mask in alike:
             if len(allowed) >= _SHARED * len(rows) and mask[allowed].all():
                 same.append(job)
                 break
         else:
-            found.append(([job], allowed, scattered(True, allowed, len(job.columns["pp"]))))
-    yield from ((same, rows) for same, rows, _ in found)
+            alike.append(([job], allowed, scattered(True, allowed, len(job.columns["pp"]))))
+    yield from ((same, rows) for same, rows, _ in alike)
 
 
 @dataclass(slots=True)
@@ -143,10 +143,11 @@ class _Bounded:
         """Keep some of the rows."""
         known = self.fitting
         if len(some) < len(known.rows):
-            held, fits, self.bounds = (
-                {s: v.take(some, axis=1) for s, v in one.items()} for one in (known.held, known.fits, self.bounds)
+            kept_columns, fits, self.bounds = (
+                {s: v.take(some, axis=1) for s, v in one.items()}
+                for one in (known.device_bytes, known.fits, self.bounds)
             )
-            self.fitting = FeasiblePlans(known.rows[some], held, fits)
+            self.fitting = FeasiblePlans(known.rows[some], kept_columns, fits)
 
 
 def _bounds_of(some: Sequence[tuple[_Job, FeasiblePlans]], table: BlockTable) -> list[_Bounded]:
@@ -201,15 +202,15 @@ class _Job:
                         at = table.first[at][cells.row] + table.domain_of[cells.place - self._first]
                     known[id(key), axis] = at
                 if column.ndim == 1 or cells.modes is None:
-                    found = column.take(at, axis=-1)
+                    columns = column.take(at, axis=-1)
                 else:
-                    found = column[cells.modes if axis != PLACE else cells.modes[cells.row], at]
+                    columns = column[cells.modes if axis != PLACE else cells.modes[cells.row], at]
             elif "/" in name:
                 group, tier = name.split("/")
-                found = self._groups(cells, bool(level & PLACE))[group][int(tier)]
+                columns = self._groups(cells, bool(level & PLACE))[group][int(tier)]
             else:
-                found = self.part.number(name).take(cells.among(axis))
-            cells.inputs[name, level] = found
+                columns = self.part.number(name).take(cells.among(axis))
+            cells.inputs[name, level] = columns
         chunks = float(self.composed[2])
         return {n: chunks if n == "vpp" else cells.inputs[n, level] for n, level in program.inputs.items()}
 
@@ -239,18 +240,18 @@ class _Job:
         composition, modes = self.composition, self.evaluator.num_modes
         cells = self._cells(chosen)
         program = composition.whole
-        found = program.run(self._given(program, cells, table), cells.shape(modes))
+        outputs = program.run(self._given(program, cells, table), cells.shape(modes))
         for sharding in composition.shardings:
-            held = np.broadcast_to(found[f"held {sharding}"], (modes, len(chosen)))
-            legal, fits = self._judged(sharding, chosen, held)
+            device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(chosen)))
+            legal, fits = self._judged(sharding, chosen, device_bytes)
             shape = (modes, len(cells.row))
             self.evaluator.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
             if fits.any():
-                device, short = found.get(f"device {sharding}", held), found.get(f"short {sharding}", 0.0)
+                device, short = outputs.get(f"device {sharding}", device_bytes), outputs.get(f"short {sharding}", 0.0)
                 yield PlanBatch(
-                    step_seconds=np.broadcast_to(found[f"step {sharding}"], shape),
-                    device_bytes=np.broadcast_to(device, held.shape).take(cells.row, axis=-1),
-                    host_short_bytes=np.broadcast_to(short, held.shape).take(cells.row, axis=-1),
+                    step_seconds=np.broadcast_to(outputs[f"step {sharding}"], shape),
+                    device_bytes=np.broadcast_to(device, device_bytes.shape).take(cells.row, axis=-1),
+                    host_short_bytes=np.broadcast_to(short, device_bytes.shape).take(cells.row, axis=-1),
                     fits=fits.take(cells.row, axis=-1),
                     key=self._keys(cells, sharding),
                     **self._kind(chosen[cells.row]),
@@ -259,27 +260,27 @@ class _Job:
     def fitting(self, cells: PlanSelection) -> Iterator[FeasiblePlans]:
         """Yield those of some rows of which a plan fits, if any."""
         composition, modes, chosen, limit = self.composition, self.evaluator.num_modes, cells.rows, len(cells.rows)
-        found = composition.held.run(self._given(composition.held, cells, self.part.keys), cells.shape(modes))
-        held, fits = {}, {}
+        outputs = composition.memory.run(self._given(composition.memory, cells, self.part.keys), cells.shape(modes))
+        bytes_of, fits = {}, {}
         for s in composition.shardings:
-            held[s] = np.broadcast_to(found[f"held {s}"], (modes, limit))
-            fits[s] = self._judged(s, chosen, held[s])[1]
+            bytes_of[s] = np.broadcast_to(outputs[f"bytes {s}"], (modes, limit))
+            fits[s] = self._judged(s, chosen, bytes_of[s])[1]
         mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
         if len(mine):
             rows = chosen[mine]
             yield FeasiblePlans(
                 rows,
-                {s: h.take(mine, axis=1) for s, h in held.items()},
+                {s: h.take(mine, axis=1) for s, h in bytes_of.items()},
                 {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
 
     def bounded(self, fitting: FeasiblePlans, cells: PlanSelection, table: BlockTable) -> _Bounded:
         """Return seconds that no step of what fits is shorter than; its rows are among those of the cells."""
         program, modes, size = self.composition.least, self.evaluator.num_modes, len(cells.rows)
-        found = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
+        outputs = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
         # Results of a program stay until the next run alone.
         own = np.searchsorted(cells.rows, fitting.rows)
-        bounds = {s: np.broadcast_to(found[f"least {s}"], (modes, size)).take(own, axis=1) for s in fitting.fits}
+        bounds = {s: np.broadcast_to(outputs[f"least {s}"], (modes, size)).take(own, axis=1) for s in fitting.fits}
         return self._wanted(_Bounded(self, fitting, bounds))
 
     def _wanted(self, bounded: _Bounded) -> _Bounded:
@@ -289,26 +290,26 @@ class _Job:
             seconds = lows.min(axis=0)
             some = np.flatnonzero(seconds < np.inf)
             bounded.keep(some)
-            held = reduce(np.minimum, bounded.fitting.held.values()).min(axis=0)
-            bounded.keep(np.flatnonzero(may(self._bounds(bounded, seconds[some], held, True))))
+            fewest_bytes = reduce(np.minimum, bounded.fitting.device_bytes.values()).min(axis=0)
+            bounded.keep(np.flatnonzero(may(self._bounds(bounded, seconds[some], fewest_bytes, True))))
             known = bounded.fitting
             for s, fits in known.fits.items():
                 if fits.any():
-                    fits &= may(self._bounds(bounded, bounded.bounds[s], known.held[s], fits))
+                    fits &= may(self._bounds(bounded, bounded.bounds[s], known.device_bytes[s], fits))
             bounded.keep(np.flatnonzero(reduce(np.logical_or, known.fits.values()).any(axis=0)))
             lows = _least_of(bounded.bounds, bounded.fitting.fits)
         bounded.least = float(lows.min(initial=np.inf))
         return bounded
 
-    def _bounds(self, bounded: _Bounded, seconds: Any, held: Any, fits: Any) -> PlanBatch:
+    def _bounds(self, bounded: _Bounded, seconds: Any, device_bytes: Any, fits: Any) -> PlanBatch:
         """Return rows, or plans of them, with seconds that no step is shorter than; nobody asks for their keys."""
         kind = self._kind(bounded.fitting.rows)
-        return PlanBatch(step_seconds=seconds, device_bytes=held, fits=fits, key=None, **kind)
+        return PlanBatch(step_seconds=seconds, device_bytes=device_bytes, fits=fits, key=None, **kind)
 
     def pruned(self, bounded: _Bounded, size: int, table: BlockTable) -> Iterator[PlanBatch]:
         """Yield about so many of the plans that may be wanted: those whose bound is not behind, the least first."""
         known = self._wanted(bounded).fitting
-        composition, chosen, held, fits = self.composition, known.rows, known.held, known.fits
+        composition, chosen, device_bytes, fits = self.composition, known.rows, known.device_bytes, known.fits
         if not len(chosen):
             return
         bounds = _least_of(bounded.bounds, fits)
@@ -319,13 +320,13 @@ class _Job:
         bounded.least = float(_least_of(bounded.bounds, fits).min())
         for group in composition.groups:
             wanted = np.flatnonzero(np.any([now[s] for s in group], axis=0))
-            yield from self._timed(group, wanted, FeasiblePlans(chosen, held, now), table)
+            yield from self._timed(group, wanted, FeasiblePlans(chosen, device_bytes, now), table)
 
     def _timed(
         self, group: tuple[str, ...], wanted: Any, known: FeasiblePlans, table: BlockTable
     ) -> Iterator[PlanBatch]:
         """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
-        chosen, held, fits = known.rows, known.held, known.fits
+        chosen, device_bytes, fits = known.rows, known.device_bytes, known.fits
         places, size = self.evaluator.grid.places, len(chosen)
         for some in pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
             rows = chosen[some % size]
@@ -334,13 +335,13 @@ class _Job:
             row = np.repeat(np.arange(len(rows)), count)
             cells = PlanSelection(rows, self.columns["set"], place, row, some // size)
             program = self.composition.steps(group)
-            found = program.run(self._given(program, cells, table), cells.shape(1))
+            outputs = program.run(self._given(program, cells, table), cells.shape(1))
             for s in group:
                 fit = fits[s].ravel()[some][row]
                 self.evaluator.counts.evaluated += int(np.count_nonzero(fit))
                 yield PlanBatch(
-                    step_seconds=np.broadcast_to(found[f"step {s}"], row.shape),
-                    device_bytes=held[s].ravel()[some][row],
+                    step_seconds=np.broadcast_to(outputs[f"step {s}"], row.shape),
+                    device_bytes=device_bytes[s].ravel()[some][row],
                     fits=fit,
                     key=self._keys(cells, s),
                     **self._kind(rows[row]),
@@ -356,28 +357,28 @@ class _Job:
         schedule, _, vpp = self.composed
         return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
 
-    def _judged(self, sharding: str, chosen: Any, held: Any) -> tuple[Any, Any]:
+    def _judged(self, sharding: str, chosen: Any, device_bytes: Any) -> tuple[Any, Any]:
         """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
         evaluator, columns = self.evaluator, self.columns
         legal = self.legal[sharding][chosen]
-        fits = (held <= evaluator.limit_bytes) & legal
+        fits = (device_bytes <= evaluator.limit_bytes) & legal
         places = columns["places"][chosen]
         fitting = exact_sum(sum(mode.view(np.int8) for mode in fits) * places)
         evaluator.counts.fitting += fitting
         evaluator.counts.too_large += exact_sum(places * legal) * evaluator.num_modes - fitting
-        self._miss(sharding, chosen, held, legal & ~fits)
+        self._miss(sharding, chosen, device_bytes, legal & ~fits)
         return legal, fits
 
-    def _miss(self, sharding: str, chosen: Any, held: Any, missed: Any) -> None:
+    def _miss(self, sharding: str, chosen: Any, device_bytes: Any, missed: Any) -> None:
         """Note the plan that is short of the least memory."""
         evaluator = self.evaluator
         if evaluator.nearest is not None:
-            missed = missed & (held <= evaluator.nearest.value)
+            missed = missed & (device_bytes <= evaluator.nearest.value)
         if not missed.any():
             return
-        least = float(held[missed].min())
+        least = float(device_bytes[missed].min())
         schedule, _, vpp = self.composed
-        for mode, row in zip(*np.nonzero(missed & (held == least)), strict=True):
+        for mode, row in zip(*np.nonzero(missed & (device_bytes == least)), strict=True):
             values = {name: v[chosen[row]] for name, v in self.columns.items()}
             place = int(evaluator.grid.places.start[values["base"]])
             key = key_of(values, evaluator.grid, (schedule, vpp, sharding), int(mode), place)

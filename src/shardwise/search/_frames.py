@@ -36,10 +36,10 @@ def training_frame(grids: Sequence[PlanGrid], options: SearchOptions) -> Frame:
     sizes = [len(some["devices"]) for some in columns]
     if len(columns) == 1:
         return Frame({**columns[0], "group": _groups(columns[0], grids, sizes, options)})
-    found = {name: [value for some in columns for value in some[name]] for name in columns[0]}
-    said = [_shared(grid.case) for grid in grids]
-    apart = {name: [s[name] for s, size in zip(said, sizes, strict=True) for _ in range(size)] for name in said[0]}
-    arrays = {name: np.array(v) if isinstance(columns[0][name], np.ndarray) else v for name, v in found.items()}
+    columns_of = {name: [value for some in columns for value in some[name]] for name in columns[0]}
+    shared = [_shared(grid.case) for grid in grids]
+    apart = {name: [s[name] for s, size in zip(shared, sizes, strict=True) for _ in range(size)] for name in shared[0]}
+    arrays = {name: np.array(v) if isinstance(columns[0][name], np.ndarray) else v for name, v in columns_of.items()}
     return Frame({**apart, **arrays, "group": _groups(arrays, grids, sizes, options)})
 
 
@@ -48,9 +48,9 @@ def _groups(columns: dict[str, Any], grids: Sequence[PlanGrid], sizes: Sequence[
     choice, weight = (
         np.repeat([getattr(grid.variant, name) for grid in grids], sizes) for name in ("choice", "weight")
     )
-    seconds, held, devices = columns["step_seconds"] * weight, columns["device_bytes"], columns["devices"]
+    seconds, device_bytes, devices = columns["step_seconds"] * weight, columns["device_bytes"], columns["devices"]
     sets = [choice, devices, *(columns[name] for name in DEGREES if name != "vpp")]
-    values = OBJECTIVES[options.objective](seconds, held, devices)
+    values = OBJECTIVES[options.objective](seconds, device_bytes, devices)
     return groups_of(sets, values, columns["fits_at_risk"], tie_factor(options.headline))
 
 
@@ -81,31 +81,31 @@ def _grid_columns(grid: PlanGrid, options: SearchOptions, most: int) -> dict[str
                 rule = f"has more than {MOST_ROWS:,} legal plans"
                 raise InputError([Problem("space", None, rule, "name fewer values, such as tp 1..8")])
     table = np.concatenate(keys) if keys else np.zeros((0, len(FIELDS)), np.int64)
-    found = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 3
-    return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table[:, 0], found)}
+    numbers_of = [np.concatenate(some) for some in zip(*numbers, strict=True)] or [np.zeros(0)] * 3
+    return {**_plan_columns(grid.space, table), **_answers(grid.case, options.risk, table[:, 0], numbers_of)}
 
 
 def _plan_columns(space: Any, table: Any) -> dict[str, Any]:
     """Return the fields of plans from the numbers of their keys."""
     own = dict(zip(FIELDS, table.T, strict=True))
-    found = {name: own[name] for name in ("devices", *DEGREES, "micro_batch", "panels")}
-    found["sequence_parallel"] = own["sequence_parallel"].astype(bool)
+    columns = {name: own[name] for name in ("devices", *DEGREES, "micro_batch", "panels")}
+    columns["sequence_parallel"] = own["sequence_parallel"].astype(bool)
     words = {name: known for name, known in space.words.items() if name != "order"}
-    return found | {name: np.array(known)[own[name]].tolist() for name, known in words.items()}
+    return columns | {name: np.array(known)[own[name]].tolist() for name, known in words.items()}
 
 
-def _answers(case: TrainingCase, risk: float, devices: Any, found: Sequence[Any]) -> dict[str, Any]:
+def _answers(case: TrainingCase, risk: float, devices: Any, parts: Sequence[Any]) -> dict[str, Any]:
     """Return seconds, bytes, rates and dollars of plans."""
-    step, device, short = found
+    step, device, short = parts
     rate = case.job.tokens_per_step / step / devices
-    limit, band, held = case.cluster.device.usable_memory_bytes, case.memory_band, short == 0
+    limit, band, usable_bytes = case.cluster.device.usable_memory_bytes, case.memory_band, short == 0
     columns = {
         "step_seconds": step,
         "device_bytes": device,
         "host_short_bytes": short,
         "tokens_per_second_per_gpu": rate,
-        "fits": held & (device <= limit),
-        "fits_at_risk": held & (device * max(1.0, band.at(risk)) <= limit),
+        "fits": usable_bytes & (device <= limit),
+        "fits_at_risk": usable_bytes & (device * max(1.0, band.at(risk)) <= limit),
     }
     price = case.cluster.usd_per_device_hour
     if price is not None and case.job.run_tokens:
@@ -138,7 +138,7 @@ def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
     names = ("batch", "devices", "ttft_seconds", "tpot_seconds", "request_seconds", "request_ttft_seconds",
              "request_tpot_seconds", "tokens_per_second")  # fmt: skip
     words = list(zip(*(word for word, _ in grid.setups), strict=True))
-    said = {
+    setup_words = {
         name: [str(column[setup] or "") for setup in table.setup.tolist()]
         for name, column in zip(("engine", "weights", "kv_cache", "compute"), words, strict=True)
     }
@@ -150,4 +150,4 @@ def serving_frame(grid: ServingGrid, table: ServingTable | None) -> Frame:
     sets = [table.setup, *(degrees[name] for name in grid.own_degrees)]
     values = SERVING_OBJECTIVES[grid.options.objective](table)
     groups = groups_of(sets, values, table.fits_at_risk, tie_factor(grid.options.serving_headline))
-    return Frame({**degrees, **said, **numbers, **price, "group": groups})
+    return Frame({**degrees, **setup_words, **numbers, **price, "group": groups})

@@ -60,8 +60,8 @@ class PlanGrid:
     @cached_property
     def laws(self) -> dict[str, Law]:
         """The laws of the case by name, in the order in which they are counted, that of its framework last."""
-        found = laws_of(self.case)
-        return found if self.explore else {**found, STACK: stack_law(self.case.stack, self.job)}
+        law_columns = laws_of(self.case)
+        return law_columns if self.explore else {**law_columns, STACK: stack_law(self.case.stack, self.job)}
 
     @property
     def job(self) -> dict[str, str]:
@@ -90,12 +90,12 @@ class PlanGrid:
     @cached_property
     def base(self) -> Columns:
         """Degrees, sorted by how a layer is split, and how many places each set of them has."""
-        found, size = list[Columns](), 0
+        blocks, size = list[Columns](), 0
         for n in self.device_counts:
-            found.append(self._degrees(n))
-            size += len(found[-1]["tp"])
+            blocks.append(self._degrees(n))
+            size += len(blocks[-1]["tp"])
             check_degrees(size, self.device_counts[-1])
-        columns = {c: np.concatenate([f[c] for f in found]) for c in found[0]}
+        columns = {c: np.concatenate([f[c] for f in blocks]) for c in blocks[0]}
         by_split = np.lexsort([columns[c] for c in ("dp", "pp", "devices", "cp", "tp2", "tp", "layout")])
         columns = {c: v[by_split] for c, v in columns.items()}
         places = places_of(columns, self.space, self.case.domains)
@@ -116,14 +116,14 @@ class PlanGrid:
         pipelines = s.pp.of(w for w in ways if w <= layers)
         axes = {"tp": s.tp.of(ways), "tp2": s.tp2.of(ways), "cp": s.cp.of(ways), "pp": pipelines}
         grid = products(list(axes.values()), num_devices)
-        found = dict(zip(axes, grid.T, strict=True))
+        columns = dict(zip(axes, grid.T, strict=True))
         replicas = num_devices // grid.prod(axis=1, dtype=np.int64)
         whole = np.isin(replicas, s.dp.of(ways))
         if self.case.plan.shard > 1:
             # A group of all replicas is no group.
             whole &= (replicas % self.case.plan.shard == 0) & (replicas > self.case.plan.shard)
-        found = {**found, "dp": replicas, "devices": np.full_like(replicas, num_devices)}
-        kept = {c: v[whole] for c, v in found.items()}
+        columns = {**columns, "dp": replicas, "devices": np.full_like(replicas, num_devices)}
+        kept = {c: v[whole] for c, v in columns.items()}
         flat = kept["tp2"] == 1
         sides = []
         for name in s.layout:
@@ -142,8 +142,8 @@ class PlanGrid:
             axis: tuple(t[place].astype(np.int64) for t in tiers) for axis, tiers in self.places.group_shapes.items()
         }
         dp = dense["dp"][-1]
-        found = with_groups(dense, {"dp": dp, "shard": self.shard(dp), **experts}, COLUMNS)
-        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
+        shapes = with_groups(dense, {"dp": dp, "shard": self.shard(dp), **experts}, COLUMNS)
+        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in shapes.items()}
 
     def shard(self, dp: Any) -> Any:
         """Return the replicas that share one sharded copy: all of them unless the plan of the case says how many."""
@@ -154,8 +154,8 @@ class PlanGrid:
         dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.group_shapes.items()}
         dp = dense["dp"][-1]
         sizes = {"dp": dp, "shard": self.shard(dp), "ep": np.ones_like(dp), "etp": np.ones_like(dp)}
-        found = with_groups(dense, sizes, COLUMNS)
-        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in found.items()}
+        shapes = with_groups(dense, sizes, COLUMNS)
+        return {axis: tuple(t.astype(np.float64) for t in tiers) for axis, tiers in shapes.items()}
 
     @cached_property
     def priced(self) -> dict[int, PricedBlocks]:
@@ -177,17 +177,17 @@ class PlanGrid:
     def compositions(self, pp: int) -> list[tuple[Schedule, int]]:
         """Return the (schedule, vpp) of a pipeline of so many stages."""
         layers = self.case.model.num_layers
-        found = chunk_choices(self.space, pp, layers)
+        choices = chunk_choices(self.space, pp, layers)
         even = not (self.explore or self.case.stack.runs.uneven_stages)
-        found = [(schedule, vpp) for schedule, vpp in found if not (even and layers % (pp * vpp))]
+        choices = [(schedule, vpp) for schedule, vpp in choices if not (even and layers % (pp * vpp))]
         beyond = pp > self.case.cluster.devices_per_node
-        found = [way for way in found if not (beyond and find_rules(way[0]).one_process)]
+        choices = [way for way in choices if not (beyond and find_rules(way[0]).one_process)]
         if self.case.plan.recompute_layers:
-            found = [way for way in found if self._recomputes_part(pp, *way)]
+            choices = [way for way in choices if self._recomputes_part(pp, *way)]
         before, own = self.variant.partitions, self.case.stack.partition
         return [
             (schedule, vpp)
-            for schedule, vpp in found
+            for schedule, vpp in choices
             if not any(split_layers(layers, pp * vpp, p) == split_layers(layers, pp * vpp, own) for p in before)
         ]
 
@@ -195,8 +195,8 @@ class PlanGrid:
         """Return whether so many layers of a stage are as many of each chunk, and fewer than the fullest stage has."""
         limit, layers = self.case.plan.recompute_layers, self.case.model.num_layers
         sizes = split_layers(layers, pp * vpp, self.case.stack.partition)
-        held = stage_layers(tuple(range(layers)), pp, vpp, sizes, schedule)
-        return limit < max(map(len, held)) and (self.explore or limit % vpp == 0)
+        sizes_of = stage_layers(tuple(range(layers)), pp, vpp, sizes, schedule)
+        return limit < max(map(len, sizes_of)) and (self.explore or limit % vpp == 0)
 
     def counts(self, columns: Columns) -> dict[str, Any]:
         """Return for each choice how many values it has on each row."""
@@ -226,12 +226,12 @@ class PlanGrid:
 
     def _expert_choices(self, columns: Columns) -> Any:
         """Return for each row how many ways its experts have, times the shardings of each where there are experts."""
-        found = np.zeros(len(columns["tp"]), np.int64)
+        choices = np.zeros(len(columns["tp"]), np.int64)
         for n in self.device_counts:
             for ep, etp in self.expert_ways(n):
                 each = self._sharding_choices({**columns, "ep": ep, "etp": etp}) if self.has_experts else 1
-                found += np.where(columns["devices"] == n, each, 0)
-        return found
+                choices += np.where(columns["devices"] == n, each, 0)
+        return choices
 
     @cached_property
     def panels(self) -> list[int]:
@@ -279,21 +279,21 @@ class PlanGrid:
         start, at = np.cumsum(allowed) - allowed, np.nonzero(legal)[1]
         index, times = spread(start[way], allowed[way])
         columns = {**columns, "set": np.arange(len(columns["dp"]))}
-        found = {c: np.repeat(v, times) for c, v in columns.items() if not c.startswith("of ")}
-        return {**found, "micro_batch": sizes[at][index]}
+        repeated = {c: np.repeat(v, times) for c, v in columns.items() if not c.startswith("of ")}
+        return {**repeated, "micro_batch": sizes[at][index]}
 
     def _apply(self, constraints: Constraints, name: str, columns: Columns, done: Sequence[str]) -> Columns:
         left = {c[3:]: v for c, v in columns.items() if c.startswith("of ")}
         return constraints.keep(name, columns, _weights(left, done), constraints.check(name, columns))
 
     def _with_experts(self, columns: Columns) -> Columns:
-        found = []
+        blocks = []
         for n in self.device_counts:
             ways = self.expert_ways(n)
             rows = {c: v[columns["devices"] == n] for c, v in columns.items()}
             values = {"ep": [e for e, _ in ways], "etp": [e for _, e in ways]}
-            found.append(_crossed(rows, rows["tp"] > 0, values, {"ep": 1, "etp": 1}))
-        return {c: np.concatenate([f[c] for f in found]) for c in found[0]}
+            blocks.append(_crossed(rows, rows["tp"] > 0, values, {"ep": 1, "etp": 1}))
+        return {c: np.concatenate([f[c] for f in blocks]) for c in blocks[0]}
 
     def _with_sequence(self, columns: Columns) -> Columns:
         matters = (columns["layout"] != SUMMA) & (columns["tp"] > 1)
@@ -308,16 +308,16 @@ class PlanGrid:
         grids = _crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
         constraints = self.constraints()
         legal = constraints.check("tensor", grids) & constraints.check("summa", grids)
-        found = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
+        lawful = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
         if not self.has_experts:
-            return found * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))
+            return lawful * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))
         moes = [b.experts for b in all_blocks(self.case.model) if b.experts]
         ways = np.zeros(size, np.int64)
         for n in self.device_counts:
             for ep, etp in self.expert_ways(n):
                 if not any(m.experts % ep or m.ffn % etp for m in moes):
                     ways += (columns["devices"] == n) & (n // columns["pp"] % (ep * etp) == 0)
-        return found * ways
+        return lawful * ways
 
     def chunks(self, most_rows: int) -> list[tuple[int, int]]:
         """Return slices of the base of about so many rows when expanded."""
@@ -328,21 +328,21 @@ class PlanGrid:
         }
         # Times of blocks are of places: rows of many of them count for more.
         sizes = self._lawful_ways * _looked_up(columns["dp"], fitting) * np.maximum(columns["places"] // 4, 1)
-        found, start = [], 0
+        ranges, start = [], 0
         for end in range(1, len(sizes) + 1):
             if end == len(sizes) or sizes[start : end + 1].sum() > most_rows:
-                found.append((start, end))
+                ranges.append((start, end))
                 start = end
-        return found
+        return ranges
 
 
 def _weights(counts: dict[str, Any], done: Sequence[str]) -> Any:
     """Plans that each row stands for: the product of the choices it has yet to make."""
-    found: Any = 1
+    weights: Any = 1
     for name, count in counts.items():
         if name not in done:
-            found = found * count
-    return found
+            weights = weights * count
+    return weights
 
 
 def _looked_up(values: Any, table: dict[int, int]) -> Any:
@@ -357,10 +357,10 @@ def _crossed(columns: Columns, matters: Any, values: Mapping[str, Sequence[Any]]
     row = np.repeat(np.arange(len(times)), times)
     starts = np.cumsum(times) - times
     at = np.arange(len(row)) - starts[row]
-    found = {c: v[row] for c, v in columns.items()}
+    crossed = {c: v[row] for c, v in columns.items()}
     for name, options in values.items():
-        found[name] = np.where(matters[row], np.array(options)[at], alone[name])
-    return found
+        crossed[name] = np.where(matters[row], np.array(options)[at], alone[name])
+    return crossed
 
 
 def case_for(case: TrainingCase, **fields: Any) -> TrainingCase:
@@ -382,10 +382,10 @@ def chunk_choices(space: SearchSpace, pp: int, num_layers: int) -> list[tuple[Sc
         single = [find_schedule(s) for s in space.schedule if not (find_rules(s).chunked or find_rules(s).even_stages)]
         alike = [s.name for s in single if not s.holds_heads][:1]
         return [(s, 1) for s in (*alike, *(s.name for s in single if s.holds_heads))]
-    found: list[tuple[Schedule, int]] = []
+    choices: list[tuple[Schedule, int]] = []
     most = num_layers // pp
     several = [v for v in range(2, most + 1) if (v & (v - 1) if num_layers % pp else num_layers % (pp * v)) == 0]
     for schedule in space.schedule:
         chunks = find_rules(schedule).chunks_of([1, *several])
-        found += [(schedule, v) for v in space.vpp.of(chunks)]
-    return found
+        choices += [(schedule, v) for v in space.vpp.of(chunks)]
+    return choices

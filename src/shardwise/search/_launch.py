@@ -46,7 +46,7 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
     >>> within(SearchSpace(), find_stack("megatron"), explore=False).schedule
     ('1f1b', 'interleaved')
     """
-    runs, found, filled = stack.runs, Problems(), dict[str, Any]()
+    runs, fields, filled = stack.runs, Problems(), dict[str, Any]()
     for name, tried in TRIED.items():
         given = getattr(space, name)
         if name == "sharding":
@@ -58,27 +58,27 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
         if not explore:
             for value in given:
                 if value not in known:
-                    _refuse(found, stack, {name: value})
+                    _refuse(fields, stack, {name: value})
     if not explore:
         for name in ("offload", "modules", "stage_layers"):
             for value in getattr(space, name):
                 shown = {"stage_layers": (1, 2) if value != "usual" else ()}.get(name, value)
-                _refuse(found, stack, {name: shown})
-        filled |= _degrees(space, stack, found)
-        filled |= _orders(space, stack, found)
-    found.raise_if_any()
+                _refuse(fields, stack, {name: shown})
+        filled |= _degrees(space, stack, fields)
+        filled |= _orders(space, stack, fields)
+    fields.raise_if_any()
     return replace(space, **filled)
 
 
-def _refuse(found: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
+def _refuse(problems: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
     """Record that a framework does not run a value, in the words of its law."""
     whole = {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "sequence_parallel": stack.runs.sequence_parallel[0], **changed}
     for problem in stack_problems(stack, Plan(**whole)):
         if problem.field in changed:
-            found.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
+            problems.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
 
 
-def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, IntRanges]:
+def _degrees(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, IntRanges]:
     """Return the degrees that stay 1, recording those that are to be above it."""
     kept = {}
     for axis in DEGREES:
@@ -86,18 +86,18 @@ def _degrees(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, Int
             continue
         given: IntRanges = getattr(space, axis)
         if given.ranges and not given.of([1]):
-            _refuse(found, stack, {axis: given.ranges[0][0]})
+            _refuse(problems, stack, {axis: given.ranges[0][0]})
         kept[axis] = upto(1)
     return kept
 
 
-def _orders(space: SearchSpace, stack: Stack, found: Problems) -> dict[str, tuple[Order, ...]]:
+def _orders(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, tuple[Order, ...]]:
     """Return the orders of the framework where nobody names one and ranks cannot be placed otherwise."""
     if stack.runs.any_place:
         return {}
     for order in space.orders:
         if order not in stack.runs.orders:
-            _refuse(found, stack, {"order": order})
+            _refuse(problems, stack, {"order": order})
     return {} if space.orders else {"orders": stack.runs.orders}
 
 

@@ -48,14 +48,14 @@ class PlanLimits:
         shares = np.array([self.goodput[n] for n in counts.tolist()])
         return seconds / shares[np.searchsorted(counts, devices)]
 
-    def ratios(self, seconds: Any, held: Any, devices: Any) -> dict[str, Any]:
+    def ratios(self, seconds: Any, device_bytes: Any, devices: Any) -> dict[str, Any]:
         """Return by how much plans exceed each limit that was given, as ratios; up to 1 they keep it."""
         options, run = self.options, self.steps * self.lasting(seconds, devices)
         value: dict[str, Callable[[], Any]] = {
             "max_step_seconds": lambda: seconds / options.max_step_seconds,
             "max_run_seconds": lambda: run / options.max_run_seconds,
             "max_usd": lambda: run * devices * self.usd_per_device_second / options.max_usd,
-            "min_free_bytes": lambda: held / (self.usable_bytes - options.min_free_bytes),
+            "min_free_bytes": lambda: device_bytes / (self.usable_bytes - options.min_free_bytes),
         }
         return {name: value[name]() for name in self.asked}
 
@@ -77,8 +77,8 @@ class PlanLimits:
         missed = np.where(batch.fits & ~left, worst, np.inf)
         at = int(np.argmin(missed))
         one = (v.ravel()[at] for v in np.broadcast_arrays(missed, batch.step_seconds, batch.device_bytes))
-        value, seconds, held = map(float, one)
-        return RankedPlan(value, seconds, held, batch.key(at))
+        value, seconds, device_bytes = map(float, one)
+        return RankedPlan(value, seconds, device_bytes, batch.key(at))
 
 
 def limits_of(grid: PlanGrid, options: SearchOptions) -> PlanLimits:

@@ -125,15 +125,15 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
 
 
 def _problems(workload: Workload, options: LoadOptions, objective: str) -> Problems:
-    found = workload.problems()
+    problems = workload.problems()
     if workload.arrivals.kind not in ("poisson", "constant", "gamma"):
         rule = "says no rate: how many replicas a load needs is asked of an open loop"
-        found.add("rate", workload.arrivals.kind, rule, "give for example --rate 50/s")
+        problems.add("rate", workload.arrivals.kind, rule, "give for example --rate 50/s")
     if objective not in LOAD_OBJECTIVES:
-        found.add("objective", objective, "is not an objective", "use one of " + ", ".join(LOAD_OBJECTIVES))
+        problems.add("objective", objective, "is not an objective", "use one of " + ", ".join(LOAD_OBJECTIVES))
     for limit in options.limits:
-        found.items.extend(limit.problems().items)
-    return found
+        problems.items.extend(limit.problems().items)
+    return problems
 
 
 def plan_serve(
@@ -228,7 +228,7 @@ def _replicas(report: ServeReport) -> list[int]:
 def _changes(report: ServeReport) -> list[_Change]:
     """Return the changes of one field that may help, whatever they cost."""
     plan, job, policy = report.base.plan, report.base.case.job, report.policy
-    found = [
+    changes = [
         _Change(field="max_batched_tokens", value=n, job={"max_batched_tokens": n})
         for n in (2 * policy.step_tokens, policy.step_tokens // 2)
     ]
@@ -236,23 +236,23 @@ def _changes(report: ServeReport) -> list[_Change]:
         # Twice as many, and a place for every user of a closed loop.
         users = -(-report.workload.arrivals.users // plan.dp)
         for most in sorted({2 * policy.max_sequences, max(users, 2 * policy.max_sequences)}):
-            found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
+            changes.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
     if report.base.case.profiled.step_tokens and report.base.max_concurrency < policy.max_sequences:
         # The cache binds first: what is set aside to sample more sequences than it can hold is free for it.
         case, options = report.base.case, report.options.serving
         room = infer(case.model, case.cluster, plan, replace(job, max_sequences=1), options).max_concurrency
         most = 2 ** round(math.log2(max(room, 1)))
         if most < policy.max_sequences:
-            found.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
+            changes.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
     if not job.kv_cache and report.base.kv_cache_bytes_per_gpu:
-        found.append(_Change(field="kv_cache", value="fp8", job={"kv_cache": "fp8"}))
+        changes.append(_Change(field="kv_cache", value="fp8", job={"kv_cache": "fp8"}))
     if report.prefill is not None:
-        return found
+        return changes
     if report.groups == 1 and plan.dp % 2 == 0:
-        found.append(_Change(field="tp", value=2 * plan.tp, plan={"tp": 2 * plan.tp, "dp": plan.dp // 2}))
+        changes.append(_Change(field="tp", value=2 * plan.tp, plan={"tp": 2 * plan.tp, "dp": plan.dp // 2}))
     if report.replicas > 1 and report.options.router != "least-loaded":
-        found.append(_Change(field="router", value="least-loaded"))
-    return [*found, *(_Change(field="dp", value=n, plan={"dp": n}) for n in _replicas(report))]
+        changes.append(_Change(field="router", value="least-loaded"))
+    return [*changes, *(_Change(field="dp", value=n, plan={"dp": n}) for n in _replicas(report))]
 
 
 def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
@@ -275,14 +275,16 @@ def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
     Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
     """
     limit = report.focus
-    found: list[LoadRemedy] = []
+    remedies: list[LoadRemedy] = []
     for change in _changes(report):
-        if change.field == "dp" and any(one.field == "dp" and one.report.meets for one in found):
+        if change.field == "dp" and any(one.field == "dp" and one.report.meets for one in remedies):
             continue
         tried = _tried(report, change)
         if tried is None or not tried.fits:
             continue
         seconds = tried.value(limit)
         if tried.meets or seconds < report.value(limit):
-            found.append(LoadRemedy(field=change.field, value=change.value, report=tried, limit=limit, seconds=seconds))
-    return tuple(sorted(found, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))
+            remedies.append(
+                LoadRemedy(field=change.field, value=change.value, report=tried, limit=limit, seconds=seconds)
+            )
+    return tuple(sorted(remedies, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))

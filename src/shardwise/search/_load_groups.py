@@ -18,7 +18,7 @@ from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
 from shardwise.search._space import IntRanges
-from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, taken, tokens_per_step
+from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, take_rows, tokens_per_step
 from shardwise.serving.load import (
     HEADLINES,
     LoadOptions,
@@ -157,7 +157,7 @@ class LoadSearch:
     """All devices that replicas may fill."""
     sent: dict[tuple[Any, ...], float] = field(default_factory=dict)
     """Seconds of sending a cache that are known."""
-    found: dict[tuple[int, float], Any] = field(default_factory=dict)
+    fewest_known: dict[tuple[int, float], Any] = field(default_factory=dict)
     """Fewest replicas of groups that are known."""
     pairs: list[float] = field(default_factory=list)
     """Devices of pairs of pools that are more than there are, infinite of those that miss a limit."""
@@ -172,7 +172,7 @@ class LoadSearch:
 
     def made(self) -> tuple[LoadGroup, ...]:
         """Return every group of layouts; those whose engine schedules alike count once."""
-        found, seen = [], set()
+        groups, seen = [], set()
         for (word, case), step, sequences in product(
             self.grid.setups, self.space.step_tokens, self.space.max_sequences
         ):
@@ -186,8 +186,8 @@ class LoadSearch:
             key = word, policy
             if key not in seen:
                 seen.add(key)
-                found.append(self._group(case, job, engine, policy))
-        return tuple(found)
+                groups.append(self._group(case, job, engine, policy))
+        return tuple(groups)
 
     @cached_property
     def kinds(self) -> tuple[Plan, ...]:
@@ -210,7 +210,7 @@ class LoadSearch:
         moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
         batches = batches_of(plans, case.model.has_experts)
         most = most_running(policy, moments, tokens[rows], batches.lanes)
-        prices = load_prices(limited, taken(sizes, rows), policy, moments, most, batches)
+        prices = load_prices(limited, take_rows(sizes, rows), policy, moments, most, batches)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)
         return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=short, policy=policy, case=case)
 
@@ -230,10 +230,10 @@ class LoadSearch:
         """Return which layouts keep every limit on so many replicas, as far as the closed form can tell."""
         if group.form is None:
             raise LookupError(group)
-        found = self.steady(group, replicas)
-        kept = found.rate <= _FULLEST * found.capacity
+        steady = self.steady(group, replicas)
+        kept = steady.rate <= _FULLEST * steady.capacity
         for limit in self.options.limits:
-            kept = kept & (least(found, empty, limit) * self.margin(group.case, limit) <= limit.seconds)
+            kept = kept & (least(steady, empty, limit) * self.margin(group.case, limit) <= limit.seconds)
         return kept
 
     def margin(self, case: ServingCase, limit: Limit) -> float:
@@ -251,7 +251,7 @@ class LoadSearch:
         """
         if group.form is None:
             raise LookupError(group)
-        known = self.found.get((id(group), devices))
+        known = self.fewest_known.get((id(group), devices))
         if known is not None:
             return known
         empty, rate = group.empty, self.workload.arrivals.rate
@@ -264,8 +264,8 @@ class LoadSearch:
             middle = np.floor((low + high) / 2)
             fine = self.keeps(group, empty, middle)
             low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
-        self.found[id(group), devices] = found = np.where(kept & (high <= most), high, np.inf)
-        return found
+        self.fewest_known[id(group), devices] = replicas = np.where(kept & (high <= most), high, np.inf)
+        return replicas
 
     @property
     def sparing(self) -> bool:
@@ -308,38 +308,38 @@ class LoadSearch:
                     user = 1 / max(float(steady.tpot_seconds[row]), 1e-9)
                     each = float(rate[row]) * output / float(group.devices[row])
                     points.append((user, each, index, row, float(rate[row]), float(steady.ttft_seconds[row])))
-        found, most = [], 0.0
+        front_points, most = [], 0.0
         for user, each, index, row, rate_, ttft in sorted(points, key=lambda one: (-one[0], -one[1])):
             if each > _CLEARLY * most:
                 most, group = each, self.groups[index]
-                found.append(FrontPoint(
+                front_points.append(FrontPoint(
                     plan=group.plans[row], job=group.job, engine=group.engine, rate=rate_,
                     tokens_per_second_per_gpu=each, tokens_per_second_per_user=user, ttft_seconds=ttft,
                 ))  # fmt: skip
-        return tuple(found)
+        return tuple(front_points)
 
     def rejected(self, missed: int) -> tuple[Rejection, ...]:
         """Return the laws and limits with the layouts that fell to each, and what would do."""
         many = len(self.groups) // max(len(self.grid.setups), 1)
-        found = [
+        rows = [
             Rejection(name=law, title=TITLES.get(law, law), count=len(fell) * many * len(self.grid.setups),
                       remedy=str(self.grid.layouts.problem(int(fell[0])).remedy))
             for law, fell in self.grid.layouts.rejected.items()
         ]  # fmt: skip
-        found += [
+        rows += [
             Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=why.remedy)
             for _, why in self.grid.unusable
         ]
         if others := self.grid.unlaunched():
             count, remedy = sum(count for count, _ in others) * many, others[0][1].remedy
-            found.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
+            rows.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
         short = sum(group.short for group in self.groups)
         if short:
-            found.append(Rejection(
+            rows.append(Rejection(
                 name=MEMORY, title="the longest request does not fit", count=short,
                 remedy="use more devices a replica (--tp), or a narrower --weights or --kv-cache",
             ))  # fmt: skip
-        return (*found, *self._by_limit(), *self._by_devices(missed))
+        return (*rows, *self._by_limit(), *self._by_devices(missed))
 
     def _floors(self, group: LoadGroup, limit: Limit) -> Any:
         """Return what a limit is compared with on an empty replica of each layout, for the chance that was asked."""

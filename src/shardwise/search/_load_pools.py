@@ -15,7 +15,7 @@ from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
-from shardwise.serving import ServingCase, taken, tokens_per_step
+from shardwise.serving import ServingCase, take_rows, tokens_per_step
 from shardwise.serving.load import (
     Policy,
     Replicas,
@@ -85,19 +85,19 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
         max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences,
     )  # fmt: skip
     limited = replace(case, job=asked)
-    held = search.room(limited)
-    rows = np.flatnonzero(held >= asked.total_tokens)
+    cache_tokens = search.room(limited)
+    rows = np.flatnonzero(cache_tokens >= asked.total_tokens)
     if not len(rows):
         return None
     if stage == "prefill":
         policy = policy.of_prompts(limits_of(case.engine.name, case.cluster.device))
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
-    sizes = taken(search.grid.sizes(limited.model), rows)
+    sizes = take_rows(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())
     batches = batches_of(plans, case.model.has_experts)
-    most = most_running(policy, moments, held[rows], batches.lanes)
+    most = most_running(policy, moments, cache_tokens[rows], batches.lanes)
     prices = load_prices(limited, sizes, policy, moments, most, batches)
-    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held[rows], batches=batches)
+    form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=cache_tokens[rows], batches=batches)
     return PoolForms(plans=plans, form=form)
 
 
@@ -124,7 +124,7 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
     turns = search.options.router == "round-robin"
     prompts, tokens = first.at(counts[0], rate, turns), last.at(counts[1], rate, turns)
     empty = first.form.at(0.0), last.form.at(0.0)
-    found: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
+    pairs: list[tuple[float, int, tuple[int, int, int], Steady[float]]] = []
     each = np.array([plan.num_devices for plan in last.plans])
     for i, one in enumerate(first.plans):
         # Workers of this layout for prompts, the other layouts, and their workers.
@@ -141,19 +141,19 @@ def pooled(search: LoadSearch, group: LoadGroup, case: ServingCase) -> Iterator[
             a, b = divmod(int(np.argmin(devices[:, j])), devices.shape[2])
             at = a, j, b
             if devices[at] <= search.cluster.num_devices:
-                found.append((float(devices[at]), i, at, _row(both, at, devices.shape)))
+                pairs.append((float(devices[at]), i, at, _row(both, at, devices.shape)))
             else:
                 search.pairs.append(float(devices[at]))
-    for _, i, (a, j, b), steady in sorted(found, key=lambda one: one[0])[:_KEPT]:
+    for _, i, (a, j, b), steady in sorted(pairs, key=lambda one: one[0])[:_KEPT]:
         yield Candidate(
             plan=last.plans[j], job=group.job, engine=group.engine, replicas=int(counts[1][j, b]), steady=steady,
             prefill=replace(first.plans[i], dp=int(counts[0][i, a])),
         )  # fmt: skip
 
 
-def _row(found: Steady[Any], at: Any, shape: tuple[int, ...] = ()) -> Steady[Any]:
+def _row(steady: Steady[Any], at: Any, shape: tuple[int, ...] = ()) -> Steady[Any]:
     """Return some layouts or counts of a closed form, of one that is as wide as a shape where that is given."""
-    values = {name: getattr(found, name) for name in Steady.__dataclass_fields__}
+    values = {name: getattr(steady, name) for name in Steady.__dataclass_fields__}
     if shape:
         return Steady(**{name: float(np.broadcast_to(value, shape)[at]) for name, value in values.items()})
     return Steady(**{name: value[at] for name, value in values.items()})

@@ -18,14 +18,14 @@ ROWS = 800_000
 
 # Smaller is better; arguments are seconds of a step, bytes on a device and devices.
 OBJECTIVES: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "step": lambda seconds, held, devices: seconds,
-    "throughput": lambda seconds, held, devices: seconds * devices,
-    "cost": lambda seconds, held, devices: seconds * devices,
+    "step": lambda seconds, size_bytes, devices: seconds,
+    "throughput": lambda seconds, size_bytes, devices: seconds * devices,
+    "cost": lambda seconds, size_bytes, devices: seconds * devices,
     # With failures, the seconds include the time they lose.
-    "days": lambda seconds, held, devices: seconds,
-    "memory": lambda seconds, held, devices: held + 0 * seconds,
-    "headroom": lambda seconds, held, devices: held + 0 * seconds,
-    "devices": lambda seconds, held, devices: devices + 0 * seconds,
+    "days": lambda seconds, size_bytes, devices: seconds,
+    "memory": lambda seconds, size_bytes, devices: size_bytes + 0 * seconds,
+    "headroom": lambda seconds, size_bytes, devices: size_bytes + 0 * seconds,
+    "devices": lambda seconds, size_bytes, devices: devices + 0 * seconds,
 }
 # The headline that an objective is, where it is not that of a step or a request.
 _HEADLINES = {"memory": "memory.peak_bytes", "headroom": "memory.peak_bytes", "devices": ""}
@@ -120,48 +120,48 @@ class SearchOptions:
 
     def harmless(self, deployments: Any) -> Any:
         """Return which deployments fit with the chance asked, within the limits that a larger batch makes harder."""
-        found = deployments.fits_at_risk
+        fits = deployments.fits_at_risk
         for limit in SERVING_LIMITS:
             if limit.grows and getattr(self, limit.field):
-                found = found & (limit.ratio(deployments, self) <= 1)
-        return found
+                fits = fits & (limit.ratio(deployments, self) <= 1)
+        return fits
 
     def _common(self, objectives: dict[str, Any], limits: tuple[str, ...]) -> Problems:
         """Return what is wrong with the objective, the risk and limits that are asked of the wrong kind of search."""
-        found = Problems()
+        problems = Problems()
         if self.objective not in ("", *objectives):
-            found.add("objective", self.objective, "is not an objective", "use one of " + ", ".join(objectives))
+            problems.add("objective", self.objective, "is not an objective", "use one of " + ", ".join(objectives))
         if not 0 < self.risk < 1:
-            found.add("risk", self.risk, "must be a chance between 0 and 1", "use for example 90%")
+            problems.add("risk", self.risk, "must be a chance between 0 and 1", "use for example 90%")
         if not self.top >= 1:
-            found.add("top", self.top, "must be a number above 0", "use for example 10")
+            problems.add("top", self.top, "must be a number above 0", "use for example 10")
         for name in dict.fromkeys((*TRAIN_LIMITS, *_SERVING)):
             value = getattr(self, name)
             if not value >= 0:
-                found.add(name, value, "must not be negative", "leave it out for no limit")
+                problems.add(name, value, "must not be negative", "leave it out for no limit")
             elif value and name not in limits:
                 kind = "deployments" if name in _SERVING else "training plans"
-                found.add(name, value, f"is a limit on {kind}", "leave it out")
-        return found
+                problems.add(name, value, f"is a limit on {kind}", "leave it out")
+        return problems
 
     def training_problems(self, cluster: Cluster, job: Training) -> tuple[Problem, ...]:
         """Return what is wrong with the options for a training job on a cluster."""
-        found = self._common(OBJECTIVES, tuple(TRAIN_LIMITS))
+        problems = self._common(OBJECTIVES, tuple(TRAIN_LIMITS))
         for name in ("max_run_seconds", "max_usd"):
             if getattr(self, name) and not job.token_budget:
-                found.add(name, getattr(self, name), "needs the tokens of the run", "give for example --tokens 2T")
+                problems.add(name, getattr(self, name), "needs the tokens of the run", "give for example --tokens 2T")
         if self.max_usd and cluster.usd_per_device_hour is None:
-            found.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
+            problems.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
         limit = cluster.device.usable_memory_bytes
         if self.min_free_bytes >= limit:
             rule = f"is all that a device has, {show_bytes(limit)} to use"
             remedy = f"use less than {show_bytes(limit)}"
-            found.add("min_free_bytes", show_bytes(self.min_free_bytes), rule, remedy)
-        return tuple(found.items)
+            problems.add("min_free_bytes", show_bytes(self.min_free_bytes), rule, remedy)
+        return tuple(problems.items)
 
     def serving_problems(self, price: float | None) -> tuple[Problem, ...]:
         """Return what is wrong with the options where a device costs so much an hour, None where it is not known."""
-        found = self._common(SERVING_OBJECTIVES, _SERVING)
+        problems = self._common(SERVING_OBJECTIVES, _SERVING)
         if self.max_usd and price is None:
-            found.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
-        return tuple(found.items)
+            problems.add("max_usd", self.max_usd, "needs a price of the device", "give for example --price 2.5")
+        return tuple(problems.items)

@@ -55,10 +55,10 @@ def fillings(domain: int) -> tuple[tuple[int, ...], ...]:
     >>> len(fillings(8)), (4, 1, 1, 2, 1) in fillings(8)
     (56, True)
     """
-    found: list[tuple[int, ...]] = [()]
+    rows: list[tuple[int, ...]] = [()]
     for _ in AXES:
-        found = [(*f, n) for f in found for n in divisors(domain) if domain % (prod(f) * n) == 0]
-    return tuple(found)
+        rows = [(*f, n) for f in rows for n in divisors(domain) if domain % (prod(f) * n) == 0]
+    return tuple(rows)
 
 
 @lru_cache(maxsize=1024)
@@ -148,7 +148,7 @@ def _all_group_shapes(
 ) -> GroupShapes:
     """Return the group shapes of places, those of one way together."""
     ways, orders = chosen
-    found: GroupShapes = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
+    shapes: GroupShapes = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
     both = np.column_stack([ways, orders])
     chosen_ways, which = np.unique(both, axis=0, return_inverse=True)
     for i, one in enumerate(chosen_ways.tolist()):
@@ -156,6 +156,6 @@ def _all_group_shapes(
         fast = tuple(one[:-1]) if one[0] else ()
         placed = _group_shapes(columns, row[here], fast, space.placed_orders[one[-1]], domains)
         for axis, tiers in placed.items():
-            for into, tier in zip(found[axis], tiers, strict=True):
+            for into, tier in zip(shapes[axis], tiers, strict=True):
                 into[here] = tier
-    return found
+    return shapes

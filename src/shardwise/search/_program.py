@@ -148,24 +148,26 @@ class Program:
         }
 
     @classmethod
-    def of_plain(cls, told: Mapping[str, Any]) -> Program:
+    def of_plain(cls, tree: Mapping[str, Any]) -> Program:
         """Return the program that plain values tell of; raises `ValueError` where they do not tell of one."""
-        found = cls({})
-        words, ops, args, into, memory = told["lines"]
+        program = cls({})
+        words, ops, args, into, memory = tree["lines"]
         if not all(word in _IN_PLACE or word in _SPREAD.values() or word in OPERATIONS for word in words):
             raise ValueError("operation")
-        found._count, found._kept = int(told["count"]), [(int(a), int(b)) for a, b in told["kept"]]
-        found._given, found._results = dict(told["given"]), dict(told["results"])
-        found.inputs, found.plain = dict(told["inputs"]), dict(told["plain"])
-        found._constants = [(place, _constant_of(value)) for place, value in told["constants"]]
-        _check_order(found, args, into)
+        program._count, program._kept = int(tree["count"]), [(int(a), int(b)) for a, b in tree["kept"]]
+        program._given, program._results = dict(tree["given"]), dict(tree["results"])
+        program.inputs, program.plain = dict(tree["inputs"]), dict(tree["plain"])
+        program._constants = [(place, _constant_of(value)) for place, value in tree["constants"]]
+        _check_order(program, args, into)
         if not (
-            _within(memory, len(found._kept)) and _within(ops, len(words)) and set(found._given) == set(found.inputs)
+            _within(memory, len(program._kept))
+            and _within(ops, len(words))
+            and set(program._given) == set(program.inputs)
         ):
             raise ValueError("place")
         names = [words[op] for op in ops]
-        found._lines = [*zip(names, map(_IN_PLACE.get, names), args, into, memory, strict=True)]
-        return found
+        program._lines = [*zip(names, map(_IN_PLACE.get, names), args, into, memory, strict=True)]
+        return program
 
     def _build(self, outputs: Mapping[str, Any]) -> None:
         lines: list[tuple[str, tuple[int, ...], int, int]] = []
@@ -272,12 +274,12 @@ def _constant_told(value: Any) -> Any:
     return [name, *(getattr(value, f.name) for f in fields(value))] if name in RECORDS else value
 
 
-def _constant_of(told: Any) -> Any:
-    return RECORDS[told[0]](*map(_tuples, told[1:])) if isinstance(told, list) else float(told)
+def _constant_of(value: Any) -> Any:
+    return RECORDS[value[0]](*map(_tuples, value[1:])) if isinstance(value, list) else float(value)
 
 
-def _tuples(told: Any) -> Any:
-    return tuple(map(_tuples, told)) if isinstance(told, list) else told
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _check_order(program: Program, args: Sequence[Sequence[int]], into: Sequence[int]) -> None:

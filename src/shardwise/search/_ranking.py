@@ -94,10 +94,12 @@ class TopN:
         if not len(index):
             return
         columns = np.broadcast_arrays(batch.group, values, batch.step_seconds, batch.device_bytes)
-        group, *found = (v.ravel()[index] for v in columns)
-        order = np.lexsort((found[2], found[1], found[0], group))
-        for i in order[_leading(group[order], [f[order] for f in found], self._reach)].tolist():
-            self._put(RankedPlan(float(found[0][i]), float(found[1][i]), float(found[2][i]), batch.key(int(index[i]))))
+        group, *chosen = (v.ravel()[index] for v in columns)
+        order = np.lexsort((chosen[2], chosen[1], chosen[0], group))
+        for i in order[_leading(group[order], [f[order] for f in chosen], self._reach)].tolist():
+            self._put(
+                RankedPlan(float(chosen[0][i]), float(chosen[1][i]), float(chosen[2][i]), batch.key(int(index[i])))
+            )
         self._trim()
 
     def _put(self, entry: RankedPlan) -> None:
@@ -134,20 +136,20 @@ class TopN:
         self._trim()
 
 
-def _leading(group: Any, found: Sequence[Any], reach: Callable[[Any], tuple[float, float]]) -> Any:
+def _leading(group: Any, keys: Sequence[Any], reach: Callable[[Any], tuple[float, float]]) -> Any:
     """Return which of sorted plans are the few best of sets that are wanted; equal ones stay until fields decide."""
     start = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-    best = found[0][start]
+    best = keys[0][start]
     among, worst = reach(np.sort(best))
     kept = start[best <= worst]
     ends = np.r_[start[1:], len(group)][np.searchsorted(start, kept)]
     # Of sets behind the best ones no more than the best plan is ever asked for.
-    most = np.where(found[0][kept] <= among, _ALIKE, 1)
+    most = np.where(keys[0][kept] <= among, _ALIKE, 1)
     chosen = []
     for low, high, few in zip(kept.tolist(), ends.tolist(), most.tolist(), strict=True):
         last = low + few - 1
         if high > last + 1:
-            equal = np.all([f[last + 1 : high] == f[last] for f in found], axis=0)
+            equal = np.all([f[last + 1 : high] == f[last] for f in keys], axis=0)
             high = last + 1 + (int(np.argmin(equal)) if not equal.all() else len(equal))
         chosen.append(np.arange(low, high))
     return np.concatenate(chosen)
@@ -167,38 +169,38 @@ class ParetoFront:
 
     def may(self, batch: PlanBatch) -> Any:
         """Return which plans may belong to the front, given seconds that their steps are never shorter than."""
-        held, devices = batch.device_bytes, batch.devices
+        device_bytes, devices = batch.device_bytes, batch.devices
         counts = _counts(devices)
         if len(counts) == 1:
-            return self._ahead(batch, counts[0], np.ones(np.shape(held), bool))
-        found = np.zeros(np.shape(held), bool)
+            return self._ahead(batch, counts[0], np.ones(np.shape(device_bytes), bool))
+        mask = np.zeros(np.shape(device_bytes), bool)
         for n in counts:
-            found |= self._ahead(batch, n, np.broadcast_to(devices == n, np.shape(held)))
-        return found
+            mask |= self._ahead(batch, n, np.broadcast_to(devices == n, np.shape(device_bytes)))
+        return mask
 
     def _ahead(self, batch: PlanBatch, devices: int, chosen: Any) -> Any:
         """Return which of the chosen plans no entry of so many devices beats."""
-        mine, seconds, held = self.entries.get(devices, []), batch.step_seconds, batch.device_bytes
-        chosen = _beyond(mine, seconds, held, chosen)
+        mine, seconds, entries_of = self.entries.get(devices, []), batch.step_seconds, batch.device_bytes
+        chosen = _beyond(mine, seconds, entries_of, chosen)
         index = np.flatnonzero(chosen)
         if not mine or not len(index):
             return chosen
         mine = sorted(mine, key=lambda e: e.device_bytes)
         # The shortest step of the plans that take no more bytes.
         shortest = np.r_[np.inf, np.minimum.accumulate([e.step_seconds for e in mine])]
-        own_seconds, own_held = (np.broadcast_to(v, chosen.shape).ravel()[index] for v in (seconds, held))
+        own_seconds, own_held = (np.broadcast_to(v, chosen.shape).ravel()[index] for v in (seconds, entries_of))
         beaten_by = shortest[np.searchsorted([e.device_bytes for e in mine], own_held, side="right")]
-        found = np.zeros(chosen.shape, bool)
-        found.ravel()[index[own_seconds <= beaten_by]] = True
-        return found
+        mask = np.zeros(chosen.shape, bool)
+        mask.ravel()[index[own_seconds <= beaten_by]] = True
+        return mask
 
     def _add(self, batch: PlanBatch, devices: int, chosen: Any) -> None:
         mine = self.entries.setdefault(devices, [])
-        seconds, held = batch.step_seconds, batch.device_bytes
-        index = np.flatnonzero(_beyond(mine, seconds, held, chosen))
+        seconds, device_bytes = batch.step_seconds, batch.device_bytes
+        index = np.flatnonzero(_beyond(mine, seconds, device_bytes, chosen))
         if not len(index):
             return
-        own_seconds, own_held = seconds.ravel()[index], held.ravel()[index]
+        own_seconds, own_held = seconds.ravel()[index], device_bytes.ravel()[index]
         order = np.lexsort((own_held, own_seconds))
         lowest = np.minimum.accumulate(own_held[order])
         ahead = np.r_[np.inf, lowest[:-1]]
@@ -220,37 +222,37 @@ class ParetoFront:
 
     def plans(self) -> list[RankedPlan]:
         """Return the front by devices, then by seconds."""
-        found: list[RankedPlan] = []
+        plans_of: list[RankedPlan] = []
         for devices in sorted(self.entries):
             for entry in self.entries[devices]:
                 beaten = any(
-                    e.step_seconds <= entry.step_seconds and e.device_bytes <= entry.device_bytes for e in found
+                    e.step_seconds <= entry.step_seconds and e.device_bytes <= entry.device_bytes for e in plans_of
                 )
-                found += [] if beaten else [entry]
-        return found
+                plans_of += [] if beaten else [entry]
+        return plans_of
 
 
 def _counts(devices: Any) -> list[int]:
     """Return the counts of devices of a batch; nearly all have one."""
     first = np.ravel(devices)[:1]
-    found: list[int] = (first if (devices == first).all() else distinct(devices)).tolist()
-    return found
+    counts: list[int] = (first if (devices == first).all() else distinct(devices)).tolist()
+    return counts
 
 
-def _beyond(front: Sequence[RankedPlan], seconds: Any, held: Any, chosen: Any) -> Any:
+def _beyond(front: Sequence[RankedPlan], seconds: Any, device_bytes: Any, chosen: Any) -> Any:
     """Return the chosen plans that a few points of a front do not beat: these settle nearly all."""
     for point in front[:: max(1, len(front) // 6)]:
-        chosen = chosen & ((seconds <= point.step_seconds) | (held < point.device_bytes))
+        chosen = chosen & ((seconds <= point.step_seconds) | (device_bytes < point.device_bytes))
     return chosen
 
 
 def _undominated(entries: list[RankedPlan]) -> list[RankedPlan]:
-    found: list[RankedPlan] = []
+    plans_of: list[RankedPlan] = []
     for entry in sorted(entries):
         # An entry seen twice is one: it does not have fewer bytes than itself.
-        if not found or entry.device_bytes < found[-1].device_bytes:
-            found.append(entry)
-    return found
+        if not plans_of or entry.device_bytes < plans_of[-1].device_bytes:
+            plans_of.append(entry)
+    return plans_of
 
 
 @dataclass(slots=True)

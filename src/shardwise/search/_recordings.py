@@ -61,23 +61,23 @@ class Recordings:
             return
         self.changed = False
         try:
-            told = {name: program.to_plain() for name, program in self.programs.items()}
-            data = json.dumps({"words": self.words, "programs": told}, separators=(",", ":")).encode()
+            trees = {name: program.to_plain() for name, program in self.programs.items()}
+            data = json.dumps({"words": self.words, "programs": trees}, separators=(",", ":")).encode()
         except (TypeError, ValueError):
             return
         if len(data) > _MOST_FILE:
             return
         folder = os.path.dirname(self.path)
-        beside = f"{self.path}.{os.getpid()}"
+        temporary = f"{self.path}.{os.getpid()}"
         with suppress(OSError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
             try:
-                with open(beside, "xb") as file:
+                with open(temporary, "xb") as file:
                     file.write(_sum(data) + b"\n" + data)
-                os.replace(beside, self.path)
+                os.replace(temporary, self.path)
             finally:
                 with suppress(OSError):
-                    os.remove(beside)
+                    os.remove(temporary)
             _bound(folder)
 
 
@@ -87,16 +87,16 @@ def recordings_of(key: object) -> Recordings:
     name = fingerprint((_package(), key)) if folder else ""
     if not name:
         return Recordings("")
-    found = Recordings(os.path.join(folder, _PREFIX + name + _ENDING))
+    recordings = Recordings(os.path.join(folder, _PREFIX + name + _ENDING))
     with suppress(InputError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        if os.path.exists(found.path):
-            total, _, data = read_file(found.path, _MOST_FILE + 100).partition(b"\n")
+        if os.path.exists(recordings.path):
+            total, _, data = read_file(recordings.path, _MOST_FILE + 100).partition(b"\n")
             if total == _sum(data):
                 tree = json.loads(data)
-                programs = {str(one): Program.of_plain(told) for one, told in tree["programs"].items()}
-                found.words.update(tree["words"])
-                found.programs.update(programs)
-    return found
+                programs = {str(one): Program.of_plain(stored) for one, stored in tree["programs"].items()}
+                recordings.words.update(tree["words"])
+                recordings.programs.update(programs)
+    return recordings
 
 
 def _sum(data: bytes) -> bytes:
@@ -142,29 +142,29 @@ def fingerprint(value: object) -> str:
     (True, False)
     """
     try:
-        return hashlib.sha256(_told(value, {}).encode()).hexdigest()[:32]
+        return hashlib.sha256(_text_of(value, {}).encode()).hexdigest()[:32]
     except TypeError:
         return ""
 
 
-def _told(value: Any, known: dict[int, str]) -> str:
+def _text_of(value: Any, known: dict[int, str]) -> str:
     if value is None or isinstance(value, (str, int, float)):
         return repr(value)
-    found = known.get(id(value))
-    if found is None:
-        found = known[id(value)] = _told_tree(value, known)
-    return found
+    text_of = known.get(id(value))
+    if text_of is None:
+        text_of = known[id(value)] = _tree_text(value, known)
+    return text_of
 
 
-def _told_tree(value: Any, known: dict[int, str]) -> str:
+def _tree_text(value: Any, known: dict[int, str]) -> str:
     if isinstance(value, (tuple, list)):
-        return "(" + ",".join([_told(one, known) for one in value]) + ")"
+        return "(" + ",".join([_text_of(one, known) for one in value]) + ")"
     if isinstance(value, dict):
-        return "{" + ",".join([f"{_told(k, known)}:{_told(v, known)}" for k, v in value.items()]) + "}"
+        return "{" + ",".join([f"{_text_of(k, known)}:{_text_of(v, known)}" for k, v in value.items()]) + "}"
     if isinstance(value, frozenset):
-        return "<" + ",".join(sorted(_told(one, known) for one in value)) + ">"
+        return "<" + ",".join(sorted(_text_of(one, known) for one in value)) + ">"
     if is_dataclass(value) and not isinstance(value, type):
-        text = ",".join([_told(getattr(value, f.name), known) for f in fields(value) if f.compare])
+        text = ",".join([_text_of(getattr(value, f.name), known) for f in fields(value) if f.compare])
         # Records that come often are told by their sum: a model is dozens of layers.
         return f"{type(value).__name__}[{hashlib.sha256(text.encode()).hexdigest() if len(text) > 100 else text}]"
     raise TypeError(type(value))

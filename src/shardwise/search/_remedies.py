@@ -86,9 +86,9 @@ class Remedies:
 
     def _value(self, base: TrainReport, one: TrainReport | RejectedPlan | None = None) -> float:
         """Return the objective of a plan, or of one on as many devices."""
-        found = one or base
-        seconds = found.step_seconds / base.goodput
-        return float(OBJECTIVES[self._objective](seconds, found.device_bytes, base.plan.num_devices))
+        value = one or base
+        seconds = value.step_seconds / base.goodput
+        return float(OBJECTIVES[self._objective](seconds, value.device_bytes, base.plan.num_devices))
 
     @cached_property
     def _unlawful(self) -> tuple[dict[str, RejectedPlan], list[Near]]:
@@ -96,32 +96,32 @@ class Remedies:
 
         Plans beside the next ones lose more: they are looked at for laws alone that rejected none before.
         """
-        laws, found, legal = self.grid.laws, dict[str, RejectedPlan](), list[Near]()
+        laws, by_law, legal = self.grid.laws, dict[str, RejectedPlan](), list[Near]()
         for place, base in enumerate(self.plans[:_BASES]):
             if place:
                 # What comes behind the last law without such a plan does not matter.
-                open_laws = [i for i, name in enumerate(laws) if self.rejections[name] and name not in found]
+                open_laws = [i for i, name in enumerate(laws) if self.rejections[name] and name not in by_law]
                 laws = dict([*laws.items()][: max(open_laws, default=-1) + 1])
             for field, plan in neighbours(self.grid, base):
                 broken = broken_law(laws, plan)
                 if broken is not None:
                     name, problem = broken
                     one = RejectedPlan(name=name, field=field, base=place, value=getattr(plan, field), problem=problem)
-                    found.setdefault(name, one)
+                    by_law.setdefault(name, one)
                 elif place == 0:
                     legal.append((field, plan))
-        return found, legal
+        return by_law, legal
 
     @cached_property
-    def _beside(self) -> list[RejectedPlan]:
+    def _neighbours(self) -> list[RejectedPlan]:
         """Plans beside the best that were rejected; laws beside the few best, memory and limits beside the best one."""
-        found, legal = self._unlawful
-        return [*found.values(), *self._missing(legal)]
+        neighbours, legal = self._unlawful
+        return [*neighbours.values(), *self._missing(legal)]
 
     def _missing(self, legal: Sequence[Near]) -> Iterator[RejectedPlan]:
         """Yield those of some plans beside the best one that do not fit or miss a limit."""
-        for (field, plan), (held, seconds) in zip(legal, measured(self.grid, [p for _, p in legal]), strict=True):
-            ratios = {TOO_LARGE: held / self.limit_bytes, **self._ratios(seconds, held, plan.num_devices)}
+        for (field, plan), (needed, seconds) in zip(legal, measured(self.grid, [p for _, p in legal]), strict=True):
+            ratios = {TOO_LARGE: needed / self.limit_bytes, **self._ratios(seconds, needed, plan.num_devices)}
             name = next((name for name, ratio in ratios.items() if ratio > 1), "")
             if name:
                 yield RejectedPlan(
@@ -130,16 +130,16 @@ class Remedies:
                     base=0,
                     value=getattr(plan, field),
                     step_seconds=seconds,
-                    device_bytes=held,
+                    device_bytes=needed,
                     miss=ratios[name] - 1,
                 )
 
-    def _ratios(self, seconds: float, held: float, devices: int) -> dict[str, float]:
-        return self.limits.ratios(seconds, held, devices)
+    def _ratios(self, seconds: float, needed: float, devices: int) -> dict[str, float]:
+        return self.limits.ratios(seconds, needed, devices)
 
     def of(self, name: str) -> Remedy | None:
         """Return what would help plans that a law or a limit rejected, None where none is beside the best plans."""
-        near = [rejected for rejected in self._beside if rejected.name == name]
+        near = [rejected for rejected in self._neighbours if rejected.name == name]
         if not near:
             return self._alone(name)
         best = self.best[0]
@@ -169,11 +169,11 @@ class Remedies:
     def _why(self, one: RejectedPlan) -> str:
         if one.problem is not None:
             return str(one.problem)
-        said = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
+        change = f"{one.field.replace('_', ' ')} {str(one.value).lower()}"
         if one.name != TOO_LARGE:
-            return f"{said} {missed(one.miss)}"
+            return f"{change} {missed(one.miss)}"
         pace = _pace(self.best[one.base].step_seconds, one.step_seconds)
-        return f"{said} is {one.miss:.1%} short of memory, and would be {pace}"
+        return f"{change} is {one.miss:.1%} short of memory, and would be {pace}"
 
     def _memory(self) -> str:
         """Return what makes the nearest plan fit: fewer bytes of the same plan, or of the same job."""
@@ -184,12 +184,12 @@ class Remedies:
         short = f"the nearest is {nearest.device_bytes / self.limit_bytes - 1:.1%} short"
         if lacks:
             short = f"the nearest lacks {show_bytes(lacks)} on the host of a node"
-        found = [
+        smaller = [
             c for c in nearest.changes if c.needed_bytes <= self.limit_bytes and c.field in ("recompute", "sharding")
         ]
-        if found and not lacks:
-            slower = found[0].step_seconds / nearest.step_seconds - 1
-            return f"{short}: {found[0].field} {found[0].value} fits, {_percent(slower)}"
+        if smaller and not lacks:
+            slower = smaller[0].step_seconds / nearest.step_seconds - 1
+            return f"{short}: {smaller[0].field} {smaller[0].value} fits, {_percent(slower)}"
         fewer = leaner(nearest.case.cluster.device)
         for field, value in fewer.items():
             changes: dict[str, Any] = {field: value}
@@ -207,14 +207,14 @@ class Remedies:
         laws, plans = self.grid.laws, self.grid.num_plans
         if not plans:
             return empty_rejections(why_empty(self.grid))
-        found = [self._row(name, law.title, str(self.examples.get(name, ""))) for name, law in laws.items()]
+        rows = [self._row(name, law.title, str(self.examples.get(name, ""))) for name, law in laws.items()]
         limited = not self.best and any(self.rejections[name] for name in TRAIN_LIMITS)
         # Where what fits does not keep the limits more memory alone would not help.
         memory = "" if limited else self._memory()
         title = "more memory than a device has, with the wanted chance to fit"
-        found.append(self._row(TOO_LARGE, title, memory, self.counts.too_large))
-        found += [self._row(name, title, _FAR) for name, title in TRAIN_LIMITS.items()]
-        return tuple(row for row in found if row.count)
+        rows.append(self._row(TOO_LARGE, title, memory, self.counts.too_large))
+        rows += [self._row(name, title, _FAR) for name, title in TRAIN_LIMITS.items()]
+        return tuple(row for row in rows if row.count)
 
     def _row(self, name: str, title: str, otherwise: str, count: int | None = None) -> Rejection:
         count = self.rejections[name] if count is None else count
@@ -305,9 +305,9 @@ def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
 
 def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:
     """Return the first law that a plan breaks, in the order in which a search asks them, and its first problem."""
-    beside = {"pipeline": ("schedule", "vpp"), "schedule": ("schedule", "vpp", "pp")}
+    fields = {"pipeline": ("schedule", "vpp"), "schedule": ("schedule", "vpp", "pp")}
     for name, law in laws.items():
-        values = {field: getattr(plan, field) for field in (*law.reads, *beside.get(name, ()))}
+        values = {field: getattr(plan, field) for field in (*law.reads, *fields.get(name, ()))}
         problems = law.problems(Plan(**{"sequence_parallel": False, **values}))
         if problems:
             return name, problems[0]
@@ -329,20 +329,20 @@ def measured(grid: PlanGrid, plans: Sequence[Plan]) -> list[tuple[float, float]]
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, plan in enumerate(plans):
         groups.setdefault(structure(plan), []).append(place)
-    found: dict[int, tuple[float, float]] = {}
+    values: dict[int, tuple[float, float]] = {}
     for places in groups.values():
         if len(places) < _COLUMN:
             reports = [report_on(grid, plans[place]) for place in places]
-            found |= {p: (r.device_bytes, r.step_seconds) for p, r in zip(places, reports, strict=True)}
+            values |= {p: (r.device_bytes, r.step_seconds) for p, r in zip(places, reports, strict=True)}
             continue
         some = [plans[place] for place in places]
         case = case_of(grid, some[0])
         with np.errstate(all="ignore"):
             evaluated = evaluate_columns(case, some)
-            held = evaluated.held + evaluated.resident
-        columns = (np.broadcast_to(column, len(some)).tolist() for column in (held, evaluated.step.total))
-        found |= dict(zip(places, zip(*columns, strict=True), strict=True))
-    return [found[place] for place in range(len(plans))]
+            needed = evaluated.needed + evaluated.resident
+        columns = (np.broadcast_to(column, len(some)).tolist() for column in (needed, evaluated.step.total))
+        values |= dict(zip(places, zip(*columns, strict=True), strict=True))
+    return [values[place] for place in range(len(plans))]
 
 
 def structure(plan: Plan) -> tuple[object, ...]:

@@ -113,8 +113,8 @@ class SearchResult(Card, ABC, Generic[Report]):
         best: Sequence[Any] = self.best[:10]
         for place, report in enumerate(best, 1):
             batch = getattr(report.job, "batch", 0)
-            said = in_words(report.plan, "order", "fast") + (f", batch {batch}" if batch else "")
-            yield CardLine(str(place), said, plain_line(report).rpartition(": ")[2])
+            layout = in_words(report.plan, "order", "fast") + (f", batch {batch}" if batch else "")
+            yield CardLine(str(place), layout, plain_line(report).rpartition(": ")[2])
 
     @abstractmethod
     def frame(self) -> Frame:

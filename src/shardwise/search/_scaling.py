@@ -24,13 +24,13 @@ class ScalingRow:
     """The best plan on so many devices; `efficiency` is its tokens a second and device over the first row's."""
 
     num_devices: int
-    found: TrainingResult
+    result: TrainingResult
     efficiency: float | None
 
     @property
     def best(self) -> TrainReport | None:
         """The best plan, None where nothing fits."""
-        return self.found.best[0] if self.found.best else None
+        return self.result.best[0] if self.result.best else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +58,17 @@ class ScalingResult(TrainingResult):
 
 def scaled_result(rows: Sequence[ScalingRow]) -> ScalingResult:
     """Return rows of strong scaling as one answer, whose front is the best plan on each count of devices."""
-    last, counts = rows[-1].found, PlanCounts()
+    last, counts = rows[-1].result, PlanCounts()
     for row in rows:
         for one in fields(PlanCounts):
-            setattr(counts, one.name, getattr(counts, one.name) + getattr(row.found.counts, one.name))
+            setattr(counts, one.name, getattr(counts, one.name) + getattr(row.result.counts, one.name))
     return ScalingResult(
         task=last.task,
         partial=replace(last.partial, counts=counts),
-        seconds=sum(row.found.seconds for row in rows),
+        seconds=sum(row.result.seconds for row in rows),
         covered=last.covered,
         reports=tuple(row.best for row in rows if row.best is not None),
-        plans=sum(row.found.num_plans for row in rows),
+        plans=sum(row.result.num_plans for row in rows),
     )
 
 
@@ -78,10 +78,10 @@ def doubling(low: int, high: int) -> tuple[int, ...]:
     >>> doubling(128, 1000)
     (128, 256, 512)
     """
-    found = [low]
-    while 2 * found[-1] <= high:
-        found.append(2 * found[-1])
-    return tuple(found)
+    counts = [low]
+    while 2 * counts[-1] <= high:
+        counts.append(2 * counts[-1])
+    return tuple(counts)
 
 
 def strong_scaling(
@@ -127,9 +127,9 @@ def scaled_rows(
     """Yield the row of each count of devices; a search that was interrupted is the last."""
     first: float | None = None
     for count, work in works:
-        found = search(work)
-        rate = found.best[0].tokens_per_second_per_gpu if found.best else None
+        results = search(work)
+        rate = results.best[0].tokens_per_second_per_gpu if results.best else None
         first = first or rate
-        yield ScalingRow(num_devices=count, found=found, efficiency=rate / first if rate and first else None)
-        if found.covered < 1:
+        yield ScalingRow(num_devices=count, result=results, efficiency=rate / first if rate and first else None)
+        if results.covered < 1:
             return

@@ -147,10 +147,10 @@ Moves = Sequence[tuple[str, float]]
 
 def _grouped(reports: Sequence[Any], alike: Callable[[Any], object]) -> list[list[int]]:
     """Return the places of the reports that can be evaluated as one column."""
-    found: dict[object, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for place, report in enumerate(reports):
-        found.setdefault(alike(report), []).append(place)
-    return list(found.values())
+        groups.setdefault(alike(report), []).append(place)
+    return list(groups.values())
 
 
 def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float]]:
@@ -158,7 +158,7 @@ def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float
     from shardwise.search._remedies import columns_of, structure
     from shardwise.training import machine_of, step_of
 
-    found: list[list[float]] = [[]] * len(reports)
+    steps: list[list[float]] = [[]] * len(reports)
     machines: dict[TrainingCase, list[Any]] = {}
     for places in _grouped(reports, lambda one: (replace(one.case, plan=Plan()), structure(one.plan))):
         case, plans = reports[places[0]].case, [reports[place].plan for place in places for _ in moves]
@@ -172,13 +172,13 @@ def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float
         one = replace(case, stack=stacked([moved.stack for moved in cases] * len(places)))
         with np.errstate(all="ignore"):
             seconds = np.broadcast_to(step_of(one, z, stages, machine).total, len(plans))
-        found = _dealt(found, places, seconds.reshape(len(places), -1).tolist())
-    return found
+        steps = _dealt(steps, places, seconds.reshape(len(places), -1).tolist())
+    return steps
 
 
-def _dealt(found: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+def _dealt(lists: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
     given = dict(zip(places, values, strict=True))
-    return [given.get(place, one) for place, one in enumerate(found)]
+    return [given.get(place, one) for place, one in enumerate(lists)]
 
 
 def _moved_serving(name: str, case: ServingCase, factor: float) -> ServingCase:
@@ -196,7 +196,7 @@ def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[In
     """Return each deployment with the seconds that it takes with each of some constants moved, as columns."""
     from shardwise.serving import engine_cost_model, evaluate, sizes_of_columns
 
-    found: list[list[InferReport]] = [[]] * len(reports)
+    replicas: list[list[InferReport]] = [[]] * len(reports)
     widest = max((one.case.cluster for one in reports), key=lambda cluster: cluster.num_devices)
 
     def whole(case: ServingCase) -> ServingCase:
@@ -221,8 +221,8 @@ def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[In
             for v in (cost.prefill.seconds, cost.decode.seconds, cost.request_seconds)
         )
         seen = [_retimed(report, *seconds) for report, *seconds in zip(several, *columns, strict=True)]
-        found = _dealt(found, places, [seen[i : i + len(moves)] for i in range(0, len(seen), len(moves))])
-    return found
+        replicas = _dealt(replicas, places, [seen[i : i + len(moves)] for i in range(0, len(seen), len(moves))])
+    return replicas
 
 
 def _retimed(report: InferReport, prefill: float, decode: float, request: float) -> InferReport:
@@ -259,7 +259,7 @@ def constant_band(name: str, band: Band) -> tuple[float, float]:
     return (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
 
 
-def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
+def runners_up(result: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
     """Return the next plans behind the best, at most so many: the first of each group of ties behind its own.
 
     Constants are moved where the objective is made of time; for the others none is listed.
@@ -272,60 +272,60 @@ def runners_up(found: TrainingResult | ServingResult, most: int = 3) -> tuple[Ru
     >>> near[0].behind > 0
     True
     """
-    if len(found.groups) < 2:
+    if len(result.groups) < 2:
         return ()
-    best, *others = [group.first for group in found.groups]
-    others, moved, objective = others[:most], _Moved(found), found.options.objective
-    top = found.value(best)  # type: ignore[arg-type]
+    best, *others = [group.first for group in result.groups]
+    others, moved, objective = others[:most], _Moved(result), result.options.objective
+    top = result.value(best)  # type: ignore[arg-type]
     moved.look([best, *others])
     return tuple(
         RunnerUp(
             report=report,
-            behind=loss_of(objective, found.value(report), top),  # type: ignore[arg-type]
+            behind=loss_of(objective, result.value(report), top),  # type: ignore[arg-type]
             sensitivity=ahead,
         )
         for report, ahead in zip(others, moved.overtaking(best, others), strict=True)
     )
 
 
-def _band(found: TrainingResult | ServingResult) -> Band:
-    best: Any = found.best[0]
+def _band(result: TrainingResult | ServingResult) -> Band:
+    best: Any = result.best[0]
     if _trains(best):
         return band_of("step_seconds", best.conditions)
-    return band_of(found.options.serving_headline or "request_seconds", best.conditions)
+    return band_of(result.options.serving_headline or "request_seconds", best.conditions)
 
 
 @dataclass
 class _Moved:
     """The objective of plans with one constant moved, each worked out once."""
 
-    found: TrainingResult | ServingResult
+    result: TrainingResult | ServingResult
 
     def __post_init__(self) -> None:
         self._known: dict[tuple[int, str, float], float] = {}
 
     def _know(self, reports: Sequence[Any], moves: Moves) -> None:
         """Keep the objective of plans with each of some constants moved, all plans alike worked out as one column."""
-        found: Any = self.found
+        result: Any = self.result
         if _trains(reports[0]):
             steps = moved_steps(reports, moves)
-            values = [[found.value_at(r, s) for s in own] for r, own in zip(reports, steps, strict=True)]
+            values = [[result.value_at(r, s) for s in own] for r, own in zip(reports, steps, strict=True)]
         else:
-            values = [[found.value(one) for one in own] for own in moved_replicas(reports, moves)]
+            values = [[result.value(one) for one in own] for own in moved_replicas(reports, moves)]
         for report, own in zip(reports, values, strict=True):
             self._known |= {(id(report), *move): value for move, value in zip(moves, own, strict=True)}
 
     @cached_property
     def ends(self) -> dict[str, tuple[float, float]]:
         """The ends of the band of each constant, as factors of what is assumed."""
-        return {name: constant_band(name, _band(self.found)) for name in CONSTANTS}
+        return {name: constant_band(name, _band(self.result)) for name in CONSTANTS}
 
     def look(self, reports: Sequence[Any]) -> None:
         """Work out the objective of plans at all ends at once."""
-        found: Any = self.found
-        self._known |= {(id(report), name, 1.0): found.value(report) for report in reports for name in CONSTANTS}
+        result: Any = self.result
+        self._known |= {(id(report), name, 1.0): result.value(report) for report in reports for name in CONSTANTS}
         moves = [(name, end) for name, ends in self.ends.items() for end in ends if end != 1]
-        if moves and found.options.objective in TIMED:
+        if moves and result.options.objective in TIMED:
             self._know(reports, moves)
 
     def _gap(self, best: Any, other: Any, name: str, factor: float) -> float:
@@ -334,7 +334,7 @@ class _Moved:
 
     def overtaking(self, best: Any, others: Sequence[Any]) -> list[tuple[Sensitivity, ...]]:
         """Return for each of some plans the constants that put it ahead of the best within their bands."""
-        if self.found.options.objective not in TIMED:
+        if self.result.options.objective not in TIMED:
             return [()] * len(others)
         # Plans that are the same but for rounding do not overtake each other.
         places, moves = range(len(others)), [(name, end) for name, ends in self.ends.items() for end in ends]
@@ -346,12 +346,12 @@ class _Moved:
                 self._know([best, *others], sorted(new))
             return {i: [self._gap(best, others[ways[i][0]], ways[i][1], f) for f in some] for i, some in asked.items()}
 
-        found: list[list[Sensitivity]] = [[] for _ in others]
+        rows: list[list[Sensitivity]] = [[] for _ in others]
         for (place, name, end), factor in zip(ways, crossings(gaps, [end for *_, end in ways]), strict=True):
             regret = self._known[id(best), name, end] / self._known[id(others[place]), name, end] - 1
             low, high = self.ends[name]
-            found[place].append(Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret))
-        return list(map(tuple, found))
+            rows[place].append(Sensitivity(constant=name, factor=factor, low=low, high=high, regret=regret))
+        return list(map(tuple, rows))
 
 
 _Asked = Mapping[int, Sequence[float]]
@@ -362,20 +362,20 @@ def crossings(gaps: Callable[[_Asked], Mapping[int, Sequence[float]]], ends: Seq
 
     A few factors of every gap are looked at at a time.
 
-    >>> found = crossings(lambda asked: {i: [f - 0.8 - i / 10 for f in some] for i, some in asked.items()}, [0.5, 0.6])
-    >>> [round(factor, 6) for factor in found]
+    >>> factors = crossings(lambda asked: {i: [f - 0.8 - i / 10 for f in own] for i, own in asked.items()}, [0.5, 0.6])
+    >>> [round(factor, 6) for factor in factors]
     [0.8, 0.9]
     """
     searches = [_crossing(end) for end in ends]
-    asked, found = {place: next(one) for place, one in enumerate(searches)}, dict[int, float]()
+    asked, factors = {place: next(one) for place, one in enumerate(searches)}, dict[int, float]()
     while asked:
         answers, asked = gaps(asked), {}
         for place, own in answers.items():
             try:
                 asked[place] = searches[place].send(own)
             except StopIteration as done:
-                found[place] = done.value
-    return [found[place] for place in range(len(ends))]
+                factors[place] = done.value
+    return [factors[place] for place in range(len(ends))]
 
 
 def _crossing(end: float) -> Generator[Sequence[float], Sequence[float], float]:
@@ -387,8 +387,8 @@ def _crossing(end: float) -> Generator[Sequence[float], Sequence[float], float]:
         line = near + (far - near) * above / (above - below)
         places = [near + (line - near) * 0.96, line + (far - line) * 0.04, (near + far) / 2]
         places.sort(key=lambda place: abs(place - near))
-        found = yield [math.exp(place) for place in places]
-        for place, gap in zip(places, found, strict=True):
+        values = yield [math.exp(place) for place in places]
+        for place, gap in zip(places, values, strict=True):
             if gap < 0:
                 far, below = place, gap
                 break

@@ -69,10 +69,10 @@ class ServingResult(SearchResult[InferReport]):
         rejected = {law: len(fell) * each for law, fell in grid.layouts.rejected.items()}
         if others := sum(count for count, _ in grid.unlaunched()):
             rejected[LAUNCH] = rejected.get(LAUNCH, 0) + others * batches
-        found = [(law, TITLES.get(law, law), count) for law, count in rejected.items()]
+        rows = [(law, TITLES.get(law, law), count) for law, count in rejected.items()]
         if grid.unusable:
-            found.append((FORMATS, TITLES[FORMATS], len(grid.unusable) * grid.layouts.count * batches))
-        return found
+            rows.append((FORMATS, TITLES[FORMATS], len(grid.unusable) * grid.layouts.count * batches))
+        return rows
 
     @cached_property
     def _verdicts(self) -> tuple[dict[str, Any], Any]:
@@ -80,13 +80,13 @@ class ServingResult(SearchResult[InferReport]):
         if self.table is None:
             return {}, np.zeros(0, bool)
         left = self.table.fits_at_risk
-        found = {MEMORY: ~left}
+        failures = {MEMORY: ~left}
         for limit in SERVING_LIMITS:
             if getattr(self.options, limit.field):
                 broken = left & ~(limit.ratio(self.table, self.options) <= 1)
-                found[limit.field] = broken
+                failures[limit.field] = broken
                 left = left & ~broken
-        return found, left
+        return failures, left
 
     @property
     def verdicts(self) -> dict[str, Any]:
@@ -215,13 +215,13 @@ class ServingResult(SearchResult[InferReport]):
     def remedy(self, name: str) -> Remedy | None:
         """Return the single-field change that helps the plans that a law or a limit rejects with the least loss."""
         if self.table is None:
-            said = [
+            problems = [
                 self.grid.layouts.problem(int(fell[0]))
                 for law, fell in self.grid.layouts.rejected.items()
                 if law == name
             ]
-            said += [problem for _, problem in self.grid.unusable]
-            return Remedy(why=str(said[0])) if said else None
+            problems += [problem for _, problem in self.grid.unusable]
+            return Remedy(why=str(problems[0])) if problems else None
         return (limit_remedy if name in self._verdicts[0] else law_remedy)(self.ranking, name)
 
     @cached_property
@@ -255,23 +255,23 @@ def plan_serving(
     >>> from shardwise.models import load_model
     >>> job = Serving(input_tokens=1024, output_tokens=128)
     >>> cluster = Cluster.parse("8xh100-sxm-80gb")
-    >>> found = plan_serving(load_model("llama-3.1-8b"), cluster, job, options=SearchOptions(max_tpot_seconds=0.02))
-    >>> found.best[0].fits, found.best[0].tpot_seconds <= 0.02
+    >>> result = plan_serving(load_model("llama-3.1-8b"), cluster, job, options=SearchOptions(max_tpot_seconds=0.02))
+    >>> result.best[0].fits, result.best[0].tpot_seconds <= 0.02
     (True, True)
     """
     start = time.perf_counter()
     space, options = space or ServingSpace(), (options or SearchOptions()).sought("throughput")
     one = job if model.generates else replace(job, output_tokens=0)
-    found = Problems()
-    with found.collect():
+    problems = Problems()
+    with problems.collect():
         space.check()
-    with found.collect():
+    with problems.collect():
         options.efficiencies.check()
-    found.items += [
+    problems.items += [
         *options.serving_problems(cluster.usd_per_device_hour),
         *job_problems(replace(one, batch=1), model).items,
     ]
-    found.raise_if_any()
+    problems.raise_if_any()
     grid = ServingGrid(model=model, cluster=cluster, job=one, space=space, options=options)
     tables = [part for setup in range(len(grid.setups)) for part in table_of(grid, setup)]
     table = stacked(tables) if tables else None

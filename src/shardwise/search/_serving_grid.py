@@ -71,19 +71,19 @@ class ServingGrid:
         law = np.full(len(columns["order"]), -1)
         keys = law_keys(columns)
         first, back = distinct_rows(keys)
-        found = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
-        said = []
+        layouts_of = Layouts(columns=columns, orders=self.space.orders, law=law, laws=(), complete=complete)
+        fields = []
         for row in first.tolist():
-            plan = found.bare(row)
+            plan = layouts_of.bare(row)
             whole, problems = self._judged_plan(plan)
             name = _LAW_OF.get(problems[0].field, problems[0].field) if problems else ""
             refused = [] if problems else [self._refused(engine, whole) for engine in self._engines]
             if refused and all(refused):
                 name, problems = LAUNCH, refused[0]
             complete[law_key(plan)] = whole, problems
-            said.append(names.setdefault(name, len(names)) if name else -1)
-        law = np.array(said, np.int64)[back] if said else law
-        return replace(found, law=law, laws=tuple(names))
+            fields.append(names.setdefault(name, len(names)) if name else -1)
+        law = np.array(fields, np.int64)[back] if fields else law
+        return replace(layouts_of, law=law, laws=tuple(names))
 
     def _judged_plan(self, plan: Plan) -> tuple[Plan, tuple[Problem, ...]]:
         """Return a complete plan and what is wrong with it; laws of fewer fields first, each asked once a value."""
@@ -91,9 +91,9 @@ class ServingGrid:
         asked = (((plan.tp,), tensor_laws), ((plan.tp, plan.ep, plan.etp, stage), expert_laws))
         for key, law in asked:
             if key not in self._laws_said:
-                found = Problems()
-                law(self.model, self._blocks, replace(plan, sequence_parallel=plan.tp > 1), found)
-                self._laws_said[key] = tuple(found.items)
+                plan_problems = Problems()
+                law(self.model, self._blocks, replace(plan, sequence_parallel=plan.tp > 1), plan_problems)
+                self._laws_said[key] = tuple(plan_problems.items)
             if self._laws_said[key]:
                 return plan, self._laws_said[key]
         problems = Problems()
@@ -119,13 +119,13 @@ class ServingGrid:
 
     def unlaunched(self) -> list[tuple[int, Problem]]:
         """Return how many legal layouts the engine of each setup does not launch, and why not the first."""
-        found = []
+        refusals = []
         for _, case in self.setups:
             fell = np.flatnonzero(~self.launches(case.engine))
             if len(fell):
                 why = self._refused(case.engine, self.layouts.plan(int(self.kinds[0][fell[0]])))
-                found.append((int(np.isin(self.kinds[1], fell).sum()), why[0]))
-        return found
+                refusals.append((int(np.isin(self.kinds[1], fell).sum()), why[0]))
+        return refusals
 
     @cached_property
     def _laws_said(self) -> dict[tuple[Any, ...], tuple[Problem, ...]]:
@@ -216,7 +216,7 @@ class ServingGrid:
 
     @cached_property
     def _judged(self) -> dict[Any, tuple[Word, ServingCase | Problem]]:
-        found: dict[Any, tuple[Word, ServingCase | Problem]] = {}
+        outcomes: dict[Any, tuple[Word, ServingCase | Problem]] = {}
         for word in self.space.setups(self.job):
             engine, weights, kv_cache, compute = word
             job = replace(self.job, batch=1, weights=weights, kv_cache=kv_cache, compute=compute)
@@ -231,11 +231,11 @@ class ServingGrid:
                 others = [p for p in error.problems if p.field not in ("compute", "dtype", "weights", "kv_cache")]
                 if others:
                     raise InputError(others) from None
-                found[word] = word, _unusable(error.problems[0])
+                outcomes[word] = word, _unusable(error.problems[0])
                 continue
             key = case.engine, case.format, case.dtype, case.compute, case.cache_element_bytes
-            found.setdefault(key, (word, replace(case, job=case.capped(case.job))))
-        return found
+            outcomes.setdefault(key, (word, replace(case, job=case.capped(case.job))))
+        return outcomes
 
     @cached_property
     def kinds(self) -> tuple[Any, Any]:

@@ -114,7 +114,7 @@ def law_remedy(ranking: ServingRanking, name: str) -> Remedy | None:
     order = ranking.order[np.unique(ranking.table.layout[ranking.order], return_index=True)[1]]
     for row in np.sort(_places(ranking.order, order))[:_TRIED].tolist():
         good = grid.plan(int(ranking.table.layout[ranking.order[row]]))
-        for one in _beside(grid.layouts, fell, good):
+        for one in _neighbours(grid.layouts, fell, good):
             change = changed_field(list(_between(grid.layouts.bare(one), good)))
             if change is not None:
                 return _remedy(ranking, int(ranking.order[row]), str(grid.layouts.problem(one)), change)
@@ -128,7 +128,7 @@ def _places(order: Any, some: Any) -> Any:
     return place[some]
 
 
-def _beside(layouts: Layouts, fell: Any, good: Plan) -> list[int]:
+def _neighbours(layouts: Layouts, fell: Any, good: Plan) -> list[int]:
     """Return the few first rows of those that fell that differ from a plan in one of tp, pp and ep."""
     same = [layouts.columns[name][fell] == getattr(good, name) for name in ("tp", "pp", "ep")]
     return [int(row) for row in fell[np.sum(same, axis=0) == 2][:_TRIED]]

@@ -58,13 +58,13 @@ class ServingSpace:
     @property
     def batches(self) -> tuple[int, ...]:
         """Batches that every deployment is tried with."""
-        found: set[int] = set()
+        batches_of: set[int] = set()
         for low, high in self.batch.ranges:
-            found |= {low, high}
-            found |= {2**k for k in range(high.bit_length()) if low <= 2**k}
+            batches_of |= {low, high}
+            batches_of |= {2**k for k in range(high.bit_length()) if low <= 2**k}
             if self.batch_step:
-                found |= set(range(-(-low // self.batch_step) * self.batch_step, high + 1, self.batch_step))
-        return tuple(sorted(found))
+                batches_of |= set(range(-(-low // self.batch_step) * self.batch_step, high + 1, self.batch_step))
+        return tuple(sorted(batches_of))
 
     def setups(self, job: Serving) -> list[tuple[Any, ...]]:
         """Return every (engine, weights, kv_cache, compute), what the job says in place of empty words."""
@@ -73,33 +73,33 @@ class ServingSpace:
 
     def check(self) -> None:
         """Raise `InputError` for choices that are not known, named twice or left empty."""
-        found = Problems()
+        problems = Problems()
         for name in (*WORDS, "orders"):
             values = getattr(self, name)
             if not values or len(set(map(str, values))) < len(values):
-                found.add(name, str(values), "must name each of its choices once", "leave out what stands twice")
+                problems.add(name, str(values), "must name each of its choices once", "leave out what stands twice")
         for order in self.orders:
             if sorted(order) != sorted(AXES):
-                found.add("order", ",".join(order), "must name every axis once", f"for example {','.join(AXES)}")
+                problems.add("order", ",".join(order), "must name every axis once", f"for example {','.join(AXES)}")
         if not self.batch.ranges:
-            found.add("batch", "", "must have a largest value", "use for example 1..4096")
+            problems.add("batch", "", "must have a largest value", "use for example 1..4096")
         if not isinstance(self.batch_step, int) or self.batch_step < 0:
-            found.add("batch_step", self.batch_step, "must be a whole number of at least 0", "use 0 to leave it out")
+            problems.add("batch_step", self.batch_step, "must be a whole number of at least 0", "use 0 to leave it out")
         elif self.batch_step:
-            self._check_steps(found)
-        self._check_names(found)
-        found.raise_if_any()
+            self._check_steps(problems)
+        self._check_names(problems)
+        problems.raise_if_any()
 
-    def _check_steps(self, found: Problems) -> None:
+    def _check_steps(self, problems: Problems) -> None:
         widest = max((high - low for low, high in self.batch.ranges), default=0)
         if widest // self.batch_step > MOST_BATCHES:
             rule = (
                 f"tries {widest // self.batch_step:,} batches of every layout, and at most {MOST_BATCHES:,} are tried"
             )
             least = f"use at least {-(-widest // MOST_BATCHES)}, or 0: the largest batch that fits is found anyway"
-            found.add("batch_step", self.batch_step, rule, least)
+            problems.add("batch_step", self.batch_step, rule, least)
 
-    def _check_names(self, found: Problems) -> None:
+    def _check_names(self, problems: Problems) -> None:
         finders: tuple[tuple[Sequence[Any], Callable[[Any], Any]], ...] = (
             (self.engine, lambda word: word if isinstance(word, Engine) else find_engine(word)),
             (self.weights, find_format),
@@ -107,7 +107,7 @@ class ServingSpace:
         )
         for words, find in finders:
             for word in filter(None, words):
-                with found.collect():
+                with problems.collect():
                     find(word)
 
 

@@ -108,20 +108,20 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
 
     z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
     kept = recordings_of((case, grid.options.risk, shared, *columns))
-    program = kept.programs.get("replica") or kept.put("replica", Program(_said(case, z, grid.options.risk)))
+    program = kept.programs.get("replica") or kept.put("replica", Program(_replica_numbers(case, z, grid.options.risk)))
     kept.write()
     return _Recorded(program, columns)
 
 
-def _said(case: ServingCase, z: ServingSizes[Any], risk: float) -> dict[str, Any]:
+def _replica_numbers(case: ServingCase, z: ServingSizes[Any], risk: float) -> dict[str, Any]:
     """Return what `infer` says of one replica by name; `risk` is the wanted chance to fit."""
     e = evaluate(case, z)
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
     # Weights and working memory that measure more than predicted: `InferReport.chance_to_fit` is the risk.
     more = max(1.0, beside_cache_band(case, e.family).at(risk))
     at_risk = largest([short, *(m.kv_cache + more * m.beside_cache - m.limit for m in e.on_devices)])
-    found = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
-    return dict(zip((f.name for f in fields(ReplicaColumns)), found, strict=True))
+    seconds = (e.prefill.seconds, e.decode.seconds, e.request_seconds, *request_seconds(case, e), short, at_risk)
+    return dict(zip((f.name for f in fields(ReplicaColumns)), seconds, strict=True))
 
 
 def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> ReplicaColumns:
@@ -129,13 +129,13 @@ def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> ReplicaC
     if setup not in grid.programs:
         grid.programs[setup] = _recorded(grid, setup)
     program, columns = grid.programs[setup].program, grid.programs[setup].columns
-    found: dict[str, Any] = {f.name: np.empty(len(kind)) for f in fields(ReplicaColumns)}
+    evaluated: dict[str, Any] = {f.name: np.empty(len(kind)) for f in fields(ReplicaColumns)}
     for part in (slice(at, at + CELLS) for at in range(0, len(kind), CELLS)):
         own = kind[part]
         given = {name: columns[name][own] if name in columns else batch[part].astype(float) for name in program.inputs}
         for name, value in program.run(given, ProgramShape(rows=len(own), modes=1, row=own)).items():
-            found[name][part] = value
-    return ReplicaColumns(**found)
+            evaluated[name][part] = value
+    return ReplicaColumns(**evaluated)
 
 
 def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: ReplicaColumns) -> ServingTable:

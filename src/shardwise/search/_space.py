@@ -42,14 +42,14 @@ class IntRanges:
         >>> IntRanges.parse("1..4,16").of([1, 2, 8, 16])
         [1, 2, 16]
         """
-        found = []
+        ranges = []
         for part in text.split(","):
             low, dots, high = part.strip().partition("..")
             pair = int(low), int(high) if dots else int(low)
             if pair[0] < 1 or pair[1] < pair[0]:
                 raise ValueError(part)
-            found.append(pair)
-        return cls(tuple(found))
+            ranges.append(pair)
+        return cls(tuple(ranges))
 
     def of(self, values: Iterable[int]) -> list[int]:
         """Return the values that are in the set, in their order.
@@ -136,29 +136,29 @@ class SearchSpace:
 
     def fast_of(self, axis: str) -> IntRanges:
         """Return how many ranks of an axis may share the fastest domain."""
-        found: IntRanges = getattr(self, f"fast_{axis}")
-        return found
+        ranges: IntRanges = getattr(self, f"fast_{axis}")
+        return ranges
 
     def check(self) -> None:
         """Raise `InputError` for choices that are not known or named twice."""
-        found = Problems()
+        problems = Problems()
         for name, known in _KNOWN.items():
-            _check(found, name, getattr(self, name), known)
-        _check(found, "sequence_parallel", self.sequence_parallel, (False, True))
+            _check(problems, name, getattr(self, name), known)
+        _check(problems, "sequence_parallel", self.sequence_parallel, (False, True))
         for name in ("recompute_layers", "offload", "modules", "precision", "global_batch"):
-            _check(found, name, getattr(self, name), getattr(self, name))
+            _check(problems, name, getattr(self, name), getattr(self, name))
         if self.orders:
-            _check(found, "order", self.orders, ORDERS)
-        found.raise_if_any()
+            _check(problems, "order", self.orders, ORDERS)
+        problems.raise_if_any()
 
 
-def _check(found: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
+def _check(problems: Problems, name: str, values: Sequence[object], known: Sequence[object]) -> None:
     remedy = "use one or more of " + ", ".join(dict.fromkeys(map(_text, known[:8])))
     if len(set(values)) < len(values):
-        found.add(name, ",".join(map(_text, values)), "must name each of its choices once", remedy)
+        problems.add(name, ",".join(map(_text, values)), "must name each of its choices once", remedy)
     for value in values:
         if value not in known:
-            found.add(name, _text(value), "is not a choice that can be searched", remedy)
+            problems.add(name, _text(value), "is not a choice that can be searched", remedy)
 
 
 def _text(value: object) -> str:

@@ -36,8 +36,8 @@ class StudyQuestion:
     name: str
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], beside: Sequence[Any]) -> StudyQuestion:
-        """Return the question of some values; `beside` is what else the answer depends on, such as the release.
+    def of(cls, values: Mapping[str, Any], depends_on: Sequence[Any]) -> StudyQuestion:
+        """Return the question of some values; `depends_on` is what else the answer depends on, such as the release.
 
         >>> one, other = (StudyQuestion.of({"model": "gpt2", "on": on}, ["0.1"]) for on in ("h100", "8xh100"))
         >>> one.model, one.name != other.name
@@ -45,7 +45,7 @@ class StudyQuestion:
         """
         files = {key: _digest(value) for key, value in values.items() if isinstance(value, str)}
         known = {key: digest for key, digest in files.items() if digest}
-        text = json.dumps([values, known, *beside], sort_keys=True, default=str)
+        text = json.dumps([values, known, *depends_on], sort_keys=True, default=str)
         return cls(
             model=str(values.get("model", "sizes")),
             values=values,
@@ -94,10 +94,10 @@ class StudyFolder:
 
     def keep(self, question: StudyQuestion, rows: Sequence[Row]) -> list[Row]:
         """Write an answer, and return its rows as a later run reads them."""
-        found: list[Row] = json.loads(json.dumps(rows))
+        stored: list[Row] = json.loads(json.dumps(rows))
         # Not forced to the disk: an answer that a power failure cuts off is not whole, and is worked out again.
-        written(self.part(question), json.dumps(_kept(found)).encode(), durable=False)
-        return found
+        written(self.part(question), json.dumps(_kept(stored)).encode(), durable=False)
+        return stored
 
     def stale(self, questions: Sequence[StudyQuestion]) -> list[Path]:
         """Return the answers that are to none of the questions: of another study, another release or another file."""
@@ -105,7 +105,7 @@ class StudyFolder:
         return sorted(path for path in (self.path / "parts").glob("*/*.json") if path not in asked)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other runs out of the folder; raises `InputError` where one is in it. A run that died holds nothing."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -139,18 +139,18 @@ def _lock(file: int) -> None:
 
 def written(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write a file beside and rename it, so that it is whole or not there; raises `InputError` where it cannot be."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         rule = f"cannot be written ({error.strerror}); what was answered before is kept"
         raise InputError([Problem("out", str(path), rule, "make room and run the study again")]) from None
 
@@ -201,10 +201,10 @@ def run_study(
     `progress` is told how many questions of how many that were open are answered.
     """
     questions = task.questions
-    with folder.held():
-        found = StudyResult(stale=folder.stale(questions))
+    with folder.locked():
+        result = StudyResult(stale=folder.stale(questions))
         known = {place: rows for place, q in enumerate(questions) if (rows := folder.answered(q)) is not None}
-        found.before = len(known)
+        result.before = len(known)
         # Questions about one model follow each other, so that what is loaded for it is used again.
         missing = sorted((p for p in range(len(questions)) if p not in known), key=lambda p: (questions[p].model, p))
         try:
@@ -214,11 +214,11 @@ def run_study(
                     progress(done, len(missing))
         except KeyboardInterrupt:
             pass
-        found.left = len(questions) - len(known)
-        found.rows = [row for place in sorted(known) for row in known[place]]
-        if not found.left and find_spec("polars") is not None:
-            found.tables = list(_tables(folder, questions, known))
-    return found
+        result.left = len(questions) - len(known)
+        result.rows = [row for place in sorted(known) for row in known[place]]
+        if not result.left and find_spec("polars") is not None:
+            result.tables = list(_tables(folder, questions, known))
+    return result
 
 
 def _tables(folder: StudyFolder, questions: Sequence[StudyQuestion], known: Mapping[int, list[Row]]) -> Iterator[Path]:

@@ -80,11 +80,11 @@ class SearchTask:
 
     def parts(self) -> list[Part]:
         """Return slices of the rows of all grids, numbered one after the other."""
-        found, start = list[Part](), 0
+        tasks, start = list[Part](), 0
         for task in self.tasks:
-            found += [(start + low, start + high) for low, high in task.grid.chunks(self.options.rows)]
+            tasks += [(start + low, start + high) for low, high in task.grid.chunks(self.options.rows)]
             start += len(task.grid.base["tp"])
-        return found
+        return tasks
 
     def _own(self, part: Part) -> tuple[SearchTask, Part]:
         """Return the search that a part is of, and its rows there."""
@@ -230,9 +230,9 @@ class TrainingResult(SearchResult[TrainReport]):
         task = self._task_of(report)
         degrees = task.grid.variant.choice, *plan_degrees(report.plan)
         # The seconds of the ranking include the time lost to failures.
-        found = [e.step_seconds / task.weight * report.goodput for e in self.partial.top.like(degrees)]
+        seconds = [e.step_seconds / task.weight * report.goodput for e in self.partial.top.like(degrees)]
         band = band_of("step_seconds", report.conditions)
-        return tuple(s for s in found if s <= report.step_seconds * band.high / band.low)
+        return tuple(s for s in seconds if s <= report.step_seconds * band.high / band.low)
 
     @cached_property
     def front(self) -> Sequence[TrainReport]:
@@ -279,8 +279,8 @@ class TrainingResult(SearchResult[TrainReport]):
         """What would help the plans that were rejected, in the grid of the best plan where there are several."""
         first = self.best[0] if self.best else self.nearest
         entries = self.partial.top.entries[:1] or [e for e in (self.partial.nearest,) if e is not None]
-        held = next((task for task in self.task.tasks if task.grid.num_plans), self.task)
-        task = self.task.tasks[grid_of(entries[0].key)] if entries and first is not None else held
+        searched = next((task for task in self.task.tasks if task.grid.num_plans), self.task)
+        task = self.task.tasks[grid_of(entries[0].key)] if entries and first is not None else searched
         own = [e for e in self.partial.top.entries if grid_of(e.key) == task.grid.variant.number]
         return Remedies(
             limits=task.limits,
@@ -330,8 +330,8 @@ def plan_training(
 
     >>> from shardwise.models import load_model
     >>> job = Training(seq_len=1024, global_batch=64)
-    >>> found = plan_training(load_model("gpt2"), Cluster.parse("4xa100-sxm-80gb"), job)
-    >>> found.counts.fitting > 0 and found.best[0].fits
+    >>> result = plan_training(load_model("gpt2"), Cluster.parse("4xa100-sxm-80gb"), job)
+    >>> result.counts.fitting > 0 and result.best[0].fits
     True
     """
     return searched(work_of(model, cluster, job, space, options), executor or SerialExecutor())
@@ -346,16 +346,18 @@ def work_of(
 ) -> SearchTask:
     """Return the task of a search, its input checked."""
     clusters = (cluster,) if isinstance(cluster, Cluster) else tuple(cluster)
-    space, options, found = space or SearchSpace(), (options or SearchOptions()).sought("step"), Problems()
-    with found.collect():
+    space, options, problems = space or SearchSpace(), (options or SearchOptions()).sought("step"), Problems()
+    with problems.collect():
         space.check()
     batches = space.global_batch or (job.global_batch,)
     if min(batches) < 1:
-        found.add("global_batch", min(batches), "is needed: plans are compared for the same batch", "for example 1024")
+        problems.add(
+            "global_batch", min(batches), "is needed: plans are compared for the same batch", "for example 1024"
+        )
     for one in clusters:
-        found.items += options.training_problems(one, job)
-    found.items[:] = dict.fromkeys(found.items)
-    found.raise_if_any()
+        problems.items += options.training_problems(one, job)
+    problems.items[:] = dict.fromkeys(problems.items)
+    problems.raise_if_any()
     case = TrainingCase(
         model=model,
         cluster=clusters[0],

@@ -34,11 +34,11 @@ def changed(report: TrainReport, changes: dict[str, Any]) -> TrainReport | None:
     stack = replace(case.stack, settings=replace(case.stack.settings, **settings))
     options = TrainingOptions(stack=stack, efficiencies=case.efficiencies, overlap=case.overlap)
     try:
-        found = train(case.model, case.cluster, replace(case.plan, **plan), replace(case.job, **job), options)
+        changed_report = train(case.model, case.cluster, replace(case.plan, **plan), replace(case.job, **job), options)
     except InputError:
         return None
     refused = {problem.field for problem in report.unlaunched}
-    return None if {problem.field for problem in found.unlaunched} - refused else found
+    return None if {problem.field for problem in changed_report.unlaunched} - refused else changed_report
 
 
 def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
@@ -58,7 +58,7 @@ def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
 
 def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
     """Return every way that fits at the length that was asked, the quickest first; of equal ones the least bytes."""
-    found, seen = [], set()
+    recipes, seen = [], set()
     for changes in combinations(report):
         one = changed(report, changes)
         # Two words may ask for what the framework does anyway, or of a model that has no loss over a vocabulary.
@@ -67,9 +67,9 @@ def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
             seen.add(key)
             usual = usual_recompute(one.case.stack, one.job.base)
             silent = ("", (), "none") if usual == "none" else ("", ())
-            said = flags_of({name: value for name, value in changes.items() if value not in silent})
-            found.append(TuningRecipe(flags=said, report=one, longest=longest_sequence(one)))
-    return tuple(sorted(found, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
+            flags = flags_of({name: value for name, value in changes.items() if value not in silent})
+            recipes.append(TuningRecipe(flags=flags, report=one, longest=longest_sequence(one)))
+    return tuple(sorted(recipes, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
 
 
 def longest_sequence(report: TrainReport) -> int:

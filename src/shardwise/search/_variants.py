@@ -32,7 +32,7 @@ def grids_of(
     """
     named, explore = tuple(map(case.stack.runs.word, space.sharding)), options.explore
     space = within(space, case.stack, explore)
-    details, found = tuple(_details(case, space, named, explore)), list[PlanGrid]()
+    details, grids = tuple(_details(case, space, named, explore)), list[PlanGrid]()
     cases = tuple(_choices(case, clusters, space, explore))
     first = cases[0]
     for choice, one in enumerate(cases):
@@ -43,10 +43,10 @@ def grids_of(
         for plan, stack, own in details:
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
-            variant = Variant(number=len(found), choice=choice, weight=weight, partitions=before)
+            variant = Variant(number=len(grids), choice=choice, weight=weight, partitions=before)
             changed = replace(one, plan=plan, stack=stack)
-            found.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
-    return tuple(found)
+            grids.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
+    return tuple(grids)
 
 
 def _choices(
@@ -144,5 +144,5 @@ def _groups(case: TrainingCase, space: SearchSpace, named: Sequence[str]) -> lis
     if not space.shard.ranges and hybrid:
         return [*([(1, whole)] if whole else []), (case.cluster.devices_per_node, hybrid)]
     alone = () if 1 in sizes else tuple(word for word in whole if word in named and word not in parted)
-    found = [(n, words) for n in sizes if (words := parted if n > 1 else whole)]
-    return [(1, alone), *found] if alone else found
+    groups = [(n, words) for n in sizes if (words := parted if n > 1 else whole)]
+    return [(1, alone), *groups] if alone else groups

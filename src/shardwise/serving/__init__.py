@@ -25,6 +25,6 @@ from shardwise.serving._ledger import (
 )
 from shardwise.serving._memory import StageBytes
 from shardwise.serving._report import InferReport, ServingOptions, beside_cache_band, conditions_of, infer, time_tree
-from shardwise.serving._sizes import ServingSizes, sizes_of_columns, taken
+from shardwise.serving._sizes import ServingSizes, sizes_of_columns, take_rows
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import StepCost

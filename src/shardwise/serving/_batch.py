@@ -99,11 +99,11 @@ def decode_contexts(first: int, last: int, breaks: set[int]) -> list[tuple[float
     [(102.0, 0.5), (107.0, 0.5)]
     """
     edges = sorted(b - 1 for b in breaks if first < b - 1 < last)
-    found, low = [], first
+    groups, low = [], first
     for high in (*edges, last):
-        found.append(((low + high) / 2, (high - low + 1) / (last - first + 1)))
+        groups.append(((low + high) / 2, (high - low + 1) / (last - first + 1)))
         low = high + 1
-    return found
+    return groups
 
 
 def decode_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineStep[X], float]]:
@@ -155,12 +155,12 @@ def again_steps(case: ServingCase, sizes: ServingSizes[X]) -> list[tuple[EngineS
     job = case.job
     first, last = job.input_tokens + 1, job.input_tokens + max(job.output_tokens - 1, 1)
     edges = sorted(b for b in breakpoints(case.model.kinds) if first <= b < last)
-    found, low = [], first
+    steps, low = [], first
     for high in (*edges, last):
         weight = (high - low + 1) / (last - first + 1)
-        found += [(at, share * weight) for at, share in spread(low, high)]
+        steps += [(at, share * weight) for at, share in spread(low, high)]
         low = high + 1
-    return [(EngineStep(phase="prefill", sequences=sizes.batch, tokens=at, context=0), share) for at, share in found]
+    return [(EngineStep(phase="prefill", sequences=sizes.batch, tokens=at, context=0), share) for at, share in steps]
 
 
 def reserved_bytes(

@@ -25,18 +25,18 @@ class SequenceCache(Generic[X]):
 
     def sequence_bytes(self, tokens: X) -> X:
         """Return bytes of a sequence of so many tokens: a window stops growing at its limit."""
-        held = minimum(tokens, self.limit) if self.limit else tokens
-        return self.constant_bytes + self.token_bytes * held
+        cached = minimum(tokens, self.limit) if self.limit else tokens
+        return self.constant_bytes + self.token_bytes * cached
 
 
 def mixer_caches(layout: Layout[X], mixer: Mixer) -> tuple[SequenceCache[X], ...]:
     """Return what one mixer keeps of one sequence: caches of tokens, and a state that tensor parallelism splits."""
-    found = [_token_cache(layout, cache) for cache in mixer.caches()]
+    caches = [_token_cache(layout, cache) for cache in mixer.caches()]
     kept, zero = mixer.recurrent_state(), 0 * layout.degrees.tp
     if kept.wide or kept.narrow:
         state: X = divide(zero + 4 * kept.wide + layout.a * kept.narrow, layout.degrees.tp)
-        found.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
-    return tuple(found)
+        caches.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
+    return tuple(caches)
 
 
 def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
@@ -73,8 +73,8 @@ def breakpoints(blocks: Iterable[Block]) -> set[int]:
     >>> breakpoints([Block(mixers=(Attention(heads=8, kv_heads=8, head_dim=64, window=128),), feed_forward=None)])
     {128}
     """
-    found: set[int] = set()
+    points: set[int] = set()
     for block in blocks:
-        found |= {length for mixer in block.mixers for length in mixer.cost_breakpoints()}
-        found |= breakpoints(block.also)
-    return found - {0}
+        points |= {length for mixer in block.mixers for length in mixer.cost_breakpoints()}
+        points |= breakpoints(block.also)
+    return points - {0}

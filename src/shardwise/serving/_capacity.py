@@ -20,7 +20,7 @@ from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
-from shardwise.serving._sizes import PipelineStage, ServingSizes, taken
+from shardwise.serving._sizes import PipelineStage, ServingSizes, take_rows
 
 _MOST = 2**40
 _PATIENCE = 4  # steps on one side before an interval is halved
@@ -56,12 +56,12 @@ def largest_that(short: Callable[[int], float], most: int = _MOST) -> int:
     while high - low > 1:
         step = int((high - low) * at_low / (at_low - at_high)) if abs(kept) < _PATIENCE else (high - low) // 2
         at = low + min(max(step, 1), high - low - 1)
-        found = short(at)
-        if found > 0:
-            high, at_high, kept = at, found, max(kept, 0) + 1
+        missing = short(at)
+        if missing > 0:
+            high, at_high, kept = at, missing, max(kept, 0) + 1
             at_low /= 2.0 ** (kept > 1)
         else:
-            low, at_low, kept = at, found, min(kept, 0) - 1
+            low, at_low, kept = at, missing, min(kept, 0) - 1
             at_high /= 2.0 ** (kept < -1)
     return low
 
@@ -105,13 +105,13 @@ def _pages(
     """Return the engine's pages for layers that keep different things, None where it has none or layers are alike."""
     if not case.engine.memory.hybrid_kv_cache_groups:
         return None
-    held: Counter[SequenceCache[float]] = Counter()
+    counts: Counter[SequenceCache[float]] = Counter()
     for layers, own in zip(stage.layers, caches, strict=True):
         if len({c.limit for c in own}) > 1:
             return None
         if own and layers:
-            held[max(own, key=lambda c: (c.token_bytes, c.constant_bytes))] += int(layers)
-    return pages_of(held, case.engine.memory.block_tokens)
+            counts[max(own, key=lambda c: (c.token_bytes, c.constant_bytes))] += int(layers)
+    return pages_of(counts, case.engine.memory.block_tokens)
 
 
 def _cache_tokens(
@@ -132,8 +132,8 @@ def _cache_tokens(
         return min(pool.capacity_tokens(b) for pool, b in zip(pages, budgets, strict=True) if pool)
     mixed = any(c.limit or c.constant_bytes for each in caches for c in each)
     unit: float = blocks_of(full, block) if mixed else block
-    held = [stage_cache(caches, stage, unit) for stage in stages]
-    counts = [int(budget // one) for budget, one in zip(budgets, held, strict=True) if one]
+    stage_tokens = [stage_cache(caches, stage, unit) for stage in stages]
+    counts = [int(budget // one) for budget, one in zip(budgets, stage_tokens, strict=True) if one]
     return min(counts, default=0) * int(full if mixed else block)
 
 
@@ -144,12 +144,14 @@ def cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
 
 def cache_tokens_of(case: ServingCase, sizes: ServingSizes[Any]) -> list[int]:
     """Return tokens of cache that fit on a replica of every layout of some columns, 0 where the model does not fit."""
-    memory, caches, found = reserved_bytes(case, sizes), caches_of(case, sizes), []
+    memory, caches, tokens = reserved_bytes(case, sizes), caches_of(case, sizes), []
     for row in range(len(sizes.tp)):
-        held = [(stage, m) for stage, m in zip(sizes.stages, memory, strict=True) if any(n[row] for n in stage.layers)]
-        stages, budgets = ([taken(part, row) for part in parts] for parts in zip(*held, strict=True))
-        found.append(_cache_tokens(case, stages, budgets, taken(caches, row)))
-    return found
+        with_cache = [
+            (stage, m) for stage, m in zip(sizes.stages, memory, strict=True) if any(n[row] for n in stage.layers)
+        ]
+        stages, budgets = ([take_rows(part, row) for part in parts] for parts in zip(*with_cache, strict=True))
+        tokens.append(_cache_tokens(case, stages, budgets, take_rows(caches, row)))
+    return tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,19 +181,19 @@ def group_layers(counts: list[int]) -> int:
     return most if most < 1.5 * least else least
 
 
-def pages_of(held: Counter[SequenceCache[float]], block: int) -> CachePages | None:
+def pages_of(counts: Counter[SequenceCache[float]], block: int) -> CachePages | None:
     """Return the pool of so many layers of each cache, None where all layers keep the same kind of thing.
 
     >>> full, slides = (SequenceCache(token_bytes=4.0, limit=n, constant_bytes=0.0) for n in (0, 128))
     >>> pages_of(Counter({full: 5, slides: 25}), 16)
     CachePages(block_bytes=320.0, tokens=16, groups=6)
     """
-    growing = [c for c in held if c.token_bytes]
-    if len({(c.limit, bool(c.token_bytes)) for c in held}) < 2 or not growing:
+    growing = [c for c in counts if c.token_bytes]
+    if len({(c.limit, bool(c.token_bytes)) for c in counts}) < 2 or not growing:
         return None
     widest = max(c.token_bytes for c in growing)
-    state = max(c.constant_bytes for c in held)
+    state = max(c.constant_bytes for c in counts)
     tokens = block * max(1, math.ceil(state / widest / block))
-    size = group_layers(list(held.values()))
-    groups = sum(math.ceil(layers / size) for layers in held.values())
+    size = group_layers(list(counts.values()))
+    groups = sum(math.ceil(layers / size) for layers in counts.values())
     return CachePages(block_bytes=widest * tokens * size, tokens=tokens, groups=groups)

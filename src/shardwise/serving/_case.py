@@ -110,13 +110,13 @@ class ServingQuestion:
 
 def job_problems(job: Serving, model: Model) -> Problems:
     """Return what is wrong with a job by itself."""
-    found = Problems()
+    problems = Problems()
     for name in ("batch", "input_tokens", "adapters"):
         if not is_count(getattr(job, name)):
-            found.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
+            problems.add(name, getattr(job, name), "must be a whole number of at least 1", "for example 512")
     if job.gpu_layers != -1 and not is_count(job.gpu_layers + 1):
         rule = "must be a whole number of at least 0"
-        found.add("gpu_layers", job.gpu_layers, rule, "leave it out for all layers on the device")
+        problems.add("gpu_layers", job.gpu_layers, rule, "leave it out for all layers on the device")
     for name in (
         "output_tokens",
         "prefix_tokens",
@@ -127,48 +127,48 @@ def job_problems(job: Serving, model: Model) -> Problems:
     ):
         value = getattr(job, name)
         if value != 0 and not is_count(value):
-            found.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
-    if not found.items and job.adapters > 1 and not job.adapter_rank:
+            problems.add(name, value, "must be a whole number of at least 0", "use 0 to leave it out")
+    if not problems.items and job.adapters > 1 and not job.adapter_rank:
         rule = "are held in room of a rank, and none is given"
-        found.add("adapters", job.adapters, rule, "add --adapter-rank 16, or leave it out")
+        problems.add("adapters", job.adapters, rule, "add --adapter-rank 16, or leave it out")
     if not model.generates or not job.use_kv_cache:
-        _without_cache(job, model, found)
-    if not found.items and job.prefix_tokens >= job.input_tokens:
+        _without_cache(job, model, problems)
+    if not problems.items and job.prefix_tokens >= job.input_tokens:
         rule = f"must be below the {job.input_tokens} input tokens: the last one is always computed"
-        found.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
+        problems.add("prefix_tokens", job.prefix_tokens, rule, f"use at most {job.input_tokens - 1}")
     limit = model.most_tokens
-    if not found.items and limit and job.total_tokens > limit:
+    if not problems.items and limit and job.total_tokens > limit:
         what, together = ("input and output exceed", " together") if job.output_tokens else ("exceeds", "")
         rule = f"{what} the {limit} {'learned positions' if model.positions else 'patches'} of {model.name}"
-        found.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
-    _choices(job, found)
+        problems.add("input_tokens", job.input_tokens, rule, f"use at most {limit}{together}")
+    _choices(job, problems)
     if not _is_number(job.memory_fraction) or not 0 <= job.memory_fraction <= 1:
-        found.add("memory_fraction", job.memory_fraction, "is a share of the memory, above 0 and at most 1", "use 0.9")
+        problems.add("memory_fraction", job.memory_fraction, "must be above 0 and at most 1", "use 0.9")
     if not _is_number(job.expert_imbalance) or not 1 <= job.expert_imbalance < float("inf"):
         rule = "is the busiest expert rank's load over the mean, at least 1"
-        found.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
-    return found
+        problems.add("expert_imbalance", job.expert_imbalance, rule, "use 1 for even routing")
+    return problems
 
 
-def _choices(job: Serving, found: Problems) -> None:
+def _choices(job: Serving, problems: Problems) -> None:
     for name in ("use_kv_cache", "shard_weights", "same_prompts"):
         if not isinstance(getattr(job, name), bool):
-            found.add(name, getattr(job, name), "must be true or false", "use true or false")
+            problems.add(name, getattr(job, name), "must be true or false", "use true or false")
     if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):
-        found.add("misc_memory", job.misc_bytes, "must be a number of bytes of at least 0", "use 0 to leave it out")
+        problems.add("misc_memory", job.misc_bytes, "must be a number of bytes of at least 0", "use 0 to leave it out")
 
 
-def _without_cache(job: Serving, model: Model, found: Problems) -> None:
+def _without_cache(job: Serving, model: Model, problems: Problems) -> None:
     """Record what a model that generates nothing, or an engine without a cache, cannot do."""
     lacks = "attends both ways" if model.head else "has no head"
     why = "there is no cache" if model.generates else f"{model.name} {lacks}"
     if job.prefix_tokens:
-        found.add("prefix_tokens", job.prefix_tokens, f"needs a cache, and {why}", "use 0")
+        problems.add("prefix_tokens", job.prefix_tokens, f"needs a cache, and {why}", "use 0")
     if job.max_batched_tokens and is_count(job.input_tokens) and job.max_batched_tokens < job.input_tokens:
         rule = f"cannot cut a sequence: {why}"
-        found.add("max_batched_tokens", job.max_batched_tokens, rule, f"use at least {job.input_tokens}")
+        problems.add("max_batched_tokens", job.max_batched_tokens, rule, f"use at least {job.input_tokens}")
     if job.kv_cache:
-        found.add("kv_cache", job.kv_cache, f"has no effect: {why}", "leave it out")
+        problems.add("kv_cache", job.kv_cache, f"has no effect: {why}", "leave it out")
 
 
 def _one_pass(question: ServingQuestion, notes: list[str]) -> ServingQuestion:
@@ -183,28 +183,28 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _only_training(plan: Plan, found: Problems) -> None:
+def _only_training(plan: Plan, problems: Problems) -> None:
     for name, default in _NEUTRAL.items():
         value = getattr(plan, name)
         # 0 asks training to deduce the micro-batch; here it says nothing.
         if value not in (default, 0 if name == "micro_batch" else default):
             shown = default if default != () else "none"
-            found.add(name, value, _TRAINING_ONLY[name], f"leave it at {shown}")
+            problems.add(name, value, _TRAINING_ONLY[name], f"leave it at {shown}")
 
 
-def _replicas(question: ServingQuestion, plan: Plan, found: Problems, notes: list[str]) -> Plan:
+def _replicas(question: ServingQuestion, plan: Plan, problems: Problems, notes: list[str]) -> Plan:
     used, n = plan.tp * plan.pp, question.cluster.num_devices
     if question.plan.dp == 0:
         if n % used:
             legal = [t for t in divisors(n) if n % (t * plan.pp) == 0]
-            found.add("tp", plan.tp, f"tp x pp = {used} must divide the {n} devices", one_of(legal))
+            problems.add("tp", plan.tp, f"tp x pp = {used} must divide the {n} devices", one_of(legal))
             return replace(plan, dp=1)
         if n != used:
             notes.append(f"dp {n // used}: replicas fill {n} devices")
         return replace(plan, dp=n // used)
     if used * plan.dp != n:
         rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
-        found.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices")
+        problems.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices")
     return plan
 
 
@@ -217,15 +217,15 @@ def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
     return replace(plan, etp=etp)
 
 
-def complete_plan(question: ServingQuestion, found: Problems, notes: list[str]) -> Plan:
-    """Return the complete plan, with what is wrong with it added to `found`."""
+def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str]) -> Plan:
+    """Return the complete plan, with what is wrong with it added to `problems`."""
     plan = replace(question.plan, dp=question.plan.dp or 1, micro_batch=1)
-    _only_training(question.plan, found)
+    _only_training(question.plan, problems)
     wrong = field_problems(plan).items
-    found.items += [p for p in wrong if p.field not in _TRAINING_ONLY]
+    problems.items += [p for p in wrong if p.field not in _TRAINING_ONLY]
     if wrong:
         return plan
-    plan = _experts(_replicas(question, plan, found, notes), question.model, notes)
+    plan = _experts(_replicas(question, plan, problems, notes), question.model, notes)
     if not plan.stage_layers and 1 < plan.pp <= question.model.num_layers and question.model.num_layers % plan.pp:
         plan = replace(plan, stage_layers=split_layers(question.model.num_layers, plan.pp, "middle"))
         notes.append(
@@ -233,16 +233,16 @@ def complete_plan(question: ServingQuestion, found: Problems, notes: list[str]) 
         )
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
     legal = replace(plan, sequence_parallel=plan.tp > 1, **_NEUTRAL)
-    found.items += [*law_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
+    problems.items += [*law_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
     return replace(legal, sequence_parallel=False)
 
 
 def _formats(
-    question: ServingQuestion, device: Device, found: Problems, notes: list[str]
+    question: ServingQuestion, device: Device, problems: Problems, notes: list[str]
 ) -> tuple[WeightFormat, str, str]:
     """Return the weight format, the type of other products and the type of the format's products on a device."""
     form = find_format("bf16")
-    with found.collect():
+    with problems.collect():
         form = find_format(question.job.weights or checkpoint_format(question.model.quantization).name)
     if question.job.weights:
         form, why = recipe_of(form, question.model)
@@ -258,13 +258,13 @@ def _formats(
         other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
         notes.append(f"{other} products: {device.name} has no rate for {wide}")
         wide = other
-    with found.collect():
+    with problems.collect():
         device.peak_flops(wide)
     narrow = question.job.compute or form.compute or wide
     if narrow in ("bf16", "fp16") and not question.job.compute:
         narrow = wide
     if question.job.compute:
-        with found.collect():
+        with problems.collect():
             device.peak_flops(narrow)
     elif narrow not in rates:
         notes.append(
@@ -318,28 +318,28 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     """Return the complete case and the deductions made; raises `InputError` with everything that is wrong."""
     notes: list[str] = []
     question = _on_device(_one_pass(question, notes))
-    found = job_problems(question.job, question.model)
+    problems = job_problems(question.job, question.model)
     engine = question.engine if isinstance(question.engine, Engine) else find_engine("vllm")
-    with found.collect():
+    with problems.collect():
         engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
-    with found.collect():
+    with problems.collect():
         question.efficiencies.check()
-    plan = complete_plan(question, found, notes)
+    plan = complete_plan(question, problems, notes)
     if question.job.shard_weights and plan.ep * plan.etp > plan.tp:
         rule = "spreads experts over replicas, whose weights then have fewer copies"
-        found.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
+        problems.add("shard_weights", True, rule, "leave it out, or keep experts within tp")
     unlaunched = engine.layouts.problems(engine.title, plan, question.model.has_experts)
     notes += [f"{engine.title} does not launch this layout: {one}" for one in unlaunched.items]
-    form, wide, narrow = _formats(question, question.cluster.device, found, notes)
+    form, wide, narrow = _formats(question, question.cluster.device, problems, notes)
     element = 2.0
-    with found.collect():
+    with problems.collect():
         element = cache_bytes(question.job.kv_cache or ("fp32" if form.bits == 32 else "bf16"))
-    found.items += speculation_problems(question.job, question.model).items
-    found.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
+    problems.items += speculation_problems(question.job, question.model).items
+    problems.items += engine.refused_formats(form.name, question.job.kv_cache, question.cluster.device).items
     draft = None
-    with found.collect():
-        draft = draft_of(question.job, question.model) if not found.items else None
-    found.raise_if_any()
+    with problems.collect():
+        draft = draft_of(question.job, question.model) if not problems.items else None
+    problems.raise_if_any()
     if form.scope == "experts":
         form = engine.quantisation.experts_of(form, family_of(question.cluster.device))
     host = _host_case(question, engine)
@@ -364,34 +364,34 @@ def _on_device(question: ServingQuestion) -> ServingQuestion:
 
 def _host_problems(question: ServingQuestion, engine: Engine) -> Problems:
     """Return what keeps the host from running a part of the model."""
-    found, job, cluster = Problems(), question.job, question.cluster
+    problems, job, cluster = Problems(), question.job, question.cluster
     asked = "gpu_layers" if job.gpu_layers >= 0 else "cpu_experts"
     value = getattr(job, asked)
     if not engine.operators.splits_with_host:
-        found.add(asked, value, f"splits a model with the host, which {engine.name} does not", "use engine llama.cpp")
+        problems.add(asked, value, f"{engine.name} splits no model with the host", "use engine llama.cpp")
     if cluster.num_devices > 1:
         rule = f"splits a model between one device and its host, and there are {cluster.num_devices} devices"
-        found.add(asked, value, rule, "name one device")
+        problems.add(asked, value, rule, "name one device")
     if job.cpu_experts and not question.model.has_experts:
-        found.add("cpu_experts", job.cpu_experts, f"{question.model.name} has no experts", "use gpu_layers")
+        problems.add("cpu_experts", job.cpu_experts, f"{question.model.name} has no experts", "use gpu_layers")
     for name in ("speculative_method", "shard_weights"):
         if getattr(job, name):
-            found.add(name, getattr(job, name), "is not modelled where the host runs a part", "leave it out")
+            problems.add(name, getattr(job, name), "is not modelled where the host runs a part", "leave it out")
     if not cluster.device.knows("host_bytes_per_second"):
         rule = f"crosses the host link of {cluster.device.name}, whose rate is not known"
-        found.add(asked, value, rule, "state host_bytes_per_second in a device file of your own")
+        problems.add(asked, value, rule, "state host_bytes_per_second in a device file of your own")
     if not job.host:
         rule = "is needed: its memory and its cores decide how fast that part is"
-        found.add("host", None, rule, "name a processor, such as cpu-x86-2core, or one of your own catalogue")
-    return found
+        problems.add("host", None, rule, "name a processor, such as cpu-x86-2core, or one of your own catalogue")
+    return problems
 
 
 def _host_case(question: ServingQuestion, engine: Engine) -> ServingCase | None:
     """Return the question to the host's processor alone, None where the device holds the whole model."""
     if not question.job.splits_with_host:
         return None
-    found = _host_problems(question, engine)
-    found.raise_if_any()
+    problems = _host_problems(question, engine)
+    problems.raise_if_any()
     try:
         cluster = Cluster.parse(f"1x{question.job.host}")
         alone = replace(question.job, gpu_layers=-1, cpu_experts=0, host="")

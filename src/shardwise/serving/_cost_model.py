@@ -160,8 +160,8 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
         else (costs.kernels.experts_wide, costs.experts_peak)
     )
     chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
-    hit, held = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
-    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, held, hit, op.columns, op.inner))
+    hit, experts = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
+    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, experts, hit, op.columns, op.inner))
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -209,9 +209,9 @@ def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
 def _written_out(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
     elements = op.columns * op.inner * op.batch
-    held = op.forward_bytes - costs.activation_width * op.rows * (op.columns + op.inner) * op.batch
-    seconds = (held + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
-    return above(held / elements, 1.5, 0 * seconds, seconds)
+    activations = op.forward_bytes - costs.activation_width * op.rows * (op.columns + op.inner) * op.batch
+    seconds = (activations + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
+    return above(activations / elements, 1.5, 0 * seconds, seconds)
 
 
 # What fused experts do beside their two products: the tables of experts hold it (calls from tokens to summed outputs).

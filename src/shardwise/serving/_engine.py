@@ -199,15 +199,15 @@ class EngineFormats:
         >>> [one.rule for one in runs.problems("TensorRT-LLM", {"weights": "nvfp4"}, "hopper").items]
         ['is no format that TensorRT-LLM runs on this device (hopper)']
         """
-        found = Problems()
+        problems = Problems()
         for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
             word = words.get(field, "")
             if word in names and not self.runs(field, word, family):
                 runs = [one for one in names if self.runs(field, one, family)]
                 rule = f"is no format that {engine} runs"
                 rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
-                found.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
-        return found
+                problems.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
+        return problems
 
     def runs(self, field: str, name: str, family: str) -> bool:
         """Return whether the engine runs a format on a family of devices, as far as sources say."""
@@ -234,24 +234,24 @@ class EngineLayouts:
         >>> [one.rule for one in find_engine("vllm").layouts.problems("vLLM", Plan(tp=8, ep=2, etp=4), True).items]
         ['vLLM gives a device whole experts (ep) or a part of each (etp)']
         """
-        found, shared = Problems(), plan.ep * plan.etp
+        problems, shared = Problems(), plan.ep * plan.etp
         if self.one_axis and plan.tp > 1 and plan.pp > 1:
-            found.add("tp", plan.tp, f"{engine} splits a model by layers or by rows, one of both", "use tp 1")
+            problems.add("tp", plan.tp, f"{engine} splits a model by layers or by rows, one of both", "use tp 1")
         if not experts:
-            return found
+            return problems
         every = max(shared, plan.tp)
         whole = f"use ep {every} with etp 1, or ep 1 with etp {every}"
         if self.experts == "none" and plan.ep > 1:
-            found.add("ep", plan.ep, f"{engine} splits experts as it splits products", "use ep 1")
+            problems.add("ep", plan.ep, f"{engine} splits experts as it splits products", "use ep 1")
         elif self.experts in ("filled", "whole") and shared % plan.tp:
             rule = f"{engine} splits experts over all ranks of a stage, and ep x etp is {shared} of {plan.tp}"
-            found.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)
+            problems.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)
         elif self.experts == "whole" and min(plan.ep, plan.etp) > 1:
-            found.add("ep", plan.ep, f"{engine} gives a device whole experts (ep) or a part of each (etp)", whole)
+            problems.add("ep", plan.ep, f"{engine} gives a device whole experts (ep) or a part of each (etp)", whole)
         if self.lone_groups and shared > plan.tp > 1:
             rule = f"with attention data parallelism {engine} runs attention on single devices"
-            found.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
-        return found
+            problems.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

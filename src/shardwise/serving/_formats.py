@@ -131,9 +131,11 @@ def find_format(name: str, field: str = "weights") -> WeightFormat:
     >>> find_format("nvfp4+attention=bf16+shared=fp8").parts[1][1].bytes
     1.0
     """
-    name, plus, said = name.partition("+")
-    found = _plain(name, field)
-    return with_parts(found, dict(one.partition("=")[::2] for one in said.split("+")), field) if plus else found
+    name, plus, parts = name.partition("+")
+    format_of = _plain(name, field)
+    return (
+        with_parts(format_of, dict(one.partition("=")[::2] for one in parts.split("+")), field) if plus else format_of
+    )
 
 
 def with_parts(form: WeightFormat, parts: Mapping[str, str], field: str = "weights") -> WeightFormat:
@@ -154,8 +156,8 @@ def with_parts(form: WeightFormat, parts: Mapping[str, str], field: str = "weigh
 
 def _in_some(form: WeightFormat, word: str, field: str) -> WeightFormat:
     """Return the format of a part; "bf16*3/32" is one of 3 of its 32 layers, whose mean counts in the others' type."""
-    name, star, said = word.partition("*")
-    one, layers = _plain(name, field), re.fullmatch(r"(\d{1,4})/(\d{1,4})", said)
+    name, star, parts = word.partition("*")
+    one, layers = _plain(name, field), re.fullmatch(r"(\d{1,4})/(\d{1,4})", parts)
     if not star:
         return one
     if not layers or not 0 < int(layers[1]) < int(layers[2]):

@@ -126,11 +126,11 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
     >>> _expert_row(experts, ("fp8", "fp8_block")) in experts["fp8_block"].values()
     True
     """
-    found: list[ExpertsFit] = []
+    fits: list[ExpertsFit] = []
     for by_kernel in (*(table[t] for t in types if t in table), table["bf16"]):
         plain = {name: row for name, row in by_kernel.items() if not name.endswith(("nongated", "min_latency"))}
-        found = found or [row for row in plain.values() if row.pad_rows < _PADS_MOST]
-    return max(found, key=lambda row: row.rows)
+        fits = fits or [row for row in plain.values() if row.pad_rows < _PADS_MOST]
+    return max(fits, key=lambda row: row.rows)
 
 
 _WASTE = (
@@ -269,10 +269,10 @@ def attention_kernels(
 
 def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
     """Return the seconds by the kernel of the operator's head size."""
-    found = seconds[-1]
+    chosen = seconds[-1]
     for kernel, one in reversed(list(zip(kernels[:-1], seconds[:-1], strict=True))):
-        found = above(op.inner, kernel.dims, found, one)
-    return found
+        chosen = above(op.inner, kernel.dims, chosen, one)
+    return chosen
 
 
 def prompt_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:

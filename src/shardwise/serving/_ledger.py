@@ -61,8 +61,8 @@ class LedgerViews(Generic[X]):
         if not self.narrow:
             return wide
         made = {form.name: make(layout) for form, layout in self.narrow}
-        held = [next(filter(None, map(self.format.of, op.weights)), None) for op in wide]
-        return tuple(made[form.name][i] if form else wide[i] for i, form in enumerate(held))
+        formats = [next(filter(None, map(self.format.of, op.weights)), None) for op in wide]
+        return tuple(made[form.name][i] if form else wide[i] for i, form in enumerate(formats))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,8 +181,8 @@ def live_bytes(op: Op[X]) -> X:
 
     What training would keep of an operator is what it reads, and for all but products what it writes too.
     """
-    held = total((t.size_bytes for t in op.saves), 0 * op.forward_bytes)
-    return held + op.output_bytes if op.kind in ("matmul", "grouped") else held
+    saved = total((t.size_bytes for t in op.saves), 0 * op.forward_bytes)
+    return saved + op.output_bytes if op.kind in ("matmul", "grouped") else saved
 
 
 def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> LedgerViews[X]:
@@ -231,13 +231,13 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
     model, views = case.model, views_of(case, sizes, step)
     summed = reduces_branches_once(model.family)
     verifies = bool(case.job.speculative_method) and step.phase == "decode"
-    beside = with_adapters(case, views.wide)
+    wide = with_adapters(case, views.wide)
     kinds = (
         (
             label_of(block, i),
             (
                 *layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed),
-                *adapter_ops(case, beside, block, step.sequences),
+                *adapter_ops(case, wide, block, step.sequences),
             ),
         )
         for i, block in enumerate(model.kinds)
@@ -247,7 +247,7 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
         ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit, verifies)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
-    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, beside), step=step)
+    return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, wide), step=step)
 
 
 def with_adapters(case: ServingCase, y: Layout[X]) -> Layout[X]:
@@ -265,17 +265,17 @@ def with_adapters(case: ServingCase, y: Layout[X]) -> Layout[X]:
     return lay_out(y.degrees, replace(y.work, phase="prefill"), replace(y.choices, tuning=tuning))
 
 
-def adapter_bytes(case: ServingCase, beside: Layout[X]) -> tuple[X, ...]:
+def adapter_bytes(case: ServingCase, layout: Layout[X]) -> tuple[X, ...]:
     """Return bytes of the adapters of every kind of layer, of the embedding table and of the head on a rank.
 
     Tables and heads are not split.
     """
-    rank, zero = case.job.adapter_rank, 0 * beside.tokens
+    rank, zero = case.job.adapter_rank, 0 * layout.tokens
     if not rank:
         return tuple(zero for _ in (*case.model.kinds, "embedding", "head"))
     each = case.job.adapters * case.activation_bytes
     kinds = (
-        total((each * w.elements for op in ledgers.block_ops(beside, block, case.model.hidden) for w in op.weights
+        total((each * w.elements for op in ledgers.block_ops(layout, block, case.model.hidden) for w in op.weights
                if w.adapter), zero)
         for block in case.model.kinds
     )  # fmt: skip
@@ -283,7 +283,7 @@ def adapter_bytes(case: ServingCase, beside: Layout[X]) -> tuple[X, ...]:
     return tuple(named(size, "adapters") for size in (*kinds, table, table))
 
 
-def adapter_ops(case: ServingCase, beside: Layout[X], block: Block, sequences: X) -> tuple[Op[X], ...]:
+def adapter_ops(case: ServingCase, layout: Layout[X], block: Block, sequences: X) -> tuple[Op[X], ...]:
     """Return the kernels of a layer's adapters: beside each product one into their rank and one out of it.
 
     Each takes all parts of a joint product and all adapters of a batch at once, sums in fp32, and reads the matrices of
@@ -292,24 +292,24 @@ def adapter_ops(case: ServingCase, beside: Layout[X], block: Block, sequences: X
     """
     if not case.job.adapter_rank:
         return ()
-    found: dict[str, tuple[Op[X], list[Op[X]]]] = {}
+    sums: dict[str, tuple[Op[X], list[Op[X]]]] = {}
     product = ""
-    for op in ledgers.block_ops(beside, block, case.model.hidden):
+    for op in ledgers.block_ops(layout, block, case.model.hidden):
         if any(w.adapter for w in op.weights):
-            found[product][1].append(op)
+            sums[product][1].append(op)
         elif op.kind == "matmul" and op.weights:
             product = op.name
-            found[product] = op, []
-    held = minimum(case.job.adapters + 0 * sequences, sequences) * case.activation_bytes
+            sums[product] = op, []
+    stacked = minimum(case.job.adapters + 0 * sequences, sequences) * case.activation_bytes
     made: list[Op[X]] = []
-    for name, (op, thin) in found.items():
+    for name, (op, thin) in sums.items():
         if thin:
             firsts, seconds = thin[::2], thin[1::2]
             low = 4 * op.rows * total(one.columns for one in firsts)
-            shrunk = beside.a * op.rows * op.inner + low + held * _adapter_elements(firsts)
-            grown = low + 2 * beside.a * op.rows * op.columns + held * _adapter_elements(seconds)
+            shrunk = layout.a * op.rows * op.inner + low + stacked * _adapter_elements(firsts)
+            grown = low + 2 * layout.a * op.rows * op.columns + stacked * _adapter_elements(seconds)
             for part, moved in (("lora_shrink", shrunk), ("lora_expand", grown)):
-                made.append(memory_op(beside, f"{name}.{part}", op.region, (moved, 0 * moved)))
+                made.append(memory_op(layout, f"{name}.{part}", op.region, (moved, 0 * moved)))
     return tuple(made)
 
 
@@ -341,12 +341,12 @@ def draft_sizes(case: ServingCase, sizes: ServingSizes[X]) -> ServingSizes[X]:
 
 def draft_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X], heads: bool) -> StepLedger[X]:
     """Return the operators of one step of a draft; heads join the hidden states of the model to their embeddings."""
-    found = step_ledger(case, sizes, step)
+    ledger = step_ledger(case, sizes, step)
     if not heads:
-        return found
-    *kinds, (label, embedding), head = found.lines
+        return ledger
+    *kinds, (label, embedding), head = ledger.lines
     joined = mtp_ops(views_of(case, sizes, step).wide, case.model)
-    return replace(found, lines=(*kinds, (label, (*embedding, *joined)), head))
+    return replace(ledger, lines=(*kinds, (label, (*embedding, *joined)), head))
 
 
 def draft_weights(case: ServingCase, sizes: ServingSizes[X]) -> X:

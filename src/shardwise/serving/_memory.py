@@ -96,14 +96,14 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     return share
 
 
-def budget_bytes(case: ServingCase, share: X, weights: X, working: X, beside: X) -> X:
+def budget_bytes(case: ServingCase, share: X, weights: X, working: X, other_bytes: X) -> X:
     """Return bytes an engine leaves for the cache, as it spells its memory fraction; negative when nothing is left."""
     memory = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes")
     if case.engine.memory.budget == "total":
-        return share * memory - weights - working - beside
+        return share * memory - weights - working - other_bytes
     if case.engine.memory.budget == "static":
-        return minimum(share * memory - weights, memory - weights - working - beside)
-    return share * (memory - weights - working - beside)
+        return minimum(share * memory - weights, memory - weights - working - other_bytes)
+    return share * (memory - weights - working - other_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,27 +164,27 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     return ((*first, *drafts), *others)
 
 
-def stage_weights(held: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X:
+def stage_weights(model: ModelBytes[X], stage: PipelineStage[X], tied: bool) -> X:
     """Return bytes of the weights of a stage; the last one holds a copy of a tied table that it does not share."""
-    zero = 0 * held.head.weights
-    layers = (n * k.weights for n, k in zip(stage.layers, held.kinds, strict=True))
-    ends = stage.embeds * held.embedding.weights + stage.ends * held.head.weights
-    ends = ends + total((n * k.experts for n, k in zip(stage.experts, held.kinds, strict=False) if n), zero)
-    copy = above(stage.ends, stage.embeds, held.embedding.table, zero) if tied else zero
+    zero = 0 * model.head.weights
+    layers = (n * k.weights for n, k in zip(stage.layers, model.kinds, strict=True))
+    ends = stage.embeds * model.embedding.weights + stage.ends * model.head.weights
+    ends = ends + total((n * k.experts for n, k in zip(stage.experts, model.kinds, strict=False) if n), zero)
+    copy = above(stage.ends, stage.embeds, model.embedding.table, zero) if tied else zero
     return named(total(layers, zero) + ends + copy, "weights")
 
 
-def shared_weights(sizes: ServingSizes[X], held: ModelBytes[X], whole: X) -> X:
+def shared_weights(sizes: ServingSizes[X], model: ModelBytes[X], whole: X) -> X:
     """Return bytes of weights sharded over the replicas: a share, and the running part and the next one gathered."""
-    unit = largest([part.weights for part in (*held.kinds, held.embedding, held.head)])
+    unit = largest([part.weights for part in (*model.kinds, model.embedding, model.head)])
     share = divide(whole, sizes.dp) + named(minimum(2 * unit, whole), "gathered layers")
     return named(above(sizes.dp, 1, share, whole), "weights")
 
 
 def stage_cache(caches: Sequence[tuple[SequenceCache[X], ...]], stage: PipelineStage[X], tokens: X) -> X:
     """Return bytes of the cache of one sequence of so many tokens on a stage."""
-    held = enumerate(zip(stage.layers, caches, strict=True))
-    layers = (n * named(sequence_bytes(c, tokens), f"a sequence in layer kind {i}") for i, (n, c) in held)
+    cached_layers = enumerate(zip(stage.layers, caches, strict=True))
+    layers = (n * named(sequence_bytes(c, tokens), f"a sequence in layer kind {i}") for i, (n, c) in cached_layers)
     return total(layers, 0 * stage.embeds)
 
 
@@ -200,30 +200,30 @@ def stages_bytes(
             stage_bytes(one, sizes, stage, model_bytes(one, own, 0 * sizes.tp), caches_of(one, sizes))
             for one, stage, own in sides
         )
-    held, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
+    model, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
     if case.draft is not None:
         guessing = named(draft_weights(case, sizes), "weights of the draft")
-        held = replace(held, head=replace(held.head, weights=held.head.weights + guessing))
-    return tuple(stage_bytes(case, sizes, stage, held, caches) for stage in sizes.stages)
+        model = replace(model, head=replace(model.head, weights=model.head.weights + guessing))
+    return tuple(stage_bytes(case, sizes, stage, model, caches) for stage in sizes.stages)
 
 
 def stage_bytes(
     case: ServingCase,
     sizes: ServingSizes[X],
     stage: PipelineStage[X],
-    held: ModelBytes[X],
+    model: ModelBytes[X],
     caches: Sequence[tuple[SequenceCache[X], ...]],
 ) -> StageBytes[X]:
     """Return the bytes of one stage for the batch of a case."""
     engine, zero = case.engine, 0 * sizes.batch
-    weights = stage_weights(held, stage, case.model.tied)
+    weights = stage_weights(model, stage, case.model.tied)
     if case.job.shard_weights:
-        weights = shared_weights(sizes, held, weights)
+        weights = shared_weights(sizes, model, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
     cache = named(sizes.batch * stage_cache(caches, stage, tokens), "key-value cache")
     if engine.memory.tied_head_copied and case.model.tied:
-        weights = weights + above(stage.ends, 0, held.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
-    activations = named(held.live, "activations")
+        weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
+    activations = named(model.live, "activations")
     if engine.memory.static_buffers:
         activations = named(
             static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
@@ -241,8 +241,8 @@ def stage_bytes(
     context = named(zero + driver, "context", dict(engine.sources)["memory.context_bytes"])
     communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])
-    working, beside = maximum(activations, sampling), context + communicators
-    needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + beside, zero)
+    working, largest = maximum(activations, sampling), context + communicators
+    needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
         kv_cache=cache,
@@ -252,7 +252,7 @@ def stage_bytes(
         communicators=communicators,
         needed=named(needed, "memory of the stage"),
         cache_budget=named(
-            budget_bytes(case, memory_share(case, sizes), weights, working, beside), "budget of the cache"
+            budget_bytes(case, memory_share(case, sizes), weights, working, largest), "budget of the cache"
         ),
     )
 

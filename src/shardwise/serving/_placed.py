@@ -106,8 +106,8 @@ class HostLink(Generic[X]):
 
         def either(name: str) -> X:
             near, far = getattr(on_device, name), getattr(on_host, name)
-            found: X = above(self.tokens, self.device_tokens - 0.5, near, far)
-            return found
+            seconds: X = above(self.tokens, self.device_tokens - 0.5, near, far)
+            return seconds
 
         def merged(name: str) -> dict[str, X]:
             near, far = getattr(on_device, name), getattr(on_host, name)
@@ -236,10 +236,10 @@ def host_lines(
     nothing = 0 * ledger.stream_bytes
     lines: list[tuple[X | float, LayerCost[X]]] = []
     for i, (part, caches) in enumerate(zip(kinds, caches_of(case, sizes), strict=True)):
-        held = step.sequences * sequence_bytes(caches, step.context + step.tokens + nothing)
+        cache = step.sequences * sequence_bytes(caches, step.context + step.tokens + nothing)
         lines.append((near.layers[i] - far.experts[i], part))
         if far.layers[i]:
-            lines.append((far.layers[i], split.layer(i, part, held)))
+            lines.append((far.layers[i], split.layer(i, part, cache)))
         if far.experts[i]:
             lines.append((far.experts[i], split.experts(i, part)))
     there = layer_cost(split.host_ledger.lines[-2][1], split.host_costs, "embedding on the host")

@@ -146,8 +146,8 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     """Return how an engine schedules on a device by default, for contexts of up to so many tokens.
 
     >>> from shardwise.hardware import find_device
-    >>> found = policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 8192)
-    >>> found.mixed, found.step_tokens, found.max_sequences
+    >>> policy = policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 8192)
+    >>> policy.mixed, policy.step_tokens, policy.max_sequences
     (True, 8192, 1024)
     """
     row, limits = _policy_row(engine), limits_of(engine, device)

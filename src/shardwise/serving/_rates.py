@@ -20,13 +20,13 @@ def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]
     device, wanted = case.cluster.device, case.efficiencies
     replay = replay_seconds(device.vendor)
     own = _by_library(_summed(fitted, case), case)
-    found = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, replay), case)}
+    rates = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, replay), case)}
     for form in case.format.narrow:
-        if (dtype := type_of(case, form)) not in found:
+        if (dtype := type_of(case, form)) not in rates:
             one = replace(case, compute=dtype, format=form)
             narrow = captured(rates_of(device, dtype, 0.0, wanted), case.engine, wanted.ideal, replay)
-            found[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
-    return found
+            rates[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
+    return rates
 
 
 def type_of(case: ServingCase, form: WeightFormat) -> str:

@@ -38,7 +38,7 @@ class ServingOptions:
 
 def conditions_of(case: ServingCase, family: str) -> Conditions:
     """Return what decides how far published batches like that of a case were off, on a family of devices."""
-    said = {
+    conditions = {
         "experts": case.model.has_experts,
         "many ranks": case.plan.num_devices > _MANY_RANKS,
         "narrow types": case.compute in _NARROW,
@@ -46,7 +46,7 @@ def conditions_of(case: ServingCase, family: str) -> Conditions:
         "long prompts": case.job.input_tokens > _LONG,
         "large batch": case.job.batch > _LARGE,
     }
-    words = tuple(word for word, holds in said.items() if holds)
+    words = tuple(word for word, holds in conditions.items() if holds)
     return Conditions(stack=case.engine.kernels, family=family, words=words, device=case.cluster.device.name)
 
 
@@ -261,17 +261,17 @@ class InferReport(Card):
         """
         cost = self.traced
         heaviest = cost.memory[self.evaluation.memory.index(self.memory)]
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "ttft": cost.prefill.seconds,
             "tpot": cost.decode.seconds,
             "request": cost.request_seconds,
             "memory": heaviest.needed,
             "kv_cache": heaviest.kv_cache,
         }
-        if what not in found:
-            rule, remedy = "is not a number that can be explained", "use one of " + ", ".join(found)
+        if what not in numbers:
+            rule, remedy = "is not a number that can be explained", "use one of " + ", ".join(numbers)
             raise InputError([Problem("what", what, rule, remedy)])
-        return cast(Traced, found[what])
+        return cast(Traced, numbers[what])
 
     @property
     def interval(self) -> dict[str, tuple[float, float]]:
@@ -289,22 +289,22 @@ class InferReport(Card):
 
     @cached_property
     def _intervals(self) -> dict[str, tuple[float, float, float]]:
-        known, found = self.conditions, {}
+        known, intervals = self.conditions, {}
         for name in ("ttft_seconds", "tpot_seconds", "request_seconds"):
             value, band = getattr(self, name), band_of(name, known)
-            found[name] = value * band.low, value * band.typical, value * band.high
+            intervals[name] = value * band.low, value * band.typical, value * band.high
         if self.kv_cache_tokens:
             band = beside_cache_band(self.case, self.evaluation.family)
             low, typical, high = map(self._cache_tokens_where, (band.high, band.typical, band.low))
-            found["kv_cache_tokens"] = low, typical, high
+            intervals["kv_cache_tokens"] = low, typical, high
         rate, band = self.output_tokens_per_second, band_of("request_seconds", known)
-        found["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
+        intervals["output_tokens_per_second"] = rate / band.high, rate / band.typical, rate / band.low
         costs = ("usd_per_million_output_tokens", "request_seconds"), ("usd_per_million_input_tokens", "ttft_seconds")
         for name, over in costs:
             if price := getattr(self, name):
-                low, typical, high = (bound / getattr(self, over) for bound in found[over])
-                found[name] = price * low, price * typical, price * high
-        return found
+                low, typical, high = (bound / getattr(self, over) for bound in intervals[over])
+                intervals[name] = price * low, price * typical, price * high
+        return intervals
 
     @property
     def conditions(self) -> Conditions:
@@ -338,8 +338,8 @@ def memory_tree(report: InferReport) -> dict[str, Any]:
     """Return bytes of every distinct stage by category, and those of the tightest one."""
 
     def tree(m: StageBytes[float]) -> dict[str, float]:
-        found = {name: float(getattr(m, name)) for name in CATEGORIES}
-        return {**found, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
+        parts = {name: float(getattr(m, name)) for name in CATEGORIES}
+        return {**parts, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
 
     host = report.on_host
     return {
@@ -385,5 +385,5 @@ def infer(
     case, notes = complete(question)
     evaluation: BatchCost[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
-    said = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
-    return replace(report, assumptions=tuple(dict.fromkeys(said)))
+    notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
+    return replace(report, assumptions=tuple(dict.fromkeys(notes_of)))

@@ -57,8 +57,8 @@ def host_rows(model: Model, job: Serving) -> tuple[PipelineStage[float], ...]:
     """
     layers, kinds = model.layers, list(model.kinds)
     first = min(model.num_layers + 1 - job.gpu_layers, model.num_layers) if job.gpu_layers >= 0 else 0
-    held = [Counter(part) for part in (layers[first:], layers[:first], layers[first : max(first, job.cpu_experts)])]
-    near, far, apart = (tuple(part[kind] for kind in kinds) for part in held)
+    counts = [Counter(part) for part in (layers[first:], layers[:first], layers[first : max(first, job.cpu_experts)])]
+    near, far, apart = (tuple(part[kind] for kind in kinds) for part in counts)
     apart = tuple(n * (kind.experts is not None) for n, kind in zip(apart, kinds, strict=True))
     ends = int(job.gpu_layers != 0)
     lacks = tuple(-n for n in apart)
@@ -73,14 +73,14 @@ def stage_rows(model: Model, plan: Plan, job: Serving) -> tuple[PipelineStage[fl
     if job.splits_with_host:
         return host_rows(model, job)
     sizes = plan.stage_layers or split_layers(model.num_layers, plan.pp, "middle")
-    found, at = [], 0
+    stages, at = [], 0
     for i, size in enumerate(sizes):
-        held = Counter(model.order[at : at + size])
-        layers = tuple(held[kind] for kind in range(len(model.kinds)))
+        kinds = Counter(model.order[at : at + size])
+        layers = tuple(kinds[kind] for kind in range(len(model.kinds)))
         stage: PipelineStage[float] = PipelineStage(layers=layers, embeds=int(i == 0), ends=int(i == plan.pp - 1))
-        found.append(stage)
+        stages.append(stage)
         at += size
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(stages))
 
 
 def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> ServingSizes[Any]:
@@ -92,16 +92,16 @@ def sizes_of(model: Model, plan: Plan, job: Serving, domains: Sequence[int]) -> 
     return ServingSizes(batch=leaf("batch", job.batch), group_shapes=shared, stages=stages, **values)
 
 
-def taken(value: Any, rows: Any) -> Any:
+def take_rows(value: Any, rows: Any) -> Any:
     """Return some rows of every column in a tree of records, tuples and dicts; plain numbers stay as they are."""
     if is_column(value):
         return value[rows]
     if isinstance(value, tuple):
-        return tuple(taken(item, rows) for item in value)
+        return tuple(take_rows(item, rows) for item in value)
     if isinstance(value, dict):
-        return {key: taken(item, rows) for key, item in value.items()}
+        return {key: take_rows(item, rows) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: taken(getattr(value, f.name), rows) for f in fields(value)})
+        return replace(value, **{f.name: take_rows(getattr(value, f.name), rows) for f in fields(value)})
     return value
 
 

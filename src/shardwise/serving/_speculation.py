@@ -33,52 +33,52 @@ def tokens_per_step(job: Serving) -> float:
 
 def speculation_problems(job: Serving, model: Model) -> Problems:
     """Return what is wrong with the speculation of a job, or missing of it."""
-    found = Problems()
+    problems = Problems()
     if job.speculative_method:
-        _acceptance(job, found)
-        _draft(job, model, found)
-        return found
+        _acceptance(job, problems)
+        _draft(job, model, problems)
+        return problems
     for name in ("num_speculative_tokens", "acceptance_rate", "acceptance_length", "draft_model"):
         if value := getattr(job, name):
-            found.add(name, value, "has no effect: nothing speculates", "add --speculative-method, or leave it out")
-    return found
+            problems.add(name, value, "has no effect: nothing speculates", "add --speculative-method, or leave it out")
+    return problems
 
 
-def _acceptance(job: Serving, found: Problems) -> None:
+def _acceptance(job: Serving, problems: Problems) -> None:
     """Record what is wrong with depth and acceptance."""
     depth, rate, length = job.num_speculative_tokens, job.acceptance_rate, job.acceptance_length
     if not is_count(depth):
         rule = "must be a whole number of at least 1 to speculate"
-        found.add("num_speculative_tokens", depth, rule, "use for example 3")
+        problems.add("num_speculative_tokens", depth, rule, "use for example 3")
         return
     if not rate and not length:
         rule = "is not known: how many guesses are accepted depends on draft, model and text"
         remedy = "measure it, or state --acceptance-rate 0.7 or --acceptance-length 2.5"
-        found.add("acceptance_length", length, rule, remedy)
+        problems.add("acceptance_length", length, rule, remedy)
     if rate and length:
-        found.add("acceptance_length", length, "says again what --acceptance-rate says", "give one of them")
+        problems.add("acceptance_length", length, "says again what --acceptance-rate says", "give one of them")
     if not 0 <= rate <= 1:
-        found.add("acceptance_rate", rate, "must lie between 0 and 1", "use for example 0.7")
+        problems.add("acceptance_rate", rate, "must lie between 0 and 1", "use for example 0.7")
     if length and not 1 <= length <= depth + 1:
         rule = f"must lie between 1 and {depth + 1}: a step makes one token and accepts up to {depth}"
-        found.add("acceptance_length", length, rule, f"use at most {depth + 1}")
+        problems.add("acceptance_length", length, rule, f"use at most {depth + 1}")
 
 
-def _draft(job: Serving, model: Model, found: Problems) -> None:
+def _draft(job: Serving, model: Model, problems: Problems) -> None:
     """Record what is wrong with what guesses."""
     method, name = job.speculative_method, job.draft_model
     if method not in SPECULATION:
-        found.add("speculative_method", method, "is not known", f"use one of {', '.join(SPECULATION)}")
+        problems.add("speculative_method", method, "is not known", f"use one of {', '.join(SPECULATION)}")
     if method == "draft_model" and not name:
-        found.add("draft_model", "", "is missing", "name a model, such as llama-3.2-1b")
+        problems.add("draft_model", "", "is missing", "name a model, such as llama-3.2-1b")
     if name and method in ("mtp", "ngram"):
-        found.add("draft_model", name, f"has no effect: {method} has none", "leave it out")
+        problems.add("draft_model", name, f"has no effect: {method} has none", "leave it out")
     if method == "mtp" and not model.mtp:
         rule = f"needs prediction layers, and {model.name} has none"
-        found.add("speculative_method", "mtp", rule, "use eagle, draft_model or ngram")
+        problems.add("speculative_method", "mtp", rule, "use eagle, draft_model or ngram")
     if method == "eagle" and not name and _own_layer(model) is None:
         rule = f"is not known for {model.name}, whose layers have experts"
-        found.add("draft_model", "", rule, "name the configuration of its EAGLE head")
+        problems.add("draft_model", "", rule, "name the configuration of its EAGLE head")
 
 
 def _own_layer(model: Model) -> Block | None:

@@ -101,10 +101,10 @@ def _summed(parts: Iterable[tuple[Any, StepCost[X] | LayerCost[X]]]) -> Iterator
     """Yield seconds by operator, by role, exposed and hidden by axis: the sum of parts, each so many times."""
     every = tuple(parts)
     for name in ("operators", "roles", "exposed", "hidden"):
-        found: dict[str, X] = {}
+        sums: dict[str, X] = {}
         for times, part in every:
-            add(found, getattr(part, name), times)
-        yield found
+            add(sums, getattr(part, name), times)
+        yield sums
 
 
 def weighted(steps: list[tuple[StepCost[X], float]], name: str) -> StepCost[X]:
@@ -151,11 +151,11 @@ def gathered(part: LayerCost[X], weights: X, costs: EngineCostModel[X]) -> Layer
 
 def model_cost(case: ServingCase, ledger: StepLedger[X], costs: EngineCostModel[X], zero: X) -> ModelCost[X]:
     """Return seconds of every kind of layer, of the embedding and of the head in one step."""
-    found = [layer_cost(ops, costs, label) for label, ops in ledger.lines]
+    costs_of = [layer_cost(ops, costs, label) for label, ops in ledger.lines]
     if case.job.shard_weights:
-        held = layers_bytes(case, ledger, zero)
-        found = [gathered(part, own.weights, costs) for part, own in zip(found, held, strict=True)]
-    *kinds, embedding, head = found
+        layers = layers_bytes(case, ledger, zero)
+        costs_of = [gathered(part, own.weights, costs) for part, own in zip(costs_of, layers, strict=True)]
+    *kinds, embedding, head = costs_of
     message: Collective[X] = Collective(axis="pp", verb="send", size_bytes=ledger.stream_bytes)
     hand_over = 0.0 if case.efficiencies.ideal else case.engine.host.stage_seconds
     send = named(costs.message(message) + hand_over, "stage boundary message")

@@ -121,9 +121,9 @@ class _Expression:
         token = self._here()
         self.at += 1
         if token == "(":
-            found = self.choice()
+            chosen = self.choice()
             self._step(")")
-            return found
+            return chosen
         if token[:1].isdigit():
             octal = len(token) > 1 and token[0] == "0" and token[1] not in "xX"
             digits = "0o" + token[1:] if octal else token

@@ -120,8 +120,8 @@ class Shell:
 
     def _variable(self, inside: str) -> str:
         match, cut_off = _DEFAULT.fullmatch(inside), _CUT.fullmatch(inside)
-        if cut_off and (held := self.value(cut_off[1])) is not None:
-            return self._cut(held, cut_off[2], self.expand(cut_off[3]))
+        if cut_off and (default := self.value(cut_off[1])) is not None:
+            return self._cut(default, cut_off[2], self.expand(cut_off[3]))
         if inside in ("@", "*"):
             return " ".join(self.arrays.get("@", []))
         if inside in ("?", "$", "!", "#"):

@@ -133,11 +133,11 @@ class Lexer:
             self.documents.append("\n".join(body))
         waiting.clear()
 
-    def _redirection(self, found: list[Token]) -> None:
+    def _redirection(self, tokens: list[Token]) -> None:
         """Skip a redirection with its target, and the number of the stream before it."""
-        stream = found and isinstance(found[-1], Word) and whole_of(found[-1].bare) is not None
+        stream = tokens and isinstance(tokens[-1], Word) and whole_of(tokens[-1].bare) is not None
         if stream and self.text[self.at - 1] in "0123456789":
-            found.pop()
+            tokens.pop()
         while self.text[self.at : self.at + 1] in ("<", ">", "&", "|"):
             self.at += 1
         while self.text[self.at : self.at + 1] in (" ", "\t"):

@@ -22,8 +22,8 @@ def left_open(text: str) -> tuple[str, str] | None:
         return None
     if re.search(r"\$\((?!\()", text):
         return "is what a command prints, and no command is run", "write in the script what it prints"
-    found = _NAMED.search(text) or WORD.search(text)
-    name = found[found.lastindex or 0] if found else "VARIABLE"
+    match = _NAMED.search(text) or WORD.search(text)
+    name = match[match.lastindex or 0] if match else "VARIABLE"
     return f"depends on ${name}, which the script does not set", f"give --set {name}=VALUE"
 
 

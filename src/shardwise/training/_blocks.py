@@ -99,8 +99,8 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> FrozenWeights[X] | None:
 
     def own(expert: bool) -> tuple[X, X]:
         chosen = [w for w in weights if w.expert is expert]
-        held = (named(zero + w.stored_bytes, w.name) for w in chosen)
-        return total((w.elements for w in chosen), zero), total(held, zero)
+        stored = (named(zero + w.stored_bytes, w.name) for w in chosen)
+        return total((w.elements for w in chosen), zero), total(stored, zero)
 
     dense, expert = own(False), own(True)
     return FrozenWeights(

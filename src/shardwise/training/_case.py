@@ -92,9 +92,9 @@ class TrainingCase:
     def job_words(self) -> dict[str, str]:
         """What is asked of the job by name, as a framework is asked whether it runs it."""
         job = self.job
-        beside = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
+        base = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
         return {
-            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method, **beside
+            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method, **base
         }  # fmt: skip
 
     @property

@@ -247,8 +247,8 @@ def comm(
 
     >>> from shardwise.models import load_model
     >>> model, cluster = load_model("llama-3.1-8b"), Cluster.parse("16xh100-sxm-80gb")
-    >>> found = comm(model, cluster, Plan(tp=2, pp=2, dp=0), Training(seq_len=4096, global_batch=64))
-    >>> {name: (axis.size, axis.num_groups) for name, axis in found.axes.items()}
+    >>> report = comm(model, cluster, Plan(tp=2, pp=2, dp=0), Training(seq_len=4096, global_batch=64))
+    >>> {name: (axis.size, axis.num_groups) for name, axis in report.axes.items()}
     {'tp': (2, 8), 'pp': (2, 8), 'dp': (4, 4)}
     """
     return CommReport(report=train(model, cluster, plan, job, options))

@@ -35,7 +35,7 @@ from shardwise.training._fsdp_units import padded
 from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._memory import stage_memory
 from shardwise.training._overlap import paired_blocks
-from shardwise.training._parts import ModelBlocks, SharedWeights, StageMemory, held_in_flight
+from shardwise.training._parts import ModelBlocks, SharedWeights, StageMemory, in_flight_of
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, stage_seconds, step_seconds
@@ -50,7 +50,7 @@ class Evaluation(Generic[X]):
     memory: tuple[StageMemory[X], ...]
     peak: X
     reserved: X
-    held: X
+    needed: X
     """What a device has to hold: all that it shows but `resident` pages of optimizer state, which may leave it."""
     resident: X
     moved: X
@@ -102,13 +102,13 @@ def parts_of(
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
-        found = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ", known)
-        found = replace(
-            found,
-            elements=sided(case, found.elements, lines.ops),
-            adapters=with_adapter_states(case.recipe, found.adapters, lines.ops),
+        cost = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ", known)
+        cost = replace(
+            cost,
+            elements=sided(case, cost.elements, lines.ops),
+            adapters=with_adapter_states(case.recipe, cost.adapters, lines.ops),
         )
-        return replace(found, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else found
+        return replace(cost, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else cost
 
     tables = [w for o in written.embedding.ops for w in o.weights if w.role == "embedding"]
     return ModelBlocks(
@@ -156,10 +156,10 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:
     )
 
 
-def sided(case: TrainingCase, found: ParameterCounts[X], ops: tuple[Op[X], ...]) -> ParameterCounts[X]:
+def sided(case: TrainingCase, counts: ParameterCounts[X], ops: tuple[Op[X], ...]) -> ParameterCounts[X]:
     """Return parameters with their optimizer state, and the sides of their tensors where shards pad them."""
-    found = with_states(case.recipe, found, ops)
-    return replace(found, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else found
+    counts = with_states(case.recipe, counts, ops)
+    return replace(counts, sides=tensor_sides(ops)) if case.stack.fsdp_padding != "flat" else counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,8 +221,8 @@ def memory_of(
 ) -> tuple[StageMemory[X], ...]:
     """Return the memory of each run of stages."""
     recipe, schedule = case.recipe, case.plan.schedule
-    held = (held_in_flight(schedule, case.stack, z, s) for s in stages)
-    each = (stage_memory(recipe, z, parts, s, depth) for s, depth in zip(stages, held, strict=True))
+    in_flight = (in_flight_of(schedule, case.stack, z, s) for s in stages)
+    each = (stage_memory(recipe, z, parts, s, depth) for s, depth in zip(stages, in_flight, strict=True))
     return tuple(named_stage(one, i) for i, one in enumerate(each))
 
 
@@ -233,8 +233,8 @@ def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -
 
 def reserved_of(stack: Stack, stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
     """Return what the caching allocator holds at most on the stage where that is most, workspaces left out."""
-    held = [counted(s, reserved_bytes(stack, m)) for s, m in zip(stages, memory, strict=True)]
-    return named(largest(held), "reserved memory")
+    per_stage = [counted(s, reserved_bytes(stack, m)) for s, m in zip(stages, memory, strict=True)]
+    return named(largest(per_stage), "reserved memory")
 
 
 def paged_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
@@ -329,9 +329,9 @@ def evaluate(
     parts = padded(case.recipe, z, tables.parts)
     memory = memory_of(case, z, parts, stages)
     reserved, paged = reserved_of(case.stack, stages, memory), paged_of(stages, memory)
-    held = device_bytes(case.stack, z, reserved, case.workspace_bytes)
+    device = device_bytes(case.stack, z, reserved, case.workspace_bytes)
     room = case.cluster.device.usable_memory_bytes
-    moved = moved_pages(paged, held, room)
+    moved = moved_pages(paged, device, room)
     job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
     job = replace(job, paging=paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0)
     job = replace(job, spared=spared_seconds(case, machine, z, parts, stages))
@@ -340,8 +340,8 @@ def evaluate(
         memory=memory,
         peak=peak_of(stages, memory),
         reserved=reserved,
-        held=held,
-        resident=resident_pages(paged, held, room),
+        needed=device,
+        resident=resident_pages(paged, device, room),
         moved=moved,
         step=step_seconds(machine, z, case.recipe, parts, stages, job),
         parts=parts,

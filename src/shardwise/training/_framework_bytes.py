@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.plans import Stack
-from shardwise.training._parts import ModelBlocks, Recipe, StageMemory, held_as
+from shardwise.training._parts import ModelBlocks, Recipe, StageMemory, categorized
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -86,13 +86,13 @@ def bucket_bytes(r: Recipe, classes: Sequence[tuple[Recipe, tuple[X, X, X, X], X
         return zero
     if r.stack.flattens_gradients:
         many = r.stack.reduce_buckets(r.shards_weights)
-        return held_as("buffers", zero + many * r.precision.activation_bytes * r.bucket_elements, "reduce buckets")
+        return categorized("buffers", zero + many * r.precision.activation_bytes * r.bucket_elements, "reduce buckets")
     size = zero
     for own, params, biggest in classes:
         elements = minimum(total(params), r.bucket_elements)
         reduced = maximum(elements, biggest) if adds_narrow(own) else elements
         size = size + own.precision.gradient_bytes * reduced + own.precision.weight_bytes * elements
-    return held_as("buffers", size, "gathered in buckets")
+    return categorized("buffers", size, "gathered in buckets")
 
 
 def adds_narrow(r: Recipe) -> bool:
@@ -115,7 +115,7 @@ def flat_update(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
     wide = _wide_gradients(r, z, params)
     if r.shards_weights:
         wide = minimum(wide, master * _SUB_GROUP)
-    return held_as("gradients", wide * (own / master + (own < master)), "flat gradients")
+    return categorized("gradients", wide * (own / master + (own < master)), "flat gradients")
 
 
 def reserved_bytes(stack: Stack, m: StageMemory[X]) -> X:
@@ -142,23 +142,23 @@ def stand_in_bytes(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> X:
     return named(r.precision.activation_bytes * total([*shapes, *ends], zero), "dummy weight gradients")
 
 
-def resident_pages(paged: X, held: X, room: float) -> X:
+def resident_pages(paged: X, other_bytes: X, room: float) -> X:
     """Return the bytes of pages that stay on a device that holds so much beside them."""
-    return minimum(paged, maximum(room - held, 0.0))
+    return minimum(paged, maximum(room - other_bytes, 0.0))
 
 
-def moved_pages(paged: X, held: X, room: float) -> X:
+def moved_pages(paged: X, other_bytes: X, room: float) -> X:
     """Return the bytes of pages that an update moves onto the device, and as many off it: none where all stay.
 
     It walks through them in order, and what came first goes first (NVIDIA's open-gpu-kernel-modules,
     nvidia-uvm/uvm_pmm_gpu.c, va_block_used): where some have to leave, none is there when its turn comes.
     """
-    return above(paged - resident_pages(paged, held, room), 0, paged, 0 * paged)
+    return above(paged - resident_pages(paged, other_bytes, room), 0, paged, 0 * paged)
 
 
 def device_bytes(stack: Stack, z: PlanSizes[X], reserved: X, workspace: float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (z.tp, z.tp2, z.cp, z.pp, z.dp, z.ep))
     reserved_bytes = reserved + workspace * stack.reserved_over_allocated
-    beside = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    return reserved_bytes + stack.context_bytes + axes * stack.communicator_bytes + beside
+    other_bytes = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
+    return reserved_bytes + stack.context_bytes + axes * stack.communicator_bytes + other_bytes

@@ -12,7 +12,16 @@ from typing import Generic
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, ParameterCounts
-from shardwise.training._parts import ModelBlocks, Recipe, all_elements, held_as, in_compute, owned, tied_copy, trained
+from shardwise.training._parts import (
+    ModelBlocks,
+    Recipe,
+    all_elements,
+    categorized,
+    in_compute,
+    owned,
+    tied_copy,
+    trained,
+)
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -160,8 +169,8 @@ def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[
         return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero)
     ends, units = _ends(r, z, in_compute(r, parts), s), _layers(r, z, parts, s)
     pairs = [
-        held_as("buffers", one, "gathered ends of the model")
-        + held_as("buffers", other, "gathered layers and gradients")
+        categorized("buffers", one, "gathered ends of the model")
+        + categorized("buffers", other, "gathered layers and gradients")
         for one, other in zip(ends, units, strict=True)
     ]
     return GatheredWeights(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
@@ -205,12 +214,12 @@ def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> 
     if r.stack.whole_gradients:
         gradients = above(z.num_micro, 1, kept, gradients)
     working = gathered + gradients
-    found = (working, 0 * working, working, working)
+    sums = (working, 0 * working, working, working)
     if r.keeps_gathered:
         kept, whole = width * (every - ends), gradients - one
-        found = (kept + whole, kept + whole, kept + gradients, width * unit + gradients)
+        sums = (kept + whole, kept + whole, kept + gradients, width * unit + gradients)
     if not r.stack.pipeline_keeps_gathered:
-        return found
+        return sums
     piped = width * (every - ends) + all_made
-    first, loss, back, last = (above(z.pp, 1, piped, one) for one in found)
+    first, loss, back, last = (above(z.pp, 1, piped, one) for one in sums)
     return first, loss, back, last

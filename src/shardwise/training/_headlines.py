@@ -63,7 +63,7 @@ def with_values(model: Model, job: Training) -> Model:
     return replace(model, head=False, tied=False) if values else model
 
 
-def phases_of(case: TrainingCase, found: Evaluation[float]) -> tuple[Phase, ...]:
+def phases_of(case: TrainingCase, evaluation: Evaluation[float]) -> tuple[Phase, ...]:
     """Return the phases of a step in their order, rollouts left out; none where next tokens are trained on.
 
     Log-probabilities of the policy that generated, of mismatched answers and of the reference, and values of the
@@ -73,16 +73,16 @@ def phases_of(case: TrainingCase, found: Evaluation[float]) -> tuple[Phase, ...]
     recipe, objective = case.recipe, case.objective
     if not recipe.scorings and not objective.critic:
         return ()
-    scoring = float(scoring_seconds(found.sizes, found.step.stages))
-    peak = max(float(m.moments.get("scoring", 0.0)) for m in found.memory)
+    scoring = float(scoring_seconds(evaluation.sizes, evaluation.step.stages))
+    peak = max(float(m.moments.get("scoring", 0.0)) for m in evaluation.memory)
     passes = {
         "old log-probabilities": int(objective.rollout),
         "mismatched log-probabilities": int(objective.mismatched),
         "values": int(objective.critic),
     }
     passes["reference log-probabilities"] = recipe.scorings - sum(passes.values())
-    rest = found.step.total - recipe.scorings * scoring
-    update = max(value for m in found.memory for name, value in m.moments.items() if name != "scoring")
+    rest = evaluation.step.total - recipe.scorings * scoring
+    update = max(value for m in evaluation.memory for name, value in m.moments.items() if name != "scoring")
     models = ["policy update", *["critic update"] * recipe.critics] if objective.critic else ["update"]
     return (
         *(Phase(name=name, seconds=n * scoring, peak_bytes=peak) for name, n in passes.items() if n),
@@ -144,7 +144,7 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
     """Return what decides how far published runs like a case were off; `assumed`: fields that matter were."""
     cluster = case.cluster
     nodes = cluster.num_devices / cluster.devices_per_node
-    said = {
+    conditions_of = {
         "experts": case.model.has_experts,
         "experts on many ranks": case.plan.ep > _MANY_RANKS,
         "nodes": nodes > 1,
@@ -155,7 +155,7 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
         "assumed fields": assumed,
         "fine-tuning": bool(case.tuning),
     }
-    words = tuple(word for word, holds in said.items() if holds)
+    words = tuple(word for word, holds in conditions_of.items() if holds)
     device = cluster.device.name
     return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words, device=device)
 

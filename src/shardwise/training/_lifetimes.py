@@ -14,7 +14,7 @@ from shardwise.training._parts import MemoryMoment, StageMemory
 from shardwise.training._report import TrainReport
 from shardwise.training._timeline import Span, StepTimeline
 
-CATEGORIES = ("weights", "optimizer", "beside", "gradients", "activations", "working")
+CATEGORIES = ("weights", "optimizer", "framework", "gradients", "activations", "working")
 """What blocks are of, the longest-lived first; `working` is what the operators of a pass make."""
 _MOMENTS: dict[str, MemoryMoment] = {
     "forward": "forward",
@@ -65,17 +65,17 @@ def _blocks(timeline: StepTimeline, stage: int, memory: StageMemory[float], pers
     backward = [span.start for span in spans if span.kind.startswith("backward")]
     first = 0.0 if persistent or not backward else min(backward)
     update = end if persistent else max((span.end for span in spans if span.kind == "optimizer"), default=end)
-    found = [
+    blocks = [
         MemoryBlock(category="weights", name="weights", bytes=memory.weights, start=0.0, end=end),
         MemoryBlock(category="optimizer", name="optimizer state", bytes=memory.optimizer, start=0.0, end=end),
-        MemoryBlock(category="beside", name="kept by the framework", bytes=memory.beside, start=0.0, end=end),
+        MemoryBlock(category="framework", name="kept by the framework", bytes=memory.framework, start=0.0, end=end),
         MemoryBlock(category="gradients", name="gradients", bytes=memory.gradients, start=first, end=update),
     ]
     kept = _kept(spans, memory.activations)
-    whole_step = memory.weights + memory.optimizer + memory.beside
-    found += kept
-    found += _working(spans, memory, whole_step, kept[0].bytes if kept else 0.0)
-    return [block for block in found if block.bytes > 0 and block.end > block.start]
+    whole_step = memory.weights + memory.optimizer + memory.framework
+    blocks += kept
+    blocks += _working(spans, memory, whole_step, kept[0].bytes if kept else 0.0)
+    return [block for block in blocks if block.bytes > 0 and block.end > block.start]
 
 
 def _kept(spans: Sequence[Span], activations: float) -> list[MemoryBlock]:
@@ -118,8 +118,8 @@ def _working(spans: Sequence[Span], memory: StageMemory[float], lasting: float, 
     moments["forward"] = max(moments.get("forward", 0.0), moments.get("loss", 0.0))
     last = max((span.start for span in spans if span.kind != "optimizer"), default=0.0)
     for span in spans:
-        held = lasting + memory.gradients + (memory.activations if span.kind != "optimizer" else 0.0)
-        made = moments.get(_MOMENTS[span.kind], 0.0) - held
+        in_flight_bytes = lasting + memory.gradients + (memory.activations if span.kind != "optimizer" else 0.0)
+        made = moments.get(_MOMENTS[span.kind], 0.0) - in_flight_bytes
         if span.kind != "optimizer" and span.start == last:
             # Behind the last layer all gradients are there, and its activations are still held.
             made = max(made, moments.get("gradients complete", 0.0) - lasting - memory.gradients - each)

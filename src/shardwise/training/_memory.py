@@ -31,8 +31,8 @@ from shardwise.training._parts import (
     ModelBlocks,
     Recipe,
     StageMemory,
+    categorized,
     frozen_bytes,
-    held_as,
     in_compute,
     owned,
     owned_pages,
@@ -73,9 +73,9 @@ def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], states: t
 
     p, o = r.precision, r.optimizer
     return (
-        held_as("weights", spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", STATE),
-        held_as("gradients", spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", STATE),
-        held_as(
+        categorized("weights", spread(p.weight_bytes, p.weight_bytes, r.shards_weights), "weights", STATE),
+        categorized("gradients", spread(p.gradient_bytes, p.gradient_bytes, r.shards_gradients), "gradients", STATE),
+        categorized(
             "optimizer",
             spread(
                 p.master_bytes + o.matrix.element_bytes(p.state_bytes),
@@ -90,10 +90,10 @@ def state_bytes(r: Recipe, z: PlanSizes[X], params: tuple[X, X, X, X], states: t
     )
 
 
-def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
+def stage_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) of a stage on a rank, those of frozen weights too."""
     layers = total((n * k.narrow for n, k in zip(s.layers, parts.kinds, strict=True)), 0 * s.count)
-    narrow = held_as("weights", r.narrow_bytes * layers, "weights in fewer bits", STATE) if r.narrow_bytes else 0.0
+    narrow = categorized("weights", r.narrow_bytes * layers, "weights in fewer bits", STATE) if r.narrow_bytes else 0.0
     each = [state_bytes(own, z, owned(some, s), owned_states(some, s)) for own, some in trained(r, parts)]
     if not parts.tuned:
         return each[0][0] + narrow, *each[0][1:]
@@ -101,7 +101,7 @@ def held_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) 
     dense, expert = frozen_bytes(parts, s)
     if r.shards_weights:
         dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
-    return weights + held_as("weights", dense + expert, "frozen weights", STATE) + narrow, gradients, optimizer
+    return weights + categorized("weights", dense + expert, "frozen weights", STATE) + narrow, gradients, optimizer
 
 
 def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
@@ -166,12 +166,12 @@ def saved_bytes(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X
     return named(kept + embeds * parts.embedding.kept_bytes, "saved for backward, one micro-batch")
 
 
-def held_bytes(parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
+def in_flight_bytes(parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> X:
     """Return the bytes saved for backward by the layers and the embedding of all micro-batches in flight."""
     zero = 0 * s.count
     own = saved_bytes(parts, s.layers, s.embeds, zero)
     mirrored = saved_bytes(parts, s.mirrored, s.mirrored_embeds, zero)
-    return held_as("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
+    return categorized("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
 
 
 def _biggest_tensor(parts: ModelBlocks[X], s: Stages[X]) -> X:
@@ -202,25 +202,25 @@ class Moment(Generic[X]):
 def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], depth: InFlight[X]) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params, classes = owned(parts, s), trained(r, parts)
-    weights, gradients, optimizer = held_state(r, z, parts, s)
+    weights, gradients, optimizer = stage_state(r, z, parts, s)
     if r.stack.settings.updates_in_backward:
         one = largest([own.precision.gradient_bytes * _biggest_tensor(some, s) for own, some in classes])
-        gradients = held_as("gradients", minimum(one, gradients), "gradient of the largest tensor")
+        gradients = categorized("gradients", minimum(one, gradients), "gradient of the largest tensor")
     if r.copies or r.critics:
-        weights = held_as("weights", (1 + r.copies + r.critics) * weights, "weights of all models")
+        weights = categorized("weights", (1 + r.copies + r.critics) * weights, "weights of all models")
         gradients, optimizer = (1 + r.critics) * gradients, (1 + r.critics) * optimizer
     if r.precision.embedding_bytes:
-        weights = held_as("weights", weights + wide_tables(r, z, parts, s), "weights")
+        weights = categorized("weights", weights + wide_tables(r, z, parts, s), "weights")
     paged = paged_state(r, z, parts, s)
     if r.optimizer.paged:
-        optimizer = held_as("optimizer", optimizer - paged, "optimizer state beside its pages")
-    home = placed(r, z, parts, s, (weights, gradients, optimizer), held_bytes(parts, s, depth))
+        optimizer = categorized("optimizer", optimizer - paged, "optimizer state beside its pages")
+    home = placed(r, z, parts, s, (weights, gradients, optimizer), in_flight_bytes(parts, s, depth))
     weights, gradients, optimizer = home.weights, home.gradients, home.optimizer
-    gathered = held_as("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
-    beside = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
+    gathered = categorized("buffers", above(s.heads, 0, parts.gather_buffer, 0 * s.count), "gathered input of the head")
+    buffers = stand_in_bytes(r, parts, s) + gathered + stage_buffers(r, z, parts, s, depth)
     hosted, none = r.offloads("optimizer"), 0 * weights
     widened = none if hosted else total(widened_bytes(own, z, owned(some, s)) for own, some in classes)
-    m = made_of(r, z, parts, s, depth, (weights + optimizer + beside, gradients, home.activations))
+    m = made_of(r, z, parts, s, depth, (weights + optimizer + buffers, gradients, home.activations))
     moments = moments_of(r, z, parts, s, m)
     made = total(
         update_bytes(own, z, owned(some, s), _biggest_tensor(some, s)) + flat_update(own, z, owned(some, s))
@@ -238,7 +238,7 @@ def stage_memory(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
         recomputed=m.again,
         buffers=m.buckets + m.gathered.backward,
         in_flight=depth.own + depth.mirrored,
-        beside=beside,
+        framework=buffers,
         widened=widened,
         host=home.host,
         paged=paged,
@@ -258,15 +258,15 @@ def fragmented_bytes(
     lie in the pools of their streams: the root's and one layer's at once, and the gradients, whatever else is there.
     Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
-    found = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
+    totals = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
     if r.stack.reserved_over_allocated > 1 and r.stack.loss_kernel.startswith("eager"):
-        found["loss"] = found["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
+        totals["loss"] = totals["loss"] + s.heads * parts.loss.kept_bytes * r.precision.activation_bytes / 4
     if r.stack.reserved_over_allocated > 1 and not r.stack.expandable_segments:
-        found["loss"] = found["loss"] + left_by_layers(parts, s, m)
+        totals["loss"] = totals["loss"] + left_by_layers(parts, s, m)
     if not (r.stack.apart_pools and r.shards_weights):
-        return largest(found.values())
+        return largest(totals.values())
     during = ("forward", "loss", "backward")
-    others = [value - (m.standing if name in during else m.gradients) for name, value in found.items()]
+    others = [value - (m.standing if name in during else m.gradients) for name, value in totals.items()]
     parts_in_compute = in_compute(r, parts)
     unit, _ = layer_units(r, parts_in_compute, s)
     gathered = r.precision.activation_bytes * (maximum(*end_units(r, parts_in_compute, s)) + unit)
@@ -297,7 +297,7 @@ def made_of(
     buckets = bucket_bytes(r, [(own, owned(some, s), _biggest_tensor(some, s)) for own, some in classes])
     last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
-    waiting = held_as("logits", (depth.heads - 1) * s.heads * last, "logits that wait for backward")
+    waiting = categorized("logits", (depth.heads - 1) * s.heads * last, "logits that wait for backward")
     return Moment(
         lasting=whole_step,
         standing=standing,
@@ -305,16 +305,16 @@ def made_of(
         gathered=gathered_bytes(r, z, parts, s),
         gradients=gradients,
         activations=activations,
-        again=held_as("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
+        again=categorized("recomputed", _largest_layer(parts, s, lambda k: k.dropped_bytes), "recomputed layer"),
         transient=_largest_layer(parts, s, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
         flowing=named(parts.stream_bytes, "gradient of the residual stream") + recomputed_streams(r, parts, s),
         waiting=waiting,
         # A head of few bits is made wide beside its logits.
-        logits=held_as(
+        logits=categorized(
             "logits", waiting + s.heads * maximum(last + parts.loss.transient_bytes, wide), "logits and loss"
         ),
-        last_layer=held_as(
+        last_layer=categorized(
             "activations", _largest_layer(parts, s, lambda k: k.kept_bytes), "saved for backward, one layer"
         ),
     )

@@ -15,7 +15,7 @@ from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import Precision
 from shardwise.records import dataclass
-from shardwise.training._parts import ModelBlocks, Recipe, frozen_bytes, held_as, owned, trained
+from shardwise.training._parts import ModelBlocks, Recipe, categorized, frozen_bytes, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
@@ -32,9 +32,9 @@ class OffloadedBytes(Generic[X]):
 
 
 def placed(
-    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], state: tuple[X, X, X], held: X
+    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], state: tuple[X, X, X], in_flight: X
 ) -> OffloadedBytes[X]:
-    """Return where the copies of a stage lie; `state` are (weights, gradients, optimizer), `held` what is in flight.
+    """Return where the copies of a stage lie; `state` are (weights, gradients, optimizer), `in_flight` the activations.
 
     Gradients pass through the device a layer at a time, activations two layers at a time: the one at work, and the
     one on its way.
@@ -42,21 +42,23 @@ def placed(
     weights, gradients, optimizer = state
     if not r.offload:
         zero = 0 * weights
-        return OffloadedBytes(weights=weights, gradients=gradients, optimizer=optimizer, activations=held, host=zero)
-    on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": held}
+        return OffloadedBytes(
+            weights=weights, gradients=gradients, optimizer=optimizer, activations=in_flight, host=zero
+        )
+    on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": in_flight}
     if r.offloads("parameters"):
-        on["weights"] = held_as("weights", 0 * weights, "weights on the host")
+        on["weights"] = categorized("weights", 0 * weights, "weights on the host")
     if r.offloads("optimizer"):
-        on["optimizer"] = held_as("optimizer", 0 * optimizer, "optimizer state on the host")
+        on["optimizer"] = categorized("optimizer", 0 * optimizer, "optimizer state on the host")
     if r.offloads("gradients"):
         layer = largest([above(n + m, 0, _layer_gradients(r, z, k.elements.dense, k.elements.expert), 0 * s.count)
                          for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
-        on["gradients"] = held_as("gradients", minimum(gradients, layer), "gradients of a layer")
+        on["gradients"] = categorized("gradients", minimum(gradients, layer), "gradients of a layer")
     if r.offloads("activations"):
         layer = largest([above(n + m, 0, k.kept_bytes, 0 * s.count)
                          for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
-        on["activations"] = held_as("activations", minimum(held, 2 * layer), "activations on their way")
-    whole = weights + gradients + optimizer + held
+        on["activations"] = categorized("activations", minimum(in_flight, 2 * layer), "activations on their way")
+    whole = weights + gradients + optimizer + in_flight
     return OffloadedBytes(**on, host=named(whole - total(on.values(), 0 * whole), "on the host"))
 
 

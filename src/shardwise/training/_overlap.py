@@ -37,14 +37,14 @@ def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> Mode
     span = m.group_shapes["ep"]
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
 
-    def beside(k: BlockCost[X]) -> BlockCost[X]:
+    def slowed(k: BlockCost[X]) -> BlockCost[X]:
         if "ep" not in k.exposed:
             return k
         pairs = paired(k, share)
         lost = named(m.slowdown_seconds(k.exposed["ep"] - pairs.exposed["ep"]), "slowed by expert messages")
         return replace(pairs, backward_input=pairs.backward_input + lost, compute=pairs.compute + lost)
 
-    return replace(parts, kinds=tuple(map(beside, parts.kinds)), head=beside(parts.head))
+    return replace(parts, kinds=tuple(map(slowed, parts.kinds)), head=slowed(parts.head))
 
 
 def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
@@ -136,8 +136,8 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     zero = 0 * k.forward
     if not r.shards_gradients:
         return zero, zero, zero, zero, zero
-    held, made = gathered_elements(r, z, k), scattered_elements(r, z, k)
-    scattered, gathered = scatters(z, r, made), gathers(r, *held) if r.shards_weights else ()
+    elements, made = gathered_elements(r, z, k), scattered_elements(r, z, k)
+    scattered, gathered = scatters(z, r, made), gathers(r, *elements) if r.shards_weights else ()
     scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
     hides = m.may_overlap("dp") and r.stack.overlap_gradients
     often, twice, reduced = unit_rounds(z, r)
@@ -148,7 +148,7 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
         (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0) if hides else last
     )
     hidden = first + last - ahead - behind
-    copied, returned = copy_seconds(m, r, often * total(held), reduced * total(made))
+    copied, returned = copy_seconds(m, r, often * total(elements), reduced * total(made))
     return (
         named(ahead, "exposed weight gathers"),
         named(behind, "exposed weight gathers and gradient scatters"),
@@ -161,10 +161,10 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     )
 
 
-def copy_seconds(m: CostModel[X], r: Recipe, held: X, made: X) -> tuple[X, X]:
+def copy_seconds(m: CostModel[X], r: Recipe, elements: X, made: X) -> tuple[X, X]:
     """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
     stack = r.stack
-    gathered = stack.gather_copy_bytes * held if r.shards_weights else 0 * held
+    gathered = stack.gather_copy_bytes * elements if r.shards_weights else 0 * elements
     scattered = stack.scatter_copy_bytes * made
     return gathered / m.rates.memory_bytes, scattered / m.rates.memory_bytes
 
@@ -209,9 +209,9 @@ def end_messages(
     ahead, behind = (one if hides else zero for one in _mean_layer(parts, s))
     messages: list[EndMessages[X]] = []
 
-    def add(unit: str, backward: bool, sent: tuple[StateMessage[X], ...], count: X, beside: X) -> None:
+    def add(unit: str, backward: bool, sent: tuple[StateMessage[X], ...], count: X, compute: X) -> None:
         seconds = count * state_seconds(m, sent, zero)
-        waits = maximum(seconds - beside, 0.0)
+        waits = maximum(seconds - compute, 0.0)
         label = f"{'scattering' if backward else 'gathering'} the {unit}"
         messages.append(
             EndMessages(unit=unit, backward=backward, messages=sent, count=count, exposed=named(waits, label),
@@ -315,7 +315,7 @@ def host_waits(
         for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
     ]
     waits = [
-        named(bucketed(one, beside, _layers(s)) if m.may_overlap("host") else one, "host link")
-        for one, beside in zip(whole, compute, strict=True)
+        named(bucketed(one, compute_of, _layers(s)) if m.may_overlap("host") else one, "host link")
+        for one, compute_of in zip(whole, compute, strict=True)
     ]
     return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]

@@ -117,7 +117,7 @@ MemoryMoment: TypeAlias = Literal[
 ]
 
 
-def held_as(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
+def categorized(category: MemoryCategory, size_bytes: X, name: str, source: str = "") -> X:
     """Return bytes under a name, of a category of memory."""
     size = named(size_bytes, name, source)
     if isinstance(size, Traced):
@@ -191,7 +191,7 @@ class InFlight(Generic[X]):
     heads: X
 
 
-def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
+def in_flight_of(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
     """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
 
     Counted from the order of tasks in github.com/deepseek-ai/DualPipe. Where messages of experts run beside the pass
@@ -219,7 +219,7 @@ def held_in_flight(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[
 class StageMemory(Generic[X]):
     """Bytes of one stage: what lives through the step, and the total at each moment.
 
-    `beside` is what the framework keeps for the whole run beside the state, `widened` what its optimizer keeps
+    `framework` is what the framework keeps for the whole run next to the state, `widened` what its optimizer keeps
     until the next step, `late_block` what the allocator adds, `host` what lies in the host's memory for the rank,
     `paged` optimizer state that may lie there, and is in none of the others.
     """
@@ -232,7 +232,7 @@ class StageMemory(Generic[X]):
     recomputed: X
     buffers: X
     in_flight: X
-    beside: X
+    framework: X
     widened: X
     late_block: X
     host: X
@@ -264,7 +264,7 @@ def in_compute(r: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
 def all_elements(r: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCounts[X]:
     """Return all weights of a block as parameters as wide as compute's input."""
     elements = one.elements
-    for dense, expert, most in _beside(one, r.precision.activation_bytes):
+    for dense, expert, most in _other_parts(one, r.precision.activation_bytes):
         elements = replace(
             elements,
             dense_other=elements.dense_other + dense,
@@ -274,7 +274,7 @@ def all_elements(r: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCo
     return elements
 
 
-def _beside(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator[tuple[X, X, X]]:
+def _other_parts(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator[tuple[X, X, X]]:
     """Yield (dense, of experts, largest) of the adapters and of the frozen weights of a block."""
     if one.adapters is not None:
         yield one.adapters.dense, one.adapters.expert, one.adapters.largest
@@ -331,8 +331,8 @@ def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[ParameterCounts[
     layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
     own = total(layers, zero) + s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
     for block in parts.shared:
-        held = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
-        own = own - maximum(held - 1, 0) * pick(block.elements)
+        elements = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
+        own = own - maximum(elements - 1, 0) * pick(block.elements)
     return own
 
 

@@ -93,7 +93,7 @@ class TrainReport(Card):
     @property
     def device_bytes(self) -> float:
         """What the device shows: reserved, the context and communicator buffers."""
-        return self.evaluation.held + self.evaluation.resident
+        return self.evaluation.needed + self.evaluation.resident
 
     @property
     def host_bytes(self) -> float:
@@ -259,7 +259,7 @@ class TrainReport(Card):
         """Chance that measured over predicted bytes stays below what the device has; 0 where the host lacks some."""
         if self.verdict.host_short_by_bytes:
             return 0.0
-        return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.held)
+        return self.case.memory_band.chance(self.verdict.limit_bytes / self.evaluation.needed)
 
     def explain(self, what: str = "step") -> Traced:
         """Return a headline as a number that opens: one of `HEADLINES`; raises `InputError` for another name.
@@ -385,16 +385,16 @@ def train(
         )
 
     def seconds(p: Plan, j: Training) -> float | None:
-        found = report_of(case(p, j), (), priced)
-        return found.step_seconds if found.fits else None
+        known_floor = report_of(case(p, j), (), priced)
+        return known_floor.step_seconds if known_floor.fits else None
 
     asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
     plan, job, notes = complete(asked, seconds)
     whole = case(plan, job)
     report = report_of(whole, (), priced)
     rates, network = report.evaluation.rates, report.evaluation.network
-    said = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
+    noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
     if report.host_bytes and not cluster.host_memory_bytes:
         needed = show_bytes(report.verdict.host_needed_bytes)
-        said = (*said, f"host_memory: not known, {needed} on the host of a node are taken to be there")
-    return replace(report, assumptions=tuple(dict.fromkeys(said)))
+        noted = (*noted, f"host_memory: not known, {needed} on the host of a node are taken to be there")
+    return replace(report, assumptions=tuple(dict.fromkeys(noted)))

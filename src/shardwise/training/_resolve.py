@@ -110,9 +110,9 @@ def job_problems(job: Training, model: Model) -> Problems:
     return problems
 
 
-def _experts(job: Training, found: Problems) -> None:
+def _experts(job: Training, problems: Problems) -> None:
     if not job.expert_imbalance >= 1:
-        found.add(
+        problems.add(
             "expert_imbalance",
             job.expert_imbalance,
             "is the busiest expert rank's load over the mean, at least 1",
@@ -120,23 +120,23 @@ def _experts(job: Training, found: Problems) -> None:
         )
     if not 0 <= job.capacity_factor < float("inf"):
         rule = "is the rows that an expert takes over the mean, above 0"
-        found.add("capacity_factor", job.capacity_factor, rule, "use 0 to drop none")
+        problems.add("capacity_factor", job.capacity_factor, rule, "use 0 to drop none")
     if job.pad_to_capacity and not job.capacity_factor:
         rule = "needs a capacity that experts are filled up to"
-        found.add("pad_to_capacity", job.pad_to_capacity, rule, "give capacity_factor, or leave it out")
+        problems.add("pad_to_capacity", job.pad_to_capacity, rule, "give capacity_factor, or leave it out")
 
 
-def _budget(job: Training, found: Problems) -> None:
+def _budget(job: Training, problems: Problems) -> None:
     """Record what is wrong between the budget of a run and its epochs."""
     if job.token_budget and job.sample_budget:
-        found.add("samples", job.sample_budget, "gives the budget that tokens give too", "give one of the two")
+        problems.add("samples", job.sample_budget, "gives the budget that tokens give too", "give one of the two")
     if isinstance(job.epochs, bool) or not isinstance(job.epochs, (int, float)) or not 0 < job.epochs < float("inf"):
-        found.add("epochs", job.epochs, "must be a number above 0", "use 1 for one pass over the budget")
+        problems.add("epochs", job.epochs, "must be a number above 0", "use 1 for one pass over the budget")
     elif job.epochs != 1 and not (job.token_budget or job.sample_budget):
-        found.add("epochs", job.epochs, "are passes over a budget, and there is none", "give tokens or samples")
+        problems.add("epochs", job.epochs, "are passes over a budget, and there is none", "give tokens or samples")
 
 
-def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
+def _replicas(q: Question, problems: Problems, notes: list[str]) -> Plan:
     plan = q.plan
     used = plan.tp * plan.tp2 * plan.cp * plan.pp
     n = q.cluster.num_devices
@@ -146,7 +146,7 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
             # Each axis that could take another value is named with the values that would do.
             axis = max((axis for axis in AXES if axis != "dp"), key=lambda a: getattr(plan, a))
             others = used // getattr(plan, axis)
-            found.add(
+            problems.add(
                 axis,
                 getattr(plan, axis),
                 rule,
@@ -159,7 +159,7 @@ def _replicas(q: Question, found: Problems, notes: list[str]) -> Plan:
         return replace(plan, dp=n // used)
     if plan.num_devices != n:
         rule = f"tp x tp2 x cp x pp x dp = {plan.num_devices} must equal the {n} devices"
-        found.add(
+        problems.add(
             "dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use a cluster of {plan.num_devices} devices"
         )
     return plan
@@ -211,7 +211,7 @@ def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ..
     return plan, job, tuple(notes)
 
 
-def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> None:
+def _settings_laws(stack: Stack, plan: Plan, job: Training, problems: Problems) -> None:
     """Record settings that the plan does not allow.
 
     Megatron's losses are its own, and those that take the head with them read a whole vocabulary. torchtune's
@@ -222,17 +222,19 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, found: Problems) -> 
     able = [one for one in LOSSES if one.startswith("vocab-parallel") == own and not (split and one in WHOLE_LOSSES)]
     if loss and loss not in able:
         where = ", which splits the vocabulary" if split else ""
-        found.add("loss", loss, f"is no cross entropy of {stack.name}{where}", one_of(able))
+        problems.add("loss", loss, f"is no cross entropy of {stack.name}{where}", one_of(able))
     if stack.settings.fp8_recipe == "rowwise" and stack.saves_quantised:
         rule = f"is a recipe of torchao, which {stack.name} does not run"
-        found.add("fp8_recipe", "rowwise", rule, one_of([one for one in SCALINGS if one != "rowwise"]))
+        problems.add("fp8_recipe", "rowwise", rule, one_of([one for one in SCALINGS if one != "rowwise"]))
     count = job.global_batch // (plan.dp * plan.micro_batch)
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
-        found.add("updates_in_backward", True, rule, f"use --accumulation 1 (micro_batch {plan.micro_batch * count})")
+        problems.add(
+            "updates_in_backward", True, rule, f"use --accumulation 1 (micro_batch {plan.micro_batch * count})"
+        )
 
 
-def _paging_laws(q: Question, plan: Plan, found: Problems) -> None:
+def _paging_laws(q: Question, plan: Plan, problems: Problems) -> None:
     """Record optimizers of bitsandbytes that a device has no kernel of or no driver pages, or that the host holds.
 
     bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr). For Metal it has products
@@ -241,16 +243,16 @@ def _paging_laws(q: Question, plan: Plan, found: Problems) -> None:
     name, vendor = q.job.optimizer, q.cluster.device.vendor
     optimizer = find_optimizer(name)
     if vendor == "Apple" and optimizer.eight_bits:
-        found.add("optimizer", name, "has no kernel for Metal in bitsandbytes", "use adam, or adafactor")
+        problems.add("optimizer", name, "has no kernel for Metal in bitsandbytes", "use adam, or adafactor")
         return
     if not optimizer.paged:
         return
     if vendor not in ("NVIDIA", "generic"):
         rule = f"needs CUDA's managed memory, which {q.cluster.device.name} has not"
-        found.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}")
+        problems.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}")
     if "optimizer" in plan.offload:
         rule = "pages states between device and host that offload keeps on the host"
-        found.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}, or leave optimizer out of offload")
+        problems.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}, or leave optimizer out of offload")
 
 
 def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:
@@ -276,16 +278,16 @@ def _cut(stack: Stack, plan: Plan, batch: int, notes: list[str]) -> Plan:
     return replace(plan, micro_batch=size)
 
 
-def _batch(q: Question, plan: Plan, found: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
+def _batch(q: Question, plan: Plan, problems: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
     job, micro, steps = q.job, plan.micro_batch, q.accumulation
     if job.global_batch and micro and steps:
         if job.global_batch != micro * steps * plan.dp:
             rule = f"must equal micro_batch x accumulation x dp = {micro * steps * plan.dp}"
-            found.add("global_batch", job.global_batch, rule, "give two of the three")
+            problems.add("global_batch", job.global_batch, rule, "give two of the three")
         return plan, job
     if job.global_batch and steps:
         if job.global_batch % (steps * plan.dp):
-            found.add(
+            problems.add(
                 "accumulation",
                 steps,
                 f"x dp = {steps * plan.dp} must divide the global batch {job.global_batch}",
@@ -336,7 +338,7 @@ def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed)
     if not fitting:
         best, why = legal[0], "the smallest"
     elif job.global_batch:
-        best, why = min(fitting, key=lambda found: found[0])[1], "the fastest that fits"
+        best, why = min(fitting, key=lambda lookup: lookup[0])[1], "the fastest that fits"
     else:
         best, why = fitting[-1][1], "the largest that fits"
     notes.append(f"micro_batch {best[0].micro_batch}: {why}")

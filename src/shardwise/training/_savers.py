@@ -58,8 +58,8 @@ def leaner(device: Device) -> dict[str, str]:
     >>> leaner(find_device("h100").device), leaner(find_device("apple-m3-max-40core").device)
     ({'optimizer': 'adam8bit', 'precision': 'bf16-pure'}, {'optimizer': 'adafactor'})
     """
-    found = {"optimizer": "adafactor" if device.vendor == "Apple" else "adam8bit"}
-    return found | ({"precision": "bf16-pure"} if "bf16" in device.matrix_flops else {})
+    fields = {"optimizer": "adafactor" if device.vendor == "Apple" else "adam8bit"}
+    return fields | ({"precision": "bf16-pure"} if "bf16" in device.matrix_flops else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -138,8 +138,8 @@ class Partition:
 def runs_of(order: tuple[int, ...], num_blocks: int, partition: Partition) -> tuple[Stages[float], ...]:
     """Return the runs of equal stages of a partition, in pipeline order."""
     p, rules = partition, find_rules(partition.schedule)
-    held = stage_layers(order, p.pp, p.vpp, p.sizes, p.schedule)
-    stages = [_counts(s, num_blocks, p.recomputed) for s in held]
+    layers_of = stage_layers(order, p.pp, p.vpp, p.sizes, p.schedule)
+    stages = [_counts(s, num_blocks, p.recomputed) for s in layers_of]
     last = 0 if rules.folded else p.pp - 1
     # The end of the line of stages is a run of its own: it sends less, head or not.
     keys = [

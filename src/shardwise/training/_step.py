@@ -300,9 +300,9 @@ def with_update(
     parts_of_it = named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update
     whole = named(pipeline.total, "pipeline") + parts_of_it + overhead
     if r.scorings or r.critics:
-        beside = r.scorings * scoring_seconds(z, per_stage) + r.critics * (whole - overhead)
-        beside = named(beside, "passes without gradients, and other models that train")
-        whole, overhead = whole + beside, overhead + beside
+        scoring = r.scorings * scoring_seconds(z, per_stage) + r.critics * (whole - overhead)
+        scoring = named(scoring, "passes without gradients, and other models that train")
+        whole, overhead = whole + scoring, overhead + scoring
     if r.slack:
         slower = named(r.slack * whole, "tuned as most runs", "cost/bands.toml, step_seconds")
         whole, overhead = whole + slower, overhead + slower

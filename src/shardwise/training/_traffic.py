@@ -192,11 +192,11 @@ def part_messages(t: Traffic, lines: PartLedger[float], folded: BlockCost[float]
 
 def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
     """Return the messages of state that are sent: those of more than nothing over more than one rank."""
-    found = []
+    sent = []
     for one in messages:
         group = t.machine.group_shapes[one.group]
         if one.size_bytes and group[-1] > 1:
-            found.append(
+            sent.append(
                 Message(
                     group=one.group,
                     part=part,
@@ -210,7 +210,7 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
                     seconds=message_seconds(t.machine, one),
                 )
             )
-    return found
+    return sent
 
 
 def _shared(messages: list[tuple[Message, float]], exposed: float) -> list[TimedMessage]:

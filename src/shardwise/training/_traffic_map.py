@@ -180,7 +180,7 @@ class _Counts:
             within = [_within(group, size, amounts) for size in (*self.below, self.cluster.num_devices)]
             for source in group:
                 places = [source // size for size in self.below] + [0]
-                known = [held[place] for held, place in zip(within, places, strict=True)]
+                known = [members[place] for members, place in zip(within, places, strict=True)]
                 for tier, ((few, less), (many, more)) in enumerate(pairwise(known)):
                     amount = amounts[source] * shares[tier] * (many - few)
                     by_tier[tier] += amount
@@ -194,7 +194,7 @@ class _Counts:
         # Ranks that share a node and the domains of all tiers are alike to the others.
         unit = min(node, *sizes) if sizes else node
         unit = 1 if any(size % unit for size in (node, *sizes)) else unit
-        alike = [(place * unit, *held) for place, held in _within(group, unit, amounts).items()]
+        alike = [(place * unit, *members) for place, members in _within(group, unit, amounts).items()]
         for source, own, amount in alike:
             for target, many, _ in alike:
                 peers = own - 1 if source == target else many
@@ -245,18 +245,18 @@ def traffic_map_of(
     `rates` are the achieved bytes a second of each tier by name.
     """
     each = [_patterns(flows) for _, flows in stages]
-    keys = dict.fromkeys(k for found in each for k in found)
+    keys = dict.fromkeys(k for counts_of in each for k in counts_of)
     _check_count(plan, keys)
     run_of = [run for run, (count, _) in enumerate(stages) for _ in range(count)]
     runs, counts = [run_of[stage] for stage in stage_of_ranks(plan)], _Counts.of(plan, cluster)
     for key in keys:
         name, pattern, how = key
-        sent = [found.get(key, 0.0) for found in each]
+        sent = [counts_of.get(key, 0.0) for counts_of in each]
         amounts = [sent[run] for run in runs]
         (counts.exchange if pattern == "exchange" else counts.ring)(name, how, amounts)
     pairs = sorted(counts.nodes.items())
     return TrafficMap(
-        by_tier={group: tuple(found) for group, found in counts.by_tier.items()},
+        by_tier={group: tuple(counts_of) for group, counts_of in counts.by_tier.items()},
         between_nodes=NodeTraffic(
             source=tuple([pair // cluster.num_devices for pair, _ in pairs]),
             target=tuple([pair % cluster.num_devices for pair, _ in pairs]),

@@ -67,19 +67,19 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     return problems
 
 
-def _layers(model: Model, tuning: Tuning, found: Problems) -> None:
+def _layers(model: Model, tuning: Tuning, problems: Problems) -> None:
     """Record layers that a model does not have, and those that share their weights with others."""
     count = model.num_layers
     for word in tuning.layer_words:
         named = layers_of(word, count)
         if not named or named[0] < 0 or named[-1] >= count:
             rule = f"names no layers of {model.name}, which has 0 to {count - 1}"
-            found.add("trains", word, rule, f"use for example last:{max(count // 4, 1)}")
+            problems.add("trains", word, rule, f"use for example last:{max(count // 4, 1)}")
         elif any(block.shared_weights for at in named for block in (model.layers[at], *model.layers[at].also)):
-            found.add("trains", word, "names layers that share their weights with others", "leave out --trains")
+            problems.add("trains", word, "names layers that share their weights with others", "leave out --trains")
 
 
-def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> None:
+def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
     """Record targets that a model does not have, and ranks above the smaller side of every target."""
     layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights]
 
@@ -90,7 +90,7 @@ def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> No
     for word in job.targets:
         if not has(word):
             known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *module_names(model)))
-            found.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
+            problems.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
     chosen = [
         op
         for op in layers
@@ -102,16 +102,16 @@ def _targets(model: Model, job: Training, tuning: Tuning, found: Problems) -> No
         # peft rounds the number of blocks layer by layer (tuners/oft/layer.py, adjust_oft_parameters).
         near = min(divisors(math.gcd(*turned)), key=lambda number: abs(number - tuning.rank))
         rule = f"cannot cut layers of {', '.join(map(str, sorted(turned)))} features into blocks of one size"
-        found.add("rank", tuning.rank, rule, f"use {near}, or leave it out for blocks of {OFT_BLOCK}")
+        problems.add("rank", tuning.rank, rule, f"use {near}, or leave it out for blocks of {OFT_BLOCK}")
     common = math.gcd(*turned)
     if job.oft_block_size and (common % tuning.block or tuning.block < 2):
         near = min((size for size in divisors(common) if size > 1), key=lambda size: abs(size - tuning.block))
         rule = f"does not divide the {', '.join(map(str, sorted(turned)))} features of the layers"
-        found.add("oft_block_size", tuning.block, rule, f"use {near}")
+        problems.add("oft_block_size", tuning.block, rule, f"use {near}")
     # peft takes any rank; one above the smaller side of some layers only is what a default makes of narrow ones.
     if sides and tuning.rank > max(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
         rule = f"is above the smaller side of every target, {max(sides):.0f}"
-        found.add("rank", tuning.rank, rule, f"use at most {max(sides):.0f}")
+        problems.add("rank", tuning.rank, rule, f"use at most {max(sides):.0f}")
 
 
 def _adapter_parameters(model: Model, tuning: Tuning) -> float:

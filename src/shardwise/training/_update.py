@@ -53,14 +53,14 @@ def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
 
 
 def with_states(
-    r: Recipe, found: ParameterCounts[X], ops: Sequence[Op[X]], adapter: bool = False
+    r: Recipe, counts: ParameterCounts[X], ops: Sequence[Op[X]], adapter: bool = False
 ) -> ParameterCounts[X]:
     """Return parameters of the model, or of adapters, with the bytes of state that their single tensors decide."""
     if not (r.optimizer.by_tensor or r.optimizer.paged):
-        return found
+        return counts
     width = r.precision.state_bytes
 
-    def held(w: Weight[X], sides: tuple[X, X, X]) -> tuple[bool, X, X]:
+    def irregular(w: Weight[X], sides: tuple[X, X, X]) -> tuple[bool, X, X]:
         """Whether a tensor is of experts, its bytes beyond those that grow with its elements, and those in pages."""
         moments = r.optimizer.matrix if w.kind == "matrix" else r.optimizer.other
         size = tensor_bytes(moments, sides, width)
@@ -69,14 +69,14 @@ def with_states(
         paged = above(sides[0], PAGED_ELEMENTS - 1, size, 0 * size) if r.optimizer.paged else 0 * size
         return w.expert, size - moments.element_bytes(width) * sides[0], paged
 
-    states = [held(w, sides) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
-    zero = 0 * found.largest
+    states = [irregular(w, sides) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
+    zero = 0 * counts.largest
 
     def added(experts: bool, at: Literal[1, 2]) -> X:
         return total((one[at] for one in states if one[0] is experts), zero)
 
     return replace(
-        found,
+        counts,
         dense_states=named(added(False, 1), "states of single tensors"),
         expert_states=named(added(True, 1), "states of single tensors, experts"),
         dense_pages=named(added(False, 2), "pages of states"),
@@ -84,11 +84,13 @@ def with_states(
     )
 
 
-def with_adapter_states(r: Recipe, found: ParameterCounts[X] | None, ops: Sequence[Op[X]]) -> ParameterCounts[X] | None:
+def with_adapter_states(
+    r: Recipe, counts: ParameterCounts[X] | None, ops: Sequence[Op[X]]
+) -> ParameterCounts[X] | None:
     """Return the parameters of adapters with their optimizer state."""
-    if found is None or r.adapters is None:
-        return found
-    return with_states(replace(r, precision=r.adapters), found, ops, adapter=True)
+    if counts is None or r.adapters is None:
+        return counts
+    return with_states(replace(r, precision=r.adapters), counts, ops, adapter=True)
 
 
 def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:

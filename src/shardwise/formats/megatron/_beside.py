@@ -28,8 +28,8 @@ def plan_beside(
     `model` stands behind its key, `usual` is what the trainer sets where nobody says.
     """
     named, known = model
-    said = {NAMES.get(name, name): path for name, path in paths.items()}
-    given = GivenArguments(values={name: keys.values[path] for name, path in said.items()}, options=said)
+    values = {NAMES.get(name, name): path for name, path in paths.items()}
+    given = GivenArguments(values={name: keys.values[path] for name, path in values.items()}, options=values)
     given.problems.items = keys.problems.items
     given.values = _USUAL | dict(usual) | {name: value for name, value in given.values.items() if value is not None}
     if not given.values.get("recompute_granularity"):

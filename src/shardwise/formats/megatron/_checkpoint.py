@@ -82,11 +82,11 @@ def read(folder: str) -> dict[str, Any]:
     except (OSError, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, EOFError, ValueError, TypeError,
             AttributeError, IndexError, KeyError) as error:  # fmt: skip
         raise _fail(path, f"cannot be read ({type(error).__name__})") from None
-    found = state.get("args") if isinstance(state, Mapping) else None
-    if not isinstance(found, SimpleNamespace):
+    args = state.get("args") if isinstance(state, Mapping) else None
+    if not isinstance(args, SimpleNamespace):
         raise _fail(path, "keeps no arguments")
     # Arguments are words, numbers and lists of them; deeper ones could repeat each other without end.
-    return {name: value for name, value in vars(found).items() if _is_flat(value)}
+    return {name: value for name, value in vars(args).items() if _is_flat(value)}
 
 
 def _is_flat(value: object) -> bool:
@@ -130,11 +130,11 @@ def _merge(r: Reader, kept: Mapping[str, Any], folder: str) -> None:
     names = facts()["checkpoint"]
     wins = set(names["wins"]) if r.flag("use_checkpoint_args") else set()
     wins |= set(names["parallel"]) if r.flag("use_mp_args_from_checkpoint_args") else set()
-    found = from_mapping({name: kept[name] for name in kept if name in wins | set(names["fills"])})
+    stored = from_mapping({name: kept[name] for name in kept if name in wins | set(names["fills"])})
     for name in wins & set(kept):
-        if name not in found.values and name in r.given.values:
+        if name not in stored.values and name in r.given.values:
             del r.given.values[name]
-    taken = {name: value for name, value in found.values.items() if name in wins or name not in r.given.values}
-    r.given.values |= taken
-    r.given.options |= {name: by_name()[name].option for name in taken}
-    r.assume(f"{len(taken)} arguments: of the checkpoint in {folder}")
+    values = {name: value for name, value in stored.values.items() if name in wins or name not in r.given.values}
+    r.given.values |= values
+    r.given.options |= {name: by_name()[name].option for name in values}
+    r.assume(f"{len(values)} arguments: of the checkpoint in {folder}")

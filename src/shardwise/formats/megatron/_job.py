@@ -29,8 +29,8 @@ def build(r: Reader, plan: Plan) -> Training:
     seq_len = _seq_len(r)
     if not batch:
         batch = plan.micro_batch * plan.dp
-        told = f"global_batch {batch}" if batch else "global_batch"
-        r.assume(f"{told}: one micro-batch on each replica, as without --global-batch-size")
+        budget_field = f"global_batch {batch}" if batch else "global_batch"
+        r.assume(f"{budget_field}: one micro-batch on each replica, as without --global-batch-size")
     unit = plan.micro_batch * plan.dp
     if unit and batch % unit:
         r.fail(
@@ -75,10 +75,10 @@ def _dropouts(r: Reader) -> dict[str, Any]:
 
 def _seq_len(r: Reader) -> int:
     name = "encoder_seq_length" if r.has("encoder_seq_length") and not r.has("seq_length") else "seq_length"
-    found, most = r.needed(name), r.whole("max_position_embeddings")
-    if most and found > most:
+    length, most = r.needed(name), r.whole("max_position_embeddings")
+    if most and length > most:
         r.fail(name, f"must not exceed --max-position-embeddings {most}", f"use at most {most}")
-    return found
+    return length
 
 
 def _samples(r: Reader, batch: int) -> int:

@@ -91,14 +91,14 @@ def vocabulary(r: Reader) -> int | None:
         return padded
     kind, known = r.word("tokenizer_type"), facts()["tokenizers"]
     word = str(r.given.values.get("tokenizer_model", ""))
-    found = known.get(kind) if kind or not r.has("vocab_file") else known["GPT2BPETokenizer"]
-    if found is None and kind == "HuggingFaceTokenizer":
-        found = _catalogued(word)
-    if found is None:
+    size = known.get(kind) if kind or not r.has("vocab_file") else known["GPT2BPETokenizer"]
+    if size is None and kind == "HuggingFaceTokenizer":
+        size = _catalogued(word)
+    if size is None:
         r.problems.add("--vocab-size", None, "is missing, and the tokenizer does not tell it", "give --vocab-size")
         return None
-    r.assume(f"vocab_size {found}: of {kind or 'GPT2BPETokenizer'}" + (f" {word}" if word else ""))
-    return int(found) + extra
+    r.assume(f"vocab_size {size}: of {kind or 'GPT2BPETokenizer'}" + (f" {word}" if word else ""))
+    return int(size) + extra
 
 
 def padded_vocab(r: Reader, entries: int) -> int:

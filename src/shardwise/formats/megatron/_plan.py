@@ -194,11 +194,11 @@ def _stages(r: Reader, pp: int) -> list[int]:
 
 def _counted_ends(r: Reader, pieces: tuple[int, ...]) -> tuple[int, ...]:
     """Return the pieces without the embedding and the loss that were counted as layers."""
-    found = list(pieces)
+    layers = list(pieces)
     first, last = _ends(r)
-    found[0] -= first
-    found[-1] -= last
-    return tuple(found)
+    layers[0] -= first
+    layers[-1] -= last
+    return tuple(layers)
 
 
 def _ends(r: Reader) -> tuple[int, int]:
@@ -275,16 +275,16 @@ def _recompute(r: Reader, vpp: int, pieces: tuple[int, ...]) -> tuple[Recompute,
 
 def _granularity(r: Reader) -> str:
     """Return the kind of recompute; older switches say it in their own ways."""
-    found = r.word("recompute_granularity", "full", "selective")
+    word = r.word("recompute_granularity", "full", "selective")
     if r.flag("recompute_activations"):
-        if found == "full":
+        if word == "full":
             r.fail("recompute_granularity", "contradicts --recompute-activations, which is selective", "give one")
         return "selective"
     if r.flag("moe_layer_recompute"):
-        return found or "selective"
+        return word or "selective"
     if r.flag("checkpoint_activations") or r.has("activations_checkpoint_method"):
         return "full"
-    return found
+    return word
 
 
 def _selective(r: Reader) -> tuple[Recompute, int, tuple[str, ...]]:

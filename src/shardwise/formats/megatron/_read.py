@@ -61,18 +61,18 @@ def tells(word: str) -> bool:
     return word in _TELLING
 
 
-def _read(found: Started, around: ImportContext) -> Imported:
-    launch = replace(found.launch, follow=around.follow)
+def _read(started_as: Started, around: ImportContext) -> Imported:
+    launch = replace(started_as.launch, follow=around.follow)
     if around.num_devices and around.num_devices != launch.num_devices:
         launch = replace(launch, num_devices=around.num_devices, devices_per_node=0)
     skipped = frozenset(f"--{name.lstrip('-')}" for name in around.skipped)
-    given, more = from_words(found.arguments, skipped), from_words(around.more, skipped)
+    given, more = from_words(started_as.arguments, skipped), from_words(around.more, skipped)
     given.values |= more.values
     given.options |= more.options
     given.unknown += more.unknown
     given.problems.items += more.problems.items
     case = imported(given, launch)
-    return replace(case, assumed=(*found.notes, *case.assumed))
+    return replace(case, assumed=(*started_as.notes, *case.assumed))
 
 
 def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
@@ -105,8 +105,8 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
     _assume_defaults(r)
     given.problems.items[:] = dict.fromkeys(given.problems.items)
     given.problems.raise_if_any()
-    told = {name: by_name()[name] for name in given.values if name in by_name()}
-    kept = [(arguments()[given.options[name]], given.values[name]) for name in told]
+    given_arguments = {name: by_name()[name] for name in given.values if name in by_name()}
+    kept = [(arguments()[given.options[name]], given.values[name]) for name in given_arguments]
     reasons = facts()["reasons"]
     return Imported(
         system=facts()["checked"]["system"],
@@ -141,13 +141,13 @@ def _refuse(r: Reader) -> None:
 
 def _assume_defaults(r: Reader) -> None:
     """Say which defaults of Megatron-LM matter and were not stated."""
-    told = (
+    defaults = (
         ("position_embedding_type", not r.flag("use_rotary_position_embeddings"), "learned positions"),
         ("hidden_dropout", not r.has("attention_dropout"), "dropout of 0.1 on attention and hidden states"),
         ("transformer_impl", not _job.era(r), "Transformer Engine's modules"),
         ("bf16", not r.flag("fp16") and not r.has("fp8"), "parameters of 32 bits"),
     )
-    for name, matters, text in told:
+    for name, matters, text in defaults:
         if matters and not r.has(name):
             r.assume(f"{text}: Megatron-LM's default, as {r.option(name)} is not given")
     padded = r.has("padded_vocab_size") or not r.flag("pad_vocab_size")

@@ -78,13 +78,13 @@ class Reader:
     def number(self, name: str) -> float:
         """Return a number of at least 0."""
         try:
-            found = float(str(self.raw(name) or 0))
+            parsed = float(str(self.raw(name) or 0))
         except ValueError:
-            found = -1.0
-        if not 0 <= found <= MOST_WHOLE:
+            parsed = -1.0
+        if not 0 <= parsed <= MOST_WHOLE:
             self.fail(name, "must be a number of at least 0", "write for example 0.1")
             return 0.0
-        return found
+        return parsed
 
     def flag(self, name: str) -> bool:
         """Return a switch."""
@@ -153,7 +153,7 @@ def spelled_out(text: str) -> list[int] | None:
         raise ValueError(text)
 
     try:
-        found = value(ast.parse(text.strip(), mode="eval").body)
+        parsed = value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-    return found if isinstance(found, list) else None
+    return parsed if isinstance(parsed, list) else None

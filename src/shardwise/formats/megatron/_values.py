@@ -71,10 +71,10 @@ def arguments() -> dict[str, Argument]:
 @cache
 def by_name() -> dict[str, Argument]:
     """Return one spelling of each argument by its name in the namespace."""
-    found: dict[str, Argument] = {}
+    table_rows: dict[str, Argument] = {}
     for argument in arguments().values():
-        found.setdefault(argument.name, argument)
-    return found
+        table_rows.setdefault(argument.name, argument)
+    return table_rows
 
 
 @cache
@@ -140,10 +140,10 @@ def from_words(words: Sequence[str], skipped: frozenset[str] = frozenset()) -> G
 
 def _values_of(rest: deque[str], most: int) -> list[str]:
     """Take the values that follow an argument: words that are not arguments; negative numbers are values."""
-    found: list[str] = []
-    while rest and len(found) < most and (not rest[0].startswith("-") or _is_number(rest[0])):
-        found.append(rest.popleft())
-    return found
+    values: list[str] = []
+    while rest and len(values) < most and (not rest[0].startswith("-") or _is_number(rest[0])):
+        values.append(rest.popleft())
+    return values
 
 
 def _is_number(word: str) -> bool:

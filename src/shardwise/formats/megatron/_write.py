@@ -13,14 +13,14 @@ from typing import TypeVar
 from shardwise.errors import InputError, Problem
 from shardwise.files import file_name
 from shardwise.formats._exported import (
+    Differences,
     ExportCase,
     Exported,
-    Found,
     canonical,
     differences,
     lost,
     refuse,
-    untold,
+    unexported,
     worded,
 )
 from shardwise.formats._launch import Launch
@@ -59,7 +59,7 @@ _BESIDE = ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
 _CONTEXT = {"ring": "p2p", "all-gather": "allgather", "all-to-all": "a2a"}
 # validate_args wants one connection for tensor parallelism before Blackwell, and more with FSDP.
 _ENVIRONMENT = ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "unset CUDA_DEVICE_MAX_CONNECTIONS")
-TOLD = frozenset((
+EXPORTED = frozenset((
     "tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "sequence_parallel", "cp_kind", "schedule", "sharding",
     "shard", "recompute", "recompute_layers", "modules", "stage_layers", "order",
 ))  # fmt: skip
@@ -73,10 +73,10 @@ def export(case: ExportCase) -> Exported:
     Source: the arguments of github.com/NVIDIA/Megatron-LM at the version that is returned.
     """
     _check_layers(case.model)
-    plan, found = untold(worded(case).plan, TOLD | {"offload"})
+    plan, differing = unexported(worded(case).plan, EXPORTED | {"offload"})
     case = replace(case, plan=plan)
     name, words = file_name(case.model.name, ".sh"), arguments(case)
-    refuse("Megatron-LM", found | _lost(case, words), case)
+    refuse("Megatron-LM", differing | _lost(case, words), case)
     checked = facts()["checked"]
     notes = ("data, tokenizer, learning rate and checkpoints are yours to add, passed on from the script's own",)
     version = f"{checked['release']} and commit {checked['commit'][:7]} of {checked['date']}"
@@ -358,15 +358,15 @@ def _stack(case: ExportCase) -> Words:
     return words | ({"--moe-token-dispatcher-type": "flex"} if s.dispatch == "deduplicated" and moe is not None else {})
 
 
-def _lost(case: ExportCase, words: list[str]) -> Found:
+def _lost(case: ExportCase, words: list[str]) -> Differences:
     """Return every field that does not come back, as it was and as it came."""
     launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
     back = read_args(words, launch)
-    found = lost(case, back)
+    differing = lost(case, back)
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
-            found.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
-    return found
+            differing.setdefault(path.rpartition(".")[2] if "[" in path else path, (a, b))
+    return differing
 
 
 def script(case: ExportCase, words: list[str]) -> str:

@@ -52,18 +52,20 @@ class Autoscale:
 
     def problems(self) -> Problems:
         """Return what is wrong with it."""
-        found = Problems()
+        problems = Problems()
         if self.metric not in SIGNALS:
-            found.add("autoscale", self.metric, "is not what replicas follow", f"use one of {', '.join(SIGNALS)}")
+            problems.add("autoscale", self.metric, "is not what replicas follow", f"use one of {', '.join(SIGNALS)}")
         if not (math.isfinite(self.target) and self.target > 0):
-            found.add("autoscale", self.target, "must be more than 0", "write for example running:32 or cache:0.8")
+            problems.add("autoscale", self.target, "must be more than 0", "write for example running:32 or cache:0.8")
         elif self.metric in _SHARES and self.target > 1:
-            found.add("autoscale", self.target, "must be a share of at most 1", f"write for example {self.metric}:0.8")
+            problems.add(
+                "autoscale", self.target, "must be a share of at most 1", f"write for example {self.metric}:0.8"
+            )
         if self.least < 1:
-            found.add("min_replicas", self.least, "must be at least 1", "use 1")
+            problems.add("min_replicas", self.least, "must be at least 1", "use 1")
         if not (math.isfinite(self.interval_seconds) and self.interval_seconds > 0):
-            found.add("scale_interval", self.interval_seconds, "must be more than 0 seconds", "use for example 15s")
-        return found
+            problems.add("scale_interval", self.interval_seconds, "must be more than 0 seconds", "use for example 15s")
+        return problems
 
 
 @dataclass(slots=True)
@@ -163,11 +165,11 @@ class Autoscaler:
     def _check(self, until: float) -> None:
         """Raise `InputError` where the metric would be looked at too often up to a time."""
         if until > MOST_LOOKS * self.rule.interval_seconds:
-            found = Problems()
+            problems = Problems()
             rule = f"is looked at more than {MOST_LOOKS:,} times in the {until:,.0f} s of the requests"
             remedy = f"use {math.ceil(until / MOST_LOOKS)}s or more, or fewer requests"
-            found.add("scale_interval", self.rule.interval_seconds, rule, remedy)
-            found.raise_if_any()
+            problems.add("scale_interval", self.rule.interval_seconds, rule, remedy)
+            problems.raise_if_any()
 
     @staticmethod
     def _over(one: _ScaledWorker, end: float) -> float:
@@ -211,10 +213,10 @@ class Autoscaler:
 
     def _start(self, count: int, now: float) -> None:
         for _ in range(count):
-            found = _ScaledWorker(self.pool.replica(), now, now + self.rule.start_seconds)
-            found.engine.now = found.ready
-            self.live.append(found)
-            self.every.append(found)
+            worker = _ScaledWorker(self.pool.replica(), now, now + self.rule.start_seconds)
+            worker.engine.now = worker.ready
+            self.live.append(worker)
+            self.every.append(worker)
 
     def _stop(self, count: int, now: float) -> None:
         """Stop replicas: those that still start first, then those with the fewest requests; one always stays."""

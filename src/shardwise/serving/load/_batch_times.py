@@ -39,7 +39,7 @@ class BatchLoad(Generic[X]):
         return minimum(self.rate * self.prompt, FULL)
 
 
-def beside_seconds(b: BatchLoad[X], policy: Policy) -> X:
+def prompt_seconds(b: BatchLoad[X], policy: Policy) -> X:
     """Return seconds of a decode step's prompts: of those who arrive in it, and of those who arrive in theirs."""
     return b.decode * (b.load if policy.mixed else b.rate * b.first_prompt) / (1 - b.load)
 
@@ -132,7 +132,7 @@ def first_token(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> Firs
         # Who comes while a step runs, of prompts too, waits for the next: vacations are gated (Takagi 1991).
         rest = rest + b.decode / (1 - b.load) if policy.async_scheduling and moments.steps else rest
         return FirstToken(rest=rest, own=b.prompt, others=ahead + b.prompt * (_own_batch(b) - 1) / 2)
-    usual, each = b.decode + beside_seconds(b, policy), _backlogged(b)
+    usual, each = b.decode + prompt_seconds(b, policy), _backlogged(b)
     busy, many = minimum(b.rate * each, FULL), maximum(b.together, 1.0)
     prompts = b.prompt * many
     share = minimum(b.rate * usual / many, 0.99)
@@ -175,7 +175,7 @@ class BatchTimes(Generic[X]):
 
     decode: X
     """A step of a sequence's token without prompts."""
-    beside: X
+    prompts: X
     """The prompts in it."""
     lingering: X
     """What prompts delay a request beyond their mean share of its steps."""
@@ -193,7 +193,7 @@ class BatchTimes(Generic[X]):
     @property
     def step(self) -> X:
         """A token of a sequence."""
-        return self.decode + self.beside
+        return self.decode + self.prompts
 
     @property
     def first(self) -> X:

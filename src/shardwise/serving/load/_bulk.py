@@ -50,7 +50,7 @@ class PromptSteps:
         apart = np.sqrt(self.cv2[:, None] * k) * self.added[0][:, None]
         fit, full = np.maximum(self.fit, 1.0)[:, None], self._full()
         spread = np.minimum(np.sqrt(self.cv2[:, None] * fit), fit) if self.cut else 0.0 * fit
-        seconds, taken, chances = [], [], []
+        seconds, steps, chances = [], [], []
         for sign in (-1.0, 1.0):
             room = np.maximum(fit - sign * spread, 1e-9)
             each = np.minimum(np.maximum(own + sign * apart, 0.0), full) if self.cut else own + sign * apart
@@ -58,9 +58,9 @@ class PromptSteps:
             for some, chance in ((low, 1 - room + low), (low + 1, room - low)):
                 whole = k <= some
                 seconds.append(np.where(whole, each, full))
-                taken.append(np.minimum(k, some) + 0.0 * each)
+                steps.append(np.minimum(k, some) + 0.0 * each)
                 chances.append(chance / 2 + 0.0 * each)
-        return tuple(np.stack(each, axis=-1) for each in (seconds, taken, chances))  # type: ignore[return-value]
+        return tuple(np.stack(each, axis=-1) for each in (seconds, steps, chances))  # type: ignore[return-value]
 
     def sojourn(self, rate: Any, turns: Any = 1.0) -> Any:
         """Return mean seconds from the arrival of a prompt to its end, at requests a second of each layout.
@@ -73,10 +73,10 @@ class PromptSteps:
         >>> steps.sojourn(0.5 * one).round(3).tolist()  # M/D/1: 1 + 0.5 / (2 * 0.5)
         [1.5]
         """
-        seconds, taken, chances = self.halves()
+        seconds, halves, chances = self.halves()
         rate = np.asarray(rate, float)
         mean = rate[:, None, None] * seconds
-        left = np.maximum(_WAITING, 1)[:, None] - taken
+        left = np.maximum(_WAITING, 1)[:, None] - halves
         moves = np.zeros((len(rate), _MOST + 1, _MOST + 1))
         for case in range(seconds.shape[-1]):
             # So many others as bring those that are left to each number.
@@ -89,17 +89,17 @@ class PromptSteps:
         system[:, -1, :] = 1.0
         wanted = np.zeros((len(rate), _MOST + 1, 1))
         wanted[:, -1] = 1.0
-        found = np.linalg.solve(system, wanted)[..., 0]
+        solution = np.linalg.solve(system, wanted)[..., 0]
         first, second = (chances * seconds).sum(axis=-1), (chances * seconds**2).sum(axis=-1)
         waited = np.maximum(_WAITING, 1) * first + rate[:, None] * second / 2
-        lasted = (found * first).sum(axis=-1) + found[:, 0] / rate
+        lasted = (solution * first).sum(axis=-1) + solution[:, 0] / rate
         alone = self.added[0]
-        sojourn = np.maximum((found * waited).sum(axis=-1) / lasted / rate, alone)
+        sojourn = np.maximum((solution * waited).sum(axis=-1) / lasted / rate, alone)
         fixed, each = self._parts(rate[:, None] * first)
-        kept = (found * first * fixed).sum(axis=-1) / (found * first**2).sum(axis=-1)
+        kept = (solution * first * fixed).sum(axis=-1) / (solution * first**2).sum(axis=-1)
         sojourn = sojourn - (sojourn - alone) * (1 - kept) * (1 - 1 / turns) / (1 + self.cv2)
         longer = np.minimum(fixed / np.maximum(1 - rate[:, None] * each, 1e-9), first)
-        return sojourn + (found * first * self._later(rate[:, None] * first, longer, each)).sum(axis=-1) / lasted
+        return sojourn + (solution * first * self._later(rate[:, None] * first, longer, each)).sum(axis=-1) / lasted
 
     def _parts(self, come: Any) -> tuple[Any, Any]:
         """Return what a step of so many prompts takes whatever runs in it, and each of them more: [layout, waiting]."""

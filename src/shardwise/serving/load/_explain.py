@@ -51,8 +51,8 @@ def explain(report: ServeReport, what: str = "tpot") -> Traced:
     fleet = report.fleet
     with opening():
         fleet = replace(fleet, decode=_open(fleet.decode), prefill=fleet.prefill and _open(fleet.prefill))
-        found = getattr(fleet.at(report.steady.rate * report.base.plan.dp), OPENED[what])
-    return cast(Traced, named(found, what))
+        number = getattr(fleet.at(report.steady.rate * report.base.plan.dp), OPENED[what])
+    return cast(Traced, named(number, what))
 
 
 def _open(pool: Pool) -> Pool:

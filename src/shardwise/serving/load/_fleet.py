@@ -86,19 +86,19 @@ class Pool:
 
     def start(self, workload: Workload, follow: Follow | None = None) -> list[Replica]:
         """Return the replicas, idle; of a server that runs on, each group's cache has what all requests share."""
-        found = [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
+        replicas = [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
         if not workload.finite and self.policy.prefix_cache:
-            for group in (group for engine in found for group in engine.groups):
+            for group in (group for engine in replicas for group in engine.groups):
                 group.prefixes.warm(workload.prefixes)
-        return found
+        return replicas
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
         cache, lanes = float(self.base.kv_cache_tokens), lanes_of(self.base.plan)
         policy = replace(self.policy, max_sequences=-(-self.policy.max_sequences // lanes))
-        found = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
-        found.stages = lanes
-        return found
+        replica_of = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
+        replica_of.stages = lanes
+        return replica_of
 
 
 def ended_rate(ends: Sequence[float]) -> float:
@@ -142,8 +142,8 @@ class Routing:
                 index = self.random.randrange(len(self.engines))
             return self._within(self.engines[index], turn, at)
         self._advance(self.engines, at)
-        told = bool(request.blocks) and request.blocks[0][0] >= 0
-        among = self._matching(request) if self.router == "prefix" and told else self.every
+        follows = bool(request.blocks) and request.blocks[0][0] >= 0
+        among = self._matching(request) if self.router == "prefix" and follows else self.every
         return min(among, key=lambda one: one.outstanding)
 
     def _advance(self, engines: list[Replica], at: float) -> None:
@@ -342,13 +342,13 @@ class Fleet:
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
         many, turns = self.decode.many, self.router == "round-robin"
-        found = self.decode.form.at(rate / many, many / self.decode.groups if turns else 1.0).row(0)
+        steady = self.decode.form.at(rate / many, many / self.decode.groups if turns else 1.0).row(0)
         if self.prefill is None or self.link is None:
-            return found
+            return steady
         workers = self.prefill.many / self.prefill.groups
         first = self.prefill.form.at(rate / self.prefill.many, workers if turns else 1.0).row(0)
         sent = called(self.link.seconds(self.prefill.form.moments.input_tokens), "transfer of the cache")
-        return in_tandem(first, found, sent, self.prefill.many / many)
+        return in_tandem(first, steady, sent, self.prefill.many / many)
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -125,10 +125,10 @@ def _weights() -> tuple[Any, Any]:
     def hats(numbers: Any) -> Any:
         i = np.clip(np.searchsorted(at, numbers, side="right") - 1, 0, len(at) - 2)
         share = (numbers - at[i]) / (at[i + 1] - at[i])
-        found = np.zeros((len(numbers), len(at)))
-        found[np.arange(len(numbers)), i] = 1 - share
-        found[np.arange(len(numbers)), i + 1] = share
-        return found
+        weights = np.zeros((len(numbers), len(at)))
+        weights[np.arange(len(numbers)), i] = 1 - share
+        weights[np.arange(len(numbers)), i + 1] = share
+        return weights
 
     return chance @ hats(k), chance @ hats(k + 1)
 
@@ -143,9 +143,9 @@ class CyclePrices:
     """The mean of each prompt of a batch with as many."""
     experts: Any
     """What experts add, or take, with the tokens of all batches; 0 in a pipeline."""
-    beside: Any
+    decode: Any
     """A decode step of those without prompts, but for experts: [layout, place]."""
-    taken: Any
+    with_prompts: Any
     """Batches that have prompts: [prompts, layout, 1]."""
     pieces: Any
     """Steps that a prompt is spread over: [layout, place]."""
@@ -250,7 +250,7 @@ class Cycles:
         own = quick * self.look(self.after, none) + (1 - quick) * later
         return CycleMix(none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own)
 
-    def held(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
+    def held_back(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
         cycle, with_prompts = at.cycle, self.look(self.mean, at.some)
         for _ in range(4):
@@ -273,13 +273,13 @@ class Cycles:
         So many come in the first, in each of the others more.
         """
         wait = np.ones_like(first)
-        for held in range(int(np.max(steps)) - 1):
-            mean = first + held * more
+        for step in range(int(np.max(steps)) - 1):
+            mean = first + step * more
             chance = fewer = np.exp(-mean)
             for k in range(1, int(np.max(self.batches))):
                 chance = chance * mean / k
                 fewer = fewer + np.where(k < self.batches, chance, 0.0)
-            wait = wait + np.where(held + 1 < steps, fewer, 0.0)
+            wait = wait + np.where(step + 1 < steps, fewer, 0.0)
         return wait
 
     def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:
@@ -295,11 +295,11 @@ class Cycles:
         Batches that run prompts alone end nothing then.
         """
 
-        def found(i: Any) -> Any:
+        def arriving(i: Any) -> Any:
             going = 1 - _at(self.share, i)
             return self.batches * counts * going / (steps + self.pieces * going) * self.pieces
 
-        return _crossing(found, counts)
+        return _crossing(arriving, counts)
 
 
 def _at(table: Any, places: Any) -> Any:
@@ -307,8 +307,8 @@ def _at(table: Any, places: Any) -> Any:
     return table.reshape(len(table), -1)[places.ravel(), np.arange(places.size)].reshape(places.shape)
 
 
-def _crossing(found: Callable[[Any], Any], like: Any) -> Any:
-    """Return the mean prompts at which as many are found as there are: `found` gives those at places of the table.
+def _crossing(function: Callable[[Any], Any], like: Any) -> Any:
+    """Return the mean prompts at which as many are found as there are: `function` gives those at places of the table.
 
     >>> _crossing(lambda i: 2.5 + 0.0 * i, np.zeros((1, 1))).round(6).tolist()
     [[2.5]]
@@ -316,9 +316,9 @@ def _crossing(found: Callable[[Any], Any], like: Any) -> Any:
     low, high = np.zeros(like.shape, int), np.full(like.shape, len(_MEANS) - 1)
     while (high - low > 1).any():
         middle = (low + high) // 2
-        more = np.asarray(found(middle)) > _MEANS[middle]
+        more = np.asarray(function(middle)) > _MEANS[middle]
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    below, over = (np.asarray(found(i)) - _MEANS[i] for i in (low, high))
+    below, over = (np.asarray(function(i)) - _MEANS[i] for i in (low, high))
     share = np.clip(below / np.maximum(below - over, 1e-12), 0.0, 1.0)
     between = _MEANS[low] + share * (_MEANS[high] - _MEANS[low])
     return np.where(below < 0, below + _MEANS[low], np.where(over > 0, _MEANS[-1], between))
@@ -333,16 +333,16 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     """Return the tables of layouts, each with its batches."""
     batches, piped = every.many, every.piped
     (weights, after), k = _weights(), np.array(PRICED, float)[:, None, None]
-    taken, none = prices.taken / batches, np.zeros((1, *decode.shape))
+    steps, none = prices.with_prompts / batches, np.zeros((1, *decode.shape))
     if policy.mixed:
         longest, stages = prices.longest, prices.mean * k / batches
         joined = decode + prices.longest + prices.experts
         share = none + 0 * k
     else:
-        longest = np.maximum(prices.longest, np.where(taken < 0.999, prices.beside, 0.0)) - prices.beside
-        stages = prices.mean * k / batches - taken * prices.beside
-        joined = prices.beside + longest + prices.experts
-        share = none + taken
+        longest = np.maximum(prices.longest, np.where(steps < 0.999, prices.decode, 0.0)) - prices.decode
+        stages = prices.mean * k / batches - steps * prices.decode
+        joined = prices.decode + longest + prices.experts
+        share = none + steps
     behind = (1 - 1 / batches) * longest
     whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
     # Of those that follow each other a prompt ends before half of the others.

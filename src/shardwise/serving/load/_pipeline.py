@@ -42,10 +42,10 @@ def _alternating(means: Any) -> tuple[Any, Any]:
 
     What ends in a decode step leaves places to prompts of the next step, after which a decode step comes.
     """
-    found = means + 0.0
+    seconds = means + 0.0
     for _ in range(60):
-        found = means * (2 - np.exp(-found))
-    return found, 1 / (2 - np.exp(-found))
+        seconds = means * (2 - np.exp(-seconds))
+    return seconds, 1 / (2 - np.exp(-seconds))
 
 
 @cache

@@ -18,7 +18,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
-from shardwise.serving._sizes import ServingSizes, sizes_of, taken
+from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._requests import LengthMoments
@@ -54,12 +54,12 @@ class LoadPrices:
 def _priced(case: ServingCase, sizes: ServingSizes[Any], rows: int, step: EngineStep[Any]) -> tuple[Any, ...]:
     """Return the parts of steps as [layout, step]; of one layout they open where somebody is to open them."""
     many = len(step.context) if isinstance(step.context, np.ndarray) else 1
-    each = taken(sizes, np.repeat(np.arange(rows), many))
+    each = take_rows(sizes, np.repeat(np.arange(rows), many))
     columns: dict[str, Any] = {name: np.tile(getattr(step, name), rows) for name in _STEP}
     wide = replace(step, **columns)
     parts = step_parts(case, each, wide)
-    found = tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)
-    return _opened(case, wide, found) if is_opening() else found
+    parts_of = tuple(np.broadcast_to(np.asarray(part, float), rows * many).reshape(rows, many) for part in parts)
+    return _opened(case, wide, parts_of) if is_opening() else parts_of
 
 
 def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -81,8 +81,8 @@ def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...])
 
         return named_each(OpenColumn(values, lambda i: parts(i)[place]), name)
 
-    said = ("", "what sequences have of their own in a ", "sampling of a ", "experts of a ")
-    return tuple(column(place, what, values) for place, (what, values) in enumerate(zip(said, columns, strict=True)))
+    labels = ("", "what sequences have of their own in a ", "sampling of a ", "experts of a ")
+    return tuple(column(place, what, values) for place, (what, values) in enumerate(zip(labels, columns, strict=True)))
 
 
 def _between(at: Any, known: Any, values: Any) -> Any:
@@ -166,8 +166,8 @@ class _Steps:
     def of(self, counts: Any, moments: LengthMoments, batches: Batches) -> LoadPrices:
         """Return the prices at numbers of sequences."""
         decode = _between(counts, self.known, self.decode)
-        beside = counts * self.verified if self.policy.mixed else 0.0 * counts
-        room = np.maximum(self.policy.step_tokens - beside, 1.0)
+        decoding = counts * self.verified if self.policy.mixed else 0.0 * counts
+        room = np.maximum(self.policy.step_tokens - decoding, 1.0)
         every = [self._added(index, new, counts, room) for index, (new, _) in enumerate(moments.prompts)]
         added = _Added(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(_Added)})
         mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
@@ -199,7 +199,7 @@ class _Steps:
         if not new:
             none = np.stack([zero] * PROMPTS)
             return _Added(seconds=none, ahead=zero, experts=none, pieces=zero, size=zero)
-        beside = counts * self.verified if policy.mixed else zero
+        decoding = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
         kept, alone = zero, zero
@@ -207,9 +207,9 @@ class _Steps:
             kept, alone = (_between(counts, self.known, one) for one in (self.kept, self.decode))
 
         def step(many: Any) -> Any:
-            found = prompts.step(index, beside + many * size, many)
-            found = found + _between(beside + many, self.known, self.sampled)
-            return found + self.host * np.maximum(beside + many - 1, 0)
+            prices = prompts.step(index, decoding + many * size, many)
+            prices = prices + _between(decoding + many, self.known, self.sampled)
+            return prices + self.host * np.maximum(decoding + many - 1, 0)
 
         costs, experts = [], []
         for k in range(1, PROMPTS + 1):
@@ -219,8 +219,8 @@ class _Steps:
             cost = (np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times
             run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
             costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
-            before = prompts.expert(beside) if policy.mixed else 0.0
-            experts.append((prompts.expert(beside + many * size) - before) * times)
+            before = prompts.expert(decoding) if policy.mixed else 0.0
+            experts.append((prompts.expert(decoding + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
         return _Added(seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size)
 
@@ -241,14 +241,14 @@ class _Steps:
         means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
         ahead = (added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead).mean(axis=0) / pieces[:, 0].mean(axis=0)
         shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
-        beside = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
+        decode_parts = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
         # What a step has no room for runs in the next, with those that came later.
         fit = np.maximum(np.floor(room / np.maximum(size, 1.0)), 1.0)
-        longest, mean, experts, taken = [], [], [], []
+        longest, mean, experts, rows = [], [], [], []
         for k in PRICED:
             each, some = crowded(k, batches, self.policy, unlike)
             each = np.minimum(each, np.maximum(fit, k / many))
-            taken.append(some)
+            rows.append(some)
             at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
             low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
             share = np.clip(each - at[0] - 1, 0.0, 1.0)
@@ -268,17 +268,17 @@ class _Steps:
             longest=np.stack(longest),
             mean=np.stack(mean),
             experts=np.stack(experts),
-            beside=beside,
+            decode=decode_parts,
             pieces=pieces[:, 0].mean(axis=0),
-            taken=np.stack(taken),
+            with_prompts=np.stack(rows),
             variance=unlike_prompts,
-            lanes=self._lanes(means, (ahead, alone), fit, beside) if batches.piped.any() else None,
+            lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
             apart=float(unlike > 1e-3),
         )
 
-    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, beside: Any) -> LanePrices:
+    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
         """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
-        (ahead, alone), less = rest, 0.0 if self.policy.mixed else beside
+        (ahead, alone), less = rest, 0.0 if self.policy.mixed else decode
         k = np.array(IN_A_STEP)[:, None, None]
         some = np.minimum(k, fit)
         whole, most = (

@@ -141,8 +141,8 @@ class Replica:
         """Run a step of every group that has work, each as long as that of the slowest."""
         arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
         horizon = min(self.horizon, *arrivals, math.inf)
-        held = self.balance_steps > 0 and self._hold()
-        steps = [(group, group.next_step(horizon, held)) for group in busy]
+        waits = self.balance_steps > 0 and self._hold()
+        steps = [(group, group.next_step(horizon, waits)) for group in busy]
         count = min(step.steps for _, step in steps)
         if self.balance_steps:
             self.unbalanced = (self.unbalanced + count - 1) % self.balance_steps

@@ -80,13 +80,13 @@ class ServeReport(Card):
     def _facts(self) -> Iterator[CardLine]:
         """Yield what is carried, latencies with the band of their p99, and how full replicas are."""
         most, rate, bands = self.capacity_per_second, self.requests_per_second, self.interval
-        said = " to ".join(show("", bands["capacity"]["requests_per_second"][end]) for end in ("low", "high"))
-        yield CardLine("requests a second", f"{show('', rate)} of {show('', most)}", said, rate / (most or 1.0))
+        band = " to ".join(show("", bands["capacity"]["requests_per_second"][end]) for end in ("low", "high"))
+        yield CardLine("requests a second", f"{show('', rate)} of {show('', most)}", band, rate / (most or 1.0))
         for name, spread in self.latencies.items():
             tail = bands.get(name, {}).get("p99_seconds", {})
-            said = " to ".join(show_seconds(tail[end]) for end in ("low", "high") if tail)
+            band = " to ".join(show_seconds(tail[end]) for end in ("low", "high") if tail)
             ranks = (f"{rank} {show_seconds(spread[rank])}" for rank in PERCENTILES if rank in spread)
-            yield CardLine(name, ", ".join(ranks), f"p99 {said}" if said else "")
+            yield CardLine(name, ", ".join(ranks), f"p99 {band}" if band else "")
         used = max((t.most_cache_tokens for t in self.traces), default=0.0)
         yield CardLine("cache of a replica", f"{used:,.0f} tokens", "", used / (self.base.kv_cache_tokens or 1))
 
@@ -159,8 +159,8 @@ class ServeReport(Card):
         """Mean and percentiles of ttft, tpot, itl, e2e and queue in seconds; empty where the load is not carried."""
         if not self.requests:
             return {}
-        found = latencies_of(self.requests)
-        return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": gaps_of(self.traces), **found}
+        stages = latencies_of(self.requests)
+        return {"ttft": stages["ttft"], "tpot": stages["tpot"], "itl": gaps_of(self.traces), **stages}
 
     @cached_property
     def by_class(self) -> dict[str, tuple[list[Request], dict[str, dict[str, float]]]]:
@@ -171,8 +171,8 @@ class ServeReport(Card):
 
     def value(self, limit: Limit) -> float:
         """Return the seconds that a limit is about, infinite where the load is not carried."""
-        found = self.by_class.get(limit.of, ([], {}))[1] if limit.of else self.latencies
-        return found.get(limit.metric, {}).get(limit.quantile, math.inf)
+        latencies = self.by_class.get(limit.of, ([], {}))[1] if limit.of else self.latencies
+        return latencies.get(limit.metric, {}).get(limit.quantile, math.inf)
 
     def floor(self, limit: Limit) -> float:
         """Return the mean seconds of what a limit is about on an empty replica; 0, which is no bound, of a class."""
@@ -194,8 +194,8 @@ class ServeReport(Card):
 
     def band(self, metric: str, quantile: str = "", of: str = "") -> Band:
         """Return the band of what is carried ("capacity"), or of a percentile of a latency, of all or of a class."""
-        found = self.by_class[of][1] if of else self.latencies
-        return band_of_parts(parts_of(metric, quantile, found), self.conditions(quantile))
+        latencies = self.by_class[of][1] if of else self.latencies
+        return band_of_parts(parts_of(metric, quantile, latencies), self.conditions(quantile))
 
     @property
     def interval(self) -> dict[str, dict[str, dict[str, float]]]:

@@ -35,9 +35,9 @@ class Request:
     """One request: what it asks, and when what happened to it, in seconds of the simulated clock."""
 
     __slots__ = (
-        "arrival", "away", "beside", "blocks", "cached_tokens", "end", "first", "held", "input_tokens", "joined",
-        "kept", "kind", "last_step", "lost", "made", "others", "output_tokens", "past", "pinned", "preemptions",
-        "prefilled", "ready", "remote", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
+        "arrival", "away", "blocks", "cache_tokens", "cached_tokens", "end", "first", "input_tokens", "joined", "kept",
+        "kind", "last_step", "lost", "made", "others", "output_tokens", "past", "pinned", "preemptions", "prefilled",
+        "prompts", "ready", "remote", "running", "scheduled", "seen", "stamp", "target", "user", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -52,13 +52,13 @@ class Request:
         """When the engine that runs it next may have it: as it arrives, then as its cache has reached another pool."""
         self.remote = False
         self.scheduled = self.prefilled = self.joined = self.first = self.end = -1.0
-        self.held: int | float = 0
+        self.cache_tokens: int | float = 0
         self.stamp: int | float = 0
         self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
         self.running, self.preemptions, self.kept = False, 0, 0
         self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
         self.seen: tuple[float, ...] = ()
-        self.beside = self.others = self.lost = 0.0
+        self.prompts = self.others = self.lost = 0.0
         """Seconds after the first token: of prompts in its steps, of slower groups or batches in flight, sent away."""
         self.away = -1.0
 
@@ -70,7 +70,7 @@ class Request:
 
     def settle(self, spent: tuple[float, float], away: float = -1.0) -> None:
         """Book what its decode steps took beyond their own since it started, and when it is sent away."""
-        self.beside += spent[0] - self.seen[0]
+        self.prompts += spent[0] - self.seen[0]
         self.others += spent[1] - self.seen[1]
         self.away = away
 
@@ -112,9 +112,9 @@ class Request:
 
 def request_of(arrival: float, drawn: tuple[int, int, int, CacheBlocks, int], user: int = -1) -> Request:
     """Return a request as a workload draws it."""
-    found = Request(arrival, *drawn[:4])
-    found.kind, found.user = drawn[4], user
-    return found
+    request = Request(arrival, *drawn[:4])
+    request.kind, request.user = drawn[4], user
+    return request
 
 
 @dataclass(slots=True)
@@ -327,8 +327,8 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
     >>> from shardwise.plans import Arrivals, Length
     >>> from shardwise.serving._policy import policy_of
     >>> asked = Workload(input_tokens=Length(mean=100), output_tokens=Length(mean=11), arrivals=Arrivals(rate=1))
-    >>> found = moments_of(asked, policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 4096))
-    >>> found.steps, found.context, found.overlap, found.prompts
+    >>> moments = moments_of(asked, policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 4096))
+    >>> moments.steps, moments.context, moments.overlap, moments.prompts
     (10.0, 105.5, 1.0, ((100.0, 0.0),))
     """
     cache = policy.block_tokens, policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens

@@ -26,52 +26,54 @@ from shardwise.serving.load._steps import StepTable
 
 def request_problems(model: Model, workload: Workload) -> Problems:
     """Return why a model cannot take the requests of a workload, whatever it runs on."""
-    found, (prompt, made) = Problems(), workload.longest
+    problems, (prompt, made) = Problems(), workload.longest
     if not model.generates:
-        found.add("model", model.name, "generates no tokens, and a load is of requests that do", "use infer")
+        problems.add("model", model.name, "generates no tokens, and a load is of requests that do", "use infer")
     elif model.max_context and prompt + made > model.max_context:
         rule = f"and {made} tokens of output are more than the context of {model.name}, {model.max_context}"
-        found.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
-    return found
+        problems.add("input_tokens", prompt, rule, f"use at most {max(model.max_context - made, 1)}")
+    return problems
 
 
 def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Problems:
     """Return what the deployment cannot take of the workload."""
-    found = workload.problems()
+    problems = workload.problems()
     prompt, made = workload.longest
     model = base.case.model
-    found.items += request_problems(model, workload).items
+    problems.items += request_problems(model, workload).items
     if model.generates and base.fits and prompt + made > base.kv_cache_tokens:
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
-        found.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
+        problems.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     if options.receive_steps is not None and options.receive_steps < 1:
-        found.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
+        problems.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
     most, share = options.batch_wait
     if most < 0 or not 0 <= share <= 1:
         rule = "must be steps of at least 0 and a share between 0 and 1"
-        found.add("batch_wait", f"{most}, {share:g}", rule, "use (0, 0) to start prompts at once")
+        problems.add("batch_wait", f"{most}, {share:g}", rule, "use (0, 0) to start prompts at once")
     if options.autoscale:
-        found.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
+        problems.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
     for limit in options.limits:
-        found.items.extend(limit.problems().items)
+        problems.items.extend(limit.problems().items)
         needed = limit.needed_of(workload)
         if workload.count < needed:
             rule = f"are too few for a {limit.quantile}{f' of {limit.of}' if limit.of else ''}: {needed} are needed"
-            found.add("requests", workload.count, rule, f"use {needed} or more")
-    return found
+            problems.add("requests", workload.count, rule, f"use {needed} or more")
+    return problems
 
 
 def _scaling_problems(base: InferReport, workload: Workload, options: LoadOptions, rule: Autoscale) -> Problems:
     """Return why replicas of a deployment cannot follow the load so."""
-    found, most = rule.problems(), base.plan.dp // attention_groups(base)
+    problems, most = rule.problems(), base.plan.dp // attention_groups(base)
     if rule.least > most:
-        found.add("min_replicas", rule.least, f"is more than the {most} replicas that fill the devices", f"use {most}")
+        problems.add(
+            "min_replicas", rule.least, f"is more than the {most} replicas that fill the devices", f"use {most}"
+        )
     if workload.arrivals.kind in ("closed", "burst"):
         what = "users stay with their replica" if workload.arrivals.kind == "closed" else "all requests come at once"
-        found.add("autoscale", rule.metric, f"has nothing to follow: {what}", "give --rate or --trace")
+        problems.add("autoscale", rule.metric, f"has nothing to follow: {what}", "give --rate or --trace")
     if options.prefill is not None:
-        found.add("autoscale", rule.metric, "is of one pool of replicas", "leave out --prefill-workers")
-    return found
+        problems.add("autoscale", rule.metric, "is of one pool of replicas", "leave out --prefill-workers")
+    return problems
 
 
 def policy_for(case: ServingCase, job: Serving, workload: Workload, options: LoadOptions) -> Policy:
@@ -147,12 +149,12 @@ def prefill_plan(plan: Plan, workers: int, tp: int = 0, pp: int = 0, ep: int = 0
     >>> prefill_plan(Plan(tp=8), 2, tp=1, ep=4).dp
     8
     """
-    found = replace(
+    plan_of = replace(
         plan, tp=tp or plan.tp, pp=pp or plan.pp, ep=ep or plan.ep, stage_layers=() if pp else plan.stage_layers
     )
     etp = plan.etp if not (tp or ep) else 1
-    groups = max(found.ep * etp // found.tp, 1)
-    return replace(found, etp=etp, dp=workers * groups)
+    groups = max(plan_of.ep * etp // plan_of.tp, 1)
+    return replace(plan_of, etp=etp, dp=workers * groups)
 
 
 def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: LoadOptions) -> InferReport:
@@ -167,22 +169,22 @@ def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: 
             "etp": "prefill_ep",
             "dp": "prefill_workers",
         }
-        found = (replace(one, field=named.get(one.field, one.field)) for one in error.problems)
-        raise InputError(found) from None
+        problems = (replace(one, field=named.get(one.field, one.field)) for one in error.problems)
+        raise InputError(problems) from None
 
 
 def _parts(cluster: Cluster, plan: Plan, options: LoadOptions) -> tuple[Cluster, Cluster | None]:
     """Return the devices of the pool that decodes, and of the one before it that computes prompts."""
     if options.prefill is None:
         return cluster, None
-    taken, every = options.prefill.num_devices, cluster.num_devices
-    left = every - taken
+    devices, every = options.prefill.num_devices, cluster.num_devices
+    left = every - devices
     if left < plan.tp * plan.pp:
         problems = Problems()
-        rule = f"takes {taken} of the {every} devices, and a decode worker needs {plan.tp * plan.pp}"
+        rule = f"takes {devices} of the {every} devices, and a decode worker needs {plan.tp * plan.pp}"
         problems.add("prefill_workers", options.prefill.dp, rule, "use fewer prefill workers, or more devices")
         raise InputError(problems.items)
-    return part_of(cluster, left), part_of(cluster, taken)
+    return part_of(cluster, left), part_of(cluster, devices)
 
 
 MOST_REPLICAS = 100_000
@@ -269,8 +271,8 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     if fits and report.open_loop and steady.utilisation > _NEAR:
         report = replace(report, saturated=fleet.saturated(workload))
     if report.saturated is not None and not report.overloaded:
-        said = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
-        report = replace(report, assumptions=(*report.assumptions, said))
+        note = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
+        report = replace(report, assumptions=(*report.assumptions, note))
     if not fits or report.overloaded:
         return replace(report, traces=())
     if watch is not None:

@@ -99,21 +99,21 @@ class Scheduler:
             return bool(self.prompts)
         return self._refused(self.waiting[0], self._room(), 0) is None
 
-    def next_step(self, horizon: float, held: bool = False) -> Step:
+    def next_step(self, horizon: float, waiting: bool = False) -> Step:
         """Return what runs next, which is asked again by a time; prompts that are held do not run."""
         self.horizon = horizon
         while self._overflows():
             self._preempt()
-        if held:
+        if waiting:
             self.cause = STEP
-        pieces = self._schedule() if (self.prompts or self.waiting) and not held else ()
+        pieces = self._schedule() if (self.prompts or self.waiting) and not waiting else ()
         self.barred = False
         if not pieces:
             return self._decode_step()
-        beside = self.decoding if self.policy.mixed else 0
-        context = self.contexts / beside if beside else 0.0
-        seconds = self.table.mixed(beside, context, [(tokens, request.past) for request, tokens in pieces])
-        return Step(pieces, 1, seconds, beside * self.table.verified + sum(tokens for _, tokens in pieces))
+        decoding = self.decoding if self.policy.mixed else 0
+        context = self.contexts / decoding if decoding else 0.0
+        seconds = self.table.mixed(decoding, context, [(tokens, request.past) for request, tokens in pieces])
+        return Step(pieces, 1, seconds, decoding * self.table.verified + sum(tokens for _, tokens in pieces))
 
     def repriced(self, step: Step, steps: int) -> float:
         """Return seconds of each of fewer decode steps than were planned."""
@@ -124,8 +124,8 @@ class Scheduler:
     def run(self, step: Step, steps: int, seconds: float) -> None:
         """Book so many iterations, each of so many seconds."""
         if step.pieces:
-            beside = self.decoding if self.policy.mixed else 0
-            alone = self.table.decode(beside, self.contexts / beside) if beside else 0.0
+            decoding = self.decoding if self.policy.mixed else 0
+            alone = self.table.decode(decoding, self.contexts / decoding) if decoding else 0.0
             own = min(step.seconds, seconds)  # Experts that take the tokens of all groups spare the fullest some.
             self.spent = self.spent[0] + own - alone, self.spent[1] + seconds - own
             self._run_prompts(step.pieces, seconds)
@@ -165,12 +165,12 @@ class Scheduler:
             request = self.order.pop()
             request.running = False
             request.settle(self.spent, self.now)
-            held = request.held - self.made * (request.last_step - self.step)
-            request.made = min(round(held) - request.input_tokens, request.output_tokens)
+            tokens = request.cache_tokens - self.made * (request.last_step - self.step)
+            request.made = min(round(tokens) - request.input_tokens, request.output_tokens)
             self.decoding -= 1
-            self.contexts -= held
-            self.used -= held + self.half
-            request.target = request.kept = round(held)
+            self.contexts -= tokens
+            self.used -= tokens + self.half
+            request.target = request.kept = round(tokens)
         self.reserved -= self.policy.reserved_share * (request.output_tokens - request.made)
         self.used += self.prefixes.give(request)
         request.preemptions += 1
@@ -263,10 +263,10 @@ class Scheduler:
         tokens = min(need, room) if policy.chunked else need
         future = policy.reserved_share * (request.output_tokens - request.made)
         whole = policy.reserved_share or policy.whole_prompts or request.remote
-        held = (request.target if whole else tokens + hit) + self.half
-        held -= min(self.prefixes.shared(request.blocks), hit) if hit and request.blocks else 0
-        taken = self.used + planned + self.decoding + self.reserved
-        if (self.decoding or self.prompts) and taken + held + future > self.capacity:
+        needed = (request.target if whole else tokens + hit) + self.half
+        needed -= min(self.prefixes.shared(request.blocks), hit) if hit and request.blocks else 0
+        used = self.used + planned + self.decoding + self.reserved
+        if (self.decoding or self.prompts) and used + needed + future > self.capacity:
             return CACHE
         return None
 
@@ -326,7 +326,7 @@ class Scheduler:
         request.start(self.spent, self.now)
         steps = math.ceil((request.output_tokens - request.made) / self.made - 1e-9)
         request.last_step = self.step + steps
-        request.held = request.input_tokens + request.made + steps * self.made
+        request.cache_tokens = request.input_tokens + request.made + steps * self.made
         self.admitted += 1
         heappush(self.ends, (request.last_step, self.admitted, request))
         self.order.append(request)
@@ -375,8 +375,8 @@ class Scheduler:
             request.running = False
             request.settle(self.spent)
             self.decoding -= 1
-            self.contexts -= request.held
-            self.used -= request.held + self.half
+            self.contexts -= request.cache_tokens
+            self.used -= request.cache_tokens + self.half
             self._end(request)
 
     def _end(self, request: Request) -> None:

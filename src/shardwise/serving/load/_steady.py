@@ -28,11 +28,11 @@ from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
     BatchTimes,
-    beside_seconds,
     bunched,
     first_token,
     lingering_seconds,
     mean_of,
+    prompt_seconds,
     slot_factor,
 )
 from shardwise.serving.load._bulk import PromptSteps
@@ -89,8 +89,8 @@ def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lane
 
     Batches that are in flight at once share both.
     """
-    held = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
-    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), held), 1.0)
+    most = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
+    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), most), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,8 @@ class Replicas:
             bunch = bunched(ended, ended / (1 + ended * np.asarray(self._added(bunch)) / p.decode))
         if equal and self.policy.mixed:  # Between as many as end in a step and as many as fit.
             bunch = np.sqrt(ended * np.maximum(ended, np.minimum(p.together, p.counts)))
-        found = p.decode / ended + called(self._added(bunch), OWN_PROMPT)
-        return np.where(self.batches.many > 1, self._cycle_seconds(), np.minimum.accumulate(found, axis=-1))
+        seconds = p.decode / ended + called(self._added(bunch), OWN_PROMPT)
+        return np.where(self.batches.many > 1, self._cycle_seconds(), np.minimum.accumulate(seconds, axis=-1))
 
     @cached_property
     def full_seconds(self) -> Any:
@@ -170,8 +170,8 @@ class Replicas:
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
         empty = b.prompt[:, :1] + b.rate * b.prompt[:, :1] ** 2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
         first = first_token(b, moments, policy)
-        found = BatchTimes(
-            decode=b.decode, beside=beside_seconds(b, policy), lingering=lingering_seconds(b, moments, policy),
+        times = BatchTimes(
+            decode=b.decode, prompts=prompt_seconds(b, policy), lingering=lingering_seconds(b, moments, policy),
             load=b.load, rest=first.rest, own=first.own, others=first.others, empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
         )  # fmt: skip
@@ -185,9 +185,9 @@ class Replicas:
             grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
             full = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
         full = np.where(several, 0.0, full)
-        pairs = ((f.name, getattr(found, f.name), getattr(other, f.name)) for f in fields(BatchTimes))
+        pairs = ((f.name, getattr(times, f.name), getattr(other, f.name)) for f in fields(BatchTimes))
         both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
-        return BatchTimes(**both | {"empty": np.where(several, other.empty, found.empty)})
+        return BatchTimes(**both | {"empty": np.where(several, other.empty, times.empty)})
 
     def _prompts_alone(self, rate: Any, turns: Any) -> tuple[Any, Any]:
         """Return mean seconds to the first token where nobody decodes: of a prompt alone, and those it waits longer."""
@@ -229,8 +229,8 @@ class Replicas:
         # Prompts are held until a place is free in every group, at most so many steps, and run in fewer steps: the mean
         # of the longest of as many geometric times.
         wait, many = np.ones_like(prompts), self.batches.many
-        for held in range(1, self.policy.balance_steps):
-            wait = wait + np.where(self.batches.piped, 0.0, 1 - (-np.expm1(-prompts * held / many)) ** many)
+        for step in range(1, self.policy.balance_steps):
+            wait = wait + np.where(self.batches.piped, 0.0, 1 - (-np.expm1(-prompts * step / many)) ** many)
         cycle = ends.decode + (ends.look(ends.mean, prompts * wait) - ends.decode) / wait
         return 1 - ends.look(ends.share, prompts), cycle
 
@@ -240,8 +240,8 @@ class Replicas:
         rate = rate * self.batches.many * cycles.pieces
         at = cycles.going(rate)
         if policy.balance_steps:
-            held = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
-            at = cycles.held(at, rate, np.where(held, policy.balance_steps, 1))
+            in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
+            at = cycles.held_back(at, rate, np.where(in_lockstep, policy.balance_steps, 1))
         step = at.cycle / (1 - cycles.over(cycles.share, at))
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
@@ -249,15 +249,15 @@ class Replicas:
         rest = np.asarray(at.square / at.cycle**2) * at.cycle / 2
         rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
-        found = BatchTimes(
-            decode=cycles.decode, beside=step - cycles.decode, lingering=following / (1 - at.two),
+        times = BatchTimes(
+            decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             rest=rest + at.cycle if policy.async_scheduling and self.moments.steps else rest, own=own, others=0.0 * own,
             empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
-        return self._gathered(found, rate) if policy.batch_wait[0] else found
+        return self._gathered(times, rate) if policy.batch_wait[0] else times
 
-    def _gathered(self, found: BatchTimes[Any], rate: Any) -> BatchTimes[Any]:
+    def _gathered(self, times: BatchTimes[Any], rate: Any) -> BatchTimes[Any]:
         """Return the pace where prompts wait for decode steps until they fill a share of a step.
 
         The first of them waits for all of these, others for a part, and all run in one step.
@@ -274,11 +274,11 @@ class Replicas:
         step = period / (1 + (period - longest) / cycles.decode)
         waited = wait * (1 + rate * wait / 2) / bunch
         other = replace(
-            found, beside=step - cycles.decode, load=1 - cycles.decode / step,
-            others=found.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
+            times, prompts=step - cycles.decode, load=1 - cycles.decode / step,
+            others=times.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
         )  # fmt: skip
         return BatchTimes(
-            **{f.name: np.where(alone, getattr(other, f.name), getattr(found, f.name)) for f in fields(BatchTimes)}
+            **{f.name: np.where(alone, getattr(other, f.name), getattr(times, f.name)) for f in fields(BatchTimes)}
         )
 
     def _likely(self, ratio: Any, width: Any, tail: Any) -> tuple[Any, Any]:
@@ -323,7 +323,7 @@ class Replicas:
         ended = (weighted * n / seconds).sum(axis=-1) + beyond * most / seconds[:, -1]
         # The share of tokens that is made while so many run.
         made = (weighted * n / seconds / ended[:, None], beyond * most / seconds[:, -1] / ended)
-        tokens = mean_of(pace.decode, *made, OWN_DECODE) + mean_of(pace.beside, *made, OTHER_PROMPTS)
+        tokens = mean_of(pace.decode, *made, OWN_DECODE) + mean_of(pace.prompts, *made, OTHER_PROMPTS)
         lingering = mean_of(pace.lingering, *made, "prompts that came with its own")
         scale = np.minimum(rate * steps / ended, 1 / (weighted.sum(axis=-1) + beyond))
         chance, past = scale[:, None] * weighted, scale * beyond
@@ -341,15 +341,15 @@ class Replicas:
         # Seconds a token as requests have it: short answers linger as long as others.
         per_token = tokens + lingering * moments.inverse_steps
         stable = rate < most_served
-        found = {
+        values = {
             "running": (chance * n).sum(axis=-1) + past * most,
             "ttft_seconds": ttft,
             "tpot_seconds": per_token / moments.made if moments.steps else 0.0 * per_token,
             "e2e_seconds": ttft + moments.steps * (tokens + lingering / steps),
             "waiting_seconds": waiting,
         }
-        found = {k: np.where(stable, v, math.inf) for k, v in found.items()}
-        return Steady(full_seconds=self.full_seconds, rate=rate, **found)
+        values = {k: np.where(stable, v, math.inf) for k, v in values.items()}
+        return Steady(full_seconds=self.full_seconds, rate=rate, **values)
 
     def _waiting(self, rate: Any, shape: tuple[Any, Any, Any], whole: Any, bunches: Any, turns: Any) -> Any:
         """Return mean seconds of a wait for a place among the sequences, of requests that come in bunches.
@@ -360,11 +360,11 @@ class Replicas:
         most = self.prices.counts[:, -1]
         # A cache is full by what requests hold, whose spread adds to that of their number.
         room = np.asarray(self.cache_tokens, float) - self.moments.shared_tokens
-        held = room / self.moments.held_tokens < self.policy.max_sequences
+        fitting = room / self.moments.held_tokens < self.policy.max_sequences
         # While one batch of a pipeline is full others take what arrives alone, so that a cycle is shorter.
         full, many = np.minimum(ratio[:, -1], tail), self.batches.many[:, 0]
         tail = np.where(self.batches.lanes > 1, full + (tail - full) / many, tail)
-        likely, beyond = self._likely(ratio, width + (held * self.moments.held_cv2)[:, None], tail)
+        likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
         chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
         return chance * tail / (1 - tail) ** 2 * factor * self._pooled(turns) / rate
@@ -393,8 +393,8 @@ def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, shar
 
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
-    held, batches = np.array([float(cache_tokens)]), batches_of([case.plan], case.model.has_experts)
+    capacity, batches = np.array([float(cache_tokens)]), batches_of([case.plan], case.model.has_experts)
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
-    most = most_running(policy, moments, held, batches.lanes)
+    most = most_running(policy, moments, capacity, batches.lanes)
     prices = load_prices(case, sizes, policy, moments, most, batches)
-    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=held, batches=batches)
+    return Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=capacity, batches=batches)

@@ -32,11 +32,11 @@ def grid(most: float, each: int, first: int) -> list[int]:
     >>> grid(100, 2, 4)
     [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 100]
     """
-    found, at = list(range(1, min(first, int(most)) + 1)), float(first)
+    points, at = list(range(1, min(first, int(most)) + 1)), float(first)
     while at < most:
         at *= 2 ** (1 / each)
-        found.append(min(round(at), int(most)))
-    return sorted(set(found))
+        points.append(min(round(at), int(most)))
+    return sorted(set(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class StepTable:
         contexts = [n for n in grid(max(context, 128), 2, 1) if n >= 64]
         mesh = numpy.meshgrid(counts, numpy.array(contexts, float), indexing="ij")
         one = numpy.ones(mesh[0].size)
-        found = _prices(case, "decode", mesh[0].ravel(), one, mesh[1].ravel())
+        prices = _prices(case, "decode", mesh[0].ravel(), one, mesh[1].ravel())
         shape = mesh[0].shape
         # What does not grow with the context is that of the shortest one: hosts of old engines copy lists of blocks.
-        whole = found.seconds.reshape(shape)
-        rest = whole[:, 0] - found.cached.reshape(shape)[:, 0]
+        whole = prices.seconds.reshape(shape)
+        rest = whole[:, 0] - prices.cached.reshape(shape)[:, 0]
         cached = whole - rest[:, None]
         self.verified = verified_tokens(case)
         plain = rest
@@ -110,7 +110,7 @@ class StepTable:
         asked = numpy.clip(every, 1, None)
         self._rest: list[float] = numpy.interp(asked, counts, rest).tolist()
         self._guesses: list[float] = numpy.interp(asked, counts, rest - plain).tolist()
-        self._sampling: list[float] = numpy.interp(asked, counts, found.sampling.reshape(shape)[:, 0]).tolist()
+        self._sampling: list[float] = numpy.interp(asked, counts, prices.sampling.reshape(shape)[:, 0]).tolist()
         columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
         self._attention: list[list[float]] = numpy.array(columns).T.tolist()
         self._contexts, self._last_context = contexts, len(contexts) - 1
@@ -126,11 +126,11 @@ class StepTable:
         case = launched_ahead(case)
         tokens = numpy.array(grid(step_tokens, 12, 16), float)
         one = numpy.ones(len(tokens))
-        found = _prices(case, "prefill", one, tokens, 0 * one)
+        prices = _prices(case, "prefill", one, tokens, 0 * one)
         every = numpy.arange(step_tokens + self.max_sequences * self.verified + 1)
-        linear = found.seconds - found.cached - found.sampling
+        linear = prices.seconds - prices.cached - prices.sampling
         seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
-        self.experts: list[float] = numpy.interp(every, tokens, found.experts, left=0.0).tolist()
+        self.experts: list[float] = numpy.interp(every, tokens, prices.experts, left=0.0).tolist()
         """Seconds of products of experts by the tokens of a step."""
         half = max(step_tokens // 2, 1)
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
@@ -179,8 +179,8 @@ class StepTable:
         low = rows[i][j] + over * (rows[i][j + 1] - rows[i][j])
         after = rows[min(i + 1, len(rows) - 1)]
         high = after[j] + over * (after[j + 1] - after[j])
-        self._memo[key] = found = low + share * (high - low)
-        return found
+        self._memo[key] = seconds = low + share * (high - low)
+        return seconds
 
     def mixed(self, count: int, context: float, pieces: Sequence[tuple[int, int]]) -> float:
         """Return seconds of a step of `count` decoding sequences beside pieces of prompts, each of (new, past) tokens.

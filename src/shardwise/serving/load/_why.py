@@ -58,9 +58,9 @@ def _of_the_first_token(table: StepTable, request: Request) -> dict[str, float]:
 def _of_the_rest(table: StepTable, request: Request) -> dict[str, float]:
     """Return seconds from the first to the last token by cause."""
     whole = request.end - request.first
-    steps = whole - request.beside - request.others - request.lost
+    steps = whole - request.prompts - request.others - request.lost
     own = min(_decode_alone_seconds(table, request), steps)
-    return {OWN_DECODE: own, BATCH: steps - own, PROMPTS: request.beside, OTHERS: request.others, LOST: request.lost}
+    return {OWN_DECODE: own, BATCH: steps - own, PROMPTS: request.prompts, OTHERS: request.others, LOST: request.lost}
 
 
 def causes_of(

@@ -95,11 +95,11 @@ def diving(pipe: Pipeline[X], shape: PipelineShape[X], steps: X) -> X:
     return pipe.path + swings + 2 * shape.send * hops
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: p - stage (arXiv:2104.04473)."""
     return minimum(shape.num_stages - stage, shape.num_micro)
 
 
 SCHEDULE = PipelineSchedule(
-    name="1f1b", order=one_f_one_b_order, seconds=one_f_one_b_seconds, in_flight=_held, tolerance=0.010
+    name="1f1b", order=one_f_one_b_order, seconds=one_f_one_b_seconds, in_flight=_in_flight, tolerance=0.010
 )

@@ -352,7 +352,7 @@ def _drain_dualpipe(rank: PairedRank, half: int, outer: int) -> None:
         rank.weight()
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight on a device, both of its stages together: p + 1 (the DualPipe README)."""
     p = shape.num_stages
     return minimum(p + minimum(p - 1, 1) + 0 * stage, shape.num_micro)
@@ -362,7 +362,7 @@ SCHEDULE = PipelineSchedule(
     name="dualpipe",
     order=dualpipe_order,
     seconds=dualpipe_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.034,
     least=lambda runs, shape: least_dualpipe_seconds(runs, shape.num_stages, shape.num_micro),
 )

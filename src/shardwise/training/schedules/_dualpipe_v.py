@@ -39,7 +39,7 @@ def dualpipe_v_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> 
     return waiting_seconds(runs, shape, waits, SendSeconds(inner=2, ends=1, around=3 * q - 4), folded=True)
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight on a device: 2p + 1 of two chunks."""
     return minimum(shape.num_stages + 0.5 + 0 * stage, shape.num_micro)
 
@@ -48,7 +48,7 @@ SCHEDULE = PipelineSchedule(
     name="dualpipe-v",
     order=dualpipe_v_order,
     seconds=dualpipe_v_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.06,
     passed_whole=False,
 )

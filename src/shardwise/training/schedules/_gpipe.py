@@ -29,11 +29,11 @@ def gpipe_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     return pipe.path + (shape.num_micro - 1) * slowest
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: all of them."""
     return shape.num_micro + 0 * stage
 
 
 SCHEDULE = PipelineSchedule(
-    name="gpipe", order=gpipe_order, seconds=gpipe_seconds, in_flight=_held, tolerance=1e-9, holds_heads=True
+    name="gpipe", order=gpipe_order, seconds=gpipe_seconds, in_flight=_in_flight, tolerance=1e-9, holds_heads=True
 )

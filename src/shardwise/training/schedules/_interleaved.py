@@ -152,7 +152,7 @@ def _phase_sends(x: StageTimes[X], shape: PipelineShape[X]) -> X:
     return (v - 1) * rounds(shape) * ends * shape.send / v
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: 2(p - 1 - stage) + (v - 1)n + 1 of v chunks, with rounds of n.
 
     Megatron-Core pipeline_parallel/schedules.py; where p does not divide m, rounds are longer and it holds more.
@@ -166,6 +166,6 @@ SCHEDULE = PipelineSchedule(
     name="interleaved",
     order=interleaved_order,
     seconds=interleaved_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.031,
 )

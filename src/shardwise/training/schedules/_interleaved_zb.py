@@ -44,7 +44,7 @@ def interleaved_zb_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X])
     return waiting_seconds(runs, shape, waits, SendSeconds(inner=2 * v, ends=2 * v - 1, around=2 * q - 3), folded=False)
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: (v - 1)n + p of v chunks on every device, with rounds of n."""
     p, v, m = shape.num_stages, shape.num_chunks, shape.num_micro
     chunks = (v - 1) * rounds(shape) + minimum(p, m)
@@ -55,7 +55,7 @@ SCHEDULE = PipelineSchedule(
     name="interleaved-zb",
     order=interleaved_zb_order,
     seconds=interleaved_zb_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.09,
     passed_whole=False,
 )

@@ -38,7 +38,7 @@ def looped_bfs_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> 
     return seconds / v
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: all of them."""
     return shape.num_micro + 0 * stage
 
@@ -47,7 +47,7 @@ SCHEDULE = PipelineSchedule(
     name="looped-bfs",
     order=looped_bfs_order,
     seconds=looped_bfs_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.03,
     holds_heads=True,
 )

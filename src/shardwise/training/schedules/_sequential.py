@@ -30,11 +30,11 @@ def sequential_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> 
     return shape.num_micro * pipeline(runs, shape).path
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: one."""
     return 1 + 0 * stage
 
 
 SCHEDULE = PipelineSchedule(
-    name="sequential", order=sequential_order, seconds=sequential_seconds, in_flight=_held, tolerance=1e-9
+    name="sequential", order=sequential_order, seconds=sequential_seconds, in_flight=_in_flight, tolerance=1e-9
 )

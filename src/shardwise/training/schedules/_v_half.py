@@ -171,11 +171,11 @@ def v_half_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     return waiting_seconds(runs, shape, waits, SendSeconds(inner=4, ends=2, around=p - 3), folded=True)
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: half of the stages and one on every device."""
     return minimum(ceil((shape.num_stages + 1) / 2) + 0 * stage, shape.num_micro)
 
 
 SCHEDULE = PipelineSchedule(
-    name="v-half", order=v_half_order, seconds=v_half_seconds, in_flight=_held, tolerance=0.12, passed_whole=False
+    name="v-half", order=v_half_order, seconds=v_half_seconds, in_flight=_in_flight, tolerance=0.12, passed_whole=False
 )

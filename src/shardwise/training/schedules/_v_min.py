@@ -57,7 +57,7 @@ def v_min_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     return waiting_seconds(runs, shape, [*waits, *two], SendSeconds(inner=4, ends=2, around=p - 3), folded=True)
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: a third of the stages and one; half less on a first one if p is 3n + 2."""
     p, m = shape.num_stages, shape.num_micro
     whole = ceil((p + 2) / 3)
@@ -66,5 +66,5 @@ def _held(shape: PipelineShape[X], stage: X) -> X:
 
 
 SCHEDULE = PipelineSchedule(
-    name="v-min", order=v_min_order, seconds=v_min_seconds, in_flight=_held, tolerance=0.12, passed_whole=False
+    name="v-min", order=v_min_order, seconds=v_min_seconds, in_flight=_in_flight, tolerance=0.12, passed_whole=False
 )

@@ -91,7 +91,7 @@ def _zb_rise(z: _Late[X], r: _Late[X], m: X, drain: X) -> X:
     return backwards + drain - r.at.gradient_before - r.at.gradient
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: p everywhere, until the weight gradient is done."""
     return minimum(shape.num_stages + 0 * stage, shape.num_micro)
 
@@ -100,7 +100,7 @@ SCHEDULE = PipelineSchedule(
     name="zb-h1",
     order=zb_h1_order,
     seconds=zb_h1_seconds,
-    in_flight=_held,
+    in_flight=_in_flight,
     tolerance=0.026,
     passed_whole=False,
 )

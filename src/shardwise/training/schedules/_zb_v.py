@@ -79,11 +79,11 @@ def zb_v_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
     return waiting_seconds(runs, shape, waits, SendSeconds(inner=4, ends=2, around=q - 2), folded=True)
 
 
-def _held(shape: PipelineShape[X], stage: X) -> X:
+def _in_flight(shape: PipelineShape[X], stage: X) -> X:
     """Return the micro-batches in flight: p on every device, as 1F1B has on its first (arXiv:2401.10241 section 6)."""
     return minimum(shape.num_stages + 0 * stage, shape.num_micro)
 
 
 SCHEDULE = PipelineSchedule(
-    name="zb-v", order=zb_v_order, seconds=zb_v_seconds, in_flight=_held, tolerance=0.07, passed_whole=False
+    name="zb-v", order=zb_v_order, seconds=zb_v_seconds, in_flight=_in_flight, tolerance=0.07, passed_whole=False
 )
