@@ -1,6 +1,6 @@
 """Rows of whole latent-attention modules: projections, norms, rotation, joins and attention, as an engine runs them.
 
-The operators are the ledger's (`ops.latent`), priced as the tables of products, attention and streaming kernels are.
+The operators are the ledger's (`ops.latent`), priced as the tables of GEMMs, attention and streaming kernels are.
 What an engine does otherwise than the ledger says stands in modules.toml, each with its source.
 """
 
@@ -33,7 +33,7 @@ OPS = (PROMPT, DECODE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
-    """One row: sequences of new tokens after `past` ones, heads of the rank, types of products and cache, its engine.
+    """One row: sequences of new tokens after `past` ones, heads of the rank, types of GEMMs and cache, its engine.
 
     `decodes` says that attention runs over the cached latent; `unfused` that norms and rotation run step by step.
     """
@@ -86,7 +86,7 @@ def module_of(record: Record, device: Device) -> Module:
 
 
 def operators(m: Module) -> tuple[Op[float], ...]:
-    """Return the ledger's operators of a module, both down-projections as one product, and the engine's copies."""
+    """Return the ledger's operators of a module, both down-projections as one GEMM, and the engine's copies."""
     hidden, mixer = latent_model()
     stack = find_engine(m.engine).stack
     if m.unfused:
@@ -171,7 +171,7 @@ def cached_share(m: Module, moved: float) -> float:
 
 
 def _products(m: Module, op: Op[float], held: float) -> float:
-    """Return seconds of the products of an operator: the absorbed projections are two batches in 16 bits."""
+    """Return seconds of the GEMMs of an operator: the absorbed projections are two batches in 16 bits."""
     _, a = latent_model()
     if op.name == "absorb":
         shapes = [(a.kv_lora_rank, a.qk_nope_head_dim), (a.v_head_dim, a.kv_lora_rank)]

@@ -1,4 +1,4 @@
-"""Rows of measured efficiencies of training operators: products, grouped products and attention."""
+"""Rows of measured efficiencies of training operators: GEMMs, grouped GEMMs and attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of kernel tables: matrix products, experts, and what all tables share.
+"""Rows of kernel tables: GEMMs, experts, and what all tables share.
 
 A row is one kernel that was timed alone. It is priced by the forms and constants that price training and serving
 (accuracy/notes/calibration.md), for the shape that the row states.
@@ -115,7 +115,7 @@ def measured_family(record: Record, device: Device, kind: str) -> str:
 
 
 def product(record: Record, device: Device) -> float:
-    """Return seconds of one matrix product, its input quantised where the table's type does so."""
+    """Return seconds of one GEMM, its input quantised where the table's type does so."""
     m, n, k = (record.positive(word) for word in "mnk")
     dtype, engine = record.text("dtype"), record.text("engine")
     called = host_seconds(engine, dtype, device.name, (m, n, k))
@@ -147,12 +147,12 @@ def cached_share(device: Device, engine: str, dtype: str, shape: tuple[float, fl
 def timed(
     record: Record, device: Device, dtype: str, shape: tuple[float, float, float, float], held: float = 0.0
 ) -> float:
-    """Return seconds of a batch of products of a type as a table times them; the shape is (m, n, k, batch).
+    """Return seconds of a batch of GEMMs of a type as a table times them; the shape is (m, n, k, batch).
 
     `held` is the share of the seconds of its weights that a cache saves, where they are not read from memory.
     """
     if dtype not in types_of("products"):
-        raise refuse("dtype", dtype, "is not a type of products that is modelled")
+        raise refuse("dtype", dtype, "is not a type of GEMMs that is modelled")
     values = types_of("products")[dtype]
     m, _, k, _ = shape
     family = family_of(device)
@@ -182,7 +182,7 @@ def replayed(row: Gemm, device: Device, engine: str, dtype: str, shape: tuple[An
 
 
 def moved_bytes(dtype: str, shape: tuple[Any, Any, Any, Any], held: Any) -> Any:
-    """Return bytes that a batch of products reads and writes; `held` is the share of the weights that a cache saves.
+    """Return bytes that a batch of GEMMs reads and writes; `held` is the share of the weights that a cache saves.
 
     >>> moved_bytes("fp8", (16.0, 64.0, 32.0, 1.0), 0.0)
     4608.0
@@ -223,7 +223,7 @@ def expert_reads(device: Device, weights: float, beside: float) -> float:
 class Fused:
     """What one rank of a fused layer of experts runs: numbers of one row, or columns of a table.
 
-    Its experts, those hit, their rows, rows of other ranks, the width of a token, of the first product's output and of
+    Its experts, those hit, their rows, rows of other ranks, the width of a token, of the first GEMM's output and of
     the second's input, and the bytes of a weight, fewer where the last cache holds it.
     """
 
@@ -255,7 +255,7 @@ def fused_of(record: Record, device: Device) -> Fused:
 
 
 def fused_seconds(c: ExpertsFit, chip: Datasheet[Any], f: Fused) -> Any:
-    """Return seconds of a fused layer of experts: two products over the experts that got a token."""
+    """Return seconds of a fused layer of experts: two GEMMs over the experts that got a token."""
 
     def one(n: Any, k: Any) -> Any:
         moved = f.weight_bytes * f.hit * n * k + 2 * f.rows * (n + k)

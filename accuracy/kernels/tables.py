@@ -41,7 +41,7 @@ def measured_on_table(table: str, engine: str, device: str) -> str:
 
 
 def host_seconds(engine: str, dtype: str, device: str, shape: tuple[float, float, float]) -> float:
-    """Return seconds that the host takes to call one product where a table times calls, 0 where it replays a graph.
+    """Return seconds that the host takes to call one GEMM where a table times calls, 0 where it replays a graph.
 
     The shape (m, n, k) decides which of three kernels is called: one for few rows, DeepGEMM for more of them, and a
     third for the columns and inner sizes that DeepGEMM does not take.
@@ -70,7 +70,7 @@ def maxima_seconds(engine: str, dtype: str, family: str, rows: float) -> float:
 
 
 def copies(engine: str, dtype: str, weight: Any, cache: float) -> Any:
-    """Return how many copies of the weights a table of products runs one after the other, by the bytes of one.
+    """Return how many copies of the weights a table of GEMMs runs one after the other, by the bytes of one.
 
     >>> copies("vllm", "nvfp4", 1e6, 5e7), copies("tensorrt-llm", "bf16", 2e7, 5e7)
     (1, 3)
@@ -82,9 +82,9 @@ def copies(engine: str, dtype: str, weight: Any, cache: float) -> Any:
 
 
 def walked_bytes(engine: str, dtype: str, weight: float, beside: float, cache: float) -> float:
-    """Return the bytes that a table of products cycles through: its copies of the weights, inputs and outputs.
+    """Return the bytes that a table of GEMMs cycles through: its copies of the weights, inputs and outputs.
 
-    Where a cache holds all of them, the products of the table never read memory.
+    Where a cache holds all of them, the GEMMs of the table never read memory.
 
     >>> walked_bytes("vllm", "bf16", 1e6, 0.0, 5e7), walked_bytes("tensorrt-llm", "bf16", 2e7, 0.0, 5e7)
     (6000000.0, 60000000.0)

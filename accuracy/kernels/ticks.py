@@ -55,7 +55,7 @@ class Ticks:
 
 
 def ticks_of(table: str, engine: str, device: Device, dtype: str = "", weight: Any = 0.0) -> Ticks:
-    """Return how a table of an engine times on a device; `weight` are the bytes of a product's weights.
+    """Return how a table of an engine times on a device; `weight` are the bytes of a GEMM's weights.
 
     Source: `ticks` of tables.toml.
 

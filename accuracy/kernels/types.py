@@ -1,4 +1,4 @@
-"""Types of values in tables of kernels: what products run in, and bytes of inputs and weights (types.toml)."""
+"""Types of values in tables of kernels: what GEMMs run in, and bytes of inputs and weights (types.toml)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Print how far tables of kernels disagree about one kernel: what no form of constants can go below.
 
 `python -m accuracy.noise.kernels FOLDER` reads kernels_gemm_*.csv and kernels_moe_*.csv and pairs rows that time the
-same work: by two engines on one device, which call the same cuBLAS for 16-bit products; with one engine on two devices
-of one chip (b200 and gb200, b300 and gb300; rows that were copied from one to the other are left out); and of products
+same work: by two engines on one device, which call the same cuBLAS for 16-bit GEMMs; with one engine on two devices
+of one chip (b200 and gb200, b300 and gb300; rows that were copied from one to the other are left out); and of GEMMs
 whose rows differ by at most a sixth within one tile of 16 rows, which read the same weights.
 A figure is the median of |log(a / b)|, then the same after the median ratio of the pair has been taken out, which a
 constant of the device or of the engine can do. One prediction for both rows misses by half of it at least.
@@ -68,7 +68,7 @@ def gathered(name: str, what: str, found: dict[Any, dict[Any, float]], pairs: li
 
 
 def products(folder: Path) -> Iterator[str]:
-    """Yield the rows of matrix products by type."""
+    """Yield the rows of GEMMs by type."""
     table = read(folder, "gemm")
     for dtype in ("bf16", "fp8", "nvfp4"):
         rows = {name: column[table["dtype"] == dtype] for name, column in table.items()}
@@ -85,7 +85,7 @@ def products(folder: Path) -> Iterator[str]:
 
 
 def neighbours(rows: Table) -> Iterator[float]:
-    """Yield log ratios of products that differ by a sixth of their rows at most, both within one tile of 16 rows."""
+    """Yield log ratios of GEMMs that differ by a sixth of their rows at most, both within one tile of 16 rows."""
     by_shape: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     shapes = columns(rows, ("device", "engine", "n", "k"))
     for shape, m, seconds in zip(shapes, rows["m"], rows["time_seconds"], strict=True):

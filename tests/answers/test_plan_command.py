@@ -210,7 +210,7 @@ def test_problems_are_said_as_they_were_written(words: list[str], said: str) -> 
 _EMPTY = [
     ("infer llama-3.1-8b --on 8xh100 --tp 3", "tp = 3: must divide the 8 devices; use one of 1, 2, 4, 8"),
     ("infer mixtral-8x7b --on 8xh100 --ep 3", "ep = 3: must divide the 8 devices"),
-    ("infer llama-3.1-8b --on 8xh100 --tp 8 --dp 2", "with tp, dp as given no product is the 8 devices"),
+    ("infer llama-3.1-8b --on 8xh100 --tp 8 --dp 2", "with tp, dp as given no product of degrees is the 8 devices"),
     ("train mixtral-8x7b --on 8xh100 --global-batch 64 --ep 3", "ep = 3: must divide the 8 devices"),
     ("train llama-3.1-8b --on 64xh100 --global-batch 64 --tp 3", "tp = 3: must divide the 64 devices; use one of 1, 2"),
     ("train llama-3.1-8b --on 8xh100 --global-batch 64 --vpp 3 --pp 2", "vpp = 3: must cut the 32 layers evenly"),
@@ -218,7 +218,7 @@ _EMPTY = [
         "train llama-3.1-8b --on 8xh100 --global-batch 64 --micro-batch 3",
         "micro_batch = 3: must divide the global batch",
     ),
-    ("train llama-3.1-8b --on 8xh100 --global-batch 64 --tp 8 --pp 2", "no product is the 8 devices"),
+    ("train llama-3.1-8b --on 8xh100 --global-batch 64 --tp 8 --pp 2", "no product of degrees is the 8 devices"),
     ("train llama-3.1-8b --on 16xh100 --global-batch 64 --fast-tp 3", "fast_tp = 3: no placement"),
     (
         "train llama-3.1-8b --on 8xh100 --global-batch 64 --stack fsdp2 --sharding hsdp --shard 8",

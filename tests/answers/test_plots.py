@@ -89,7 +89,7 @@ def test_figures_say_what_they_show() -> None:
     assert "A: llama-3.1-70b on 64" in both and "B: llama-3.1-8b on 8" in both
     with styled():
         said = texts(infer_figure(served("8xh100", Plan(tp=4, pp=2))))
-    assert all(word in said for word in ("Prefill", "Decode", "milliseconds", "vllm may use", "key-value cache"))
+    assert all(word in said for word in ("Prefill", "Decode", "milliseconds", "vllm may use", "KV cache"))
     with styled():
         assert "Two cases" in texts(compare_figure(served("4xh100", Plan(tp=4)), served("8xh100", Plan(tp=8))))
 

@@ -16,7 +16,7 @@ TRAIN = ("train", "llama-2-7b", "--on", "16xa100-sxm-80gb", "--tp", "2", "--pp",
         "--mlp-bits 8",
         "--mlp-input-bits 4",
         "--activation-input-bits 8",
-        "--mlp-product-bits 8",
+        "--mlp-down-input-bits 8",
         "--recompute full --no-sequence-parallel --partition-activations",
         "--sharding zero1 --bucket-elements 5e8",
         "--misc-memory 5GiB",
@@ -43,7 +43,7 @@ def test_a_flag_changes_the_answer_and_is_said_again(flags: str) -> None:
 def test_one_tensor_s_bits_win_over_all() -> None:
     """`--mlp-bits` sets three tensors, and a flag for one of them has the last word."""
     words = (*TRAIN, "--micro-batch", "1", "--json")
-    three = run(*words, "--mlp-input-bits", "4", "--activation-input-bits", "8", "--mlp-product-bits", "8").tree
+    three = run(*words, "--mlp-input-bits", "4", "--activation-input-bits", "8", "--mlp-down-input-bits", "8").tree
     assert run(*words, "--mlp-bits", "8", "--mlp-input-bits", "4").tree["memory"] == three["memory"]
 
 

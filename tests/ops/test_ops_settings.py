@@ -38,8 +38,8 @@ def test_bits_and_widths_order_what_is_kept(name: str) -> None:
     model = load_model(name)
     for stack in STACKS:
         sizes = [
-            layout(stack, mlp_input_bits=4, activation_input_bits=4, mlp_product_bits=4),
-            layout(stack, mlp_input_bits=8, activation_input_bits=8, mlp_product_bits=8),
+            layout(stack, mlp_input_bits=4, activation_input_bits=4, mlp_down_input_bits=4),
+            layout(stack, mlp_input_bits=8, activation_input_bits=8, mlp_down_input_bits=8),
             layout(stack),
             layout(stack, norm_bytes=4),
         ]
@@ -53,7 +53,7 @@ def test_bits_and_widths_order_what_is_kept(name: str) -> None:
 def test_the_product_alone_shrinks_to_its_bits(name: str, stack: str) -> None:
     """In 8 bits the input of every last product takes half of its 2 bytes, and nothing else changes."""
     model = load_model(name)
-    plain, narrow = layout(stack), layout(stack, mlp_product_bits=8)
+    plain, narrow = layout(stack), layout(stack, mlp_down_input_bits=8)
     for block in model.kinds:
         tensors = keep(block_ops(plain, block, model.hidden)).kept
         products = sum(t.size_bytes for t in tensors if t.name.endswith(".product"))

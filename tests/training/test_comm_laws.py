@@ -274,6 +274,6 @@ def test_every_kind_of_group_partitions_the_ranks(case: TrainingCase) -> None:
 def test_every_matrix_product_is_told_before_and_after(kind: Any) -> None:
     """Operators that a layout adds, as an exchange of heads, stand for no product: the others are matched by name."""
     plan = Plan(cp=2, dp=4, cp_kind=kind)
-    found = comm(load_model("gpt2"), Cluster.parse("8xh100"), plan, Training(seq_len=1024, global_batch=8)).products
+    found = comm(load_model("gpt2"), Cluster.parse("8xh100"), plan, Training(seq_len=1024, global_batch=8)).gemms
     assert [p.name for p in found] == ["qkv", "out", "mlp.up", "mlp.down", "head"]
     assert all(p.before[0] == 2 * p.after[0] for p in found)

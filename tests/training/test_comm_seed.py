@@ -326,11 +326,11 @@ def test_totals_have_one_scope() -> None:
 
 def test_splitting_is_shown_by_product() -> None:
     """Each product before and after a split, and its use of the GPU: short kernels keep the clock a percent higher."""
-    products = {p.name: p for p in seed().products}
+    products = {p.name: p for p in seed().gemms}
     assert products["qkv"].before == (8192, 4096, 12288)
     assert products["qkv"].after == (8192, 4096, 6144)
     assert products["mlp.down"].after == (8192, 5440, 4096)
     for product in products.values():
         assert 0 < product.efficiency_after <= 1.01 * product.efficiency_before < 1
-    names = [p.name for p in seed().products]
+    names = [p.name for p in seed().gemms]
     assert all(a != b for a, b in pairwise(names))

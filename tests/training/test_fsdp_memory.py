@@ -21,7 +21,7 @@ TOKENS = 2 * 8192
 def report_of(stack: str | Stack, on: str = "8xh100-sxm-80gb", keeps: bool = True, **plan: object) -> TrainReport:
     """Return the report of Llama 3.1 8B with two sequences of 8192 tokens a device under FSDP."""
     found = find_stack(stack) if isinstance(stack, str) else stack
-    found = replace(found, settings=Settings(keeps_products=keeps))
+    found = replace(found, settings=Settings(recompute_by_operator=keeps))
     one = Plan(**{"sharding": "fsdp", "recompute": "full", "micro_batch": 2, "dp": 8, **plan})  # type: ignore[arg-type]
     job = Training(seq_len=8192, global_batch=2 * one.dp)
     return train(LLAMA, Cluster.parse(on), one, job, TrainingOptions(stack=found))

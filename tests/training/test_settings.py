@@ -60,8 +60,8 @@ def kept(width: float) -> float:
         ({"norm_bytes": 1}, kept(2 * (1 - 2) * D / 2)),
         ({"mlp_input_bits": 8}, -kept(D / 2)),
         ({"activation_input_bits": 8}, -kept(2 * F / 2)),
-        ({"mlp_product_bits": 4}, -kept(1.5 * F / 2)),
-        ({"mlp_input_bits": 8, "activation_input_bits": 8, "mlp_product_bits": 8}, -kept(D / 2 + 3 * F / 2)),
+        ({"mlp_down_input_bits": 4}, -kept(1.5 * F / 2)),
+        ({"mlp_input_bits": 8, "activation_input_bits": 8, "mlp_down_input_bits": 8}, -kept(D / 2 + 3 * F / 2)),
     ],
 )
 def test_widths_change_what_layers_keep(settings: dict[str, Any], difference: float) -> None:
@@ -162,7 +162,7 @@ def test_memory_beside_all_else_is_the_device_s() -> None:
     ("plan", "settings"),
     [
         (PLAN, {"norm_bytes": 4}),
-        (PLAN, {"mlp_product_bits": 8}),
+        (PLAN, {"mlp_down_input_bits": 8}),
         (FULL, {"partition_activations": True}),
         (ZERO3, {"max_live_parameters": 1e9}),
         (PLAN, {"bucket_elements": 5e8}),
@@ -210,9 +210,9 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (PLAN, {"fp8_recipe": "blockwise"}, "fp8_recipe blockwise"),
         (PLAN, {"fp8_param_gather": True}, "fp8_param_gather"),
         (replace(PLAN, pp=1), {"pipeline_runs": 2}, "pipeline_runs 2"),
-        (PLAN, {"wide_layers": 2}, "wide_layers"),
-        (PLAN, {"wide_first_layers": 2}, "wide_first_layers"),
-        (PLAN, {"wide_predictions": True}, "wide_predictions"),
+        (PLAN, {"bf16_last_layers": 2}, "bf16_last_layers"),
+        (PLAN, {"bf16_first_layers": 2}, "bf16_first_layers"),
+        (PLAN, {"bf16_mtp_layers": True}, "bf16_mtp_layers"),
     ],
 )
 def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:
@@ -227,14 +227,14 @@ def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], 
     [
         {"norm_bytes": 3},
         {"mlp_input_bits": 33},
-        {"mlp_product_bits": True},
+        {"mlp_down_input_bits": True},
         {"activation_input_bits": -1},
         {"bucket_elements": float("nan")},
         {"max_live_parameters": -1},
         {"misc_bytes": float("inf")},
         {"partition_activations": "yes"},
         {"pipeline_runs": 0},
-        {"wide_layers": -1},
+        {"bf16_last_layers": -1},
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
@@ -305,7 +305,7 @@ def test_a_pipeline_drains_at_the_end_of_each_of_its_runs(pp: int, vpp: int) -> 
         ask(plan, pipeline_runs=3)
 
 
-@pytest.mark.parametrize("name", ["wide_first_layers", "wide_layers"])
+@pytest.mark.parametrize("name", ["bf16_first_layers", "bf16_last_layers"])
 def test_the_first_and_last_layers_may_stay_in_16_bits(name: str) -> None:
     """Each of them takes the seconds of a layer in 16 bits, and all of them those of all."""
     job, plan, cluster = replace(JOB, precision="fp8"), replace(PLAN, pp=1), Cluster.parse("16xh100-sxm-80gb")

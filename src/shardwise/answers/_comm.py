@@ -1,4 +1,4 @@
-"""`shardwise comm`: who talks to whom, what, how often: a summary, each axis, layers, memory, products."""
+"""`shardwise comm`: groups, messages and their counts: a summary, each axis, layers, memory, GEMMs."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def _products(page: Page, report: CommReport) -> None:
     _head(page, "GEMMS", "rows x inner x columns and share of the peak, whole and on one rank")
     rows = [["", "whole", "reaches", "one rank", "reaches"]]
     seen: set[tuple[object, ...]] = set()
-    for p in report.products:
+    for p in report.gemms:
         key = (p.name, p.before, p.after)
         if key not in seen:
             seen.add(key)

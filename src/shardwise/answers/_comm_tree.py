@@ -53,7 +53,7 @@ def comm_tree(communication: CommReport) -> dict[str, Any]:
         "whole": _whole(communication),
         "rank": _rank(communication, report.peak_stage),
         "stages": [_stage(communication, i) for i in range(len(runs))],
-        "gemms": [asdict(p) for p in communication.products],
+        "gemms": [asdict(p) for p in communication.gemms],
         "assumptions": list(report.assumptions),
     }
     return cast(dict[str, Any], whole_bytes(tree))

@@ -71,7 +71,7 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountRow:
-    """One operator on one rank: its product (rows, inner, columns), parameters, bytes, FLOPs, seconds if priced."""
+    """One operator on one rank: its GEMM (rows, inner, columns), parameters, bytes, FLOPs, seconds if priced."""
 
     name: str
     kind: str

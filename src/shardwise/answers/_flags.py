@@ -120,7 +120,7 @@ VALIDATE = flag_table(
 WHERE = flag_table(
     "where",
     ("on", k.TEXT, "devices, such as 64xh100, 8x8xh100 or a cluster's TOML file"),
-    ("follow", k.SWITCH, "read files that a file names wherever they are, not only below it"),
+    ("follow", k.SWITCH, "follow paths in a file anywhere, not only below its folder"),
 )
 
 FROM = flag_table(
@@ -131,8 +131,8 @@ FROM = flag_table(
         "another system's file: a launch script, or the settings of a trainer (docs/formats.md)",
     ),
     ("from_args", k.ARGUMENTS, "a training command, or arguments beside the file's; behind -- at the end of the line"),
-    ("set", k.WORDS, "variables that the script's caller would set, as NAME=VALUE"),
-    ("skip", k.WORDS, "arguments of the file that are not known, and not to be asked about"),
+    ("set", k.WORDS, "environment variables of the script, as NAME=VALUE"),
+    ("skip", k.WORDS, "unknown arguments of the file to ignore, with * for any letters"),
 )
 FROM_SERVER = {
     "from": replace(
@@ -209,7 +209,7 @@ def model_flags() -> dict[str, Flag]:
 
 @cache
 def efficiency_flags() -> dict[str, Flag]:
-    """Return the flags that impose what the machine reaches."""
+    """Return the flags that impose efficiencies and overlap."""
     return flag_table(
         "efficiency",
         ("compute_efficiency", k.FRACTION, "share of peak FLOP/s that GEMMs reach"),
@@ -220,13 +220,13 @@ def efficiency_flags() -> dict[str, Flag]:
         ("memory_bandwidth_achieved", k.BANDWIDTH, "achieved memory bandwidth"),
         ("fast_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the fast links, per device and direction"),
         ("slow_bandwidth_achieved", k.BANDWIDTH, "achieved rate of the network, per device and direction"),
-        ("ideal", k.SWITCH, "every efficiency one, every start zero"),
-        ("overlap", k.SWITCH, "communication beside compute, where the framework does it; --no-overlap exposes all"),
-        ("overlap_tp", k.SWITCH, "the same of tensor parallelism alone; --no-overlap-tp exposes its messages"),
-        ("overlap_cp", k.SWITCH, "the same of context parallelism alone"),
-        ("overlap_ep", k.SWITCH, "the same of experts alone"),
-        ("overlap_dp", k.SWITCH, "the same of data parallelism alone"),
-        ("overlap_pp", k.SWITCH, "the same of messages between stages alone"),
+        ("ideal", k.SWITCH, "all efficiencies 1, no launch overhead"),
+        ("overlap", k.SWITCH, "overlap communication with compute where the framework does; --no-overlap exposes all"),
+        ("overlap_tp", k.SWITCH, "overlap tensor-parallel communication; --no-overlap-tp exposes it"),
+        ("overlap_cp", k.SWITCH, "overlap context-parallel communication"),
+        ("overlap_ep", k.SWITCH, "overlap expert-parallel communication"),
+        ("overlap_dp", k.SWITCH, "overlap data-parallel communication"),
+        ("overlap_pp", k.SWITCH, "overlap sends between pipeline stages"),
     )
 
 
@@ -253,7 +253,7 @@ def job_flags() -> dict[str, Flag]:
 
 @cache
 def settings_flags() -> dict[str, Flag]:
-    """Return the flags that set what a framework keeps and sets aside."""
+    """Return the flags of framework settings."""
     from shardwise.plans.fields import SETTINGS
 
     return _read_from("settings", SETTINGS)

@@ -108,7 +108,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 _MEMORY = {
     "weights": ("weights", FULL, "blue"),
     "working": ("activations or sampling", LIGHT, "green"),
-    "kv_cache": ("key-value cache of the batch", DARK, "cyan"),
+    "kv_cache": ("KV cache of the batch", DARK, "cyan"),
     "context": ("context", "\u2571", "bright_black"),
     "communicators": ("communicators", "\u2571", "bright_black"),
 }

@@ -336,7 +336,7 @@ def wrapped(row: tuple[str, ...], text: str, room: int) -> list[tuple[str, ...]]
 def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
     """Append the next plans, each with what is other than in the best, and which constants could put it ahead."""
     if near:
-        page.label("NEXT", "what is behind the best, and what could put it ahead")
+        page.label("NEXT", "runners-up, and which constants could put them ahead")
     for runner_up, text in near:
         page.note(f"{runner_up.behind:.2%} behind: {text}")
         page.items([_swaps(runner_up)], "dim")

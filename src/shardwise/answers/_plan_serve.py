@@ -230,7 +230,7 @@ def _best(page: Page, result: LoadResult, rate: str) -> None:
     chance_line(best, page)
     if best.chance_to_meet < 0.5 and not best.options.risk:
         page.note("likelier to miss than to keep them, by published runs: --risk 80% asks for more room")
-    page.note(f"carries up to about {rate_text(best.capacity_per_second)}")
+    page.note(f"capacity about {rate_text(best.capacity_per_second)}")
     if best.usd_per_hour is not None:
         page.note(f"${best.usd_per_hour:,.2f} an hour")
     fewer = result.fewer

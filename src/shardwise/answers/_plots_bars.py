@@ -47,7 +47,7 @@ MEMORY = {
 }
 SERVED = {
     "weights": BarStyle("weights", "#0072B2"),
-    "kv_cache": BarStyle("key-value cache of the batch", "#009E73"),
+    "kv_cache": BarStyle("KV cache of the batch", "#009E73"),
     "working": BarStyle("activations or sampling", "#E69F00"),
     "context": BarStyle("context", "#888888"),
     "communicators": BarStyle("communicators", "#BBBBBB"),

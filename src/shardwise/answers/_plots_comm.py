@@ -28,7 +28,7 @@ def comm_figure(report: CommReport) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     cluster, names = report.report.case.cluster, list(report.axes)
-    title = f"Who talks to whom: {title_of(report.report.case.model.name, cluster.num_devices, cluster.device.name)}"
+    title = f"Communication groups: {title_of(report.report.case.model.name, cluster.num_devices, cluster.device.name)}"
     text, side = wrapped(_lines(report), paper_width()), 1 if narrow() else max(1, min(GRIDS_A_ROW, len(names)))
     head, rows = head_height(title, text), max(1, -(-len(names) // side))
     each = min(2.6, max(1.0, 0.45 + 0.16 * cluster.num_nodes))

@@ -62,7 +62,7 @@ class RooflinePoint:
     """One operator in one pass, on one rank: what a call takes, how often it runs, and what limits it.
 
     `phase` is forward, recompute, backward_input, backward_weight, prefill or decode; `shape` is m, n, k and the batch
-    of a product. `bound` names the limit that alone takes longest: arithmetic, memory, or starting the kernels.
+    of a GEMM. `bound` names the limit that alone takes longest: arithmetic, memory, or starting the kernels.
     """
 
     part: str

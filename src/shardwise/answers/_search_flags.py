@@ -90,14 +90,14 @@ def plan_search_flags() -> dict[str, Flag]:
     where = {"on": replace(kept["on"], help=f"{kept['on'].help}; several, as h100,b200, are all tried")}
     wanted = flag_table(
         "search",
-        ("objective", k.choice(*OBJECTIVES), "what the best plan has least of, or most"),
+        ("objective", k.choice(*OBJECTIVES), "objective to minimise, or to maximise (throughput, headroom)"),
         ("top", k.whole(1, 1000), "rows to show, each for all plans that tie; left out, ten"),
         ("at_most", AT_MOST, "try every smaller number of devices too, or every one up to N"),
-        ("prune", k.SWITCH, "leave out the time of what does not fit; --no-prune evaluates all"),
+        ("prune", k.SWITCH, "skip the time of plans that do not fit or cannot win; --no-prune evaluates all"),
         ("scaling", Converter(_read_doubling, "A..B"), "search each of so many devices, doubling, for the same job"),
         ("save_best", k.FILE, "write the best plan as a case of train to a TOML or JSON file"),
-        ("explore", k.SWITCH, "try layouts too that the framework cannot launch, each marked so"),
-        ("workers", k.whole(1, 1024), "most processes; never more than cores or parts of the search"),
+        ("explore", k.SWITCH, "also try layouts that the framework cannot launch, each marked"),
+        ("workers", k.whole(1, 1024), "processes at most; never more than cores or parts of the search"),
     )
     return {**kept, **where, **jobs, **ranges, **fast, **words, **train_limits(), **wanted, **risk_flags()}
 
@@ -110,7 +110,7 @@ def train_limits() -> dict[str, Flag]:
         "limits",
         ("max_step", _time("2s"), "longest step"),
         ("max_time", _time("30d"), "longest run of the tokens, such as 30d"),
-        ("max_cost", k.number(parse_count, "USD", above), "dearest run of the tokens"),
+        ("max_cost", k.number(parse_count, "USD", above), "highest cost of the run of --tokens"),
         ("min_free", k.BYTES, "memory that stays free on the fullest device, such as 5GiB"),
     )
 
@@ -159,11 +159,11 @@ def serving_limits() -> dict[str, Flag]:
     """Return the limits that a deployment may have to keep."""
     return flag_table(
         "limits",
-        ("max_ttft", _TIME, "latest first token of a request, while the batch stays full"),
-        ("max_tpot", _TIME, "longest time between tokens"),
+        ("max_ttft", _TIME, "longest time to first token of a request, while the batch stays full"),
+        ("max_tpot", _TIME, "longest time per output token"),
         ("max_latency", _TIME, "longest time of a request"),
-        ("max_cost", k.number(parse_count, "USD", _ABOVE), "dearest million of output tokens"),
-        ("min_rate", k.number(parse_count, "N", _ABOVE), "fewest output tokens a second of all devices together"),
+        ("max_cost", k.number(parse_count, "USD", _ABOVE), "highest cost of a million output tokens"),
+        ("min_rate", k.number(parse_count, "N", _ABOVE), "least output tokens a second of all devices"),
     )
 
 
@@ -238,19 +238,19 @@ AGAINST = flag_table("output", ("against", k.FILE, _MEASURED))
 _OF_LOAD = {
     **flag_table(
         "job",
-        ("input_tokens", _TOKENS, "tokens of a prompt: their mean, or a range A..B"),
-        ("output_tokens", _TOKENS, "tokens generated for a request: their mean, or a range A..B"),
-        ("input_cv", _CV, "spread of prompts, lognormal: standard deviation over mean"),
-        ("output_cv", _CV, "spread of answers, lognormal: standard deviation over mean"),
-        ("prefix_tokens", k.whole(0), "tokens at the start of every prompt that all share, such as a system prompt"),
+        ("input_tokens", _TOKENS, "prompt tokens: their mean, or a range A..B"),
+        ("output_tokens", _TOKENS, "generated tokens of a request: their mean, or a range A..B"),
+        ("input_cv", _CV, "coefficient of variation of prompt lengths (lognormal)"),
+        ("output_cv", _CV, "coefficient of variation of output lengths (lognormal)"),
+        ("prefix_tokens", k.whole(0), "shared prefix of all prompts in tokens, such as a system prompt"),
         ("cached_share", _SHARE, "share of requests whose whole prompt is cached, as where a benchmark repeats them"),
     ),
     **flag_table(
         "load",
-        ("rate", _RATE, "requests that arrive: 50/s, 3000/min"),
+        ("rate", _RATE, "request rate: 50/s, 3000/min"),
         ("arrivals", k.TEXT, "poisson (left out), constant, gamma:CV of the gaps, or burst: all at once"),
-        ("users", k.WHOLE, "a closed loop of users who each wait for their answer"),
-        ("think", k.SECONDS, "what a user waits before the next request"),
+        ("users", k.WHOLE, "concurrent users in a closed loop"),
+        ("think", k.SECONDS, "think time of a user before the next request"),
         (
             "trace",
             k.FILE,
@@ -258,25 +258,25 @@ _OF_LOAD = {
             " requests of vLLM's benchmark, GuideLLM, inference-perf or genai-bench, ShareGPT's texts beside --rate, or"
             " arrival_seconds,input_tokens,...",
         ),
-        ("last", _SPAN, "of the trace its last hour or so, such as 1h"),
+        ("last", _SPAN, "the last part of the trace alone, such as 1h"),
         ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),
-        ("speed", k.SHARE_OF, "play the trace so many times as fast"),
+        ("speed", k.SHARE_OF, "speed-up of the trace's arrivals"),
         ("classes", k.FILE, "TOML of [[class]]: name, share, lengths and limits of each kind of requests"),
         ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
-        ("finite", k.SWITCH, "just these requests, as a benchmark asks them: latencies though the queue grows"),
+        ("finite", k.SWITCH, "just these requests, as a benchmark sends them; latencies even where the queue grows"),
         ("seed", k.whole(0), "seed of lengths and arrivals"),
-        ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "how replicas share requests"),
+        ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "routing of requests to replicas"),
     ),
     **flag_table(
         "pools",
         (
             "prefill_workers",
             k.whole(0, 10_000),
-            "workers that compute prompts and send their cache to the others, which then only decode (disaggregated)",
+            "prefill workers, which send their KV cache to the decode workers (disaggregated serving)",
         ),
-        ("prefill_tp", k.WHOLE, "tensor parallelism of a prefill worker; left out, as the others"),
+        ("prefill_tp", k.WHOLE, "tensor-parallel degree of a prefill worker; left out, as the others"),
         ("prefill_pp", k.WHOLE, "pipeline stages of a prefill worker; left out, as the others"),
-        ("prefill_ep", k.WHOLE, "ranks that experts of a prefill worker are spread over; left out, as the others"),
+        ("prefill_ep", k.WHOLE, "expert-parallel degree of a prefill worker; left out, as the others"),
     ),
     **flag_table(
         "autoscaling",
@@ -284,12 +284,12 @@ _OF_LOAD = {
             "autoscale",
             k.TEXT,
             "start and stop replicas by METRIC:TARGET, the mean of each: running:32, requests:32 (running or waiting), "
-            "queue:4, cache:0.8 or load:0.7 of what it carries",
+            "queue:4, cache:0.8 or load:0.7 of its capacity",
         ),
-        ("startup_time", k.SECONDS, "from the decision to a replica that takes requests"),
+        ("startup_time", k.SECONDS, "time from the scaling decision to a ready replica"),
         ("min_replicas", k.WHOLE, "fewest replicas; left out, one"),
-        ("scale_interval", _SPAN, "how often the metric is looked at; left out, 15s"),
-        ("scale_down_after", k.SECONDS, "how long fewer must have been enough to stop one; left out, 300s"),
+        ("scale_interval", _SPAN, "interval between looks at the metric; left out, 15s"),
+        ("scale_down_after", k.SECONDS, "stabilisation window before a replica is stopped; left out, 300s"),
     ),
 }
 
@@ -385,7 +385,7 @@ def load_search_flags() -> dict[str, Flag]:
     )
     wanted = flag_table(
         "search",
-        ("objective", k.choice("devices", "cost", "ttft", "tpot", "e2e"), "what the best has least of"),
+        ("objective", k.choice("devices", "cost", "ttft", "tpot", "e2e"), "objective to minimise"),
         (
             "pools",
             k.choice("aggregated", "disaggregated", "both"),

@@ -130,12 +130,12 @@ def _load(report: ServeReport, page: Page) -> None:
     tree = report.to_dict()
     page.blank()
     served = f"{rate_text(report.requests_per_second)}, {report.output_tokens_per_second:,.0f} output tokens/s"
-    page.label("LOAD", f"serves {served}; carries up to about {rate_text(report.capacity_per_second)}")
+    page.label("LOAD", f"serves {served}; capacity about {rate_text(report.capacity_per_second)}")
     if report.workload.arrivals.kind == "burst":
         page.note(f"all {len(report.requests):,} requests end within {show_seconds(report.span_seconds)}")
     if report.open_loop:
         band = report.interval["capacity"]["requests_per_second"]
-        page.note(f"8 of 10 published runs carry {band['low']:,.2f} to {rate_text(band['high'])}", "dim")
+        page.note(f"capacity of 8 of 10 published runs {band['low']:,.2f} to {rate_text(band['high'])}", "dim")
     if report.prefill:
         first = tree["prefill"]
         took, sent = show_seconds(first["prompt_seconds"]), show_seconds(first["transfer_seconds"])

@@ -175,9 +175,9 @@ def _beyond_cache(chip: Datasheet[X], moved: X) -> X:
 def tiled_parts(chip: Datasheet[X], t: PrefillTiles[X]) -> tuple[X, ...]:
     """Return the parts of attention of a prompt from what its tiles are, compute and move.
 
-    A start; products and exponentials of every key that a tile of 128 rows visits; products of the pairs that the
+    A start; GEMMs and exponentials of every key that a tile of 128 rows visits; GEMMs of the pairs that the
     mask leaves; waves of tiles; queries and output; keys and values; what of them the last cache cannot hold;
-    the longest tile alone on a core, products and exponentials; pairs outside a window; new tokens; copies of heads.
+    the longest tile alone on a core, GEMMs and exponentials; pairs outside a window; new tokens; copies of heads.
     """
     pair, exponential = t.pair_flops / chip.flops, _EXPONENTIAL_FLOPS / chip.flops
     visited, longest = t.tiles * TILE_ROWS * t.keys, TILE_ROWS * t.longest * chip.cores
@@ -202,7 +202,7 @@ def tiled_parts(chip: Datasheet[X], t: PrefillTiles[X]) -> tuple[X, ...]:
 def decode_parts(chip: Datasheet[X], c: DecodeAttention[X]) -> tuple[X, ...]:
     """Return what a kernel over a cache does, each part in seconds at the peak of the chip, or as a count.
 
-    A start; the cache; queries and output; products in tiles of 16 query heads; waves of items; the chain of the
+    A start; the cache; queries and output; GEMMs in tiles of 16 query heads; waves of items; the chain of the
     first 1,024 and of 16,384 tokens; the cache where no context is shorter than 128; what of it the last cache cannot
     hold; one item alone on a core; the cache read by every query head of groups too large to share it; copies of
     heads; sequences. No part falls with a larger batch or context.
@@ -316,7 +316,7 @@ class Datasheet(Generic[X]):
 
 
 def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
-    """Return seconds of one of the two products of experts; the shape is (rows in all, experts, those hit, n, k)."""
+    """Return seconds of one of the two GEMMs of experts; the shape is (rows in all, experts, those hit, n, k)."""
     rows, columns, hit, n, k = shape
     rate = c.compute * chip.flops
     longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)

@@ -72,7 +72,7 @@ WIDE_DTYPES = ("bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmCorrections:
-    """What a product meets beside arithmetic and bandwidth; nothing of it where all is ideal."""
+    """What a GEMM meets beside arithmetic and bandwidth; nothing of it where all is ideal."""
 
     burst_share: float = 0.0
     """By how much arithmetic is faster before power limits the clock, in replays shorter than `burst_seconds`."""
@@ -82,7 +82,7 @@ class GemmCorrections:
     write_share: float = 0.0
     """Share of the memory's time of the output that is spent after the arithmetic."""
     cached_bytes: float = 0.0
-    """Size of the last cache: the input of a product that moves less stays in it, at `cached_share` of its time."""
+    """Size of the last cache: the input of a GEMM that moves less stays in it, at `cached_share` of its time."""
     cached_share: float = 1.0
     keeps_outputs: bool = False
     """Whether the output does so too."""
@@ -91,7 +91,7 @@ class GemmCorrections:
 
     @classmethod
     def stated(cls, row: Gemm, dtype: str, device: Device) -> GemmCorrections:
-        """Return what a row of products and a device's family state, with the device's own last cache.
+        """Return what a row of GEMMs and a device's family state, with the device's own last cache.
 
         `launches` of a table share the time before clocks fall.
         """
@@ -110,7 +110,7 @@ class GemmCorrections:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmRates(Generic[X]):
-    """What a device achieves in matrix products of one data type."""
+    """What a device achieves in GEMMs of one data type."""
 
     matmul_flops: X
     matmul_bytes: X
@@ -118,7 +118,7 @@ class GemmRates(Generic[X]):
     sharpness: float
     tiling: Tiling
     ramp_seconds: float = 0.0
-    """What filling and draining pipelines of loads costs products of many more bytes than `ramp_traffic`."""
+    """What filling and draining pipelines of loads costs GEMMs of many more bytes than `ramp_traffic`."""
     ramp_traffic: float = 1.0
     corrections: GemmCorrections = GemmCorrections()
 
@@ -135,16 +135,16 @@ class Rates(GemmRates[X]):
     grouped_flops: X
     grouped_start: X
     grouped_each: X
-    """Seconds that one more group of a grouped product costs."""
+    """Seconds that one more group of a grouped GEMM costs."""
     grouped_gradients: tuple[float, float]
-    """Rates of grouped products of input and of weight gradients over that of forward ones."""
+    """Rates of grouped GEMMs of input and of weight gradients over that of forward ones."""
     memory_bytes: X
     memory_start: X
     launch: X
     contention: float
     """By how much compute slows while messages run beside it, as a share of their time."""
     weight_gradient: float
-    """Rate of products of weight gradients over that of the other products."""
+    """Rate of GEMMs of weight gradients over that of the other GEMMs."""
     cast_traffic: float
     """Bytes moved to cast one element to a narrower type."""
     recast_traffic: float
@@ -155,7 +155,7 @@ class Rates(GemmRates[X]):
     bandwidth_shares: BandwidthShares = BandwidthShares()
     experts_in_turn: bool = False
     wide: GemmRates[X] | None = None
-    """Rates of products that stay in 16 bits beside narrower ones."""
+    """Rates of GEMMs that stay in 16 bits beside narrower ones."""
     vector_flops: X | float = 0.0
     """Rate without matrix units (0: not known)."""
     cached_rate: float = 0.0
@@ -163,12 +163,12 @@ class Rates(GemmRates[X]):
 
 
 def lasting(row: Gemm) -> float:
-    """Return the share of the peak that products keep in lasting runs, where a second laboratory measured it."""
+    """Return the share of the peak that GEMMs keep in lasting runs, where a second laboratory measured it."""
     return row.compute * row.steady_state_share
 
 
 def attention_dtype(device: Device, dtype: str) -> str:
-    """Return the data type of the attention core: 16 bit where products are narrower.
+    """Return the data type of the attention core: 16 bit where GEMMs are narrower.
 
     Transformer Engine's DotProductAttention and the engines' flash attention stay in 16 bit unless they are told
     otherwise (TransformerEngine common/recipe, fp8_dpa = False).
@@ -192,7 +192,7 @@ def check_achieved(imposed: Efficiencies, peak: float, bandwidth: float) -> None
 
 
 def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, engine: str = "") -> GemmRates[Any]:
-    """Return the part of `Rates` that matrix products of a data type need, from one row of constants.
+    """Return the part of `Rates` that GEMMs of a data type need, from one row of constants.
 
     A device that was measured itself (`shardwise measure`) reaches what its file states. Of others
     `by_device` holds what one device of the family reaches of the others, and `start_by_device` the same of starts;
@@ -237,7 +237,7 @@ def achieved_bytes(device: Device, imposed: Efficiencies, fitted: float) -> floa
 def cast_bytes(dtype: str) -> float:
     """Return bytes that casting an element from 16 bit moves: read once, written in rows and in columns.
 
-    TransformerEngine common/cast and transpose (cast_transpose): products of narrow types take both operands with the
+    TransformerEngine common/cast and transpose (cast_transpose): GEMMs of narrow types take both operands with the
     inner dimension first, so that each tensor is written twice.
 
     >>> cast_bytes("fp8"), cast_bytes("bf16")
@@ -263,7 +263,7 @@ def contention_of(device: Device, imposed: Efficiencies) -> float:
 
 
 def narrowed(family: str, row: Gemm) -> float:
-    """Return what products of a type reach in lasting runs of the share that 16-bit ones do; grouped ones alike."""
+    """Return what GEMMs of a type reach in lasting runs of the share that 16-bit ones do; grouped ones alike."""
     return min(1.0, lasting(row) / lasting(constants().families[family].matmul["bf16"]))
 
 
@@ -273,7 +273,7 @@ def grouped_by(row: GroupedGemm, kernel: str) -> GroupedGemm:
 
 
 def relative(device: Device, row: Gemm, measured: str) -> float:
-    """Return the rate of a device's products over those of the device on which another kernel was measured."""
+    """Return the rate of a device's GEMMs over those of the device on which another kernel was measured."""
     share = 1.0
     for rows in (row.by_device, row.steady_state_by_device):
         share *= rows.get(device.name, 1.0) / rows.get(measured, 1.0)
@@ -281,7 +281,7 @@ def relative(device: Device, row: Gemm, measured: str) -> float:
 
 
 def weight_gradient(family: DeviceFamily) -> float:
-    """Return the rate of products of weight gradients over that of the others, the family's own where it states one."""
+    """Return the rate of GEMMs of weight gradients over that of the others, the family's own where it states one."""
     return (family.weight_gradient or constants().rules.weight_gradient).rate
 
 
@@ -304,7 +304,7 @@ def rates_of(
     """Return what a device achieves in a data type, as named numbers.
 
     `launch_seconds` is the launch of a kernel by the framework: it hides behind longer kernels. `kernels` are the
-    framework's of attention and of experts, and the release of its library of products; `node_busy` says that other
+    framework's of attention and of experts, and the release of its library of GEMMs; `node_busy` says that other
     devices work beside it. Raises `InputError` when the device has no rate for the data type or an imposed efficiency
     is out of range.
     """
@@ -373,7 +373,7 @@ def _vector_flops(device: Device, imposed: Efficiencies) -> Any:
 
 
 def _wide(device: Device, dtype: str, imposed: Efficiencies, run: tuple[bool, str]) -> GemmRates[Any] | None:
-    """Return the rates of 16-bit products beside narrower ones; a rate that the user imposes is that of narrow ones.
+    """Return the rates of 16-bit GEMMs beside narrower ones; a rate that the user imposes is that of narrow ones.
 
     `run` says whether other devices of the node are busy, and the release of the library.
     """

@@ -46,7 +46,7 @@ class Quantise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemm:
-    """Matrix products of one data type: shares of the datasheet's dense peak and bandwidth, seconds a kernel."""
+    """GEMMs of one data type: shares of the datasheet's dense peak and bandwidth, seconds a kernel."""
 
     compute: float
     memory: float
@@ -57,13 +57,13 @@ class Gemm:
     balance: float
     """FLOPs that loading a byte from the cache costs a core."""
     split_seconds: float
-    """Seconds to join the parts of a product that was cut along k."""
+    """Seconds to join the parts of a GEMM that was cut along k."""
     chain_seconds: float = 0.0
     """Seconds that a tile waits for the loads of one k."""
     join_share: float = 0.0
     """Passes over the memory for each part that is joined."""
     vector_wait_share: float = 1.0
-    """Share of the waiting of a chain that a product of one row keeps, where vectors have a kernel of their own."""
+    """Share of the waiting of a chain that a GEMM of one row keeps, where vectors have a kernel of their own."""
     ramp_seconds: float = 0.0
     ramp_traffic: float = 1.0
     write_share: float = 0.0
@@ -205,7 +205,7 @@ class ReduceFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsFit:
-    """Constants of the two fused products of experts."""
+    """Constants of the two fused GEMMs of experts."""
 
     memory: float
     compute: float
@@ -215,11 +215,11 @@ class ExpertsFit:
     """Rows by which those of an expert are padded in the mean."""
     expert_seconds: float
     walk_seconds: float = 0.0
-    """Seconds for each expert that got a token, and for each of the rank, which kernels may set up a product for."""
+    """Seconds for each expert that got a token, and for each of the rank, which kernels may set up a GEMM for."""
     chain_share: float = 1.0
     """Share of the time of one tile that ends the kernel."""
     row_traffic: float = 0.0
-    """How often a row is moved beside the products: gathered, quantised, activated, added up."""
+    """How often a row is moved beside the GEMMs: gathered, quantised, activated, added up."""
     others_traffic: float = 0.0
     """The same of rows that other ranks serve."""
     rows: float = 0.0

@@ -1,4 +1,4 @@
-"""What messages between replicas take of the compute they run beside: cores that NCCL holds, products that wait."""
+"""What messages between replicas take of the compute they run beside: cores that NCCL holds, GEMMs that wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OverlapSlowdown:
     most_cores: float
     """Cores that it holds at most in a node of eight; in domains of more, all that a message within one holds."""
     spare_cores: float
-    """Cores that may be held before products take twice as long, which start a block on all the others."""
+    """Cores that may be held before GEMMs take twice as long, which start a block on all the others."""
     longer: float
     """By how much a message takes longer than alone."""
 

@@ -178,9 +178,9 @@ def matmul_row(family: str, dtype: str) -> tuple[Gemm, str]:
         return rows["bf16"], ""
     wide = "fp8" if dtype in ("int8", "fp4", "int4") else "bf16"
     if wide in rows:
-        return rows[wide], f"{dtype} matrix products use the {wide} efficiency of {family}"
+        return rows[wide], f"{dtype} GEMMs use the {wide} efficiency of {family}"
     generic = constants().families["generic"].matmul
-    return generic[wide], f"{dtype} matrix products use the generic {wide} efficiency"
+    return generic[wide], f"{dtype} GEMMs use the generic {wide} efficiency"
 
 
 T = TypeVar("T")

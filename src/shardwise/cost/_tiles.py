@@ -1,4 +1,4 @@
-"""How a device cuts work: tiles of matrix products, blocks of attention, and what kinds of kernels reach.
+"""How a device cuts work: tiles of GEMMs, blocks of attention, and what kinds of kernels reach.
 
 A CPU computes what a GPU hides behind memory: exponentials and roots cost as much as streaming, and attention runs
 block by block, so that its rate depends on the length (constants: cost/cpu.toml).
@@ -14,14 +14,14 @@ from shardwise.ledger.number import X, above, minimum
 from shardwise.ledger.op import Op
 from shardwise.records import dataclass
 
-# The tiles of cuBLAS and CUTLASS products (rows, columns); the thin ones stand for split and skinny kernels.
+# The tiles of cuBLAS and CUTLASS GEMMs (rows, columns); the thin ones stand for split and skinny kernels.
 TILES = ((16, 64), (32, 128), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a device cuts a product into tiles that its cores share; no cores means that nothing is cut."""
+    """How a device cuts a GEMM into tiles that its cores share; no cores means that nothing is cut."""
 
     cores: int
     depth: float
@@ -29,9 +29,9 @@ class Tiling:
     chain_flops: float = 0.0
     """FLOPs of the device in the time that a tile waits for the loads of one k."""
     vector_wait_share: float = 1.0
-    """Share of that time that a product of one row waits, where vectors have a kernel of their own."""
+    """Share of that time that a GEMM of one row waits, where vectors have a kernel of their own."""
     split_flops: float = 0.0
-    """FLOPs that it costs to join the parts of a product that was cut along k."""
+    """FLOPs that it costs to join the parts of a GEMM that was cut along k."""
     join_flops: float = 0.0
     """The same for each element of the output and each part."""
     tiles: tuple[tuple[int, int, float], ...] = ()
@@ -42,7 +42,7 @@ class Tiling:
 
 
 def tiling_of(device: Device, dtype: str, row: Gemm, flops: float) -> Tiling:
-    """Return how a device that reaches `flops` cuts products; nothing is cut where the cores are not known.
+    """Return how a device that reaches `flops` cuts GEMMs; nothing is cut where the cores are not known.
 
     A tile of a by b needs 2 a b FLOPs and a + b elements for each k, whose loads from the cache cost `balance` FLOPs a
     byte: the largest tile is charged what it computes, smaller ones more.

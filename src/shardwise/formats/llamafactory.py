@@ -137,7 +137,7 @@ def _recompute(keys: Keys) -> Recompute:
 
 
 def _precision(keys: Keys) -> str:
-    """Return the recipe: what trains is cast to fp32 unless pure_bf16, and products take 16 bits where asked."""
+    """Return the recipe: what trains is cast to fp32 unless pure_bf16, and GEMMs take 16 bits where asked."""
     if keys.flag("pure_bf16"):
         return "bf16-pure"
     if keys.flag("fp16"):

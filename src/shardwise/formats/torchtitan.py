@@ -100,7 +100,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         keys.fail("training.global_batch_size", f"must be a multiple of {_local(keys) * plan.dp}", "change it")
     kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
-    settings = replace(stack.settings, fp8_recipe=recipe, keeps_products=kept, pipeline_runs=max(runs, 1))
+    settings = replace(stack.settings, fp8_recipe=recipe, recompute_by_operator=kept, pipeline_runs=max(runs, 1))
     stack = replace(stack, settings=settings)
     devices = _trainer.world(keys, num_devices, plan, _P + "data_parallel_shard_degree")
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
@@ -289,7 +289,7 @@ def _checkpointing(case: ExportCase) -> dict[str, str]:
     p = case.plan
     if p.recompute == "none":
         return {"mode": "none"}
-    if case.stack.settings.keeps_products:
+    if case.stack.settings.recompute_by_operator:
         return {"mode": "selective", "selective_ac_option": "op"}
     if p.recompute_layers:
         return {"mode": "selective", "selective_ac_option": str(case.model.num_layers // p.pp // p.recompute_layers)}

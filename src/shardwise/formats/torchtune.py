@@ -33,7 +33,7 @@ _OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged-adam",
 }  # fmt: skip
 _LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
-_OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last product so
+_OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last GEMM so
 _NO_TRAINING = {"policy_model", "value_model", "grpo_samples", "orchestration", "tasks", "max_new_tokens"}
 _RECIPE = {True: "distributed", False: "single_device"}
 
@@ -156,7 +156,7 @@ def _stack(keys: Keys) -> Stack:
     if keys.flag("optimizer_in_bwd"):
         stack = replace(stack, settings=replace(stack.settings, updates_in_backward=True))
     if keys.word("ac_mode") == "selective" and keys.word("ac_option") == "op":
-        stack = replace(stack, settings=replace(stack.settings, keeps_products=True))
+        stack = replace(stack, settings=replace(stack.settings, recompute_by_operator=True))
     return stack
 
 
@@ -190,7 +190,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 
 def _checkpointing(case: ExportCase) -> dict[str, Any]:
-    p, by_operator = case.plan, case.stack.settings.keeps_products
+    p, by_operator = case.plan, case.stack.settings.recompute_by_operator
     if p.recompute != "full" or not (by_operator or p.recompute_layers):
         return {"enable_activation_checkpointing": p.recompute == "full"}
     return {"ac_mode": "selective", "ac_option": "op" if by_operator else case.model.num_layers // p.recompute_layers}

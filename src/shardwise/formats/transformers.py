@@ -222,7 +222,7 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
 
 
 def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
-    """Return the recipe: whether products take 16 bits beside fp32 weights, or the weights are loaded in 16."""
+    """Return the recipe: whether GEMMs take 16 bits beside fp32 weights, or the weights are loaded in 16."""
     if keys.word("dtype") == "bfloat16" or keys.word("torch_dtype") == "bfloat16":
         return "bf16-pure"
     if keys.flag("fp16"):

@@ -130,7 +130,7 @@ class Device:
         return next(fact for fact in self.sources if fact.field == name)
 
     def peak_flops(self, dtype: str) -> float:
-        """Return the dense peak of matrix products in FLOP/s; nothing is emulated, an unsupported type raises.
+        """Return the dense peak of GEMMs in FLOP/s; nothing is emulated, an unsupported type raises.
 
         >>> from shardwise.hardware import find_device
         >>> find_device("v100-sxm-32gb").device.peak_flops("bf16")

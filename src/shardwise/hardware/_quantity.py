@@ -12,7 +12,7 @@ from shardwise.records import dataclass
 from shardwise.units import parse_bandwidth, parse_bytes, parse_count, parse_flops, parse_seconds
 
 MOST = 1e30
-# The data types a device may compute matrix products in; a type that is absent from a device is unsupported.
+# The data types a device may compute GEMMs in; a type that is absent from a device is unsupported.
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "int4", "fp4")
 
 

@@ -27,7 +27,7 @@ class GradientFlow(Generic[X]):
 
 
 def multiplies_weights(op: Op[X]) -> bool:
-    """Return whether an operator is a product with weights, its own or tied ones, and not of two activations."""
+    """Return whether an operator is a GEMM with weights, its own or tied ones, and not of two activations."""
     return op.kind in ("matmul", "grouped") and not op.region.endswith("core")
 
 
@@ -71,7 +71,7 @@ def _wanted(read_for: Gradient, into: bool, weight: bool, needs: set[str]) -> bo
 def _narrowed(op: Op[X], into: bool, weight: bool, needs: set[str], idle: bool) -> Op[X]:
     """Return an operator with the gradients of its input and of its weights that are asked for; `idle` keeps nothing.
 
-    Only matrix products have a pass for each; what others do in backward is one.
+    Only GEMMs have a pass for each; what others do in backward is one.
     """
     both = (into, weight) if multiplies_weights(op) else (into or weight,) * 2
     gone: tuple[Gradient, ...] = tuple(

@@ -31,8 +31,8 @@ OpRole: TypeAlias = Literal[
 ]  # fmt: skip
 """What an operator does, and so which of them a rule means; its name is for people.
 
-"up" and "down" are products of a feed-forward or of its experts, "feed_forward" its other maps, "scores" and "context"
-the two products of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the
+"up" and "down" are GEMMs of a feed-forward or of its experts, "feed_forward" its other maps, "scores" and "context"
+the two GEMMs of unfused attention, "scan" a recurrence over chunks in kernels of its own, "state" what moves the
 recurrent state of each sequence that is served, "steps" element-wise kernels that run one by one whatever is fused.
 """
 
@@ -64,9 +64,9 @@ class Tensor(Generic[X]):
     """A tensor that backward reads. The name is its identity in a block: what two operators keep is counted once.
 
     `born` is the region that produces it ("" for the input of the block), so a recomputed region keeps what it reads
-    from outside and drops what is born within. `product` marks what the last product of a feed-forward keeps.
+    from outside and drops what is born within. `product` marks what the last GEMM of a feed-forward keeps.
     `read_for` says which gradient of the operator that keeps it reads it. A copy in fewer bits is `made_in` the region
-    of the product that made it, and `born` with what it was made of.
+    of the GEMM that made it, and `born` with what it was made of.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Collective(Generic[X]):
     """A message pattern over the groups of an axis. `size_bytes` is the full (gathered) tensor; for `send` one message.
 
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
-    step behind each block of attention, "panels" is pipelined behind panels of a product, "copied" too but by copy
+    step behind each block of attention, "panels" is pipelined behind panels of a GEMM, "copied" too but by copy
     engines, "exposed" waits. `count` repeats the message; of a ring, `blocks` are the blocks of attention of which one
     covers it, `count` and one more where it is None. `fanout` is set where copies of a token for one domain travel
     to it once: how many a token has. `shape` is that of the tensor, rows first. In backward it is sent for the gradient
@@ -109,11 +109,11 @@ class Op(Generic[X]):
 
     `flops` and `forward_bytes` are of the forward pass; `backward_flops` and `backward_bytes` of the input gradient,
     and `weight_flops`, `weight_bytes` of the weight gradient (0 where there is none). `rows`, `columns`, `inner` are
-    the m, n and k of a matrix product. `region` is a path such as "attention.core"; `reads` are the tensors it needs
+    the m, n and k of a GEMM. `region` is a path such as "attention.core"; `reads` are the tensors it needs
     again when its region is recomputed; `kernels` how many launches an unfused implementation makes. `finish_bytes`
     is what kernels behind the weight gradient move: the sum of the gradient of a bias, the addition to a buffer.
-    `parts` are the columns of the products that a joint one stands for, in their order. `host_seconds` is what the
-    host needs to launch the kernels of one pass: they never take less. `vector_units` says that a product runs without
+    `parts` are the columns of the GEMMs that a joint one stands for, in their order. `host_seconds` is what the
+    host needs to launch the kernels of one pass: they never take less. `vector_units` says that a GEMM runs without
     matrix units: its rows do not start at multiples of 16 bytes, or it is of fp32. `apart` is how often kernels read
     or write the input gradient to add up those of `parts` that run as products of their own, 0 where one product
     stands for them. `takes` and `makes` are the names of the tensors that it reads and writes where `reads` and its

@@ -20,7 +20,7 @@ class Checkpoint:
     `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act,
     layernorm and mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput). `stops_early` ends the second
     run when everything that backward needs is there again. `alternates` keeps what fused attention makes, scattered
-    sums, and the result of every second product, the first one's with them (github.com/pytorch/torchtitan
+    sums, and the result of every second GEMM, the first one's with them (github.com/pytorch/torchtitan
     parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block: selective, by operator); `prunes` leaves
     out of these, and of what runs again, what no gradient reads, as a compiler does. `tiles` runs the unit piece by
     piece, each again just before its own backward pass, whatever units around it run again (DeepSpeed
@@ -86,10 +86,10 @@ def _inside(ops: Iterable[Op[X]], unit: Checkpoint) -> list[Op[X]]:
 
 
 def _chosen(inside: list[Op[X]]) -> list[tuple[Op[X], X | float]]:
-    """Return the products of a unit that alternates, and which share of the result of each is kept.
+    """Return the GEMMs of a unit that alternates, and which share of the result of each is kept.
 
-    Joint products count as the separate ones that they stand for. A router is not counted (torchtitan since 2025:
-    per_op_sac_force_recompute_mm_shapes_by_fqns), nor are products of 4 bits, which are operators of their own.
+    Joint GEMMs count as the separate ones that they stand for. A router is not counted (torchtitan since 2025:
+    per_op_sac_force_recompute_mm_shapes_by_fqns), nor are GEMMs of 4 bits, which are operators of their own.
     """
     chosen: list[tuple[Op[X], X | float]] = []
     place = 0
@@ -141,7 +141,7 @@ def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple
     """Return the operators that backward runs again, in their order.
 
     torch.utils.checkpoint without reentrance stops at the last tensor that is saved (set_checkpoint_early_stop, since
-    PyTorch 2.1). A product saves its inputs before it runs, so that the last product of a unit and what follows it are
+    PyTorch 2.1). A GEMM saves its inputs before it runs, so that the last GEMM of a unit and what follows it are
     not run again; reentrant checkpoints run everything.
     """
     ops = tuple(ops)
@@ -156,7 +156,7 @@ def recomputed_ops(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> tuple
 def _read(inside: list[Op[X]], again: list[Op[X]]) -> list[Op[X]]:
     """Return those of the operators that run again whose results some gradient reads.
 
-    The last product of a unit enters a sum: where it is frozen and adapters stand beside it, only these are read.
+    The last GEMM of a unit enters a sum: where it is frozen and adapters stand beside it, only these are read.
     """
     own = [op for op in inside if op.kind == "matmul" and op.weights and not any(w.adapter for w in op.weights)]
     after = inside[inside.index(own[-1]) :] if own else []
@@ -165,7 +165,7 @@ def _read(inside: list[Op[X]], again: list[Op[X]]) -> list[Op[X]]:
 
 
 def _until_saved(ops: list[Op[X]]) -> list[Op[X]]:
-    """Return the operators of a unit up to the one that saves last, without it where it is a product."""
+    """Return the operators of a unit up to the one that saves last, without it where it is a GEMM."""
     last = max((i for i, op in enumerate(ops) if op.saves), default=-1)
     return ops[:last] if ops[last : last + 1] and ops[last].kind in ("matmul", "grouped") else ops[: last + 1]
 

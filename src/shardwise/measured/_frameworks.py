@@ -94,7 +94,7 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     >>> from shardwise.plans import find_stack
     >>> from shardwise.measured import read
     >>> row = {"recompute": "selective", "recompute_detail": "by operator"}
-    >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.keeps_products
+    >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.recompute_by_operator
     True
     """
     for one in table["adjustment"]:

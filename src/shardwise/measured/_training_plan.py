@@ -243,7 +243,7 @@ def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
 def recomputed(record: Record, plan: Plan, model: Model, stack: Stack) -> Plan:
     """Return the plan with the recompute that a row states."""
     word, each = record.text("recompute"), -(-model.num_layers // plan.pp)
-    if stack.settings.keeps_products:
+    if stack.settings.recompute_by_operator:
         # All of a layer runs again but the operators whose results are kept.
         return replace(plan, recompute="full")
     if word == "selective":
@@ -290,7 +290,7 @@ def _experts(model: Model) -> str:
 
 
 def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> str:
-    """Return the recipe of a row: the widths it states, or the stack's for its type of products."""
+    """Return the recipe of a row: the widths it states, or the stack's for its type of GEMMs."""
     dtype = record.text("compute_dtype").lower()
     if not dtype:
         record.rule_value("compute_dtype")
@@ -324,7 +324,7 @@ def precision_of(record: Record, stack: str, rates: set[str], table: Table) -> s
 
 
 def _narrow(record: Record, stack: str, dtype: str, rates: set[str]) -> str:
-    """Return the recipe of products narrower than 16 bits, with the gradients of the stack."""
+    """Return the recipe of GEMMs narrower than 16 bits, with the gradients of the stack."""
     name = "fp4" if dtype == "nvfp4" and "fp4" in rates else "fp8"
     if dtype == "nvfp4":
         record.rule_value("nvfp4")

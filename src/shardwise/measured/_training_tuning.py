@@ -191,7 +191,7 @@ def _saved(record: Record) -> tuple[str, ...]:
 def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
     """Return the rank of the adapters, or tokens: as stated, as the parameters that train say, or the usual one.
 
-    Refused above the model's hidden size: a product of so many inputs has no higher rank, and the cell holds something
+    Refused above the model's hidden size: a GEMM of so many inputs has no higher rank, and the cell holds something
     else.
     """
     # The rank column of AdaLoRA is the one that it prunes to: it starts from another.

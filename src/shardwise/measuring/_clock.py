@@ -213,7 +213,7 @@ def noise_of(timings: Sequence[tuple[str, Timing]]) -> str:
 
 
 WIDTHS = {"fp32": 4, "bf16": 2}
-"""Bytes of an element of the types that products are timed in."""
+"""Bytes of an element of the types that GEMMs are timed in."""
 
 
 def torch_dtype(word: str) -> Any:
@@ -224,7 +224,7 @@ def torch_dtype(word: str) -> Any:
 
 
 def product_of(stage: str, mnk: tuple[int, int, int], device: str, dtype: str) -> Callable[[], Callable[[int], Any]]:
-    """Return what makes the call of one product; every operand that a step has not just made comes from memory."""
+    """Return what makes the call of one GEMM; every operand that a step has not just made comes from memory."""
     m, n, k = mnk
 
     def make() -> Callable[[int], Any]:

@@ -1,4 +1,4 @@
-"""From timed products and copies to a device of the user's catalogue: what it reaches, and the peaks that implies."""
+"""From timed GEMMs and copies to a device of the user's catalogue: what it reaches, and the peaks that implies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardwise.records import dataclass, replace
 
 Shapes = Sequence[tuple[int, int, int]]
 
-# Forward products (m, k) by (k, n), and bytes of copies, by kind of device.
+# Forward GEMMs (m, k) by (k, n), and bytes of copies, by kind of device.
 SHAPES: dict[str, Shapes] = {
     "cpu": [
         (m, n, k) for n, k in ((512, 1408), (1024, 1024), (4096, 1024), (2048, 2048)) for m in (1, 16, 64, 256, 1024)
@@ -64,7 +64,7 @@ def copies_of(machine: Machine) -> tuple[int, ...]:
 
 
 def timed(clock: Clock, shapes: Shapes, copies: Sequence[int]) -> list[Measurement]:
-    """Return the timings of forward products (m, k) by (k, n) in every type, and of copies of so many bytes."""
+    """Return the timings of forward GEMMs (m, k) by (k, n) in every type, and of copies of so many bytes."""
     measurements: list[Measurement] = []
 
     def keep(head: tuple[str, str, int, int, int, float], timing: Timing) -> None:
@@ -114,7 +114,7 @@ def device_of(machine: Machine, rows: Sequence[Measurement]) -> Device:
         if not chosen or (known and dtype not in known.matrix_flops):
             continue
         rate, residual = _fitted(made, dtype, chosen)
-        why = f"{source}: fitted to {len(chosen)} products of {LEAST_ROWS} rows or more, median error {residual:.1%}"
+        why = f"{source}: fitted to {len(chosen)} GEMMs of {LEAST_ROWS} rows or more, median error {residual:.1%}"
         values = {f"achieved_flops.{dtype}": rate}
         if known is None:
             share = matmul_row(family_of(base), dtype)[0].compute
@@ -158,7 +158,7 @@ def _bare(machine: Machine) -> Device:
 
 
 def _fitted(device: Device, dtype: str, rows: Sequence[Measurement]) -> tuple[float, float]:
-    """Return the FLOP/s at which half of the products are predicted too long, and the median error that it leaves."""
+    """Return the FLOP/s at which half of the GEMMs are predicted too long, and the median error that it leaves."""
 
     def ratios(rate: float) -> list[float]:
         # At a peak of twice the rate, or the datasheet's, the form meets every rate that is tried.

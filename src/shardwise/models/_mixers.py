@@ -131,7 +131,7 @@ class Attention(Mixer):
 
     `window` and `chunk` are in tokens, 0 for none. `qk_norm` "head" normalises each head with weights of `head_dim`,
     "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
-    marks a layer that reads the key-value cache of an earlier layer and so has no key and value projections.
+    marks a layer that reads the KV cache of an earlier layer and so has no key and value projections.
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
     `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
     `softcap` whether scores go through a tanh. `fused_projection` is one matrix for queries, keys and values, of which

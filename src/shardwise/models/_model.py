@@ -109,7 +109,7 @@ def model_from_sizes(sizes: Mapping[str, Any]) -> Model:
     >>> model.layers[0].feed_forward.ffn, model.num_layers
     (49152, 96)
     >>> model.assumptions[0]
-    'gated false: two products and biases, as GPT has; gated models have three'
+    'gated false: two GEMMs and biases, as GPT has; gated models have three'
     """
     return Model.of(architecture_from_sizes(sizes))
 

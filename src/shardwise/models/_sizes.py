@@ -1,6 +1,6 @@
 """A model from its sizes alone: what the fields do not say is a stated default, and what cannot be is refused at once.
 
-Defaults are those of a GPT: a feed-forward of four times the width with two products and biases, LayerNorm, rotary
+Defaults are those of a GPT: a feed-forward of four times the width with two GEMMs and biases, LayerNorm, rotary
 positions, a head of its own (arXiv:2204.06745, GPT-NeoX). A gated one is a Llama's: three GEMMs, RMSNorm, no biases.
 """
 
@@ -118,7 +118,7 @@ def _refuse_others(sizes: _Sizes) -> None:
 
 def _style(sizes: _Sizes) -> dict[str, Any]:
     """Return norms, biases and positions: a GPT's, or a Llama's where the feed-forward is gated."""
-    gated = sizes.get("gated", False, "two products and biases, as GPT has; gated models have three")
+    gated = sizes.get("gated", False, "two GEMMs and biases, as GPT has; gated models have three")
     learned = sizes.get("learned_positions", False, "positions are rotary and have no parameters")
     biases = {name: sizes.given.get(name, not gated) for name in ("attention_bias", "mlp_bias")}
     context = (

@@ -1,4 +1,4 @@
-"""What adapters are made of: their input, thin products, factors and sums, with their messages.
+"""What adapters are made of: their input, thin GEMMs, factors and sums, with their messages.
 
 Letters as in ops/adapters.py.
 """
@@ -16,14 +16,14 @@ from shardwise.records import dataclass, replace
 
 
 def kept_input(op: Op[X]) -> Tensor[X]:
-    """Return what a product keeps for the gradient of its weight: its input."""
+    """Return what a GEMM keeps for the gradient of its weight: its input."""
     kept = next((s for s in op.saves if s.read_for in ("weight", "input")), None)
     return kept or op.reads[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterInput(Generic[X]):
-    """What enters the products of an adapter: the operators that make it, the tensor, and its name in the flow."""
+    """What enters the GEMMs of an adapter: the operators that make it, the tensor, and its name in the flow."""
 
     ops: tuple[Op[X], ...]
     tensor: Tensor[X]
@@ -68,7 +68,7 @@ def entry(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> Adapt
 def thin(
     y: Layout[X], t: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
 ) -> Op[X]:
-    """Return one thin product of an adapter, of `sides` (features out, features in), whose weight trains.
+    """Return one thin GEMM of an adapter, of `sides` (features out, features in), whose weight trains.
 
     `names` are its own and that of the linear layer.
 
@@ -94,7 +94,7 @@ def thin(
 
 
 def low_rank(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], r: X | float) -> Tensor[X]:
-    """Return the tensor between the two thin products of an adapter."""
+    """Return the tensor between the two thin GEMMs of an adapter."""
     width = y.a if t.autocast else t.width
     return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
 
@@ -137,7 +137,7 @@ def added(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: s
 def branches(
     y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[AdaptedLinear[X]], trains_a: bool = True
 ) -> Iterator[tuple[AdaptedLinear[X], AdapterInput[X], Op[X], Op[X]]]:
-    """Yield the two thin products of every adapted layer, with what enters them."""
+    """Yield the two thin GEMMs of every adapted layer, with what enters them."""
     tp = y.degrees.tp if op.split and t.splits_rank else 1
     for module in chosen:
         came, r = entry(y, t, op, module), t.rank
@@ -197,7 +197,7 @@ class AdaptedLinear(Generic[X]):
 
 
 def modules_of(t: Tuning | None, op: Op[X]) -> list[AdaptedLinear[X]]:
-    """Return the linear layers that a product stands for; one where the framework has a joint one with one adapter."""
+    """Return the linear layers that a GEMM stands for; one where the framework has a joint one with one adapter."""
     short = op.modules or (op.role,)
     makes = op.makes or (op.name, f"{op.name}.output")
     if len(short) != len(op.parts) or (t is not None and t.joint) or op.kind == "grouped":
@@ -268,7 +268,7 @@ class AdapterPath(Generic[X]):
     def make(
         self, part: str, elements: X | float, learned: X | float, saves: tuple[Tensor[X], ...] = (), **more: Any
     ) -> None:
-        """Make a matrix of parameters, whatever the tokens; `flops` are those of the products in it."""
+        """Make a matrix of parameters, whatever the tokens; `flops` are those of the GEMMs in it."""
         flops, moved = more.pop("flops", 0) + 0 * self.T, self.w * (elements + learned) + 0 * self.T
         own = memory_op(
             self.y, f"{self.module.name}.{part}", self.op.region, (2 * moved, 3 * moved), role="steps",
@@ -286,7 +286,7 @@ class AdapterPath(Generic[X]):
     def product(self, part: str, n: X | float, kept: Held = "trains", width: int = 0, size: X | float = 0) -> None:
         """Multiply by a matrix of n features out; one that was made is kept for the gradient of what it multiplies.
 
-        `size` are its elements where they are not those of the product.
+        `size` are its elements where they are not those of the GEMM.
         """
         w, k = width or self.w, self._features
         shape = (n + 0 * self.T, k)

@@ -22,7 +22,7 @@ from shardwise.records import replace
 def lora(
     y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]], trains_a: bool = True
 ) -> tuple[Op[X], ...]:
-    """Return a product with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
+    """Return a GEMM with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
     if op.kind == "grouped":
         return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
     ops = [op]
@@ -39,7 +39,7 @@ def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) 
 def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA with a learned magnitude of each output (arXiv:2402.09353; peft tuners/lora/dora.py).
 
-    The norm of every row of W + B A comes from the adapter's own products with an identity matrix, whose graph is freed
+    The norm of every row of W + B A comes from the adapter's own GEMMs with an identity matrix, whose graph is freed
     at once. The magnitude's gradient reads the results of layer and adapter; behind dropout the layer runs again, on
     its widened input and weight.
     """
@@ -89,9 +89,9 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
 
 
 def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
-    """Return a product whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
+    """Return a GEMM whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
 
-    Keys and values and what enters the second product (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
+    Keys and values and what enters the second GEMM (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
     """
     if op.region.partition(".")[0] == "mlp":
         module = chosen[0]
@@ -134,11 +134,11 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
 
 
 def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
-    """Return a product whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
+    """Return a GEMM whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
 
     A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
     rank of 0 leaves the number of blocks to their usual size. Its kernels (layer.py _cayley_batch, five terms of
-    Neumann's series): a skew-symmetric matrix 3, the identity 3, three products with four additions, the turn, a copy
+    Neumann's series): a skew-symmetric matrix 3, the identity 3, three GEMMs with four additions, the turn, a copy
     and a cast.
     """
     ops: list[Op[X]] = [op]
@@ -188,7 +188,7 @@ METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
 
 
 def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
-    """Return the adapter of a table: a lookup of r values a token, and their product to the hidden size."""
+    """Return the adapter of a table: a lookup of r values a token, and their GEMM to the hidden size."""
     table = next(w for w in op.weights if w.role == "embedding")
     rows, width = table.shape
     m, r = divide(op.output_bytes, y.a * width), t.rank
@@ -220,7 +220,7 @@ def _elements(op: Op[X]) -> X:
 
 
 def _experts(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
-    """Return the products of experts with weights to which B A of each expert is added (peft ParamWrapper).
+    """Return the GEMMs of experts with weights to which B A of each expert is added (peft ParamWrapper).
 
     The sum is a tensor like the weights, which the gradient of the input reads and which has a gradient as large. The
     joint first weight counts twice under "all-linear", which takes each of its halves.
@@ -251,7 +251,7 @@ def _experts(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
 
 
 def _grouped(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
-    """Return the products of experts with two thin grouped ones beside them (Megatron-Bridge, TEGroupedLinear)."""
+    """Return the GEMMs of experts with two thin grouped ones beside them (Megatron-Bridge, TEGroupedLinear)."""
     local, r = op.weights[0].shape[0], 0 * op.rows + t.rank
     rows = op.rows * op.batch
     low = Tensor(name=f"{op.name}.lora_A", size_bytes=y.a * rows * r, born=op.region)

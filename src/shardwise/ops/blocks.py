@@ -28,7 +28,7 @@ def predictions(y: Layout[X], model: Model) -> tuple[tuple[Op[X], ...], tuple[Op
     Those that share weights are passes of one layer (Megatron-LM core/transformer/multi_token_prediction.py,
     mtp_use_repeated_layer).
     """
-    y = widened(y) if y.stack.settings.wide_predictions else y
+    y = widened(y) if y.stack.settings.bf16_mtp_layers else y
     layers: list[Op[X]] = []
     losses: list[Op[X]] = []
     for i, block in enumerate(model.mtp):

@@ -287,7 +287,7 @@ def _fused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> 
 
 
 def _before_exchange(y: Layout[X], out: Tensor[X]) -> tuple[Tensor[X], ...]:
-    """Return the output that an all-to-all sends on: the kernel keeps it beside what the next product keeps.
+    """Return the output that an all-to-all sends on: the kernel keeps it beside what the next GEMM keeps.
 
     Transformer Engine pytorch/attention/dot_product_attention/context_parallel.py since 2.8.
     """
@@ -311,14 +311,14 @@ def _repeated(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) 
 
 
 def _unfused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
-    """Two batched products around a softmax over the whole score matrix, which is kept.
+    """Two batched GEMMs around a softmax over the whole score matrix, which is kept.
 
     "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
     4.1). "eager" (transformers): softmax in fp32 and its 16-bit copy, the tanh of capped scores; checked to the byte
     with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
     """
     queries, keys, values = _repeated(y, c, inputs)
-    # Each operand of a product is read for the gradient of the other.
+    # Each operand of a GEMM is read for the gradient of the other.
     queries, keys, values = (
         replace(t, read_for=other)
         for t, other in ((queries, inputs[1].name), (keys, inputs[0].name), (values, "attention.softmax"))
@@ -376,7 +376,7 @@ def is_unaligned(y: Layout[X], dims: int) -> bool:
 
 
 def _product(y: Layout[X], name: str, mnk: tuple[X, X, X], batch: X, inputs: tuple[Tensor[X], ...]) -> Op[X]:
-    """Return a batched product of two activations: both operands get a gradient, so backward is twice forward."""
+    """Return a batched GEMM of two activations: both operands get a gradient, so backward is twice forward."""
     m, n, k = mnk
     flops = 2 * m * n * k * batch
     # The smaller operand is that of one sequence: it is read once for the S rows that meet it.

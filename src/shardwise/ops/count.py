@@ -1,6 +1,6 @@
 """Parameters and FLOPs of a model: the ledger with every degree one, folded, and the published conventions.
 
-Letters: B sequences, S tokens a sequence, L layers, N heads, H head dim, P parameters, P_m those of matrix products:
+Letters: B sequences, S tokens a sequence, L layers, N heads, H head dim, P parameters, P_m those of GEMMs:
 all but the input embedding, norms and biases, the head included, chosen experts alone.
 """
 
@@ -252,7 +252,7 @@ def _component(line: PartOps, op: Op[float]) -> str:
 def count_flops(model: Model, batch: int, seq_len: int, coverage: Coverage = "full") -> dict[str, float]:
     """Return the forward FLOPs of each component for `batch` sequences of `seq_len` tokens, prediction layers apart.
 
-    Matrix products, attention and recurrences, 2 a multiply-add. Coverage "full" counts attention over the whole
+    GEMMs, attention and recurrences, 2 a multiply-add. Coverage "full" counts attention over the whole
     square, "masked" over what masks leave. Equal to PyTorch's FLOP counter for every run of tests/data/ops/flops.json.
 
     >>> sum(count_flops(Model.load("gpt2"), 1, 1024).values())
@@ -268,7 +268,7 @@ def count_flops(model: Model, batch: int, seq_len: int, coverage: Coverage = "fu
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
-    """Forward model FLOPs of one sequence: of matrix products and recurrences, and of attention by coverage.
+    """Forward model FLOPs of one sequence: of GEMMs and recurrences, and of attention by coverage.
 
     `causal` is half the square where a mask is causal, `masked` exactly what masks leave.
     """

@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE) over expert-parallel ranks: router, dispatch, grouped products, combine, shared experts.
+"""Mixture of experts (MoE) over expert-parallel ranks: router, dispatch, grouped GEMMs, combine, shared experts.
 
 Letters: T tokens a rank routes, D hidden, E experts, k experts a token, Fe expert ffn. Sources: arXiv:2101.03961,
 arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformers integrations/moe.py for what it keeps.
@@ -92,13 +92,13 @@ def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
 
 
 def _launch_seconds(y: Layout[X]) -> float:
-    """Return the seconds in which the host quantises the rows of one expert and launches its product."""
+    """Return the seconds in which the host quantises the rows of one expert and launches its GEMM."""
     narrow = y.work.phase == "train" and y.work.dtype not in ("fp32", "tf32", *WIDE_DTYPES)
     return y.stack.narrow_expert_seconds if narrow else 0.0
 
 
 def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
-    """Return one product of every local expert with its rows; experts that got no token are not read."""
+    """Return one GEMM of every local expert with its rows; experts that got no token are not read."""
     n, k = shape.outputs, shape.inputs
     flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
     edges, zero = y.a * e.rows * (n + k), 0 * e.rows
@@ -119,7 +119,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
 
 
 def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
-    """Return the two grouped products of the local experts and the activation between them."""
+    """Return the two grouped GEMMs of the local experts and the activation between them."""
     region, sides, zero = f"{name}.experts", 2 if m.gated else 1, 0 * e.rows
     permuted = Tensor(name=f"{name}.permuted", size_bytes=y.a * e.rows * e.D, born=name)
     act, product = activation_op(y, region, m, e.rows, e.F)
@@ -167,7 +167,7 @@ _BIAS_BYTES = (28, 40)
 
 
 def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
-    """Return what adds the biases of the second product, expert by expert outside the products, in training.
+    """Return what adds the biases of the second GEMM, expert by expert outside the GEMMs, in training.
 
     Source: Megatron-LM core/transformer/moe/experts.py, TEGroupedMLP._apply_bias; eager, since rows have weights.
     """
@@ -178,14 +178,14 @@ def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X]
 
 
 def _weighted(y: Layout[X], m: MoE, region: str, product: Tensor[X]) -> Tensor[X]:
-    """Return what the second product keeps: the activated rows, in a tensor of their own where kernels weight them."""
+    """Return what the second GEMM keeps: the activated rows, in a tensor of their own where kernels weight them."""
     if not weights_rows(y, m):
         return product
     return Tensor(name=f"{region}.weighted", size_bytes=product.size_bytes, born=product.born)
 
 
 def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]:
-    """Return the router: a product with every expert's vector, a softmax in fp32, and the choice of k.
+    """Return the router: a GEMM with every expert's vector, a softmax in fp32, and the choice of k.
 
     Kept: the probabilities, and the choice as int64 indices (transformers) or a one-byte map (Megatron-LM). Weights
     that are made to sum to one keep themselves and their sum.
@@ -217,7 +217,7 @@ def _dispatch_tensors(
     """Return what bringing rows to experts and back keeps: at dispatch, at combine.
 
     Transformers keeps three int64 orders of the T * k rows and the offsets of the groups, and scales the experts'
-    outputs, so that those are kept with their weights. Megatron-LM applies the weights before the second product: it
+    outputs, so that those are kept with their weights. Megatron-LM applies the weights before the second GEMM: it
     keeps them.
     """
     rows, zero = e.rows, 0 * e.rows

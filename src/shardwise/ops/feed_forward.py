@@ -37,7 +37,7 @@ def activation_tensors(y: Layout[X], m: MLP | MoE) -> tuple[tuple[str, int], ...
 
 
 def weights_rows(y: Layout[X], m: MLP | MoE) -> bool:
-    """Return whether rows of experts are multiplied by their weights between activation and second product, eagerly.
+    """Return whether rows of experts are multiplied by their weights between activation and second GEMM, eagerly.
 
     Megatron-LM core/transformer/mlp.py, per_token_scale: the gradient of the weights reads the activated rows too.
     """
@@ -45,7 +45,7 @@ def weights_rows(y: Layout[X], m: MLP | MoE) -> bool:
 
 
 def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> tuple[Op[X], Tensor[X]]:
-    """Return the activation function over `width` elements a row and its output, which the next product keeps."""
+    """Return the activation function over `width` elements a row and its output, which the next GEMM keeps."""
     region, one = f"{name}.act", y.a * rows * width
     kept = activation_tensors(y, m)
     saves = tuple(
@@ -58,7 +58,7 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
     moved = (inputs + 1 + 2 * (steps - 1)) * one, (2 * inputs + 1 + 3 * (steps - 1)) * one
     entry = Tensor(name=f"{name}.up", size_bytes=one * inputs, born=name)
     # The gradient of ReLU reads what it made, as that of the weights of Megatron-LM's eager experts does; that of other
-    # functions leaves it to the weight of the product behind it.
+    # functions leaves it to the weight of the GEMM behind it.
     own = (*saves, replace(out, read_for="weight" if kept and not weights_rows(y, m) else "input"))
     op = memory_op(y, f"{name}.activation", region, moved, reads=(entry,), saves=own, kernels=steps,
                    output_bytes=one, role="activation")  # fmt: skip

@@ -139,7 +139,7 @@ def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
 
 def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
-    """Return the output head: a product with the vocabulary split over tp; it owns no weights when tied.
+    """Return the output head: a GEMM with the vocabulary split over tp; it owns no weights when tied.
 
     Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
     gathered here. Capped logits (Gemma 2) go through a tanh, which is kept. Training in fewer bits leaves the head in
@@ -202,7 +202,7 @@ _TILE_BYTES, _TILE_ROWS = 256 * 2.0**20, (128, 4096)
 
 
 def _tile_bytes(T: X, a: float, V: X) -> X:
-    """Return the bytes of a tile of logits as its product gives them out, and in fp32 for the log-sum."""
+    """Return the bytes of a tile of logits as its GEMM gives them out, and in fp32 for the log-sum."""
     rows = minimum(maximum(divide(_TILE_BYTES + 0 * V, 4 * V), _TILE_ROWS[0]), _TILE_ROWS[1])
     return (a + 4) * minimum(rows, T) * V
 
@@ -367,7 +367,7 @@ def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
 
 
 def _gathered(y: Layout[X], op: Op[X], D: int) -> Op[X]:
-    """Return a product with split outputs whose parts every rank gathers, and of whose gradient it takes its part.
+    """Return a GEMM with split outputs whose parts every rank gathers, and of whose gradient it takes its part.
 
     Under sequence parallelism it then keeps its tokens, whose gradients are gathered backward. Source: Megatron-LM
     core/transformer/multi_token_prediction.py, eh_proj and gather_from_tensor_model_parallel_region.

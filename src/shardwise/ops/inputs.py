@@ -27,7 +27,7 @@ class TokenBatch(Generic[X]):
 
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
     `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
-    key-value cache. Of `copies` tokens that are alike all go to the same experts. Experts drop rows beyond a capacity
+    KV cache. Of `copies` tokens that are alike all go to the same experts. Experts drop rows beyond a capacity
     factor, and are filled up to it where they are padded (0: neither).
     """
 

@@ -155,7 +155,7 @@ def indexer_ops(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> 
 
 
 def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
-    """Return the scores of an indexer: one product of `head_dim` a head and pair, over so many keys of a sequence."""
+    """Return the scores of an indexer: one GEMM of `head_dim` a head and pair, over so many keys of a sequence."""
     rows, width = y.residual_tokens, x.heads * x.head_dim
     flops = 2 * width * divide(y.work.B * pairs * rows, y.work.B * y.work.S)
     moved = y.a * rows * width + y.work.cache_bytes * y.work.B * keys * x.head_dim
@@ -178,7 +178,7 @@ def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     heads = y.split(m.heads)
     values = y.activation("kv_up.output", heads * (m.qk_nope_head_dim + m.v_head_dim), UP)
     if y.stack.attention == "eager":
-        # A batched product needs them in one piece.
+        # A batched GEMM needs them in one piece.
         values = y.activation("attention.values", heads * m.v_head_dim, CORE)
     inputs = (
         y.activation("attention.queries", heads * m.qk_head_dim, UP),
@@ -268,7 +268,7 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
 
 
 def joined_down(ops: tuple[Op[X], ...]) -> tuple[Op[X], ...]:
-    """Return operators with both down-projections of latent attention, which read the same input, as one product.
+    """Return operators with both down-projections of latent attention, which read the same input, as one GEMM.
 
     vLLM fused_qkv_a_proj, SGLang fused_qkv_a_proj_with_mqa, TensorRT-LLM kv_a_proj_with_mqa (2025).
     """

@@ -81,7 +81,7 @@ class Layout(Generic[X]):
 
     @property
     def stream_width(self) -> int:
-        """Bytes of an element of the residual stream: 4 where the embedding is in fp32 and products are not.
+        """Bytes of an element of the residual stream: 4 where the embedding is in fp32 and GEMMs are not.
 
         peft utils/other.py prepare_model_for_kbit_training: embedding and norms in fp32, to which autocast adds the
         16-bit results of layers.
@@ -151,7 +151,7 @@ def linear_weights(name: str, shape: LinearShape[X], sides: tuple[X, X]) -> tupl
 
 
 def matmul_flops(m: X, n: X, k: X) -> X:
-    """Return the FLOPs of an (m, k) by (k, n) product: a multiply and an add for each of m * n * k.
+    """Return the FLOPs of an (m, k) by (k, n) GEMM: a multiply and an add for each of m * n * k.
 
     >>> matmul_flops(2, 3, 4)
     48
@@ -168,7 +168,7 @@ def matmul(
     source: Tensor[X],
     **more: object,
 ) -> Op[X]:
-    """Return the operator of a linear layer: each operand is moved once per product.
+    """Return the operator of a linear layer: each operand is moved once per GEMM.
 
     Forward reads the input and the weight and writes the output; the input gradient reads the output gradient and the
     weight; the weight gradient reads input and output gradient, and reads and writes the accumulated gradient.
@@ -274,7 +274,7 @@ class OneD(Layout[X]):
         return self._product(name, region, shape, source, forward=forward, backward=back, split="outputs", **more)
 
     def _adding_passes(self, region: str, products: int) -> int:
-        """Return how often the input gradient is read or written to add up those of products that run apart.
+        """Return how often the input gradient is read or written to add up those of GEMMs that run apart.
 
         One kernel reads all and writes the sum (torch.compile), or each addition reads two and writes one (autograd).
         """
@@ -295,7 +295,7 @@ class OneD(Layout[X]):
         return self._product(name, region, shape, source, forward=forward, backward=back, split="inputs", **more)
 
     def _pipelined(self, c: Collective[X]) -> Collective[X]:
-        """Return a message that goes a rank's part at a time beside the product of the part before, if the stack can.
+        """Return a message that goes a rank's part at a time beside the GEMM of the part before, if the stack can.
 
         Transformer Engine's user buffers: ring exchange of tp parts by copy engines (pytorch/module/base.py, use_ce).
         """
@@ -316,7 +316,7 @@ class Summa(Layout[X]):
     """Two-dimensional linear layers (SUMMA) on a tp x tp2 grid; attention splits heads over tp, the sequence over tp2.
 
     X is (T/tp2, D/tp), W is (D/tp2, F/tp), Y is (T/tp2, F/tp). Panels of X travel along tp, panels of W along tp2;
-    backward the products dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
+    backward the GEMMs dX and dW reduce along the same axes (docs/formulas.md, two-dimensional layouts).
     """
 
     @cached_property
@@ -329,11 +329,11 @@ class Summa(Layout[X]):
         return divide(cast(X, D), self.degrees.tp)
 
     def column(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
-        """A product by panels; the saved input is the rank's own tile."""
+        """A GEMM by panels; the saved input is the rank's own tile."""
         return self._panels(name, region, shape, source, shape.inputs, shape.outputs, **more)
 
     def row(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
-        """The same product: SUMMA does not distinguish entering from leaving."""
+        """The same GEMM: SUMMA does not distinguish entering from leaving."""
         tp = self.degrees.tp
         return self._panels(name, region, shape, source, shape.inputs * tp, divide(shape.outputs, tp), **more)
 
@@ -386,7 +386,7 @@ class Summa(Layout[X]):
         )
 
     def whole(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
-        """Small layers are products by panels too: nothing is replicated."""
+        """Small layers are GEMMs by panels too: nothing is replicated."""
         return self._panels(name, region, shape, source, shape.inputs, self.split(shape.whole_outputs))
 
 

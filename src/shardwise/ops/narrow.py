@@ -1,6 +1,6 @@
-"""What backward reads in fewer bits: copies that a user asks for, and inputs of products of fewer than 16 bits.
+"""What backward reads in fewer bits: copies that a user asks for, and inputs of GEMMs of fewer than 16 bits.
 
-Sources: copies of a feed-forward ActNN, arXiv:2104.14129, per tensor, scales not counted; products
+Sources: copies of a feed-forward ActNN, arXiv:2104.14129, per tensor, scales not counted; GEMMs
 `[scaling]` of plans/precisions.toml.
 """
 
@@ -18,11 +18,11 @@ from shardwise.records import replace
 def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X]) -> int:
     """Return the bits in which a tensor that a feed-forward's operator keeps is kept, 0 as it is.
 
-    The input of the first product, of the activation, or of the last product; what routing keeps stays as it is.
+    The input of the first GEMM, of the activation, or of the last GEMM; what routing keeps stays as it is.
     """
     s = y.stack.settings
     if tensor.product:
-        return s.mlp_product_bits
+        return s.mlp_down_input_bits
     return {"activation": s.activation_input_bits, "up": s.mlp_input_bits}.get(op.role, 0)
 
 
@@ -59,7 +59,7 @@ def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[
 
 
 def is_narrow(op: Op[X]) -> bool:
-    """Return whether an operator is a product of fewer than 16 bits with weights of its own."""
+    """Return whether an operator is a GEMM of fewer than 16 bits with weights of its own."""
     product = op.kind in ("matmul", "grouped") and op.role not in ("router", "head")
     return (
         product and find_scaling(op.dtype) is not None and any(w.kind == "matrix" and not w.adapter for w in op.weights)
@@ -67,9 +67,9 @@ def is_narrow(op: Op[X]) -> bool:
 
 
 def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
-    """Return operators whose narrow products save the copies that they multiplied, each its own.
+    """Return operators whose narrow GEMMs save the copies that they multiplied, each its own.
 
-    What another operator keeps for itself it keeps as before; an output that a product behind it alone would read goes.
+    What another operator keeps for itself it keeps as before; an output that a GEMM behind it alone would read goes.
     """
     ops = tuple(ops)
     scaling = find_scaling(y.work.dtype, y.stack.settings.fp8_recipe)
@@ -91,7 +91,7 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
 
 
 def _copies(y: Layout[X], op: Op[X], scaling: NarrowScaling, normed: set[str]) -> dict[str, Tensor[X]]:
-    """Return the copies that a product keeps of what it would save for its weight gradient, by the name of that.
+    """Return the copies that a GEMM keeps of what it would save for its weight gradient, by the name of that.
 
     Outputs of `normed` regions, those of norms, are gathered again where they are split.
     """

@@ -199,7 +199,7 @@ def _weight_pass(op: Op[X]) -> bool:
 def host_late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
     """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
 
-    Both gradients of a product are launched each.
+    Both gradients of a GEMM are launched each.
     """
     zero = 0 * backward
     if m.rates.sharpness == math.inf:

@@ -93,7 +93,7 @@ def _delta_rule(y: Layout[X], m: GatedDelta) -> Scan[X]:
 def _delta_passes(y: Layout[X], m: GatedDelta) -> tuple[X, X]:
     """Return the bytes of the chunked kernels, dk and dv a head and token, 64 of a chunk, dk dv / 64 of its state.
 
-    Forward: norms of q and k (4 dk), products of keys (dk + 128), their inverse (192), w and u (2 dk + 2 dv + 64),
+    Forward: norms of q and k (4 dk), GEMMs of keys (dk + 128), their inverse (192), w and u (2 dk + 2 dv + 64),
     states (2 dk + 2 dv and one state), output (2 dk + 2 dv and one state). Backward makes w, u and states again and
     reads them in a kernel each for values, states, queries with keys and decay, and w with u; then the norms: two and
     a half times as much. Source: fla-org/flash-linear-attention ops/gated_delta_rule/chunk.py,
@@ -185,7 +185,7 @@ def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[O
 def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of Griffin's recurrent block (arXiv:2402.19427 section 2.3-2.4).
 
-    A GELU branch beside a convolution and a real-gated linear recurrence, whose two gates are block-diagonal products.
+    A GELU branch beside a convolution and a real-gated linear recurrence, whose two gates are block-diagonal GEMMs.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

@@ -42,7 +42,7 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
 
 
 def _cast_head(y: Layout[X], op: Op[X]) -> Tensor[X]:
-    """Return the 16-bit copy of a head in fp32 that autocast makes for its product, and that its input gradient reads.
+    """Return the 16-bit copy of a head in fp32 that autocast makes for its GEMM, and that its input gradient reads.
 
     pytorch aten/src/ATen/autocast_mode.cpp cached_cast; only copies of leaves that train last for the whole pass.
     """
@@ -72,7 +72,7 @@ def _with_other_adapters(t: Tuning, op: Op[X]) -> Op[X]:
 
 
 def adapted(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
-    """Return a product with the adapters of the linear layers that it stands for."""
+    """Return a GEMM with the adapters of the linear layers that it stands for."""
     if t.adapter not in METHODS or op.kind not in ("matmul", "grouped") or op.region.endswith("core"):
         return (op,)
     chosen = [module for module in modules_of(t, op) if matches(t, op, module.short)]
@@ -82,7 +82,7 @@ def adapted(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
 def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
     """Return an operator whose weights are stored and not trained, but for what trains of the model.
 
-    What trains beside an adapter is a copy: the original stays. A product with narrow weights makes 16 bits of them
+    What trains beside an adapter is a copy: the original stays. A GEMM with narrow weights makes 16 bits of them
     before each pass (bitsandbytes functional.py dequantize_4bit), one weight at a time.
     """
     if not op.weights:
@@ -119,7 +119,7 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
 
 
 def _kept_of_narrow(y: Layout[X], t: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:
-    """Yield what a product with narrow weights keeps.
+    """Yield what a GEMM with narrow weights keeps.
 
     bitsandbytes before 0.43.2 keeps the input whatever trains (autograd/_functions.py MatMul4Bit), as an attribute of
     its node: checkpoints that are not reentrant do not drop it, and it lasts as long as the graph, which a loss that is

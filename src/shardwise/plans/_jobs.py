@@ -165,7 +165,7 @@ class Serving:
     kv_cache: str = ""
     """Format of the cache; empty: the type of activations."""
     compute: str = ""
-    """Type of the products of weights in that format; empty: the format's own."""
+    """Type of the GEMMs of weights in that format; empty: the format's own."""
     memory_fraction: float = 0.0
     """Share of the memory that the engine may use, as it spells it; 0: its own default."""
     expert_imbalance: float = 1.0

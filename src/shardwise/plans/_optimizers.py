@@ -59,7 +59,7 @@ class Optimizer:
     temporaries: int = 0
     paged: bool = False
     orthogonalises: bool = False
-    """Whether the update of a matrix is made orthogonal, by products of its own."""
+    """Whether the update of a matrix is made orthogonal, by GEMMs of its own."""
 
     @property
     def by_tensor(self) -> bool:

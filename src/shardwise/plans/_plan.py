@@ -59,7 +59,7 @@ class Plan:
     """Sequences that a replica runs at a time."""
     layout: LayoutKind = "1d"
     panels: int = 1
-    """Panels that the messages of a "summa" product are cut into."""
+    """Panels that the messages of a "summa" GEMM are cut into."""
     sequence_parallel: bool = True
     """Norms and residuals split their tokens over the tensor-parallel ranks."""
     cp_kind: ContextKind = "ring"

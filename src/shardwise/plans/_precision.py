@@ -13,7 +13,7 @@ from shardwise.user_catalogue import OwnFile, find_own, note_of, own_files
 
 
 class Widths(NamedTuple):
-    """Bits of an element of the weights of the layers, of what their products take, and of the embedding."""
+    """Bits of an element of the weights of the layers, of what their GEMMs take, and of the embedding."""
 
     weights: int
     activations: int
@@ -29,7 +29,7 @@ DTYPES: dict[str, Widths] = {f"w{w}a{a}e{e}": Widths(w, a, e) for (w, a), e in i
 class Precision:
     """Bytes per element of each copy of a parameter; names follow what frameworks call the recipe.
 
-    `compute` is the data type of matrix products and `activation_bytes` that of what is saved for backward.
+    `compute` is the data type of GEMMs and `activation_bytes` that of what is saved for backward.
     `master_bytes` is 0 when the stored weight is what the optimizer updates. `state_bytes` is one optimizer moment.
     `embedding_bytes` is the stored width of the tables, 0 for that of the other weights.
     Source: Megatron-LM optimizer docs (18 bytes for bf16 with fp32 gradients), arXiv:1910.02054 section 3.1 (16
@@ -48,7 +48,7 @@ class Precision:
 
     @property
     def autocast(self) -> bool:
-        """Whether products take 16-bit copies of wider weights, as torch.autocast makes them.
+        """Whether GEMMs take 16-bit copies of wider weights, as torch.autocast makes them.
 
         >>> [find_precision(name).autocast for name in ("amp-fp16", "fp8-amp", "bf16", "fp32")]
         [True, True, False, False]
@@ -94,7 +94,7 @@ def _recipe(name: str) -> Precision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NarrowScaling:
-    """What a recipe of products of fewer than 16 bits keeps, in bytes an element: the keys of precisions.toml."""
+    """What a recipe of GEMMs of fewer than 16 bits keeps, in bytes an element: the keys of precisions.toml."""
 
     input_bytes: float
     gathered_bytes: float
@@ -107,12 +107,12 @@ class NarrowScaling:
 
 
 SCALINGS = ("delayed", "tensorwise", "blockwise", "mxfp8", "rowwise")
-"""Recipes of 8 bits by the words of Megatron-LM and of torchao (rowwise); products of 4 bits have NVFP4's."""
+"""Recipes of 8 bits by the words of Megatron-LM and of torchao (rowwise); GEMMs of 4 bits have NVFP4's."""
 
 
 @cache
 def find_scaling(compute: str, recipe: str = "") -> NarrowScaling | None:
-    """Return how products of a type are scaled, one scale a tensor where nothing is said; None from 16 bits on.
+    """Return how GEMMs of a type are scaled, one scale a tensor where nothing is said; None from 16 bits on.
 
     >>> find_scaling("fp8", "mxfp8").input_bytes, find_scaling("fp4").input_bytes, find_scaling("bf16")
     (1.03125, 0.5625, None)

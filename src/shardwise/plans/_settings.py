@@ -51,21 +51,21 @@ class Settings:
     norm_bytes: int = 0
     """Width of the input that a norm keeps."""
     mlp_input_bits: int = 0
-    """Bits of the kept input of a feed-forward's first product."""
+    """Bits of the kept input of a feed-forward's first GEMM."""
     activation_input_bits: int = 0
     """Bits of the kept input of its activation."""
-    mlp_product_bits: int = 0
-    """Bits of the kept input of its last product."""
+    mlp_down_input_bits: int = 0
+    """Bits of the kept input of its last GEMM."""
     fp8_recipe: str = ""
-    """How products of 8 bits are scaled, one of `SCALINGS`; empty: one scale a tensor, found anew."""
-    wide_first_layers: int = 0
+    """How GEMMs of 8 bits are scaled, one of `SCALINGS`; empty: one scale a tensor, found anew."""
+    bf16_first_layers: int = 0
     """First layers whose products stay in 16 bits where others have fewer (Megatron's num_layers_at_start_in_bf16)."""
-    wide_layers: int = 0
+    bf16_last_layers: int = 0
     """Last layers whose products do so (Megatron's num_layers_at_end_in_bf16)."""
-    wide_predictions: bool = False
+    bf16_mtp_layers: bool = False
     """So do those of multi-token predictions (Megatron's keep_mtp_spec_in_bf16)."""
     fp8_param_gather: bool = False
-    """Weights of products of fewer than 16 bits are stored, and gathered, in those bits."""
+    """Weights of GEMMs of fewer than 16 bits are stored, and gathered, in those bits."""
     partition_activations: bool = False
     """Checkpoints of full recompute are split over the tensor-parallel ranks (ZeRO-R, arXiv:1910.02054 section 6.1)."""
     bucket_elements: float = 0.0
@@ -95,8 +95,8 @@ class Settings:
     """A mask of one byte for each pair of tokens comes with every micro-batch."""
     optimizer_instances: int = 1
     """Groups of replicas that each shard a whole optimizer state."""
-    keeps_products: bool = False
-    """Recompute keeps attention and every second product, as torchtitan's checkpointing by operator does."""
+    recompute_by_operator: bool = False
+    """Recompute keeps attention and every second GEMM, as torchtitan's checkpointing by operator does."""
     pipeline_runs: int = 1
     """Runs of a pipeline in a step, each of which fills and drains it (gradients add up over torch's schedules)."""
     sync_each_batch: bool = False
@@ -112,7 +112,7 @@ class Settings:
     @property
     def quantises(self) -> bool:
         """Whether any tensor of the feed-forward is kept in other bits."""
-        return bool(self.mlp_input_bits or self.activation_input_bits or self.mlp_product_bits)
+        return bool(self.mlp_input_bits or self.activation_input_bits or self.mlp_down_input_bits)
 
     def _rollout_problems(self, problems: Problems) -> None:
         if self.rollout and self.rollout not in ROLLOUTS:
@@ -128,7 +128,7 @@ class Settings:
         problems = Problems()
         if self.norm_bytes not in (0, 1, 2, 4, 8):
             problems.add("norm_bytes", self.norm_bytes, "is the width of a number in bytes", "use 2 or 4")
-        for name in ("mlp_input_bits", "activation_input_bits", "mlp_product_bits"):
+        for name in ("mlp_input_bits", "activation_input_bits", "mlp_down_input_bits"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 problems.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
@@ -137,7 +137,13 @@ class Settings:
             problems.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
         if self.loss and self.loss not in LOSSES:
             problems.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
-        counts = {"tile_mlp": 1, "optimizer_instances": 1, "pipeline_runs": 1, "wide_first_layers": 0, "wide_layers": 0}
+        counts = {
+            "tile_mlp": 1,
+            "optimizer_instances": 1,
+            "pipeline_runs": 1,
+            "bf16_first_layers": 0,
+            "bf16_last_layers": 0,
+        }
         for name, least in counts.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

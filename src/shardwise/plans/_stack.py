@@ -53,9 +53,9 @@ class Stack:
     """The cross entropy, one of `ops.head.loss`."""
     experts: Literal["grouped-mm", "permuted"]
     experts_kernel: str
-    """The fused kernel of experts whose rates apply ("": grouped products of libraries)."""
+    """The fused kernel of experts whose rates apply ("": grouped GEMMs of libraries)."""
     library: str
-    """The release of the library whose rates of 16-bit products apply ("": one before CUDA 12.8)."""
+    """The release of the library whose rates of 16-bit GEMMs apply ("": one before CUDA 12.8)."""
     dispatch: Literal["all-to-all", "deduplicated", "in-turn"]
     """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all."""
     latent_fusion: bool
@@ -69,7 +69,7 @@ class Stack:
     bias_gradients_apart: bool
     """The gradient of a bias is summed in a kernel of its own."""
     projections_apart: Literal["none", "feed-forward", "all"]
-    """Gate and up, with "all" queries, keys and values too, are products whose input gradients are added up."""
+    """Gate and up, with "all" queries, keys and values too, are GEMMs whose input gradients are added up."""
     gradients_apart: bool
     """The gradient of a weight is made before it is added to the buffer."""
     metric_logit_bytes: float
@@ -98,9 +98,9 @@ class Stack:
     recompute_steps: tuple[tuple[str, ...], ...]
     """Modules that its recipes recompute before whole layers, the least first; none without recipes."""
     saves_quantised: bool
-    """A product of fewer than 16 bits saves the copy of its input that it multiplied, not the input."""
+    """A GEMM of fewer than 16 bits saves the copy of its input that it multiplied, not the input."""
     copies_weights: bool
-    """Copies of weights that narrow products multiply last from a micro-batch to the next."""
+    """Copies of weights that narrow GEMMs multiply last from a micro-batch to the next."""
     keeps_gathered: bool
     """The buffer of a gathered sequence is kept."""
     regathers_inputs: bool
@@ -118,13 +118,13 @@ class Stack:
     adapter_autocast: bool
     """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
     adapter_joint: bool
-    """Queries, keys and values, and gate and up, have one adapter where they are one product of the framework."""
+    """Queries, keys and values, and gate and up, have one adapter where they are one GEMM of the framework."""
     keeps_narrow_inputs: bool
     """Products of bitsandbytes with narrow frozen weights keep their input."""
     holds_narrow_inputs: bool
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
     narrow_type: Literal["", "fp16"]
-    """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the products ("": that one)."""
+    """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the GEMMs ("": that one)."""
     narrow_head: bool
     """The head is stored in the format of narrow weights."""
     narrow_rest_bytes: float
@@ -155,7 +155,7 @@ class Stack:
     optimizer_step: Literal["single", "foreach", "fused"]
     """Which temporaries the update makes: of one tensor, of all, or none."""
     buffer_passes: float
-    """How often a step reads or writes the whole gradient buffer beside its products and its reduction."""
+    """How often a step reads or writes the whole gradient buffer beside its GEMMs and its reduction."""
     update_copy_bytes: float
     """Bytes that an update moves for a parameter of the shard beside the optimizer itself."""
 
@@ -210,7 +210,7 @@ class Stack:
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden behind kernels)."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
-    """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one product of it."""
+    """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""
 
     # Memory beside tensors
     context_bytes: float
@@ -224,9 +224,9 @@ class Stack:
     blas_workspace: tuple[tuple[str, float], ...]
     """Scratch of one cuBLAS handle, by family of devices ("other" for the rest)."""
     library_workspace: tuple[tuple[str, float], ...]
-    """Scratch of the library's own products, by family of devices."""
+    """Scratch of the library's own GEMMs, by family of devices."""
     grouped_streams: int
-    """Streams that run grouped products, each with scratch of its own."""
+    """Streams that run grouped GEMMs, each with scratch of its own."""
 
     def reduce_buckets(self, shards_weights: bool) -> int:
         """Return how many buckets of gradients ZeRO holds: two where one fills while the other is reduced.
@@ -247,9 +247,9 @@ class Stack:
         return self.settings.loss or self.loss
 
     def workspace_bytes(self, family: str, grouped: bool = False, split: bool = False) -> float:
-        """Return the bytes of scratch that products, grouped ones too, hold for the whole run on a device of a family.
+        """Return the bytes of scratch that GEMMs, grouped ones too, hold for the whole run on a device of a family.
 
-        Where ranks split products and send beside them, each stream of user buffers has scratch of its own.
+        Where ranks split GEMMs and send beside them, each stream of user buffers has scratch of its own.
         Source: TransformerEngine pytorch/cpp_extensions/gemm.py _NUM_MAX_UB_STREAMS.
 
         >>> find_stack("megatron-2023").workspace_bytes("hopper") / 2**20

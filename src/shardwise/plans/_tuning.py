@@ -71,8 +71,8 @@ USUAL_TARGETS = ("all-linear",)  # arXiv:2305.14314 section 4: adapters on all l
 class BaseFormat:
     """How frozen matrices are stored: bits an element, scales of its blocks, tables of a tensor.
 
-    `second_block` scales share one of `second_bytes`. Before a product `widened_bytes` of each element are moved to
-    make 16 bits of it (0: products read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
+    `second_block` scales share one of `second_bytes`. Before a GEMM `widened_bytes` of each element are moved to
+    make 16 bits of it (0: GEMMs read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
     autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it, which with
     `keeps_inputs` keep their input in all its releases, whatever trains. With `rest_as_is` peft casts nothing beside it
     (peft utils/other.py prepare_model_for_kbit_training).
@@ -141,8 +141,8 @@ def find_base(name: str) -> BaseFormat:
 class Tuning:
     """Fine-tuning as a framework does it: the method, its targets and sizes, and how the frozen weights are kept.
 
-    `width` is that of an adapter's parameter and of what enters it; under `autocast` its products take 16 bits.
-    `joint` says that layers that are one product of the framework have one adapter, `keeps_inputs` that products of
+    `width` is that of an adapter's parameter and of what enters it; under `autocast` its GEMMs take 16 bits.
+    `joint` says that layers that are one GEMM of the framework have one adapter, `keeps_inputs` that GEMMs of
     narrow weights keep their input, `holds_inputs` that they do as long as the graph is there, `narrow_head` that the
     head is stored as they are, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
     `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
@@ -222,7 +222,7 @@ def layers_of(word: str, num_layers: int) -> range:
 def adapter_precision(job: Training, stack: Stack) -> Precision:
     """Return the bytes of each copy of an adapter's parameter: as stated, or as the framework keeps them.
 
-    A framework whose own are fp32, whatever their products take, keeps to its own where fp32 is stated.
+    A framework whose own are fp32, whatever their GEMMs take, keeps to its own where fp32 is stated.
     """
     precision = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
     own = find_precision(precision or stack.adapter_precision or job.precision or stack.precision)
@@ -240,7 +240,7 @@ def rank_of(job: Training) -> int:
 
 
 def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
-    """Return a format of 4 bits with the copy that products of another type take of what bitsandbytes makes of it.
+    """Return a format of 4 bits with the copy that GEMMs of another type take of what bitsandbytes makes of it.
 
     bitsandbytes/autograd/_functions.py MatMul4Bit: dequantize_4bit(B, quant_state).to(A.dtype).
     """

@@ -31,6 +31,7 @@ from shardwise.plans._plan import AXES, OFFLOADS, Plan
 from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans.fields import PLAN
 from shardwise.plans.schedules import ROUNDS, Rounds, find_rules, runnable_count
+from shardwise.units import counted
 
 __all__ = [
     "MODULE_NAMES",
@@ -200,14 +201,14 @@ def _micro_batches(plan: Plan, steps: int, rounds: Rounds, runs: int, problems: 
     """Record what the schedule needs of the number of micro-batches of each run of the pipeline."""
     rules, unit, count = find_rules(plan.schedule), plan.dp * plan.micro_batch * runs, max(steps // runs, 1)
     if steps % runs:
-        rule = f"makes {steps} micro-batches, which {runs} runs of the pipeline must divide"
+        rule = f"makes {counted(steps, 'micro-batch')}, which {runs} runs of the pipeline must divide"
         problems.add("global_batch", steps * plan.dp * plan.micro_batch, rule, f"use {unit * count}, or fewer runs")
         return
     most = runnable_count(rules, plan.pp, count, rounds)
     if most != count:
         in_rounds = rules.rounds and rules.next_count(plan.pp, count) == count
         words = f"{rules.name} needs {ROUNDS[rounds]}" if in_rounds else rules.needs
-        rule = f"makes {count} micro-batches, and {words.format(pp=plan.pp, twice=2 * plan.pp)}"
+        rule = f"makes {counted(count, 'micro-batch')}, and {words.format(pp=plan.pp, twice=2 * plan.pp)}"
         problems.add("global_batch", count * unit, rule, f"use {most * unit}, or schedule 1f1b")
 
 

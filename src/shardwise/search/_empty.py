@@ -69,7 +69,7 @@ def _product_problem(space: object, axes: tuple[str, ...], counts: list[int]) ->
                 used *= degree
             if used == n or (free and n % used == 0):
                 return []
-    rule = f"with {', '.join(given)} as given no product is the {counts[-1]} devices"
+    rule = f"with {', '.join(given)} as given no product of degrees is the {counts[-1]} devices"
     first = max(given, key=lambda axis: min(values[axis]))
     return [Problem(first, written(getattr(space, first)), rule, f"widen one of {', '.join(given)}")]
 

@@ -235,7 +235,7 @@ class PlanGrid:
 
     @cached_property
     def panels(self) -> list[int]:
-        """Panels to cut products of the two-dimensional layout into."""
+        """Panels to cut GEMMs of the two-dimensional layout into."""
         return self.space.panels.of(divisors(self.case.model.hidden))
 
     @cached_property

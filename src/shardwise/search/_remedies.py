@@ -199,7 +199,7 @@ class Remedies:
                 return f"{short}: --{field} {value} fits ({show_bytes(one.device_bytes)}), {pace}"
         tried = " nor ".join(f"--{field} {value}" for field, value in fewer.items())
         savers = next((f", or add {one.flags} to the nearest" for one in nearest.proposals if one.fits), "")
-        return f"{short}, and neither less kept nor {tried} makes it fit alone: use more devices{savers}"
+        return f"{short}, and neither recomputation nor {tried} makes it fit alone: use more devices{savers}"
 
     @cached_property
     def rejected(self) -> tuple[Rejection, ...]:

@@ -24,7 +24,7 @@ from shardwise.serving._speculation import draft_of, speculation_problems, token
 
 @dataclass(frozen=True, kw_only=True)
 class ServingCase:
-    """One serving question, complete: `dtype` is the 16-bit (or fp32) type, `compute` that of the format's products."""
+    """One serving question, complete: `dtype` is the 16-bit (or fp32) type, `compute` that of the format's GEMMs."""
 
     model: Model
     cluster: Cluster
@@ -240,7 +240,7 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
 def _formats(
     question: ServingQuestion, device: Device, problems: Problems, notes: list[str]
 ) -> tuple[WeightFormat, str, str]:
-    """Return the weight format, the type of other products and the type of the format's products on a device."""
+    """Return the weight format, the type of other GEMMs and the type of the format's GEMMs on a device."""
     form = find_format("bf16")
     with problems.collect():
         form = find_format(question.job.weights or checkpoint_format(question.model.quantization).name)
@@ -256,7 +256,7 @@ def _formats(
         # llama.cpp multiplies 16-bit and narrower weights on any processor.
         widens = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
         other = "fp32" if widens.operators.splits_with_host and other not in rates and "fp32" in rates else other
-        notes.append(f"{other} products: {device.name} has no rate for {wide}")
+        notes.append(f"{other} GEMMs: {device.name} has no rate for {wide}")
         wide = other
     with problems.collect():
         device.peak_flops(wide)
@@ -267,9 +267,7 @@ def _formats(
         with problems.collect():
             device.peak_flops(narrow)
     elif narrow not in rates:
-        notes.append(
-            f"{form.name} weights are widened to {wide} in the product: {device.name} has no rate for {narrow}"
-        )
+        notes.append(f"{form.name} weights are widened to {wide} in the GEMM: {device.name} has no rate for {narrow}")
         narrow = wide
     return form, wide, narrow
 
@@ -298,7 +296,7 @@ def _stated(case: ServingCase) -> list[str]:
     if job.shard_weights and case.plan.dp == 1:
         notes.append("shard_weights: no effect, there is one replica")
     if not job.use_kv_cache and job.output_tokens:
-        notes.append("no key-value cache: each output token runs all tokens before it again")
+        notes.append("no KV cache: each output token recomputes all tokens before it")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
         notes.append(f"memory is set aside for {case.profiled.text}, as {engine.title} measures it at start-up")
     if job.adapter_rank:

@@ -46,7 +46,7 @@ UNSHARED = 1000  # larger than any group of query heads
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCostModel(CostModel[X]):
-    """A device that serves: `rates` of 16-bit products, `narrow` of those in other types, kernels and engine.
+    """A device that serves: `rates` of 16-bit GEMMs, `narrow` of those in other types, kernels and engine.
 
     `narrow_dtype` is that of the format, in which experts are.
 
@@ -145,7 +145,7 @@ def _spread(costs: EngineCostModel[X], op: Op[X], elements: X) -> X:
 
 
 def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds of one product over the experts that got a token (accuracy/notes/calibration.md)."""
+    """Return seconds of one GEMM over the experts that got a token (accuracy/notes/calibration.md)."""
     if costs.engine.operators.experts == "products":
         if costs.integer_share == 1:
             return _product(costs, replace(op, kind="matmul"))
@@ -165,7 +165,7 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds of a matrix product; for few rows, kernels with tiles of 16 rows compete with the large tiles.
+    """Return seconds of a GEMM; for few rows, kernels with tiles of 16 rows compete with the large tiles.
 
     Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
     """
@@ -195,7 +195,7 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 
 def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
-    """Return the products that an engine runs for one of the ledger, each of which reads the input again."""
+    """Return the GEMMs that an engine runs for one of the ledger, each of which reads the input again."""
     if op.role not in costs.engine.operators.unmerged or len(op.parts) < 2:
         return (op,)
     given = costs.activation_width * op.rows * op.inner * op.batch
@@ -207,14 +207,14 @@ def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
 
 
 def _written_out(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds to read the weights of a product and write them in 16 bits, 0 where they are that wide."""
+    """Return seconds to read the weights of a GEMM and write them in 16 bits, 0 where they are that wide."""
     elements = op.columns * op.inner * op.batch
     activations = op.forward_bytes - costs.activation_width * op.rows * (op.columns + op.inner) * op.batch
     seconds = (activations + 2 * elements) / costs.rates.memory_bytes + costs.rates.memory_start
     return above(activations / elements, 1.5, 0 * seconds, seconds)
 
 
-# What fused experts do beside their two products: the tables of experts hold it (calls from tokens to summed outputs).
+# What fused experts do beside their two GEMMs: the tables of experts hold it (calls from tokens to summed outputs).
 def _in_experts(op: Op[X]) -> bool:
     return op.role in ("dispatch", "combine") or (op.role == "activation" and within(op.region, EXPERTS))
 

@@ -57,7 +57,7 @@ class HostSeconds:
     copy_seconds: float = 0.0
     """Seconds of a copy between the device and its host beside its bytes."""
     row_split_seconds: float = 0.0
-    """Seconds of a layer and rank where each product sends to all ranks and back."""
+    """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
     eager_prompts: bool = False
     """Steps with prompts are launched module by module from Python, as those of transformers."""
 
@@ -99,13 +99,13 @@ class EngineOperators:
     unmerged: tuple[str, ...] = ()
     """Products, joint in the ledger, that run one by one."""
     library_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
-    """Shares that its products reach of a device's rates of compute and of memory: (device, compute, memory)."""
+    """Shares that its GEMMs reach of a device's rates of compute and of memory: (device, compute, memory)."""
     fp8_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
-    """The same of its products of 8-bit floats with one scale a tensor."""
+    """The same of its GEMMs of 8-bit floats with one scale a tensor."""
     accumulation: Literal["fp32", "fp16"] = "fp32"
-    """The type that products are summed in."""
+    """The type that GEMMs are summed in."""
     experts: Literal["fused", "products"] = "fused"
-    """With "products" experts run in the kernels of its other products, what is beside them in kernels of its own."""
+    """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False
     """Products of few rows are bound by what a core can load."""
     splits_with_host: bool = False
@@ -113,7 +113,7 @@ class EngineOperators:
     device_tokens: float = 0.0
     """Tokens of a step from which the device runs them all the same."""
     processor_memory: float = 0.0
-    """Share of a processor's memory bandwidth at which its products stream weights (0: as other programs' do)."""
+    """Share of a processor's memory bandwidth at which its GEMMs stream weights (0: as other programs' do)."""
     barrier_seconds: float = 0.0
     """Seconds for each core of a processor until all of them have met behind an operator."""
     sampling_bytes_per_logit: float = 14.0
@@ -125,21 +125,21 @@ class EngineQuantisation:
     """How narrow weights and inputs are multiplied."""
 
     kernel_seconds: float
-    """Start of a kernel that quantises the input of a product."""
+    """Start of a kernel that quantises the input of a GEMM."""
     expert_pads: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """What sides of experts in mxfp4 are padded to, by family of devices (`WeightFormat.expert_pads`)."""
     rest_bits: tuple[tuple[str, float], ...] = ()
     """Bits of the weights that a format of experts alone leaves, where its files do not keep 16: (format, bits)."""
     activation_bytes: float = 2.0
-    """Bytes of an element of activations, which are cast for products."""
+    """Bytes of an element of activations, which are cast for GEMMs."""
     dequantise_above_rows: int = 0
-    """Weights of fewer than 16 bits are written out again for products of more rows than this (0: never)."""
+    """Weights of fewer than 16 bits are written out again for GEMMs of more rows than this (0: never)."""
     integer_share: float = 1.0
-    """Share of the 16-bit rate at which products of many rows run on weights of fewer bits as they are."""
+    """Share of the 16-bit rate at which GEMMs of many rows run on weights of fewer bits as they are."""
     experts_share: float = 1.0
-    """Share of that rate that products of experts reach."""
+    """Share of that rate that GEMMs of experts reach."""
     tile_rows: int = 0
-    """Rows of a tile of such products: those of an expert end within one (0: as other products')."""
+    """Rows of a tile of such GEMMs: those of an expert end within one (0: as other GEMMs')."""
     unfused_types: tuple[str, ...] = ()
     """Types of inputs that kernels of their own quantise."""
     fp8_cache_elements_per_core: float = 0.0
@@ -159,7 +159,7 @@ class EngineAttention:
     """Windows of a model are not used: every layer keeps and reads all tokens."""
     prompt: Literal["flash", "scores"] = "flash"
     score_bytes: float = 4.0
-    """Bytes that a score moves beside its products where attention is not fused."""
+    """Bytes that a score moves beside its GEMMs where attention is not fused."""
     includes: tuple[str, ...] = ()
     """Operators whose seconds the measured kernels of attention hold."""
     mla_kernels: str = ""
@@ -242,7 +242,7 @@ class EngineLayouts:
         every = max(shared, plan.tp)
         whole = f"use ep {every} with etp 1, or ep 1 with etp {every}"
         if self.experts == "none" and plan.ep > 1:
-            problems.add("ep", plan.ep, f"{engine} splits experts as it splits products", "use ep 1")
+            problems.add("ep", plan.ep, f"{engine} splits experts as it splits GEMMs", "use ep 1")
         elif self.experts in ("filled", "whole") and shared % plan.tp:
             rule = f"{engine} splits experts over all ranks of a stage, and ep x etp is {shared} of {plan.tp}"
             problems.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)

@@ -17,13 +17,13 @@ from shardwise.records import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFormat:
-    """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its products.
+    """A weight format: `bits` an element, scales of `scale_bits` shared by `group` elements, `compute` of its GEMMs.
 
     `scope` says which weights take it: "linear" every linear layer but router and head, "feed-forward" those between
     attentions, "experts" the routed experts, "all" everything. The rest stays in `rest_bits`. Where tensors differ,
     `bits` is the mean of a whole model, and `layer_bits`, `table_bits` and `head_bits` those of the layers' matrices,
     the embedding and the head. `expert_pads` are multiples that an engine pads experts to: inner and outer side of the
-    first products, then of the second.
+    first GEMMs, then of the second.
     """
 
     name: str
@@ -222,7 +222,7 @@ def checkpoint_format(quantization: str) -> WeightFormat:
 
 
 def cache_names() -> dict[str, float]:
-    """Return the formats of a key-value cache and their bytes an element.
+    """Return the formats of a KV cache and their bytes an element.
 
     >>> cache_names()["bf16"]
     2.0
@@ -231,7 +231,7 @@ def cache_names() -> dict[str, float]:
 
 
 def cache_bytes(name: str) -> float:
-    """Return bytes of one element of the key-value cache in a format, its scales included.
+    """Return bytes of one element of the KV cache in a format, its scales included.
 
     >>> cache_bytes("fp8")
     1.0

@@ -51,9 +51,9 @@ class EngineKernels:
     """Rate of a core where every query head reads the cache for itself (0: the heads of a group share)."""
     """Rate of a core where no context is cut (0: it is)."""
     thin_bytes_per_second: float
-    """Rate of a core in products of few rows (0: only the memory bounds them)."""
+    """Rate of a core in GEMMs of few rows (0: only the memory bounds them)."""
     thin_rows: float
-    """Rows up to which products may run in a kernel that spreads over all cores whatever their shape."""
+    """Rows up to which GEMMs may run in a kernel that spreads over all cores whatever their shape."""
     cached_rate: float
     """How much faster than memory the activations of a piece of a prompt pass where the last cache holds them."""
     sources: tuple[str, ...]
@@ -66,7 +66,7 @@ def _core_rate(kind: str, device: Device, family: str, used: bool) -> float:
 
 
 def watts_per_core(family: str) -> float:
-    """Return watts a core of the device on which the products of a family were measured, 0 where it is not stated.
+    """Return watts a core of the device on which the GEMMs of a family were measured, 0 where it is not stated.
 
     >>> watts_per_core("ampere")
     3.7
@@ -75,7 +75,7 @@ def watts_per_core(family: str) -> float:
 
 
 def steady_state_memory(family: str) -> float:
-    """Return the share of the streaming rate of measured products that steps of engines keep, 1 where it is all.
+    """Return the share of the streaming rate of measured GEMMs that steps of engines keep, 1 where it is all.
 
     >>> steady_state_memory("ampere"), steady_state_memory("hopper")
     (0.91, 1.0)
@@ -93,7 +93,7 @@ def replay_seconds(vendor: str) -> float:
 
 
 def thin_rows(family: str, untuned: bool = False) -> float:
-    """Return the rows up to which products on a family of devices may run in a kernel that spreads over all cores.
+    """Return the rows up to which GEMMs on a family of devices may run in a kernel that spreads over all cores.
 
     Shares of an `untuned` library were fitted with those of other families.
 
@@ -163,7 +163,7 @@ def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float]
 
 
 def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> EngineKernels:
-    """Return the kernel constants of a family under an engine for products of a type or of a format.
+    """Return the kernel constants of a family under an engine for GEMMs of a type or of a format.
 
     Imposed efficiencies replace the fitted ones; a family without tables of engines takes those of L40S.
     """

@@ -46,7 +46,7 @@ class EngineStep(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerViews(Generic[X]):
-    """One step laid out with the bytes and the type of products of the rest, and with those of each narrow format.
+    """One step laid out with the bytes and the type of GEMMs of the rest, and with those of each narrow format.
 
     There are none where the format is that of the rest.
     """
@@ -179,7 +179,7 @@ def table_bytes(ops: tuple[Op[X], ...], form: WeightFormat, zero: X) -> X:
 def live_bytes(op: Op[X]) -> X:
     """Return bytes alive while an operator runs: what it reads of activations and what it writes.
 
-    What training would keep of an operator is what it reads, and for all but products what it writes too.
+    What training would keep of an operator is what it reads, and for all but GEMMs what it writes too.
     """
     saved = total((t.size_bytes for t in op.saves), 0 * op.forward_bytes)
     return saved + op.output_bytes if op.kind in ("matmul", "grouped") else saved
@@ -284,9 +284,9 @@ def adapter_bytes(case: ServingCase, layout: Layout[X]) -> tuple[X, ...]:
 
 
 def adapter_ops(case: ServingCase, layout: Layout[X], block: Block, sequences: X) -> tuple[Op[X], ...]:
-    """Return the kernels of a layer's adapters: beside each product one into their rank and one out of it.
+    """Return the kernels of a layer's adapters: beside each GEMM one into their rank and one out of it.
 
-    Each takes all parts of a joint product and all adapters of a batch at once, sums in fp32, and reads the matrices of
+    Each takes all parts of a joint GEMM and all adapters of a batch at once, sums in fp32, and reads the matrices of
     every adapter that the batch has (SGMV, arXiv:2310.18547; vLLM lora/ops/triton_ops lora_shrink_op.py,
     lora_expand_op.py).
     """

@@ -220,7 +220,7 @@ def stage_bytes(
     if case.job.shard_weights:
         weights = shared_weights(sizes, model, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
-    cache = named(sizes.batch * stage_cache(caches, stage, tokens), "key-value cache")
+    cache = named(sizes.batch * stage_cache(caches, stage, tokens), "KV cache")
     if engine.memory.tied_head_copied and case.model.tied:
         weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
     activations = named(model.live, "activations")

@@ -30,7 +30,7 @@ from shardwise.serving._sizes import ServingSizes
 class LayerCost(Generic[X]):
     """Seconds of some operators on one rank by operator, role and axis, their FLOPs and the bytes that they move.
 
-    `routed` are seconds of the products of routed experts.
+    `routed` are seconds of the GEMMs of routed experts.
     """
 
     seconds: X

@@ -1,4 +1,4 @@
-"""Rates of products as an engine's own kernels and libraries reach them, beside those of the device."""
+"""Rates of GEMMs as an engine's own kernels and libraries reach them, beside those of the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.serving._kernels import replay_seconds, steady_state_memory, watt
 
 
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
-    """Return the rates of products by type: in 16 bits, of which `fitted` are the device's, and in those of formats."""
+    """Return the rates of GEMMs by type: in 16 bits, of which `fitted` are the device's, and in those of formats."""
     device, wanted = case.cluster.device, case.efficiencies
     replay = replay_seconds(device.vendor)
     own = _by_library(_summed(fitted, case), case)
@@ -30,7 +30,7 @@ def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]
 
 
 def type_of(case: ServingCase, form: WeightFormat) -> str:
-    """Return the type of products of the case's format, or of one of its parts, on the device."""
+    """Return the type of GEMMs of the case's format, or of one of its parts, on the device."""
     if form.name == case.format.name:
         return case.compute
     return form.compute if form.compute in case.cluster.device.matrix_flops else case.dtype
@@ -53,7 +53,7 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rat
 
 
 def integer_share(case: ServingCase) -> float:
-    """Return the share of the 16-bit rate that products reach on narrow weights, 1 where they run in 16 bits."""
+    """Return the share of the 16-bit rate that GEMMs reach on narrow weights, 1 where they run in 16 bits."""
     device, imposed = case.cluster.device, case.efficiencies.ideal or case.efficiencies.compute
     if case.format.bytes >= 1.5 or imposed or family_of(device).startswith("cpu") or "int8" not in device.matrix_flops:
         return 1.0
@@ -61,7 +61,7 @@ def integer_share(case: ServingCase) -> float:
 
 
 def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:
-    """Return rates of products as the engine's own library reaches them on a device that it names."""
+    """Return rates of GEMMs as the engine's own library reaches them on a device that it names."""
     device, shares = case.cluster.device, dict(getattr(case.engine.operators, name))
     dtype = "fp8" if name == "fp8_shares" else case.dtype
     if case.efficiencies.ideal or device.name not in shares or (dtype == "fp8" and case.format.base != "fp8"):
@@ -95,7 +95,7 @@ def _on_processor(rates: Any, case: ServingCase) -> Any:
 
 
 def _summed(rates: Any, case: ServingCase) -> Any:
-    """Return rates of 16-bit products summed in 16 bits: tensor cores add so at half the rate of int8 at least.
+    """Return rates of 16-bit GEMMs summed in 16 bits: tensor cores add so at half the rate of int8 at least.
 
     Cores of GeForce devices add in 32 bits at half that rate, which is their datasheet's (NVIDIA Ada architecture
     whitepaper 1.1, appendix A). Clocks go with the square root of the power of a core beside the measured device's.
@@ -113,9 +113,9 @@ def _summed(rates: Any, case: ServingCase) -> Any:
 
 
 def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
-    """Return rates of narrow products whose inputs are quantised by the kernel before, or by a kernel of their own.
+    """Return rates of narrow GEMMs whose inputs are quantised by the kernel before, or by a kernel of their own.
 
-    What that kernel starts with is part of the tables of products (accuracy/notes/calibration.md, `quantise`).
+    What that kernel starts with is part of the tables of GEMMs (accuracy/notes/calibration.md, `quantise`).
     """
     if case.efficiencies.ideal:
         return rates

@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[OpRole, ...]] = {
     "ends": ("embedding", "head", "sampling"),
     "small": ("norm", "add", "activation", "steps"),
 }
-"""Roles of operators that people see as one; all others are products and what routes to them."""
+"""Roles of operators that people see as one; all others are GEMMs and what routes to them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class StepCost(Generic[X]):
     """Seconds of one engine step or of several, FLOPs and bytes moved.
 
     `operators` (by name, and again by role) and exposed messages and `overhead` of the host, less what steps
-    `overlapped`, are `seconds`; `routed` are those of products of routed experts.
+    `overlapped`, are `seconds`; `routed` are those of GEMMs of routed experts.
     `slowest_stage` is the longest pipeline stage of one step, its message and the host included.
     """
 
@@ -69,7 +69,7 @@ class StepCost(Generic[X]):
 
     @property
     def groups(self) -> dict[str, X]:
-        """Seconds of operators by what they are: products, attention with its cache, ends of the model, small ones."""
+        """Seconds of operators by what they are: GEMMs, attention with its cache, ends of the model, small ones."""
         grouped = {group: self.of(*roles) for group, roles in GROUPS.items()}
         every = total(self.roles.values(), 0 * self.seconds)
         return {"products": every - total(grouped.values(), 0 * self.seconds), **grouped}
@@ -185,7 +185,7 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
 
 
 def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
-    """Return the kernels that a step launches, those that quantise the inputs of narrow products among them."""
+    """Return the kernels that a step launches, those that quantise the inputs of narrow GEMMs among them."""
     narrow = {type_of(case, form) for form in case.format.narrow} - {case.dtype}
     counts = (
         sum(op.launches + (op.dtype in narrow and bool(op.weights)) for op in ops if not _fused(case, op))

@@ -104,7 +104,7 @@ class TrainingCase:
 
     @cached_property
     def workspace_bytes(self) -> float:
-        """Bytes of scratch that products hold on the device."""
+        """Bytes of scratch that GEMMs hold on the device."""
         experts = self.model.has_experts
         return self.stack.workspace_bytes(family_of(self.cluster.device), experts, self.plan.tp > 1)
 
@@ -146,7 +146,7 @@ class TrainingCase:
         words, count = self.tuning.layer_words if self.tuning else (), self.model.num_layers
         whole = {at for word in words for at in layers_of(word, count)}
         # Layers that stay in 16 bits are kinds of their own.
-        first, last = self.stack.settings.wide_first_layers, self.stack.settings.wide_layers
+        first, last = self.stack.settings.bf16_first_layers, self.stack.settings.bf16_last_layers
         whole |= {*range(min(first, count)), *range(max(count - last, 0), count)}
         return order_of(self.model, idle_layers(self.model, self.tuning), whole)
 
@@ -177,11 +177,11 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if s.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
-    for name in ("wide_first_layers", "wide_layers", "wide_predictions"):
+    for name in ("bf16_first_layers", "bf16_last_layers", "bf16_mtp_layers"):
         if getattr(s, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
             idle.append((name, f"GEMMs run in {compute}"))
-    if s.wide_predictions and not case.model.mtp:
-        idle.append(("wide_predictions", f"{case.model.name} has none"))
+    if s.bf16_mtp_layers and not case.model.mtp:
+        idle.append(("bf16_mtp_layers", f"{case.model.name} has none"))
     if s.pipeline_runs > 1 and plan.pp == 1:
         idle.append((f"pipeline_runs {s.pipeline_runs}", "pp is 1"))
     if s.fp8_recipe and compute != "fp8":

@@ -1,4 +1,4 @@
-"""The communication report of a plan: who talks to whom, what, how often, how much, over which links."""
+"""The communication report of a plan: groups, messages, their counts, bytes and links."""
 
 from __future__ import annotations
 
@@ -235,8 +235,8 @@ class CommReport:
         return float(sum(owned(unpadded(evaluation.parts), evaluation.stages[0])))
 
     @cached_property
-    def products(self) -> tuple[GemmShape, ...]:
-        """Every matrix product before and after splitting."""
+    def gemms(self) -> tuple[GemmShape, ...]:
+        """Every GEMM before and after splitting."""
         return gemms_of(self.report.case, self.report.evaluation, self.traffic.lines)
 
 

@@ -57,7 +57,7 @@ class Phase:
 def with_values(model: Model, job: Training) -> Model:
     """Return the model that a job trains: one value a token in place of the vocabulary where rewards are learned.
 
-    The product of that one value is within that of a neighbour.
+    The GEMM of that one value is within that of a neighbour.
     """
     values = job.method in OBJECTIVES and OBJECTIVES[job.method].values
     return replace(model, head=False, tied=False) if values else model
@@ -116,7 +116,7 @@ def recomputed_flops_per_token(case: TrainingCase) -> float:
 
 
 def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"]) -> float:
-    """Return the model FLOPs a token of fine-tuning: forward, and of each product the gradients that it has."""
+    """Return the model FLOPs a token of fine-tuning: forward, and of each GEMM the gradients that it has."""
     y = whole_layout(1, case.job.seq_len, coverage, case.stack.name, case.tuning)
     once = replace(case, plan=Plan())
     written = ledger_of(case.model, once.plan, once.kinds, y)

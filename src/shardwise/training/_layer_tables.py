@@ -50,7 +50,7 @@ class LayerTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmShape:
-    """One matrix product whole and on one rank: (rows, inner, columns), and the share of the peak each reaches."""
+    """One GEMM whole and on one rank: (rows, inner, columns), and the share of the peak each reaches."""
 
     part: str
     name: str
@@ -129,7 +129,7 @@ def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
 
 
 def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
-    """Return every matrix product of a part before and after splitting, each once."""
+    """Return every GEMM of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
     gemms: dict[tuple[str, str], GemmShape] = {}
     for whole, part in zip(lines_of(whole_case(case)), lines, strict=True):

@@ -61,7 +61,7 @@ def units_of(stack: Stack, plan: Plan, kind: LayerKind) -> tuple[Checkpoint, ...
 def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[Op[X], ...]:
     """Return the operators of a kind of layer; its checkpoint is split over tensor-parallel ranks where asked for."""
     own = y.stack.settings
-    wide = kind.at < own.wide_first_layers or kind.at >= model.num_layers - own.wide_layers
+    wide = kind.at < own.bf16_first_layers or kind.at >= model.num_layers - own.bf16_last_layers
     y = widened(y) if wide else y
     ops = ledgers.block_ops(of_layer(y, kind.at, model.num_layers), kind.block, model.hidden)
     if tiles(y, kind):
@@ -135,7 +135,7 @@ def idle_layers(model: Model, tuning: Tuning | None) -> int:
 def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[X]) -> Ledger[X]:
     """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
     mtp, extra = ledgers.predictions(y, model)
-    whole = y.stack.settings.keeps_products and plan.recompute == "full"
+    whole = y.stack.settings.recompute_by_operator and plan.recompute == "full"
     early, prunes = y.stack.checkpoint_stops_early, y.stack.checkpoint_prunes
     head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
     table = ledgers.embedding(y, model)

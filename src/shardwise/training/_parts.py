@@ -24,7 +24,7 @@ class Recipe:
     copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
     share of a step that it takes longer than a run tuned for a record. `copies` are frozen copies of all weights beside
     them, `critics` models as large that train beside, `scorings` passes over a batch without gradients.
-    `turns_weights` says that narrow products take a turned copy of a weight for the input gradient.
+    `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient.
     """
 
     precision: Precision
@@ -42,7 +42,7 @@ class Recipe:
 
     @property
     def narrow_bytes(self) -> float:
-        """Bytes an element that the weights of narrow products take beyond those of the recipe; 0 of wide ones.
+        """Bytes an element that the weights of narrow GEMMs take beyond those of the recipe; 0 of wide ones.
 
         Their copies last from the first micro-batch on (TransformerEngine pytorch/module/base.py quantize_weight,
         is_first_microbatch), but for sharded weights; they are the weights themselves where those are stored so.

@@ -88,7 +88,7 @@ def _patterns(flows: Sequence[Flow]) -> dict[tuple[str, str, int], float]:
 def check_devices(plan: Plan) -> None:
     """Raise `InputError` where the ranks of a plan are more than can be listed group by group."""
     if plan.num_devices > MOST_DEVICES:
-        rule = f"must be at most {MOST_DEVICES:,} for who talks to whom"
+        rule = f"must be at most {MOST_DEVICES:,} for a map of its communication"
         raise InputError([Problem("num_devices", plan.num_devices, rule, "ask for fewer devices")])
 
 

@@ -149,7 +149,7 @@ def orthogonal_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: Model
     """Return seconds in which updates of the shard's matrices are made orthogonal; zero where an optimizer does not.
 
     Muon: five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
-    (github.com/KellerJordan/Muon), at the rate of matrix products.
+    (github.com/KellerJordan/Muon), at the rate of GEMMs.
     """
     zero = 0 * s.count
     if not r.optimizer.orthogonalises:

@@ -197,7 +197,7 @@ def _modules(r: Reader) -> bool:
 
 
 def _scratch(r: Reader, base: Stack) -> tuple[tuple[str, float], ...]:
-    """Return the scratch of Transformer Engine's products.
+    """Return the scratch of Transformer Engine's GEMMs.
 
     A router runs on them whatever the layers are (megatron/core/transformer/moe/moe_utils.py router_gating_linear).
     """
@@ -217,8 +217,8 @@ def _settings(r: Reader) -> Settings:
         optimizer_instances=1 if grouped else r.count("num_distributed_optimizer_instances"),
         fp8_recipe=_fp8_recipe(r) if precision(r).startswith("fp8") else "",
         fp8_param_gather=r.flag("fp8_param_gather") or r.flag("fp4_param_gather"),
-        wide_first_layers=first,
-        wide_layers=last,
+        bf16_first_layers=first,
+        bf16_last_layers=last,
     )
 
 
@@ -232,7 +232,7 @@ def settings_words(s: Settings) -> dict[str, Any]:
 
 
 def _fp8_recipe(r: Reader) -> str:
-    """Return how products of 8 bits are scaled; a recipe of its user's own is read as Megatron-LM's default."""
+    """Return how GEMMs of 8 bits are scaled; a recipe of its user's own is read as Megatron-LM's default."""
     word = r.word("fp8_recipe", *SCALINGS, "custom")
     if word == "custom":
         r.assume(f"{r.option('fp8_recipe')} {word}: read as {SCALINGS[0]}")

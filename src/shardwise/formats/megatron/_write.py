@@ -332,7 +332,7 @@ def _job(case: ExportCase) -> Words:
     words |= _PRECISIONS.get(job.precision or case.stack.precision, {})
     own, narrow = case.stack.settings, next((word[:5] for word in words if word.endswith("-format")), "")
     more: Words = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
-    ends = {"--num-layers-at-start-in-bf16": own.wide_first_layers, "--num-layers-at-end-in-bf16": own.wide_layers}
+    ends = {"--num-layers-at-start-in-bf16": own.bf16_first_layers, "--num-layers-at-end-in-bf16": own.bf16_last_layers}
     more |= {"--first-last-layers-bf16": True, **ends} if narrow and any(ends.values()) else {}
     return words | more | ({f"{narrow}-param-gather": own.fp8_param_gather} if narrow else {})
 

@@ -325,7 +325,7 @@ def _crossing(function: Callable[[Any], Any], like: Any) -> Any:
 
 
 def _sums(weights: Any, values: Any) -> Any:
-    """Return sums over the first axis; threads of a matrix product would cost more than they bring."""
+    """Return sums over the first axis; threads of a GEMM would cost more than they bring."""
     return np.einsum("mk,kln->mln", weights, values)
 
 

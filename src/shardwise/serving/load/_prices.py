@@ -305,7 +305,7 @@ class _PromptPrices:
     """A step with any prompt."""
 
     def expert(self, tokens: Any) -> Any:
-        """Return seconds of products of experts in a step of so many tokens."""
+        """Return seconds of GEMMs of experts in a step of so many tokens."""
         return _between(tokens, self.tokens, self.experts)
 
     def step(self, index: int, tokens: Any, many: Any) -> Any:

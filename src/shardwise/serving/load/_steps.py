@@ -41,7 +41,7 @@ def grid(most: float, each: int, first: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Columns of steps: seconds of all, of what sequences have of their own, of sampling, of products of experts."""
+    """Columns of steps: seconds of all, of what sequences have of their own, of sampling, of GEMMs of experts."""
 
     seconds: Any
     cached: Any
@@ -55,7 +55,7 @@ def verified_tokens(case: ServingCase) -> int:
 
 
 def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return seconds of steps, of what sequences have of their own, of sampling and of products of experts."""
+    """Return seconds of steps, of what sequences have of their own, of sampling and of GEMMs of experts."""
     costs = replace(engine_cost_model(case, sizes), decoding=step.phase == "decode")
     cost = (decode_cost if step.phase == "decode" else step_cost)(case, sizes, step, costs)
     return cost.seconds, cost.of_sequences, cost.sampling, cost.routed
@@ -131,7 +131,7 @@ class StepTable:
         linear = prices.seconds - prices.cached - prices.sampling
         seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
         self.experts: list[float] = numpy.interp(every, tokens, prices.experts, left=0.0).tolist()
-        """Seconds of products of experts by the tokens of a step."""
+        """Seconds of GEMMs of experts by the tokens of a step."""
         half = max(step_tokens // 2, 1)
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
         beyond = numpy.maximum(every - step_tokens, 0)
