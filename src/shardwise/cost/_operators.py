@@ -33,7 +33,7 @@ def _chain(t: Tiling, rows: Any) -> Any:
 
 
 def _cut(sqrt: Any, chain: Any, shape: tuple[Any, ...], t: Tiling, wave: Any, parts: Any) -> Any:
-    """Return FLOPs charged when a product runs in tiles on waves of cores, its inner dimension in so many parts.
+    """Return FLOPs charged when a GEMM runs in tiles on waves of cores, its inner dimension in so many parts.
 
     `wave` is what the waves are charged for one k. A tile waits for its loads one after the other; parts are joined.
     """
@@ -45,7 +45,7 @@ def _cut(sqrt: Any, chain: Any, shape: tuple[Any, ...], t: Tiling, wave: Any, pa
 
 
 def _charged(maths: Any, least: Any, waves: Callable[[Any, int], Any], shape: tuple[Any, ...], t: Tiling) -> Any:
-    """Return FLOPs charged for a product, the best of the tiles and cuts: waves waste what the last one leaves idle."""
+    """Return FLOPs charged for a GEMM, the best of the tiles and cuts: waves waste what the last one leaves idle."""
     m, n, k, batch = shape
     if not t.cores:
         return 2 * m * n * (k + t.depth) * batch
@@ -86,7 +86,7 @@ def _tiles(tiles: tuple[tuple[int, int, float], ...]) -> tuple[Any, ...]:
 
 
 def _charged_column(*shape: Any) -> Any:
-    """Return FLOPs charged for columns of products; of few, all tiles and cuts are looked at at once."""
+    """Return FLOPs charged for columns of GEMMs; of few, all tiles and cuts are looked at at once."""
     numpy, (*sizes, t) = sys.modules["numpy"], shape
     if t.cores and max(map(numpy.ndim, sizes)) < 2 and max(map(numpy.size, sizes)) <= _FEW:
         m, n, k, batch = sizes
@@ -141,7 +141,7 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
 
 
 def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
-    """Return seconds of a batch of (m, k) by (k, n) products that move so many bytes; the shape is (m, n, k, batch)."""
+    """Return seconds of a batch of (m, k) by (k, n) GEMMs that move so many bytes; the shape is (m, n, k, batch)."""
     (m, n, k, batch), s = shape, r.corrections
     charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
     worked = charged / r.matmul_flops
@@ -155,10 +155,12 @@ def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) ->
         streamed = maximum(moved - cached_share * cached_bytes, 0 * moved)
     if s.write_share:
         worked = worked + s.write_share * written / r.matmul_bytes
-    seconds = blend(worked, streamed / r.matmul_bytes, r.sharpness)
+    seconds = named(blend(worked, streamed / r.matmul_bytes, r.sharpness), "arithmetic and memory traffic")
     if r.ramp_seconds:
-        # Pipelines of loads fill and drain: nothing of it shows in a product of few bytes, all in one of many.
-        seconds = seconds + r.ramp_seconds * streamed / (streamed + r.ramp_traffic)
+        # Pipelines of loads fill and drain: nothing of it shows in a GEMM of few bytes, all in one of many.
+        seconds = seconds + named(
+            r.ramp_seconds * streamed / (streamed + r.ramp_traffic), "pipelined loads fill and drain"
+        )
     return seconds + r.matmul_start
 
 
@@ -176,7 +178,7 @@ def inside_share(full: X) -> X:
 
 
 def matmul_seconds(r: GemmRates[X], op: Op[X], moved: X, swap: str = "") -> X:
-    """Return seconds of a matrix product; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
+    """Return seconds of a GEMM; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
     m, n, k = op.rows, op.columns, op.inner
     if swap == "input":
         n, k = k, n
@@ -186,11 +188,11 @@ def matmul_seconds(r: GemmRates[X], op: Op[X], moved: X, swap: str = "") -> X:
 
 
 def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
-    """Return the seconds of a product, at the rate of the vector units where it runs on those.
+    """Return the seconds of a GEMM, at the rate of the vector units where it runs on those.
 
     Products of fp32 beside 16-bit ones do unless they are rounded to TF32, which torch leaves to its user. NVIDIA,
     Matrix Multiplication Background User's Guide, section 2.1: efficient use of tensor cores needs multiples of 16
-    bytes, and before cuBLAS 11 any use. That batched products of attention in CUDA 11 did without them is what the
+    bytes, and before cuBLAS 11 any use. That batched GEMMs of attention in CUDA 11 did without them is what the
     steps of BLOOM say (accuracy/notes/causes.md), not the guide.
     """
     if not op.vector_units or is_plain(r.vector_flops, 0):
@@ -199,7 +201,7 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
 
 
 def _apart_seconds(r: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
-    """Return the seconds of products of one input that run one by one, each with its part of the columns."""
+    """Return the seconds of GEMMs of one input that run one by one, each with its part of the columns."""
     m, k, width = op.rows, op.inner, r.corrections.width
     seconds = []
     for n in op.parts:
@@ -230,10 +232,12 @@ def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
         if r.pair_dims and op.region.endswith("core"):
             rate = rate * named(head_share(op.inner / 2, r.pair_dims), "share of the rate of heads of 128")
         flops = blocked_flops(r.attention_blocks, flops, op.columns, which != "forward")
-        return maximum(flops / rate, moved / r.memory_bytes) + r.attention_start
+        worked, streamed = named(flops / rate, "arithmetic"), named(moved / r.memory_bytes, "memory traffic")
+        return maximum(worked, streamed) + r.attention_start
     scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
-    streamed = _streamed_seconds(r, op, which, moved)
-    return maximum(scan, maximum(streamed, op.kernels * r.launch)) + op.kernels * r.memory_start
+    streamed = named(_streamed_seconds(r, op, which, moved), "memory traffic")
+    launches = named(op.kernels * r.launch, "launches by the host")
+    return maximum(scan, maximum(streamed, launches)) + named(op.kernels * r.memory_start, "kernel start")
 
 
 def cached_share(r: Rates[X], op: Op[X], moved: X) -> X:
@@ -253,13 +257,14 @@ def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
         return moved / streaming
     kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
     near = maximum(moved - kept, 0 * moved) * cached_share(r, op, moved)
-    return (moved - near) / streaming + near / r.cached_rate
+    walked = named((moved - near) / streaming, "bytes from memory")
+    return walked + named(near / r.cached_rate, "bytes from the last cache")
 
 
 def _gemm_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
-    """Return seconds of one pass of a matrix product, with what casts its input or finishes its weight gradient."""
+    """Return seconds of one pass of a GEMM, with what casts its input or finishes its weight gradient."""
     if op.region.endswith("core") and which == "input":
-        # Both operands are activations: two products, each the size of the forward one.
+        # Both operands are activations: two GEMMs, each the size of the forward one.
         return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
     wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
     seconds = (
@@ -274,7 +279,7 @@ def _gemm_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
 
 
 def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
-    """Return seconds of one pass of the products of experts, in one kernel or one after the other."""
+    """Return seconds of one pass of the GEMMs of experts, in one kernel or one after the other."""
     share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
     if r.experts_in_turn:
         products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
@@ -297,7 +302,7 @@ def _is_ideal(r: Rates[X]) -> bool:
 def head_share(dims: X, pair_dims: float) -> X:
     """Return the rate of attention with heads of so many values over that with heads of 128 or more.
 
-    A pair of a query and a key costs an exponential beside its products, as much as the products of `pair_dims` values.
+    A pair of a query and a key costs an exponential beside its GEMMs, as much as the GEMMs of `pair_dims` values.
 
     >>> head_share(128, 182.0), round(head_share(64, 182.0), 2)
     (1.0, 0.63)
@@ -306,7 +311,7 @@ def head_share(dims: X, pair_dims: float) -> X:
 
 
 def _cast(r: Rates[X], op: Op[X], which: str) -> X:
-    """Return seconds to cast what enters a narrow product: the input, or the gradient of the output."""
+    """Return seconds to cast what enters a narrow GEMM: the input, or the gradient of the output."""
     if not r.cast_traffic:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
@@ -314,14 +319,14 @@ def _cast(r: Rates[X], op: Op[X], which: str) -> X:
 
 
 def _added(r: Rates[X], op: Op[X], which: str) -> X | float:
-    """Return the seconds of adding up the input gradients of products that ran apart, in 16 bits or wider."""
+    """Return the seconds of adding up the input gradients of GEMMs that ran apart, in 16 bits or wider."""
     if which != "input":
         return 0.0
     return op.apart * max(r.corrections.width, 2.0) * (op.rows * op.inner) / r.memory_bytes + r.memory_start
 
 
 def _finish(r: Rates[X], op: Op[X]) -> X | float:
-    """Return seconds of the kernels behind the product of a weight gradient, where there are any."""
+    """Return seconds of the kernels behind the GEMM of a weight gradient, where there are any."""
     if is_plain(op.finish_bytes, 0):
         return 0.0
     return op.finish_bytes / r.memory_bytes + r.memory_start

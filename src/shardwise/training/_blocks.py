@@ -137,7 +137,7 @@ def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> ParameterC
 
 
 def narrow_elements(ops: Sequence[Op[X]], zero: X) -> X:
-    """Return the elements of the matrices of products of fewer than 16 bits, on one rank."""
+    """Return the elements of the matrices of GEMMs of fewer than 16 bits, on one rank."""
     return total(
         (w.elements for o in ops if is_narrow(o) for w in o.weights if w.kind == "matrix" and not w.adapter), zero
     )
@@ -179,7 +179,7 @@ class BlockCost(Generic[X]):
     """One block, embedding or head on one rank and for one micro-batch: seconds, bytes, parameters.
 
     `elements` are what trains of the model. `gradient_shapes` are the elements of the gradient of each weight of a
-    product, where memory depends on them.
+    GEMM, where memory depends on them.
     """
 
     forward: X
@@ -201,7 +201,7 @@ class BlockCost(Generic[X]):
     adapters: ParameterCounts[X] | None = None
     frozen: FrozenWeights[X] | None = None
     narrow: X | float = 0
-    """Parameters that products of fewer than 16 bits multiply, frozen ones too."""
+    """Parameters that GEMMs of fewer than 16 bits multiply, frozen ones too."""
     gradient_shapes: dict[str, X] = field(default_factory=dict)
     behind_pair: dict[str, X] = field(default_factory=dict)
     """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
@@ -215,7 +215,7 @@ class BlockCost(Generic[X]):
 
 
 def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
-    """Return the elements of the gradient of one weight of each product, by operator; of one expert where grouped.
+    """Return the elements of the gradient of one weight of each GEMM, by operator; of one expert where grouped.
 
     The router is no linear module (Megatron-LM core/transformer/moe/router.py).
     """
@@ -347,7 +347,11 @@ def fold(
         kept_bytes=named(saved, f"{label}saved for backward"),
         dropped_bytes=named(made, f"{label}recomputed in backward"),
         transient_bytes=largest(
-            [zero, *(zero + o.output_bytes for o in ops), *(zero + o.transient_bytes for o in ops)]
+            [
+                zero,
+                *(named(zero + o.output_bytes, f"output of {o.name}") for o in ops),
+                *(zero + o.transient_bytes for o in ops),
+            ]
         ),
         working_bytes=largest([zero + total(some) for some in _in_threes([o.output_bytes for o in ops])]),
         elements=elements(ops, zero),

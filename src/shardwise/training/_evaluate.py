@@ -10,7 +10,7 @@ from typing import Any, Generic
 from shardwise.cost import Network, Rates, host_of, network_of, overlap_slowdown, rates_of, with_peers
 from shardwise.ledger.number import X, above, largest, total
 from shardwise.ledger.op import Op
-from shardwise.ledger.traced import named
+from shardwise.ledger.traced import Traced, named, plain
 from shardwise.models import Block
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
@@ -223,7 +223,7 @@ def memory_of(
     recipe, schedule = case.recipe, case.plan.schedule
     in_flight = (in_flight_of(schedule, case.stack, z, s) for s in stages)
     each = (stage_memory(recipe, z, parts, s, depth) for s, depth in zip(stages, in_flight, strict=True))
-    return tuple(named_stage(one, i) for i, one in enumerate(each))
+    return tuple(map(named_stage, each, stages))
 
 
 def peak_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...]) -> X:
@@ -384,6 +384,10 @@ def counted(s: Stages[X], value: X) -> X:
     return above(s.count, 0, value, 0 * value)
 
 
-def named_stage(memory: StageMemory[X], index: int) -> StageMemory[X]:
-    """Return the memory of a stage with its peak named by the stage."""
-    return replace(memory, peak=named(memory.peak, f"stage run {index}"))
+def named_stage(memory: StageMemory[X], s: Stages[X]) -> StageMemory[X]:
+    """Return the memory of equal stages with its peak named by their places, where it is traced."""
+    if not isinstance(memory.peak, Traced):
+        return memory
+    first, last = int(plain(s.position)), int(plain(s.position + s.count)) - 1
+    name = f"stage {first}" if first >= last else f"stages {first} to {last}"
+    return replace(memory, peak=named(memory.peak, name))
