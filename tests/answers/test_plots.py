@@ -14,10 +14,10 @@ import pytest
 import shardwise as sw
 from command_line import run
 from shardwise import Cluster, Plan, Serving, Training, infer, load_model, train
-from shardwise.answers._canvas import SIZES, Canvas, save, styled
+from shardwise.answers._canvas import SIZES, Canvas, lay_out, save, styled
 from shardwise.answers._explained import ExplainedNumber
 from shardwise.answers._plot import figure_of
-from shardwise.answers._plots import ink_on, plan_words
+from shardwise.answers._plots import Bar, ink_on, plan_words, seen
 from shardwise.answers._plots_bars import (
     HIDDEN,
     MEMORY,
@@ -107,6 +107,33 @@ def test_what_does_not_happen_is_not_drawn() -> None:
     assert "overlapped" not in texts(figure)
     with styled():
         assert "gathered weights" not in texts(train_figure(reports("pipeline")))  # a part of 0.1% is a hairline
+
+
+def test_what_is_seen_is_named() -> None:
+    """A part of a quarter of a percent has a width on a page and a slide, and so a name; in a column it has none."""
+    bars = [Bar(name="A", parts={"compute": 0.9975, "optimizer": 0.0025})]
+    shares = {}
+    for size in SIZES:
+        with styled(Canvas(size)):
+            shares[size] = seen(bars)
+    assert shares["slide"] < shares["page"] < 0.0025 < shares["column"] < 0.01
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_names_of_plans_stand_apart_on_every_paper(size: str) -> None:
+    """Names of four lines beside three bars do not touch, and no key stands on a line."""
+    from shardwise.answers._plots_search import plan_figure
+
+    one = sw.IntRanges.parse("1")
+    space, options = sw.SearchSpace(pp=one, cp=one), sw.SearchOptions(top=3)
+    job, cluster = Training(seq_len=4096, global_batch=128), Cluster.parse("16xh100")
+    with styled(Canvas(size)):
+        figure = plan_figure(sw.plan_training(load_model("llama-3.1-8b"), cluster, job, space, options))
+        lay_out(figure)
+        left = next(axes for axes in figure.axes if axes.get_title(loc="left").startswith("Time of a step"))
+        boxes = [label.get_window_extent() for label in left.get_yticklabels()]
+    assert len(boxes) == 3
+    assert all(lower.y1 <= upper.y0 for upper, lower in pairwise(boxes))
 
 
 def test_a_search_without_plans_is_drawn() -> None:

@@ -125,6 +125,11 @@ def narrow() -> bool:
     return paper_width() < 5
 
 
+def slide() -> bool:
+    """Return whether panels that a page has below each other stand in two columns."""
+    return paper_width() > WIDTH
+
+
 def fitting(columns: int) -> int:
     """Return the columns of a legend that has so many on a page."""
     return max(1, round(columns * paper_width() / WIDTH - 0.3))

@@ -72,8 +72,13 @@ class Unit:
     show: Callable[[float], str]
 
 
-def sheet(title: str, lines: Sequence[str], heights: Sequence[float], width: float = 0.0) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a header, and one panel under the other of so many inches each."""
+def sheet(
+    title: str, lines: Sequence[str], heights: Sequence[float], width: float = 0.0, first: int = 0
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a header, and one panel under the other of so many inches each.
+
+    Those after the `first` few stand in a second column, where there are such.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -81,12 +86,21 @@ def sheet(title: str, lines: Sequence[str], heights: Sequence[float], width: flo
     text = wrapped(lines, width)
     head = head_height(title, text)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
-    figure = Figure(figsize=(width, head + sum(heights)), layout=engine)
+    parts = [part for part in (heights[: first or None], heights[first:] if first else []) if part]
+    tall = max(map(sum, parts))
+    figure = Figure(figsize=(width, head + tall), layout=engine)
     figure.set_label(title)
-    grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[head, *heights])
-    top = figure.add_subplot(grid[0])
-    header(top, title, text)
-    return figure, [figure.add_subplot(grid[i + 1]) for i in range(len(heights))]
+    if len(parts) == 1:
+        grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[head, *heights])
+        header(figure.add_subplot(grid[0]), title, text)
+        return figure, [figure.add_subplot(grid[i + 1]) for i in range(len(heights))]
+    grid = figure.add_gridspec(2, 1, height_ratios=[head, tall])
+    header(figure.add_subplot(grid[0]), title, text)
+    sides = grid[1].subgridspec(1, 2)
+    columns = [sides[i].subgridspec(len(part), 1, height_ratios=part) for i, part in enumerate(parts)]
+    return figure, [
+        figure.add_subplot(column[i]) for column, part in zip(columns, parts, strict=True) for i in range(len(part))
+    ]
 
 
 def wrapped(lines: Sequence[str], width: float) -> list[str]:
@@ -262,8 +276,9 @@ def _whisker(axes: Axes, row: int, bar: Bar, unit: Unit) -> None:
     axes.errorbar(end, row + 0.4, xerr=reach, fmt="|", color=INK, capsize=2.5, linewidth=1.0, markersize=5, zorder=5)
 
 
-# A part that is less of the longest bar is thinner than its edge: it is named beside its amount alone.
-_SEEN = 0.004
+def seen(bars: Sequence[Bar], wide: float = 1.0) -> float:
+    """Return what a part must be more of to be half a point wider than its edges, on so much of the page's width."""
+    return 1.1 / (62 * wide * paper_width()) * max((bar.length for bar in bars), default=0.0)
 
 
 def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit: Unit) -> None:
@@ -273,7 +288,7 @@ def legend(axes: Axes, bars: Sequence[Bar], looks: Mapping[str, BarStyle], unit:
     from matplotlib.transforms import offset_copy
 
     alone, handles = len(bars) == 1, list[Any]()
-    least = 0.0 if alone else _SEEN * max((bar.length for bar in bars), default=0.0)
+    least = 0.0 if alone else seen(bars)  # what is thinner is named beside its amount alone
     for key, look in looks.items():
         amounts = [bar.parts.get(key, 0.0) for bar in bars]
         if max(amounts) > least:

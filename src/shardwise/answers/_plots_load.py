@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, INK, PALE, RED, narrow
+from shardwise.answers._canvas import GREY, INK, PALE, RED, narrow, slide
 from shardwise.answers._plots import BarStyle, ink_on, sheet, time_unit, title_of
 from shardwise.answers._plots_search import SERIES
 from shardwise.ledger.number import quantile
@@ -62,7 +62,7 @@ def load_figure(report: ServeReport, measured: Mapping[str, Sequence[float]] | N
     causes = waterfall_of(report) if report.requests else {}
     falls = [0.85 + _row_inches(parts) * (1 + len(parts)) for parts in causes.values()]
     heights = [*([2.1, 1.5] if rated else []), *([1.9, 1.7, *falls] if report.requests else [])] or [0.5]
-    figure, panels = sheet(title, lines, heights)
+    figure, panels = sheet(title, lines, heights, first=len(heights) - len(falls) if slide() and falls else 0)
     if rated:
         _rates(panels[0], panels[1], curve_of(report), report)
     if report.requests:
@@ -111,6 +111,16 @@ def _key(axes: Axes) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=6, columnspacing=1.0, handlelength=1.6, borderpad=0)
 
 
+def _tick(seconds: float, _: object = None) -> str:
+    """Return a power of ten of seconds as an axis says it.
+
+    >>> _tick(10.0), _tick(0.1), _tick(1e-5)
+    ('10 s', '100 ms', '10 us')
+    """
+    size, name = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if seconds > 0.999 * pair[0]), (1e-6, "us"))
+    return f"{seconds / size:.4g} {name}"
+
+
 def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: ServeReport) -> None:
     """Draw p99 latencies and goodput against the rate, with what is carried and the load that was asked."""
     rates = [one.workload.arrivals.rate for one in curve]
@@ -131,7 +141,7 @@ def _rates(upper: Axes, lower: Axes, curve: Sequence[ServeReport], report: Serve
                     limit_text, (0, bound.seconds), (3, 2), textcoords="offset points", fontsize=6, color=INK
                 )
     upper.set_yscale("log")
-    upper.yaxis.set_major_formatter(lambda value, _: show_seconds(value))
+    upper.yaxis.set_major_formatter(_tick)
     upper.set_title("Latency against rate", pad=26)
     _key(upper)
     kept = [one.goodput_share * rate for one, rate in zip(curve, rates, strict=True)]
@@ -188,7 +198,7 @@ def _distributions(axes: Axes, report: ServeReport, measured: Mapping[str, Seque
             "\n".join(textwrap.wrap("measured over predicted: " + "; ".join(ratios), 60 if narrow() else 110))
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: show_seconds(value))
+    axes.xaxis.set_major_formatter(_tick)
     axes.set_ylim(0, 1)
     axes.set_title("Share of requests within a time", pad=26)
     axes.grid(True)

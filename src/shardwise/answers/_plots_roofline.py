@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import whole_shares
-from shardwise.answers._canvas import GREY, INK, RED, lay_out
+from shardwise.answers._canvas import GREY, INK, RED, lay_out, narrow
 from shardwise.answers._described import describe
 from shardwise.answers._plots import plan_words, sheet, title_of
 from shardwise.answers._roofline_points import Roofline, RooflinePoint
@@ -43,7 +43,7 @@ def roofline_figure(result: Roofline) -> Figure:
     trained = isinstance(report, TrainReport)
     plan = plan_words(report.plan) if trained else describe(report.plan)
     title = title_of(case.model.name, case.cluster.num_devices, case.cluster.device.name)
-    figure, (axes,) = sheet(title, [plan, *_words(result)], [4.6])
+    figure, (axes,) = sheet(title, [plan, *_words(result)], [5.0 if narrow() else 4.6])
     shown = [p for p in result.points if p.flops > 0]
     _roofs(axes, shown, result)
     for point in shown:
@@ -73,6 +73,8 @@ def _words(result: Roofline) -> list[str]:
 
 def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None:
     """Draw the slope of the memory and the flat roof of every data type that occurs, ridges marked."""
+    from matplotlib.patheffects import withStroke
+
     bandwidth = result.report.case.cluster.device.memory_bytes_per_second
     dtypes = {p.peak_flops_per_second: p.dtype for p in shown}
     peaks = sorted(dtypes, reverse=True)
@@ -82,17 +84,21 @@ def _roofs(axes: Axes, shown: Sequence[RooflinePoint], result: Roofline) -> None
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.plot([low, ridges[0]], [low * bandwidth / 1e12, peaks[0] / 1e12], color=INK, linewidth=1.3)
-    for peak, ridge in zip(peaks, ridges, strict=True):
+    halo = [withStroke(linewidth=2, foreground="white")]
+    for number, (peak, ridge) in enumerate(zip(peaks, ridges, strict=True)):
         axes.plot([ridge, high], [peak / 1e12] * 2, color=INK, linewidth=1.3)
-        text = f"dense {dtypes[peak]} peak {show_count(peak, 'FLOP/s')}"
-        near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.4, "color": INK}
+        text = f"{dtypes[peak]} {show_count(peak, 'FLOP/s')}" if narrow() else f"dense {dtypes[peak]} peak "
+        text += "" if narrow() else show_count(peak, "FLOP/s")
+        near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.4, "color": INK, "path_effects": halo}
         axes.annotate(text, (high, peak / 1e12), (-2, 4), ha="right", **near)
-        axes.axvline(ridge, color=RED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+        axes.plot([ridge] * 2, [1e-9, peak / 1e12], color=RED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+        foot: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.2, "color": RED, "path_effects": halo}
         at = axes.get_xaxis_transform()
-        axes.text(ridge, 0.015, f" ridge {ridge:,.0f}", color=RED, fontsize=7.2, transform=at)
+        # Each name stands above that of the ridge at its right, since ridges may be near.
+        axes.annotate(f"ridge {ridge:,.0f}", (ridge, 0.0), (3, 3 + 9 * number), xycoords=at, **foot)
     axes.set_xlim(low, high)
     bottom = min([p.flops_per_second / 2e12 for p in shown] + [low * bandwidth / 1e12])
-    axes.set_ylim(max(bottom, 1e-4), 2.4 * peaks[0] / 1e12)
+    axes.set_ylim(max(bottom, 1e-4), (1.6 if narrow() else 2.4) * peaks[0] / 1e12)
     axes.set_xlabel("arithmetic intensity, FLOPs a byte moved")
     axes.set_ylabel("predicted rate, TFLOP/s")
     axes.grid(True, which="major")
@@ -131,7 +137,8 @@ def _labels(axes: Axes, result: Roofline, shown: Sequence[RooflinePoint]) -> Non
     inside = _box(axes.get_window_extent(), points)
     for text, point in _named(result, shown).items():
         x, y = spots[id(point)]
-        options = [(dx, dy, (x + dx, y + dy - _LINE, x + dx + _CHARACTER * len(text), y + dy)) for dx, dy in _SPOTS]
+        wide = _CHARACTER * len(text) + 3
+        options = [(dx, dy, (x + dx - 3, y + dy - _LINE, x + dx + wide, y + dy)) for dx, dy in _SPOTS]
         free = [o for o in options if _within(o[2], inside) and not any(_meet(o[2], box) for box in boxes)]
         dx, dy, box = (free or options)[0]
         boxes.append(box)
@@ -174,7 +181,15 @@ def _keys(axes: Axes, shown: Sequence[RooflinePoint]) -> None:
     phases = [v for k, v in _PHASES.items() if any(p.phase == k for p in shown)]
     handles = [Line2D([], [], marker="o", color=colour, label=name, **point) for name, colour in kinds]
     handles += [Line2D([], [], marker=marker, color=GREY, label=name, **point) for name, marker in phases]
-    handles.append(Line2D([], [], linewidth=0, label="area grows with the share of the time"))
-    # On a background, since the ridge may run behind it.
-    ground: dict[str, Any] = {"frameon": True, "framealpha": 0.9, "edgecolor": "none", "facecolor": "white"}
-    axes.legend(handles=handles, loc="upper left", handletextpad=0.3, labelspacing=0.35, **ground)
+    area = "area: share of time" if narrow() else "area grows with the share of the time"
+    handles.append(Line2D([], [], linewidth=0, label=area))
+    if narrow():  # a column has no place above the roofs
+        below: dict[str, Any] = {
+            "loc": "upper left",
+            "bbox_to_anchor": (-0.1, -0.14),
+            "columnspacing": 1.0,
+            "fontsize": 6.6,
+        }
+        axes.legend(handles=handles, ncols=2, handletextpad=0.3, labelspacing=0.35, borderaxespad=0, **below)
+        return
+    axes.legend(handles=handles, loc="upper left", handletextpad=0.3, labelspacing=0.35)

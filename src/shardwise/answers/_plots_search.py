@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width
 from shardwise.answers._plan_page import searched_on
@@ -19,6 +20,7 @@ from shardwise.answers._plots import (
     plan_words,
     row_inches,
     row_names,
+    seen,
     sheet,
     stack,
     time_unit,
@@ -58,10 +60,12 @@ def plan_figure(result: TrainingResult) -> Figure:
     fastest = _fastest(result.front)
     on = searched_on(result, "{:,} \u00d7 {}")
     title = f"{case.model.name} on {on}"
-    fronts, tops, names = 1 + (len(fastest) > 1), 2, _row_names(best)
-    upper_inches, lower_inches = 2.5 + 0.3 * (len(fastest) > 1), 1.15 + row_inches(names, 0.36) * len(best)
-    if narrow():
-        upper_inches, lower_inches = fronts * 2.6, tops * (1.6 + row_inches(names, 0.42) * len(best))
+    fronts, names = 1 + (len(fastest) > 1), _row_names(best)
+    tops = _top_bars(best, names)
+    upper_inches = fronts * 2.6 + 0.4 * (fronts - 1) if narrow() else 2.5 + 0.3 * (fronts - 1)
+    around = [0.95 + 0.14 * -(-len(_keys(bars, looks)) // fitting(2)) for bars, looks in tops]
+    rows = row_inches(names, 0.42 if narrow() else 0.36) * len(best)
+    lower_inches = sum(around) + 2 * rows if narrow() else max(around) + rows
     heights = [head_height(title, text), upper_inches, *([lower_inches] if best else [])]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06)
     figure = Figure(figsize=(paper_width(), sum(heights)), layout=engine)
@@ -76,9 +80,9 @@ def plan_figure(result: TrainingResult) -> Figure:
         _scaling(figure.add_subplot(upper[1]), fastest)
     if best:
         # The second legend is longer than the first, and the names of the plans stand on the left alone.
-        lower = side_by_side(grid[2], tops)
+        lower = side_by_side(grid[2], len(tops))
         left = figure.add_subplot(lower[0])
-        _tops(left, figure.add_subplot(lower[1]), best, names)
+        _tops(left, figure.add_subplot(lower[1]), best, tops)
     return figure
 
 
@@ -174,15 +178,8 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
     axes.set_ylabel("thousand tokens a second")
     ideal = [rates[0] * n / devices[0] for n in devices]
     axes.plot(devices, ideal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="in proportion to devices")
-    axes.plot(
-        devices,
-        rates,
-        color="#0072B2",
-        marker="o",
-        markersize=4,
-        linewidth=1.3,
-        label="fastest plan, and its share of that",
-    )
+    line: dict[str, Any] = {"color": "#0072B2", "marker": "o", "markersize": 4, "linewidth": 1.3}
+    axes.plot(devices, rates, label="fastest plan, and its share of that", **line)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     # Between powers of two the degrees divide little, which says more of the number than of the cluster.
@@ -196,15 +193,24 @@ def _scaling(axes: Axes, fastest: Sequence[TrainReport]) -> None:
             spot["path_effects"] = [withStroke(linewidth=2.2, foreground="white")]
             axes.annotate(f"{rate / whole:.0%}", (n, rate), (3, -5), color=INK, fontweight="bold", **spot)
     axes.grid(True)
-    axes.legend(loc="upper left")
+    under: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.25), "borderaxespad": 0}
+    axes.legend(ncols=1 if narrow() else 2, columnspacing=1.2, labelspacing=0.25, **under)
 
 
-def _tops(left: Axes, right: Axes, best: Sequence[TrainReport], names: Sequence[str]) -> None:
-    """Draw the time and the memory of the best plans beside each other, one row a plan, with their bands."""
+_Drawn: TypeAlias = "tuple[list[Bar], dict[str, BarStyle]]"
+
+
+def _top_bars(best: Sequence[TrainReport], names: Sequence[str]) -> tuple[_Drawn, _Drawn]:
+    """Return the bars of the time and of the memory of the best plans, with how their parts look."""
     times = [time_bar(r, name) for r, name in zip(best, names, strict=True)]
+    return (times, TIME), ([memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)], MEMORY)
+
+
+def _tops(left: Axes, right: Axes, best: Sequence[TrainReport], tops: tuple[_Drawn, _Drawn]) -> None:
+    """Draw the time and the memory of the best plans beside each other, one row a plan, with their bands."""
+    (times, _), (memory, _) = tops
     most = 1.17 * max(max(bar.length, bar.high) for bar in times)
     unit = time_unit(max(bar.length for bar in times))
-    memory = [memory_bars(r, f"#{i}")[0] for i, r in enumerate(best, 1)]
     ceiling = best[0].verdict.limit_bytes
     # Totals that would stand on the line of the capacity stand beyond it.
     far = 1.33 * max(max(max(bar.length, bar.high) for bar in memory), ceiling)
@@ -236,17 +242,25 @@ def _row_names(best: Sequence[TrainReport]) -> list[str]:
     return row_names([", ".join(w for w in plan_words(r.plan).split(", ") if w not in common) for r in best])
 
 
-def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, BarStyle], columns: int = 2) -> None:
-    """Put the names of the parts that occur below a panel of half the page's width, and what whiskers are."""
+def _keys(bars: Sequence[Bar], looks: dict[str, BarStyle]) -> list[Any]:
+    """Return what a legend of panels of half the page's width shows: the parts that are seen, and what whiskers are."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
-    from matplotlib.transforms import offset_copy
 
-    shown = [look for key, look in looks.items() if any(bar.parts.get(key, 0.0) > 0 for bar in bars)]
+    least = seen(bars, 1.0 if narrow() else 0.45)
+    shown = [look for key, look in looks.items() if any(bar.parts.get(key, 0.0) > least for bar in bars)]
     handles: list[Any] = [Patch(label=look.label, facecolor=look.colour) for look in shown]
     if any(bar.high > bar.low for bar in bars):
         whisker: dict[str, Any] = {"marker": "|", "markersize": 4, "linewidth": 1.0, "label": "8 of 10 published runs"}
         handles.append(Line2D([], [], color=INK, **whisker))
+    return handles
+
+
+def key_below(axes: Axes, bars: Sequence[Bar], looks: dict[str, BarStyle], columns: int = 2) -> None:
+    """Put the names of the parts that occur below a panel of half the page's width, and what whiskers are."""
+    from matplotlib.transforms import offset_copy
+
+    handles = _keys(bars, looks)
     below = offset_copy(axes.transAxes, axes.get_figure(root=True), 0, -27, units="points")
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
     tight: dict[str, Any] = {"borderaxespad": 0, "borderpad": 0, "fontsize": 6.6, "handletextpad": 0.5}
@@ -322,7 +336,12 @@ def _lines(axes: Axes, points: Sequence[VaryPoint], fields: tuple[str, ...], hea
 
 
 def _tick(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    """Return a number with its unit as an axis says it: without zeros behind the point.
+
+    >>> _tick("20.00 s"), _tick("2.50 GiB"), _tick("1,000"), _tick("50.0%")
+    ('20 s', '2.5 GiB', '1,000', '50%')
+    """
+    return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", text)
 
 
 def _band(report: Any, head: Headline) -> tuple[float, float]:

@@ -46,7 +46,7 @@ def serving_figure(result: ServingResult) -> Figure:
     title = title_of(result.grid.model.name, cluster.num_devices, cluster.device.name)
     text = _words(result)
     names = row_names([_name(r) for r in best])
-    each = 1.75 + row_inches(names, 0.36) * len(best)
+    each = 2.1 + row_inches(names, 0.36) * len(best)
     if narrow():
         each = 2 * (2.3 + row_inches(names, 0.42) * len(best))
     heights = [head_height(title, text), 2.7, *([each] if best else [])]
@@ -179,13 +179,34 @@ def front_figure(result: LoadResult) -> Figure:
         colour, marker = SERIES[number % len(SERIES)]
         label = f"{size} {'device' if size == 1 else 'devices'} a replica"
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, linewidth=0, label=label)
-    for place, report in enumerate(result.best, 1):
-        at = 1 / max(report.latencies["tpot"]["mean"], 1e-9), report.output_tokens_per_second / report.devices
+    best = [
+        (1 / max(one.latencies["tpot"]["mean"], 1e-9), one.output_tokens_per_second / one.devices) for one in result.best
+    ]
+    for place, at in enumerate(best):
         mark: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK}
-        axes.plot(*at, linewidth=0, label="" if place > 1 else "#: the best, as simulated", **mark)
-        axes.annotate(f"#{place}", at, (7, 14 - 12 * place), textcoords="offset points", fontsize=8, fontweight="bold")
+        axes.plot(*at, linewidth=0, label="" if place else "#: the best, as simulated", **mark)
     axes.set_xlim(0)
     axes.set_ylim(0)
+    for at, name in _named(best, (axes.get_xlim()[1], axes.get_ylim()[1])):
+        # The front falls to the right, so that nothing stands above a point at its right.
+        axes.annotate(name, at, (5, 5), textcoords="offset points", fontsize=8, fontweight="bold")
     if sizes:
         axes.legend(loc="upper right")
     return figure
+
+
+def _named(points: Sequence[tuple[float, float]], ends: tuple[float, float]) -> list[tuple[tuple[float, float], str]]:
+    """Return the numbers of points, and where they stand: of those whose names would touch, one names all.
+
+    >>> _named([(50.0, 9.0), (51.0, 9.1), (10.0, 2.0)], (100.0, 10.0))
+    [((50.0, 9.0), '#1, #2'), ((10.0, 2.0), '#3')]
+    """
+    groups: list[tuple[tuple[float, float], str]] = []
+    for number, point in enumerate(points, 1):
+        near = (abs(point[0] - at[0]) < 0.08 * ends[0] and abs(point[1] - at[1]) < 0.08 * ends[1] for at, _ in groups)
+        place = next((i for i, is_near in enumerate(near) if is_near), None)
+        if place is None:
+            groups.append((point, f"#{number}"))
+        else:
+            groups[place] = groups[place][0], f"{groups[place][1]}, #{number}"
+    return groups
