@@ -402,3 +402,16 @@ def test_rows_that_leave_it_blank_take_offload_and_the_base_from_the_file(tmp_pa
     assert predicted.tree["rows"]["predicted"] == 1, predicted.out
     said = (tmp_path / "out.csv").read_text()
     assert "param_dtype: not stated" not in said and "lora_targets: not stated" not in said
+
+
+def test_rows_take_the_model_of_a_script_that_states_its_sizes(tmp_path: Path) -> None:
+    """A script whose model is in no catalogue is the model of rows that name none, and a name in them is their own."""
+    sizes = "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+    start = "torchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 51200 --micro-batch-size 1 --global-batch-size 8"
+    (tmp_path / "run.sh").write_text(f"{start} --bf16 {sizes}\n")
+    (tmp_path / "rows.csv").write_text(
+        "case_id,metric,value,device,model\na,step_time,0.1,h100-sxm-80gb,\nb,step_time,0.1,h100-sxm-80gb,no-such-model\n"
+    )
+    words = ("validate", str(tmp_path / "rows.csv"), "--from", str(tmp_path / "run.sh"), "--json")
+    rows = run(*words, "--rows", str(tmp_path / "out.csv")).tree["rows"]
+    assert (rows["predicted"], rows["refused"]) == (1, 1)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from shardwise.formats import Imported
+    from shardwise.models import Model
 
 
 def ask(inputs: Inputs) -> Validation:
@@ -31,17 +32,21 @@ def ask(inputs: Inputs) -> Validation:
             inputs.fail("by", name, "is not a field of rows", "use some of " + ", ".join(BY))
     if not inputs.get("files", ()):
         inputs.fail("files", None, "names no file of measurements", "give a CSV file; docs/own-runs.md has its columns")
-    given = _given(inputs) if "from" in inputs.values else {}
+    given, models = _given(inputs) if "from" in inputs.values else ({}, {})
     inputs.problems.raise_if_any()
-    return validate(inputs.get("files", ()), given=given)
+    return validate(inputs.get("files", ()), given=given, models=models)
 
 
-def _given(inputs: Inputs) -> dict[str, str]:
-    """Return what the launch of a training or of a server says, by the columns of rows that may leave it blank."""
+def _given(inputs: Inputs) -> tuple[dict[str, str], dict[str, Model]]:
+    """Return what the launch of a training or of a server says, by the columns of rows that may leave it blank.
+
+    Beside it stands the model of a file that states its sizes, under the name of the file.
+    """
     from shardwise.answers._from import read, variables
     from shardwise.formats import import_server, starts_server
-    from shardwise.models import find_model
+    from shardwise.models import find_model, model_names
 
+    models: dict[str, Model] = {}
     try:
         if starts_server(inputs.values["from"]):
             server = import_server(inputs.values["from"], variables(inputs))
@@ -51,11 +56,15 @@ def _given(inputs: Inputs) -> dict[str, str]:
                 "model": find_model(settings.get("model", "")) or settings.get("model", ""),
             }
         else:
-            settings = _of_training(read(inputs))
+            case = read(inputs)
+            settings = _of_training(case)
+            if case.model is not None and case.model.name not in model_names():
+                settings["model"] = case.source
+                models[case.source] = case.model
     except InputError as error:
         inputs.problems.items += error.problems
-        return {}
-    return {name: str(value) for name, value in settings.items() if value not in ("", 0, 0.0)}
+        return {}, {}
+    return {name: str(value) for name, value in settings.items() if value not in ("", 0, 0.0)}, models
 
 
 # Fields that the launch of a server sets -> the columns of rows.

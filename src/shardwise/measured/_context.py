@@ -63,6 +63,8 @@ class Context:
         self._requests: dict[str, list[tuple[float, int, int]]] | None = None
         self._models = Known[Model]()
         self._devices = Known[tuple[Device, tuple[str, ...]]]()
+        self.given: dict[str, Model] = {}
+        """Models that stand in no file beside the rows, by the name that rows are given for them."""
 
     def model(self, key: str) -> Model:
         """Return the model of a key; raises `InputError` where none is known or its configuration is not readable."""
@@ -86,6 +88,8 @@ class Context:
     def _find_model(self, key: str) -> Model:
         if not key:
             raise _missing("model", key, "is not stated")
+        if key in self.given:
+            return self.given[key]
         if key in self._entries:
             return model_from_config(self._entries[key]["config"], name=key, part="text")
         if not re.fullmatch(r"[\w.-]+", key):

@@ -18,6 +18,7 @@ from shardwise.measured._context import Context
 from shardwise.measured._inference import InferenceRows
 from shardwise.measured._record import Record, refuse
 from shardwise.measured._training import TrainingRows
+from shardwise.models import Model
 from shardwise.records import dataclass, replace
 
 _LONGEST_CELL = 40
@@ -160,18 +161,23 @@ def validate(
     kinds: Sequence[FileKind] = (),
     context: type[Context] = Context,
     given: Mapping[str, str] | None = None,
+    models: Mapping[str, Model] | None = None,
 ) -> Validation:
     """Return every row of some CSV files with its prediction; the kind of each file is told by its columns.
 
     Models and devices are looked up beside each file (models*.json, devices*.csv), then in the catalogue. Raises
     `InputError` for a file that cannot be read; a row that cannot be predicted is refused with the reason. Files are
     of the `kinds` given, runs of training and serving where none are, and read with what a `context` knows. What is
-    `given` by its column stands where rows are blank.
+    `given` by its column stands where rows are blank, and may name one of some `models` that no file has.
     """
     paths = tuple(files)
     tables = [read_table(path, kinds or KINDS, given) for path in paths]
-    rows = tuple(row for table in tables for row in compared(table, context(Path(table.path).parent)))
-    return Validation(rows, paths, tuple((table.path, *column) for table in tables for column in table.unread))
+    rows: list[Comparison] = []
+    for table in tables:
+        known = context(Path(table.path).parent)
+        known.given |= models or {}
+        rows += compared(table, known)
+    return Validation(tuple(rows), paths, tuple((table.path, *column) for table in tables for column in table.unread))
 
 
 def compared(table: MeasurementFile, context: Context) -> Iterator[Comparison]:
