@@ -140,6 +140,8 @@ def _plan(keys: Keys, kind: str, devices: int) -> Plan:
         keys.fail(_HEADS, "contradicts cp_size, which splits the sequence too", "use one of them")
     elif heads > 1:
         keys.assumed.append(f"cp 1: sp_size {heads} splits sequences under DeepSpeed alone, and this is not DeepSpeed")
+        # parallelism_config.py build_device_mesh: then there is no mesh, and FSDP shards over all processes.
+        replicas, shards, tp = 1, 0, 1
     word = _strategy(keys) if kind == "fsdp" else "no_shard"
     sharding = _SHARDINGS.get(word, "fsdp")
     if devices % (tp * cp):
