@@ -171,6 +171,8 @@ WRONG = {
     "--speculative-config": VLLM + "--speculative-config mtp",
     "--dp-size": SGLANG + "--tp 4 --dp 3 --enable-dp-attention",
     "--max-num-seqs": VLLM + "--max-num-seqs",
+    "--prefill-context-parallel-size": VLLM + "-tp 4 -pcp 2",
+    "--cp-size": "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 4 --cp_size 2",
     "from": "python -m atom.entrypoints.openai_server --log ./server.log",
 }
 

@@ -100,7 +100,7 @@ _KEYS = {
     "tensor_parallel_size": "--tp-size", "pipeline_parallel_size": "--pp-size", "max_batch_size": "--max-batch-size",
     "moe_expert_parallel_size": "--ep-size", "max_num_tokens": "--max-num-tokens", "max_seq_len": "--max-seq-len",
     "kv_cache_config.free_gpu_memory_fraction": "--kv-cache-free-gpu-memory-fraction",
-    "enable_chunked_prefill": "--enable-chunked-prefill",
+    "enable_chunked_prefill": "--enable-chunked-prefill", "context_parallel_size": "--cp-size",
 }  # fmt: skip
 
 
@@ -156,6 +156,9 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     line.add(_options(line, files))
     model = line.model("--model")
     ranks, pp = line.whole("--tp-size") or 1, line.whole("--pp-size") or 1
+    if (split := line.whole("--cp-size")) > 1:
+        rule = "multiplies the devices by ranks of the context, which servers do not have here"
+        line.problems.add("--cp-size", split, rule, "leave it out")
     alone = line.flag("enable_attention_dp")
     values: dict[str, Any] = {
         "model": model, "engine": "tensorrt-llm", "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,

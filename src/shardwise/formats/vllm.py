@@ -151,6 +151,9 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     line = LaunchLine([*flags_of_file(words, files), *words], "vllm.toml", source)
     model = line.model("--model")
     tp, pp, dp = (line.whole(f"--{axis}-parallel-size") or 1 for axis in ("tensor", "pipeline", "data"))
+    if (split := line.whole("--prefill-context-parallel-size")) > 1:
+        rule = "multiplies the devices by ranks of the context, which servers do not have here"
+        line.problems.add("--prefill-context-parallel-size", split, rule, "leave it out")
     values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
     if model and line.experts(model):
         whole = line.flag("--enable-expert-parallel")
