@@ -341,7 +341,7 @@ def _tick(text: str) -> str:
     >>> _tick("20.00 s"), _tick("2.50 GiB"), _tick("1,000"), _tick("50.0%")
     ('20 s', '2.5 GiB', '1,000', '50%')
     """
-    return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" if found[1] else "", text)
+    return re.sub(r"\.(\d*?)0+(?!\d)", lambda match: f".{match[1]}" if match[1] else "", text)
 
 
 def _band(report: Any, head: Headline) -> tuple[float, float]:
