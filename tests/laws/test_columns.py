@@ -18,7 +18,7 @@ from shardwise.models import MLP, Attention, Block, LatentAttention, Model, MoE
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import replace
 from shardwise.search._remedies import evaluate_columns, structure
-from shardwise.training import TrainingCase
+from shardwise.training import TrainingCase, TrainingOptions, train
 
 JOB = Training(seq_len=4096, global_batch=128)
 SOFTMAX = Attention(heads=32, kv_heads=8, head_dim=128, qk_norm="head")
@@ -94,6 +94,19 @@ def test_traced_numbers_equal_plain_ones_to_the_last_bit(case: TrainingCase) -> 
     assert len(plain_leaves) == len(traced_leaves)
     assert any(isinstance(x, Traced) for x in traced_leaves)
     for one, traced in zip(plain_leaves, traced_leaves, strict=True):
+        assert plain(traced) == one
+
+
+def test_copies_that_may_be_there_stand_between_no_others() -> None:
+    """What three operators in a row write is the same where copies of chunks are left out and where they move none."""
+    mixer = LatentAttention(
+        heads=64, q_lora_rank=0, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    block = Block(mixers=(mixer,), feed_forward=MoE(experts=8, top_k=1, ffn=256))
+    model = Model(name="latent", family="own", hidden=4608, vocab=32000, layers=(block,) * 2)
+    plan, job = Plan(tp=2, sequence_parallel=True, micro_batch=1), Training(seq_len=512, global_batch=1)
+    answer = train(model, Cluster.parse("2xh100"), plan, job, TrainingOptions(stack="pytorch"))
+    for one, traced in zip(_leaves(answer.evaluation), _leaves(answer.traced), strict=True):
         assert plain(traced) == one
 
 

@@ -180,7 +180,7 @@ def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) keep the input and compute the logits
     again in backward.
     """
-    op = replace(op, output_bytes=0 * op.output_bytes)
+    op = replace(op, output_bytes=0)
     if y.stack.loss_kernel != "fused-linear":
         return replace(op, backward_flops=op.backward_flops + op.flops)
     kept: tuple[Tensor[X], ...] = (

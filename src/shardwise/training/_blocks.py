@@ -302,8 +302,12 @@ def _with_messages(seconds: X, exposed: dict[str, X], name: str) -> X:
     return named(seconds + total((named(s, f"{a} messages") for a, s in exposed.items()), 0 * seconds), name)
 
 
-def _in_threes(made: Sequence[X | float]) -> Iterator[tuple[X | float, ...]]:
-    """Yield each three in a row: an operator of two inputs, as additions and gates are, stands beside both."""
+def _in_threes(ops: Sequence[Op[X]]) -> Iterator[tuple[X | float, ...]]:
+    """Yield what each three in a row write: an operator of two inputs, as additions and gates are, stands beside both.
+
+    Copies around messages have no output of their own; they are there wherever a degree is not known to be one.
+    """
+    made = [o.output_bytes for o in ops if type(o.output_bytes) is not int or o.output_bytes] or [0]
     return (tuple(made[i : i + 3]) for i in range(max(len(made) - 2, 1)))
 
 
@@ -353,7 +357,7 @@ def fold(
                 *(zero + o.transient_bytes for o in ops),
             ]
         ),
-        working_bytes=largest([zero + total(some) for some in _in_threes([o.output_bytes for o in ops])]),
+        working_bytes=largest([zero + total(some) for some in _in_threes(ops)]),
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),
