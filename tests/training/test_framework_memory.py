@@ -107,7 +107,7 @@ def of_arguments(devices: int, **more: object) -> TrainReport:
 
 
 def test_the_loss_finds_no_room_in_what_layers_have_freed() -> None:
-    """Layers that run again leave three tensors of their feed-forward, of which fp32 logits need more than one."""
+    """Layers that run again leave three tensors of each part and a norm's, of which fp32 logits need more than one."""
     found = find_stack("transformers")
     model, job = Model.load("llama-2-7b"), Training(seq_len=2048, global_batch=1, adapter="lora", targets=("q", "v"))
 
@@ -116,7 +116,22 @@ def test_the_loss_finds_no_room_in_what_layers_have_freed() -> None:
         report = train(model, Cluster.parse("a100-sxm-80gb"), plan, job, TrainingOptions(stack=stack))
         return float(report.evaluation.memory[0].late_block)
 
-    assert held(found) - held(replace(found, expandable_segments=True)) == 2 * 2048 * (3 * 11008 + 4096)
+    D, F = 4096, 11008
+    adapter, gate = 3 * 4 * D, 2 * (3 * F + D)  # what a fp32 adapter makes and adds; gate and up, their product, down
+    assert held(found) - held(replace(found, expandable_segments=True)) == 2048 * (2 * D + adapter + gate)
+
+
+@pytest.mark.parametrize(("seq_len", "gigabytes"), [(2048, 6), (4096, 7), (32768, 16), (100000, 37)])
+def test_unsloth_of_2024_holds_its_layers_blocks_beside_its_logits(seq_len: int, gigabytes: int) -> None:
+    """What LLaMA-Factory's wiki printed in whole GB, on an A100 (2024-04), is met within 0.6 GB or 6 %.
+
+    Its own adapter kernels keep 16 bits, and accelerate copies logits to fp32: 312 KB a token, of which logits are 192.
+    """
+    job = Training(seq_len=seq_len, global_batch=1, adapter="lora", rank=8, targets=("all-linear",), base="nf4")
+    options = TrainingOptions(stack=find_stack("unsloth-2024"))
+    plan = Plan(micro_batch=1, recompute="full", offload=("activations",))
+    report = train(Model.load("llama-2-7b"), Cluster.parse("a100-sxm-40gb"), plan, job, options)
+    assert float(report.device_bytes) == pytest.approx(1e9 * gigabytes, abs=6e8, rel=0.06)
 
 
 def test_gradients_of_16_bits_are_kept_in_fp32_until_the_next_step() -> None:

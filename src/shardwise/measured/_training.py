@@ -266,17 +266,22 @@ def peak_memory(record: Record, report: TrainReport) -> float:
     stages = stages_seen(record, report)
     if kind in ("allocated", "active"):
         return max(float(m.peak) for m in stages) + scratch
-    reserved = max(float(reserved_bytes(stack, m)) for m in stages) + scratch * stack.reserved_over_allocated
+    # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
+    room = report.case.cluster.device.usable_memory_bytes - stack.context_bytes
+    reserved = max(reserved_within(stack, m, room) for m in stages) + scratch * stack.reserved_over_allocated
     if kept_mean(record) > 0:
         record.assume("the loss of the longest sample finds no room in what shorter ones have freed: reserved again")
-        # Before it fails the allocator gives back what is free (CUDACachingAllocator.cpp release_cached_blocks).
-        room = report.case.cluster.device.memory_bytes - stack.context_bytes
         reserved = max(reserved, min(reserved + max(float(m.logits) for m in stages), room))
     if kind == "reserved":
         return reserved
     if kind != "nvidia_smi":
         record.rule_value("memory_kind")
     return max(report.device_bytes - report.reserved_bytes, stated_floor(record)) + reserved
+
+
+def reserved_within(stack: Stack, m: StageMemory[float], room: float) -> float:
+    """Return what the caching allocator holds of a run that ran: no more than there is room for, and its tensors."""
+    return min(float(reserved_bytes(stack, m)), max(float(m.peak), room))
 
 
 def stated_floor(record: Record) -> float:

@@ -311,6 +311,21 @@ def _in_threes(ops: Sequence[Op[X]]) -> Iterator[tuple[X | float, ...]]:
     return (tuple(made[i : i + 3]) for i in range(max(len(made) - 2, 1)))
 
 
+def working_bytes(ops: Sequence[Op[X]], zero: X) -> X:
+    """Return the bytes that a forward pass which keeps nothing holds at once in blocks of each of its parts.
+
+    A mixer and a feed-forward make tensors of different widths, and blocks of one never serve the other. Both read the
+    output of a norm, for which one block does.
+    """
+    norms: list[X] = [zero + o.output_bytes for o in ops if o.region == o.name and o.role == "norm"]
+    parts: dict[str, list[Op[X]]] = {}
+    for o in ops:
+        if not (o.region == o.name and o.role == "norm"):
+            parts.setdefault(o.region.split(".")[0], []).append(o)
+    made = [largest([zero + total(some) for some in _in_threes(part)]) for part in parts.values()]
+    return total(made, largest([zero, *norms]))
+
+
 def fold(
     ops: tuple[Op[X], ...],
     m: CostModel[X],
@@ -357,7 +372,7 @@ def fold(
                 *(zero + o.transient_bytes for o in ops),
             ]
         ),
-        working_bytes=largest([zero + total(some) for some in _in_threes(ops)]),
+        working_bytes=working_bytes(ops, zero),
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),
