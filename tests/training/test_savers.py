@@ -61,6 +61,17 @@ def test_a_hopeless_full_fine_tune_is_told_what_fits() -> None:
     assert any(one.flags.endswith("--stack transformers") for one in whole)
 
 
+@pytest.mark.parametrize("stack", ["megatron", "transformers"])
+def test_weights_that_no_device_holds_alone_are_sharded_beside_adapters(stack: str) -> None:
+    """70B parameters over eight of 40 GB: adapters beside sharded weights are proposed, and each proposal fits."""
+    model, job = load_model("llama-3.1-70b"), Training(seq_len=2048, global_batch=8)
+    options = TrainingOptions(stack=find_stack(stack))
+    found = train(model, Cluster.parse("8xa100-sxm-40gb"), Plan(dp=8, micro_batch=1), job, options).proposals
+    assert all(one.fits for one in found)
+    for base in ("", " --base nf4"):
+        assert any(f"--adapter lora{base} --sharding fsdp" in one.flags for one in found)
+
+
 def test_where_nothing_fits_the_least_is_named() -> None:
     """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
     model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)

@@ -230,17 +230,27 @@ def _distinct(report: AnsweredPlan, bundles: Iterable[Changes]) -> list[Changes]
     return distinct
 
 
+def _tried_anywhere(report: AnsweredPlan, ask: Ask, changes: Changes) -> MemorySaver:
+    """Return what changes do under the report's framework, or under another one where it does not run them."""
+    if report.case.stack.name == _ELSE or _launches(report, changes):
+        one = tried(report, ask, changes)
+        if not one.problem or report.case.stack.name == _ELSE:
+            return one
+    return tried(report, ask, changes, _ELSE)
+
+
 def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     """Return the bundles of savers that fit, the quickest first, each under a framework that runs it.
 
-    Where none fits the one that needs least is returned alone.
+    What fits no device of several whole has its weights sharded too. Where none fits the one that needs least is
+    returned alone.
     """
-    proposed = []
+    plan, proposed = report.case.plan, []
+    word = report.case.stack.runs.word("fsdp")
     for changes in _distinct(report, bundles(report)):
-        own = report.case.stack.name == _ELSE or _launches(report, changes)
-        one = tried(report, ask, changes) if own else None
-        if one is None or (one.problem and report.case.stack.name != _ELSE):
-            one = tried(report, ask, changes, _ELSE)
+        one = _tried_anywhere(report, ask, changes)
+        if not one.fits and plan.dp > 1 and not plan.sharding_rules.weights and "sharding" not in changes:
+            one = _tried_anywhere(report, ask, {**changes, "sharding": word})
         proposed.append(one)
     able = [one for one in proposed if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
