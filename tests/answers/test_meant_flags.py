@@ -70,3 +70,19 @@ def test_what_is_suggested_exists() -> None:
     flags = [set(_commands.command(name).flags) for name in ("train", "infer", "serve")]
     assert set(ALIASES) <= set.union(*flags)
     assert not {word for words in ALIASES.values() for word in words.split()} & flags[0] & flags[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("--loss liger", "use fused-linear"),
+        ("--adapter lora+", "use lora-plus"),
+        ("--adapter lora --base int4", "use gptq4 or awq4 or nf4"),
+        ("--optimizer 8bit", "use adam8bit"),
+        ("--optimizer adamw", "use adam or"),
+    ],
+)
+def test_words_of_other_tools_name_the_value(typed: str, says: str) -> None:
+    """A value that other tools spell like none of ours is answered with the one that it means."""
+    done = run("train", "llama-3.2-1b", "--on", "rtx-4090", "--seq-len", "512", *typed.split())
+    assert done.status == 2 and says in done.err
