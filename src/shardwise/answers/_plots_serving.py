@@ -180,7 +180,8 @@ def front_figure(result: LoadResult) -> Figure:
         label = f"{size} {'device' if size == 1 else 'devices'} a replica"
         axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4, linewidth=0, label=label)
     best = [
-        (1 / max(one.latencies["tpot"]["mean"], 1e-9), one.output_tokens_per_second / one.devices) for one in result.best
+        (1 / max(one.latencies["tpot"]["mean"], 1e-9), one.output_tokens_per_second / one.devices)
+        for one in result.best
     ]
     for place, at in enumerate(best):
         mark: dict[str, Any] = {"marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": INK}

@@ -43,7 +43,8 @@ class Weight(Generic[X]):
 
     `expert` weights follow the expert axes. `shape` is that of the tensor on this rank, () for a vector. `role` is that
     of the operator that multiplies by it, and "embedding" of the table of token embeddings alone. `stored_bytes` are
-    those of a frozen weight, in its own format; those of an `adapter` have a type of their own.
+    those of a frozen weight, in its own format, of which `apart_bytes` lie beside the tensor, so that nothing shards or
+    moves them; those of an `adapter` have a type of their own.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Weight(Generic[X]):
     shape: tuple[X | float, ...] = ()
     role: OpRole = "other"
     stored_bytes: X | float = 0
+    apart_bytes: X | float = 0
     adapter: bool = False
     module: Module = ""
 

@@ -97,7 +97,9 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
         # Of what stands before the blocks the embedding table trains, not that of positions.
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or t.copies:
-            weights.append(replace(w, trainable=False, stored_bytes=stored(t, op, w)))
+            held = stored(t, op, w)
+            apart = held - packed_bytes(t.base, w.elements) if t.scales_apart and quantised(t, op, w) else 0
+            weights.append(replace(w, trainable=False, stored_bytes=held, apart_bytes=apart))
         if trained:
             # The copy is no second weight of the model.
             weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
@@ -163,6 +165,11 @@ def stored(t: Tuning, op: Op[X], w: Weight[X]) -> X:
     return w.elements * (t.rest_bytes or 2)
 
 
+def packed_bytes(base: BaseFormat, elements: X) -> X:
+    """Return the bytes of the bits of a matrix in a format, without scales and tables."""
+    return ceil(divide(elements * base.bits, 8))
+
+
 def base_bytes(base: BaseFormat, elements: X, rows: X | float = 0, tensors: int = 1) -> X:
     """Return the bytes of a matrix in a format, in so many tensors: bits, scales and tables, each rounded up.
 
@@ -170,7 +177,7 @@ def base_bytes(base: BaseFormat, elements: X, rows: X | float = 0, tensors: int 
     >>> base_bytes(find_base("nf4"), 4096 * 4096), base_bytes(find_base("nf4-dq"), 4096 * 4096)
     (9437248.0, 8655940.0)
     """
-    stored = ceil(divide(elements * base.bits, 8)) + base.tensor_bytes * tensors + base.row_bytes * rows
+    stored = packed_bytes(base, elements) + base.tensor_bytes * tensors + base.row_bytes * rows
     if base.block:
         blocks = ceil(divide(elements, base.block))
         stored = stored + blocks * base.scale_bytes

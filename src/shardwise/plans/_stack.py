@@ -123,6 +123,8 @@ class Stack:
     """Products of bitsandbytes with narrow frozen weights keep their input."""
     holds_narrow_inputs: bool
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
+    scales_apart: bool
+    """Scales of bitsandbytes' 4 bits lie beside the parameter, so that what shards parameters leaves them whole."""
     narrow_type: Literal["", "fp16"]
     """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the GEMMs ("": that one)."""
     narrow_head: bool

@@ -143,11 +143,12 @@ class Tuning:
 
     `width` is that of an adapter's parameter and of what enters it; under `autocast` its GEMMs take 16 bits.
     `joint` says that layers that are one GEMM of the framework have one adapter, `keeps_inputs` that GEMMs of
-    narrow weights keep their input, `holds_inputs` that they do as long as the graph is there, `narrow_head` that the
-    head is stored as they are, `rest_bytes` how wide weights beside narrow ones are kept (0: as they come),
-    `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter,
-    else only those sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one
-    of a `critic` that trains. OFT without a rank turns blocks of `block` features.
+    narrow weights keep their input, `holds_inputs` that they do as long as the graph is there, `scales_apart` that
+    their scales are no part of the parameter, `narrow_head` that the head is stored as they are, `rest_bytes` how wide
+    weights beside narrow ones are kept (0: as they come), `trains` what of the model itself trains. With `splits_rank`
+    tensor parallelism splits both matrices of an adapter, else only those sides that it splits of the layer. Beside an
+    adapter there is a frozen one of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks
+    of `block` features.
     """
 
     adapter: str
@@ -163,6 +164,7 @@ class Tuning:
     block: int = OFT_BLOCK
     keeps_inputs: bool = False
     holds_inputs: bool = False
+    scales_apart: bool = False
     narrow_head: bool = False
     rest_bytes: float = 0.0
     splits_rank: bool = True
@@ -278,6 +280,7 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         block=job.oft_block_size or OFT_BLOCK,
         keeps_inputs=base.keeps_inputs or (base.bitsandbytes and stack.keeps_narrow_inputs),
         holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
+        scales_apart=base.bitsandbytes and stack.scales_apart,
         narrow_head=narrow and stack.narrow_head,
         rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",

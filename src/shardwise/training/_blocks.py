@@ -82,12 +82,16 @@ class ParameterCounts(Generic[X]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights(Generic[X]):
-    """Weights that do not train, of one rank: parameters and their bytes, dense ones and those of experts."""
+    """Weights that do not train, of one rank: parameters and their bytes, dense ones and those of experts.
+
+    Of those bytes `apart_bytes` more lie beside the parameters, whatever shards these.
+    """
 
     dense: X
     dense_bytes: X
     expert: X
     expert_bytes: X
+    apart_bytes: X
     largest: X
 
 
@@ -99,7 +103,7 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> FrozenWeights[X] | None:
 
     def own(expert: bool) -> tuple[X, X]:
         chosen = [w for w in weights if w.expert is expert]
-        stored = (named(zero + w.stored_bytes, w.name) for w in chosen)
+        stored = (named(zero + w.stored_bytes - w.apart_bytes, w.name) for w in chosen)
         return total((w.elements for w in chosen), zero), total(stored, zero)
 
     dense, expert = own(False), own(True)
@@ -108,6 +112,7 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> FrozenWeights[X] | None:
         dense_bytes=dense[1],
         expert=expert[0],
         expert_bytes=expert[1],
+        apart_bytes=total((zero + w.apart_bytes for w in weights), zero),
         largest=largest([zero, *(w.elements for w in weights)]),
     )
 

@@ -98,10 +98,14 @@ def stage_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X])
     if not parts.tuned:
         return each[0][0] + narrow, *each[0][1:]
     weights, gradients, optimizer = (total(column) for column in zip(*each, strict=True))
-    dense, expert = frozen_bytes(parts, s)
+    dense, expert, apart = frozen_bytes(parts, s)
     if r.shards_weights:
         dense, expert = divide(dense, z.shard_share), divide(expert, z.expert_share)
-    return weights + categorized("weights", dense + expert, "frozen weights", STATE) + narrow, gradients, optimizer
+    return (
+        weights + categorized("weights", dense + expert + apart, "frozen weights", STATE) + narrow,
+        gradients,
+        optimizer,
+    )
 
 
 def paged_state(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:

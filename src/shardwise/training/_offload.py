@@ -47,7 +47,8 @@ def placed(
         )
     on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": in_flight}
     if r.offloads("parameters"):
-        on["weights"] = categorized("weights", 0 * weights, "weights on the host")
+        apart = frozen_bytes(parts, s)[2]
+        on["weights"] = categorized("weights", 0 * weights + apart, "weights on the host")
     if r.offloads("optimizer"):
         on["optimizer"] = categorized("optimizer", 0 * optimizer, "optimizer state on the host")
     if r.offloads("gradients"):
@@ -89,7 +90,7 @@ def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]
     """
     zero = 0 * s.count
     classes = [(own.precision, owned(some, s)) for own, some in trained(r, parts)]
-    frozen = frozen_bytes(parts, s)
+    frozen = frozen_bytes(parts, s)[:2]
 
     def rank(width: Callable[[Precision], float], sharded: bool, more: tuple[X, X] = (zero, zero)) -> X:
         dense = more[0] + total(width(p) * (params[0] + params[1]) for p, params in classes)

@@ -282,18 +282,18 @@ def _other_parts(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator
         yield minimum(f.dense_bytes / width, f.dense), minimum(f.expert_bytes / width, f.expert), f.largest
 
 
-def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
-    """Return the bytes of the frozen weights of a stage, (dense, of experts)."""
+def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
+    """Return the bytes of the frozen weights of a stage, (dense, of experts, beside both: what nothing shards)."""
     zero = 0 * s.count
     if not parts.tuned:
-        return zero, zero
+        return zero, zero, zero
 
     def of(pick: Callable[[FrozenWeights[X]], X]) -> X:
         frozen = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
         return _owned(frozen, s, lambda e: e.largest)
 
     table = above(s.heads, 0, above(s.embeddings, 0, zero, zero + parts.frozen_table), zero)
-    return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes)
+    return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes), of(lambda f: f.apart_bytes)
 
 
 def _standing(

@@ -1,0 +1,41 @@
+"""Scales of 4-bit weights that lie beside the parameter stay whole where parameters are sharded or sent away."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Plan, Training, find_stack
+from shardwise.training import TrainingOptions, TrainReport, train
+
+MODEL = load_model("llama-3.1-70b")
+D, F, KV, L = 8192, 28672, 1024, 80
+MATRICES = L * (2 * D * D + 2 * D * KV + 3 * D * F)
+
+
+def held(dp: int, base: str, stack: str = "transformers", **plan: object) -> TrainReport:
+    """Return the report of LoRA beside frozen weights that FSDP shards."""
+    job = Training(seq_len=512, global_batch=dp, adapter="lora", rank=8, targets=("q",), base=base)
+    one = Plan(dp=dp, micro_batch=1, sharding="fsdp", recompute="full", **plan)  # type: ignore[arg-type]
+    return train(MODEL, Cluster.parse(f"{dp}xa100-sxm-80gb"), one, job, TrainingOptions(stack=find_stack(stack)))
+
+
+@pytest.mark.parametrize(("base", "scales"), [("nf4", 4 / 64), ("nf4-dq", 1 / 64 + 4 / (64 * 256))])
+def test_scales_of_bitsandbytes_are_whole_on_every_device(base: str, scales: float) -> None:
+    """An fp32 or 8-bit maximum for 64 elements, 4.3 or 1.1 GB of 70 billion parameters, on two devices as on eight."""
+    two, eight = (held(dp, base).memory.weights for dp in (2, 8))
+    whole = (8 * eight - 2 * two) / (8 - 2)
+    assert whole == pytest.approx(scales * MATRICES, rel=1e-3)
+
+
+def test_scales_of_bitsandbytes_stay_on_the_device() -> None:
+    """CPU offload of FSDP moves parameters: scales are none."""
+    away = held(2, "nf4-dq", offload=("optimizer", "gradients", "parameters"))
+    assert away.memory.weights == pytest.approx((1 / 64 + 4 / (64 * 256)) * MATRICES, rel=1e-3)
+
+
+def test_scales_of_torchao_are_sharded() -> None:
+    """NF4 tensors of torchao chunk their scales too: eight devices hold a quarter of what two do."""
+    two, eight = (held(dp, "nf4-dq", "torchtune").memory.weights for dp in (2, 8))
+    assert 4 * eight == pytest.approx(two, rel=1e-2)
