@@ -1,12 +1,14 @@
-"""Scales of 4-bit weights that lie beside the parameter stay whole where parameters are sharded or sent away."""
+"""What lies beside 4-bit weights: scales that nothing shards, and parameters that are not narrow."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 
 MODEL = load_model("llama-3.1-70b")
@@ -39,3 +41,14 @@ def test_scales_of_torchao_are_sharded() -> None:
     """NF4 tensors of torchao chunk their scales too: eight devices hold a quarter of what two do."""
     two, eight = (held(dp, "nf4-dq", "torchtune").memory.weights for dp in (2, 8))
     assert 4 * eight == pytest.approx(two, rel=1e-2)
+
+
+def test_axolotl_keeps_what_its_page_says() -> None:
+    """Apertus-8B in QLoRA "uses about 8.7 GiB" (examples/apertus of axolotl, 2026): reserved within 8 %."""
+    job = Training(seq_len=2048, global_batch=8, adapter="lora", base="nf4-dq", rank=32, adapter_dropout=0.05)
+    options = TrainingOptions(stack=replace(find_stack("axolotl"), settings=Settings(loss="cce")))
+    plan = Plan(micro_batch=2, recompute="full")
+    report = train(
+        load_model("apertus-8b"), Cluster.parse("a100-sxm-80gb"), plan, replace(job, optimizer="adam8bit"), options
+    )
+    assert report.reserved_bytes / 2**30 == pytest.approx(8.7, rel=0.08)
