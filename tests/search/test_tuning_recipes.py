@@ -84,3 +84,17 @@ def test_wishes_of_a_search_of_plans_are_refused_by_name() -> None:
     assert done.status == 2 and set(done.fields) == {"max_step", "objective"}
     assert len(run(*words, "--top", "2", "--json").tree["recipes"]) == 2
     assert set(run(*words[:-1], "--adapter", "nonsense", "--json").fields) == {"adapter"}
+
+
+def test_replicas_may_shard_their_weights() -> None:
+    """70B parameters fit no device of 40 GB whole: every way over eight shards them, and the first command fits."""
+    words = ("plan", "train", "llama-3.1-70b", "--on", "8xa100-sxm-40gb", "--adapter", "lora", "--seq-len", "2048")
+    done = run(*words, "--json")
+    recipes = done.tree["recipes"]
+    assert done.status == 0 and recipes
+    assert all("--sharding fsdp" in one["flags"] for one in recipes)
+    page = run(*words).out
+    again = page[page.index("NEXT") + 4 :].replace("\\\n", " ").split()[1:]
+    assert "sharding" in page
+    one = run(*again, "--json")
+    assert one.status == 0 and one.tree["device_bytes"] == pytest.approx(recipes[0]["device_bytes"], abs=1)

@@ -61,6 +61,16 @@ def test_a_hopeless_full_fine_tune_is_told_what_fits() -> None:
     assert any(one.flags.endswith("--stack transformers") for one in whole)
 
 
+def test_replicas_have_a_saver_that_shards_their_weights() -> None:
+    """Of two replicas FSDP without offload is a saver of its own, of one device it is none."""
+    job = Training(seq_len=2048, global_batch=2, adapter="lora")
+    options = TrainingOptions(stack=find_stack("transformers"))
+    two = train(load_model("llama-3.1-8b"), Cluster.parse("2xa100-sxm-80gb"), Plan(dp=2, micro_batch=1), job, options)
+    found = {one.flags: one for one in two.savers}
+    assert found["--sharding fsdp"].saves
+    assert "--sharding fsdp" not in {one.flags for one in report().savers}
+
+
 @pytest.mark.parametrize("stack", ["megatron", "transformers"])
 def test_weights_that_no_device_holds_alone_are_sharded_beside_adapters(stack: str) -> None:
     """70B parameters over eight of 40 GB: adapters beside sharded weights are proposed, and each proposal fits."""

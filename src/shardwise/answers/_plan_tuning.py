@@ -77,9 +77,14 @@ def _page(base: TrainReport, recipes: tuple[TuningRecipe, ...], asked_for: list[
     if not recipes:
         page.note("nothing fits: a shorter sequence (--seq-len), a smaller model, or more devices", "bold red")
         return page
-    rows = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
+    rows: list[tuple[str, ...]] = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
     rows += [(*_choices(one), *_figures(one)) for one in recipes]
-    page.table(rows, (4, 5, 6, 7), header=True, indent=2)
+    right = (4, 5, 6, 7)
+    if any(one.report.plan.sharding != base.plan.sharding for one in recipes):
+        split = ["sharding", *(one.report.plan.sharding for one in recipes)]
+        rows = [(*row[:1], word, *row[1:]) for row, word in zip(rows, split, strict=True)]
+        right = (5, 6, 7, 8)
+    page.table(rows, right, header=True, indent=2)
     page.blank()
     assumptions(page, base.assumptions)
     page.blank()

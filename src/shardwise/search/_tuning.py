@@ -42,9 +42,9 @@ def changed(report: TrainReport, changes: dict[str, Any]) -> TrainReport | None:
 
 
 def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
-    """Yield what a job with adapters may change: the format of frozen weights, recomputation, loss, offload.
+    """Yield what a job with adapters may change: the format of frozen weights, recomputation, loss, offload, sharding.
 
-    What the job states itself stays.
+    What the job states itself stays. Replicas may shard their weights.
     """
     job, has = report.job, report.case.stack.settings.loss
     bases = [job.base] if job.base else ["", "nf4"]
@@ -52,8 +52,12 @@ def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
     losses = [has] if has else ["", "fused-linear"]
     usual = report.case.stack.usual_offload
     kept = [("none", ()), *([] if usual else [("full", ())]), ("full", usual or ("activations",))]
-    for base, width, kernel, (recompute, offload) in product(bases, widths, losses, kept):
-        yield {"base": base, "adapter_precision": width, "recompute": recompute, "loss": kernel, "offload": offload}
+    shards: list[dict[str, Any]] = [{}]
+    if report.plan.dp > 1 and not report.plan.sharding_rules.weights:
+        shards.append({"sharding": report.case.stack.runs.word("fsdp")})
+    for base, width, kernel, (recompute, offload), shard in product(bases, widths, losses, kept, shards):
+        one = {"base": base, "adapter_precision": width, "recompute": recompute, "loss": kernel, "offload": offload}
+        yield one | shard
 
 
 def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:

@@ -122,6 +122,8 @@ def singles(report: AnsweredPlan) -> Iterator[Changes]:
     yield {"precision": "bf16-pure"}
     for words in (("activations",), ("optimizer",), ("optimizer", "gradients")):
         yield {"offload": tuple(dict.fromkeys((*offload, *words)))}
+    if plan.dp > 1 and not plan.sharding_rules.weights:
+        yield {"sharding": report.case.stack.runs.word("fsdp")}
     yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
     yield from _adapters(job, report.case.model.has_experts)
 
