@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal
 
 import pytest
 
 from ops.helpers import layout
 from shardwise.ledger.op import Op
-from shardwise.models import Attention, Block, Mixer, load_model
+from shardwise.models import Attention, Block, Mixer, MoE, load_model
 from shardwise.ops.block import block_ops
+from shardwise.ops.count import whole_layout
+from shardwise.ops.experts import busiest_rank, distinct_experts, experts_of
 from shardwise.ops.head import embedding, head
 from shardwise.ops.layout import Layout
 
@@ -133,3 +138,35 @@ def test_prefill_in_two_pieces_has_the_flops_of_one(name: str) -> None:
         return float(sum(op.flops for b in model.kinds for op in block_ops(y, b, model.hidden)))
 
     assert flops(600, 0) + flops(400, 600) == pytest.approx(flops(1000, 0), rel=1e-12)
+
+
+@pytest.mark.parametrize(("experts", "top_k", "ep"), [(256, 8, 8), (384, 8, 4), (128, 4, 4), (128, 8, 2)])
+@pytest.mark.parametrize("tokens", [4, 16, 64])
+def test_the_busiest_rank_has_what_drawn_tokens_give_it(experts: int, top_k: int, ep: int, tokens: int) -> None:
+    """Experts with tokens, and rows, of the rank that has most of them: the mean of four hundred steps drawn."""
+    random, local = Random(f"{experts} {top_k} {ep} {tokens}"), experts // ep
+    hits = rows = 0
+    for _ in range(400):
+        drawn = [one for _ in range(tokens) for one in random.sample(range(experts), top_k)]
+        hits += max(Counter(one // local for one in set(drawn)).values())
+        rows += max(Counter(one // local for one in drawn).values())
+    more_hits, more_rows = busiest_rank(ep, experts, top_k, tokens)
+    assert min(distinct_experts(local, experts, top_k, tokens) + more_hits, local) == pytest.approx(
+        hits / 400, rel=0.04
+    )
+    assert tokens * top_k / ep + more_rows == pytest.approx(rows / 400, rel=0.04)
+
+
+def test_a_served_step_waits_for_the_busiest_rank_and_a_training_step_for_the_mean() -> None:
+    """One rank has all experts; of eight, eight tokens meet half as many again on one, many all of each."""
+    moe = load_model("deepseek-v3").layers[-1].feed_forward
+    assert isinstance(moe, MoE)
+
+    def hit(phase: Literal["train", "decode"], tokens: int, ep: int) -> float:
+        y = whole_layout(1, tokens)
+        changed = replace(y, work=replace(y.work, phase=phase), degrees=replace(y.degrees, ep=ep))
+        return float(experts_of(changed, moe, 7168).hit)
+
+    assert hit("decode", 16, 1) == hit("train", 16, 1)
+    assert 1.4 < hit("decode", 1, 8) / hit("train", 1, 8) < 1.6
+    assert hit("decode", 4096, 8) == pytest.approx(256 / 8)
