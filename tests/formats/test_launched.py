@@ -62,6 +62,11 @@ LINES = {
         "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_num_tokens 8192",
         {"tp": 2, "max_batched_tokens": 8192, "engine": "tensorrt-llm"}, 2,
     ),
+    "TensorRT-LLM's kernels of experts": (
+        "cat > own.yml <<EOF\nmoe_config:\n  backend: TRTLLM\nEOF\n"
+        "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --extra_llm_api_options own.yml",
+        {"tp": 8, "ep": 8, "engine": "tensorrt-llm-generated"}, 8,
+    ),
     "slots share a context": (
         "./llama-server -m Llama-3.1-8B-Q4_K_M.gguf -c 32768 -np 4 -ts 1,1 -ctk q8_0 -ctv q8_0 -ngl 99",
         {"pp": 2, "max_context": 8192, "max_sequences": 4, "weights": "q4_k_m", "kv_cache": "int8", "gpu_layers": 99},

@@ -24,6 +24,7 @@ from shardwise.serving import InferReport
 from shardwise.shell import left_open
 
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
+_GENERATED = "TRTLLM"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
 
@@ -64,6 +65,8 @@ def tree_of(one: Deployment) -> dict[str, Any]:
         "kv_cache_config": _cache(one, words),
         "cuda_graph_config": {"max_batch_size": one.sequences, "enable_padding": True},
     }
+    if one.report.case.engine.operators.experts_as:
+        tree["moe_config"] = {"backend": _GENERATED}
     if one.step_tokens < one.report.case.new_input_tokens:
         tree["enable_chunked_prefill"] = True
     if one.wide and one.wide != "bf16":
@@ -145,6 +148,11 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
 
 
+def _engine(line: LaunchLine) -> str:
+    """Return the engine by the kernels of experts that the options ask for."""
+    return "tensorrt-llm-generated" if line.word("moe_config.backend").upper() == _GENERATED else "tensorrt-llm"
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `trtllm-serve`; its YAML wins over its flags.
 
@@ -161,7 +169,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         line.problems.add("--cp-size", split, rule, "leave it out")
     alone = line.flag("enable_attention_dp")
     values: dict[str, Any] = {
-        "model": model, "engine": "tensorrt-llm", "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
+        "model": model, "engine": _engine(line), "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
         "kv_cache": line.named("kv_cache_config.dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
         "max_sequences": line.whole("--max-batch-size"),

@@ -140,7 +140,8 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
         if re.fullmatch(row["engine"], engine) and re.fullmatch(row["device"], device.name):
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     unstated = not version and record.text("serving_mode") in FIXED
-    conditions = {"device": device.name, "vendor": device.vendor, "sampler": record.notes.get("sampler", "")}
+    conditions = {"device": device.name, "vendor": device.vendor}
+    conditions |= {name: record.notes.get(name, "") for name in ("sampler", "experts")}
     for row in table["release"]:
         if row["engine"] == engine and _holds(row, conditions, release(version), unstated):
             if "says" in row:

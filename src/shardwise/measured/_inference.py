@@ -83,13 +83,21 @@ class InferenceRows:
 
         def ask() -> tuple[ServeReport, tuple[str, ...]]:
             base, assumed = self.predict(Record({**row, **cells}), context)
-            prefill = _prefill_plan(record, base.case.model) if row is not record.row else None
+            prefill = self._prompts(record, context, base) if row is not record.row else None
             requests = context.requests(record.notes.get("per_request", ""))
             return report_of(record, base, prefill, requests), (*assumed, *record.assumed)
 
         report, assumed = self._runs.of(key, ask)
         own = Record(record.row)
         return replace(predicted(own, report), assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
+
+    def _prompts(self, record: Record, context: Context, base: InferReport) -> tuple[Plan, str]:
+        """Return the plan and the engine of the workers that compute prompts; notes may say their experts apart."""
+        notes = record.text("notes")
+        if "prefill_experts" in record.notes:
+            notes += f"; experts={record.notes['prefill_experts']}"
+        engine = engine_of(context.engines, record.with_cells({"notes": notes}), base.case.cluster.device)
+        return _prefill_plan(record, base.case.model), engine
 
     def completed(self, record: Record, context: Context) -> Record:
         """Return a row with what is known of it beside its cells."""

@@ -167,9 +167,16 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
 
 
 def report_of(
-    record: Record, base: InferReport, prefill: Plan | None, requests: Sequence[tuple[float, int, int]] = ()
+    record: Record,
+    base: InferReport,
+    prompts: tuple[Plan, str] | None,
+    requests: Sequence[tuple[float, int, int]] = (),
 ) -> ServeReport:
-    """Return the simulated run of a row on the deployment that the row states, with a pool for prompts or none."""
+    """Return the simulated run of a row on the deployment that the row states.
+
+    `prompts` are the plan and the engine of a pool for prompts, if it has one.
+    """
+    prefill, engine = prompts or (None, "")
     case, device = base.case, base.case.cluster.device
     limits = limits_of(case.engine.name, device)
     job = Serving(
@@ -181,7 +188,7 @@ def report_of(
     if balances:
         record.rule_value("balanced_prompts")
     options = LoadOptions(
-        serving=ServingOptions(engine=case.engine), prefill=prefill,
+        serving=ServingOptions(engine=case.engine), prefill=prefill, prefill_engine=engine,
         async_scheduling=True if record.noted("async_scheduling") else None,
         batch_wait=(int(record.noted("batch_wait_steps")), min(record.noted("batch_wait_share"), 1.0)),
         balance_steps=_BALANCE if balances else None,

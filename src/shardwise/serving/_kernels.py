@@ -169,7 +169,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     """
     families = constants().families
     table = families[family].experts or families["ada"].experts
-    experts = table.get(engine.kernels, table["vllm"])
+    experts = table.get(engine.operators.experts_as or engine.kernels, table["vllm"])
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
     kind, wide = _wide_row(experts, products, family, engine.kernels)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwise.plans import Limit, Plan
 from shardwise.records import dataclass
+from shardwise.serving._engine import Engine
 from shardwise.serving._report import ServingOptions
 from shardwise.serving.load._autoscale import Autoscale
 from shardwise.serving.load._fleet import Router
@@ -17,6 +18,8 @@ class LoadOptions:
     router: Router = "round-robin"
     prefill: Plan | None = None
     """The pool that computes prompts and sends their cache to that of the plan; None: one pool does both."""
+    prefill_engine: Engine | str = ""
+    """The engine of that pool, or its name; empty: that of the other."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: as the engine's present release does."""
     balance_steps: int | None = None

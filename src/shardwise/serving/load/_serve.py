@@ -159,8 +159,11 @@ def prefill_plan(plan: Plan, workers: int, tp: int = 0, pp: int = 0, ep: int = 0
 
 def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: LoadOptions) -> InferReport:
     """Return the pool that computes prompts; its problems are those of fields of its own."""
+    serving = options.serving
+    if options.prefill_engine:
+        serving = replace(serving, engine=options.prefill_engine)
     try:
-        return infer(model, cluster, plan, job, options.serving)
+        return infer(model, cluster, plan, job, serving)
     except InputError as error:
         named = {
             "tp": "prefill_tp",
