@@ -37,6 +37,7 @@ def rows(tmp_path: Path, *lines: str) -> Path:
         ("output_tokens_per_second|500|token/s||5|num_requests=400", 400, 600),
         ("request_latency|1.2|s|16||num_requests=200", 0.7, 1.6),
         ("total_tokens_per_second|20000|token/s||inf|num_requests=400", 12_000, 40_000),
+        ("kv_cache_tokens|420000|token||5|num_requests=200", 380_000, 460_000),
     ],
 )
 def test_every_metric_of_a_run_is_predicted(line: str, low: float, high: float, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_client_that_may_not_send_more_is_a_closed_loop(tmp_path: Path) -> Non
 
 def test_what_a_run_does_not_say_is_refused(tmp_path: Path) -> None:
     """Neither a rate nor a number in flight, or a quantity that is not of a run under load: the reason is said."""
-    path = rows(tmp_path, "ttft|0.04|s|||x=1", "kv_cache_bytes_per_gpu|1e9|bytes||5|x=1")
+    path = rows(tmp_path, "ttft|0.04|s|||x=1", "peak_activation_bytes|1e9|bytes||5|x=1")
     tree = run("validate", str(path), "--json").tree
     assert tree["rows"]["predicted"] == 0
     said = json.dumps(tree["refused"])

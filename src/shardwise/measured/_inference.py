@@ -38,6 +38,7 @@ _REFUSED = {
     "disaggregated": "neither a rate nor a number of requests in flight is stated",
 }
 _MODES = ("static", "single_stream", "offline_throughput", "memory_log")
+_OF_CACHE = ("kv_cache_tokens", "kv_cache_bytes_per_gpu")
 _ANY_DEVICE = "h100-sxm-80gb"
 
 
@@ -76,7 +77,9 @@ class InferenceRows:
 
     def _loaded(self, record: Record, context: Context) -> Prediction:
         """Return the predicted value of a row of a run under load."""
-        metric_of(record)
+        of_cache = record.text("metric") in _OF_CACHE
+        if not of_cache:
+            metric_of(record)
         row = _decode_worker(record) if record.text("serving_mode") == "disaggregated" else record.row
         cells = {"concurrency": record.text("concurrency") or "1", "prefix_tokens": "", "request_rate": ""}
         key = (*(record.text(name) for name in SETTINGS), record.text("request_rate"))
@@ -89,7 +92,22 @@ class InferenceRows:
 
         report, assumed = self._runs.of(key, ask)
         own = Record(record.row)
-        return replace(predicted(own, report), assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
+        found = self._of_cache(own, report.base) if of_cache else predicted(own, report)
+        return replace(found, assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
+
+    @staticmethod
+    def _of_cache(own: Record, base: InferReport) -> Prediction:
+        """Return what the cache of a server under load holds: what its largest step leaves of the memory."""
+        value = value_of(own, base)
+        return Prediction(
+            value=value,
+            interval=interval_of(own, base, value),
+            assumed=(),
+            fits=base.fits,
+            conditions=base.conditions,
+            cache_share=base.cache_share,
+            case=base.case,
+        )
 
     def _prompts(self, record: Record, context: Context, base: InferReport) -> tuple[Plan, str]:
         """Return the plan and the engine of the workers that compute prompts; notes may say their experts apart."""

@@ -59,7 +59,7 @@ def busiest_rank(ep: X, experts: int, top_k: int, tokens: X) -> tuple[X, X]:
         return 0 * tokens, 0 * tokens
     missed = raised(1 - top_k / experts, tokens)
     both = raised((experts - top_k) * (experts - top_k - 1) / (experts * (experts - 1)), tokens)
-    hits = maximum(missed * (1 - missed) - both + missed * missed, 0.0) * divide(cast(X, experts), ep)
+    hits = maximum(missed - both, 0.0) * divide(cast(X, experts), ep)
     rows = tokens * top_k / ep * (experts - top_k) / (experts - 1)
     most = largest_of_normals(ep)
     return most * power(hits, 0.5), most * power(rows, 0.5)
