@@ -113,10 +113,12 @@ def residuals(table: Table, constants: dict[str, Any]) -> list[tuple[str, str, s
 SYSTEMS = {"perlmutter_a100_slingshot": ("a100-sxm-40gb", 4, 4, "200Gb/s")}
 ACROSS = {
     "measured_efficiency": 0.7, "low_efficiency": 0.2, "start_seconds": 3e-5, "step_seconds": 4e-6,
-    "long_step_seconds": 2e-5, "lone_share": 0.85,
+    "long_step_seconds": 3e-5, "lone_share": 0.85, "inner_low_share": 0.3,
 }  # fmt: skip
 # NCCL has trees for all-reduce alone (src/graph/tuning.cc).
-_LEVEL = {"tree_step_seconds": 1.2e-5, "tree_chunk_bytes": 3.5e5, "tree_chunk_efficiency": 0.4}
+_LEVEL = {
+    "tree_step_seconds": 1.2e-5, "tree_chunk_bytes": 3.5e5, "tree_chunk_efficiency": 0.4, "tree_long_ratio": 1.2,
+}  # fmt: skip
 TREE: dict[str, dict[str, float]] = {"all_reduce": _LEVEL}
 CROSSING: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -158,7 +160,7 @@ def calibrate_across(table: Table, fast: dict[str, Any]) -> dict[str, Any]:
             def cost(p: dict[str, float]) -> float:
                 return loss(across(part, verb, p, fast[verb]), part["time_seconds"])
 
-            shares = dict.fromkeys(("measured_efficiency", "low_efficiency", "lone_share"), 1.0)
+            shares = dict.fromkeys(("measured_efficiency", "low_efficiency", "lone_share", "inner_low_share"), 1.0)
             return fit(cost, ACROSS | TREE.get(verb, {}), shares, 800 if verb in TREE else 400)
 
         half, row = search(where(rows, ~mask)), search(rows)

@@ -20,14 +20,12 @@ from shardwise.ledger.op import Verb
 from shardwise.ledger.traced import leaf, named
 from shardwise.records import dataclass, replace
 
+RINGS: tuple[Verb, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """NCCL's double binary tree of an all-reduce between nodes: latency grows with the logarithm of the nodes.
-
-    A level in the protocol with short steps receives `chunk_bytes` before it passes them on; one at full rate takes two
-    hops of the ring (NCCL src/graph/tuning.cc, ncclHwLat: 28 us over 14 us), at 0.92 of its rate (the same file).
-    """
+    """NCCL's double binary tree of an all-reduce between nodes: latency grows with the logarithm of the nodes."""
 
     step_seconds: float
     chunk_bytes: float
@@ -58,6 +56,8 @@ class CollectiveRates(Generic[X]):
     """What a step of the other protocol takes more."""
     inner_step_share: float = 0.0
     """What a hop inside a node takes more in that protocol, over what one between nodes does."""
+    inner_low_share: float = 0.0
+    """What bytes take on a hop inside a node in the protocol with short steps, over one between nodes."""
     lone_share: float = 1.0
     """Share of the full rate that an adapter reaches where one rank of its node sends."""
     tree: Tree | None = None
@@ -101,7 +101,7 @@ def collective_rates_of(
 ) -> CollectiveRates[Any]:
     """Return what a collective achieves on a tier, as named numbers.
 
-    `extra_hop_seconds` is what a hop of this tier takes more than a hop of the link that was measured.
+    `extra_hop_seconds` is what a hop takes more than one of the link that was measured.
     """
     fraction = imposed.fast_link if fast else imposed.slow_link
     rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
@@ -126,6 +126,7 @@ def collective_rates_of(
         low_bytes_per_second=0.0 if plain else row.low_efficiency * tier.bytes_per_second,
         long_step_seconds=scale * row.long_step_seconds,
         inner_step_share=row.inner_step_share,
+        inner_low_share=0.0 if plain else row.inner_low_share,
         lone_share=1.0 if plain else row.lone_share,
         tree=None if plain or not row.tree_step_seconds else tree,
     )
@@ -138,11 +139,11 @@ def measured_on(row: CollectiveFit, tier: Tier) -> CollectiveFit:
     >>> tier = Cluster.parse("16xa100-sxm-80gb").tiers[-1]
     >>> row = constants().network["all_reduce"]
     >>> measured_on(row, tier).efficiency, round(measured_on(row, replace(tier, name="slingshot-11")).efficiency, 2)
-    (0.85, 0.7)
+    (0.85, 0.68)
     """
     if row.measured_on == tier.name:
         return replace(row, efficiency=row.measured_efficiency)
-    return replace(row, lone_share=1.0, inner_step_share=0.0)
+    return replace(row, lone_share=1.0, inner_step_share=0.0, inner_low_share=0.0)
 
 
 def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[Any]:
@@ -181,17 +182,20 @@ def with_peers(network: Network[X]) -> Network[X]:
     return replace(network, links=tuple(map(joined, network.links)))
 
 
-def _wire(wire: CollectiveRates[X], volume: X, hops: tuple[X, X], ranks: tuple[X, X]) -> X:
+def _wire(wire: CollectiveRates[X], verb: Verb, volume: X, hops: tuple[X, X], ranks: tuple[X, X]) -> X:
     """Return seconds for a volume on one device's link; `hops` are over faster links and over it, `ranks` in a domain.
 
-    Over a network NCCL takes the faster of a protocol with short steps and one with full rate, whose steps are longer
-    inside the nodes too. Elsewhere mid sizes pay for that change by X/b * (1 + sqrt(s0/x)).
+    Over a network NCCL takes the faster of a protocol with short steps, whose bytes hold up hops inside nodes too, and
+    one with full rate, in whose rings the longer of bytes and steps hides most of the other. Elsewhere mid sizes pay
+    for the change of protocol by X/b * (1 + sqrt(s0/x)).
     """
     (inner, between), (below, at) = hops, ranks
     if not is_plain(wire.low_bytes_per_second, 0):
         long_hops = between + wire.inner_step_share * inner
-        full = volume / wire.full_rate(below) + long_hops * wire.long_step_seconds
-        return minimum(volume / wire.low_bytes_per_second, full)
+        moved, stepped = volume / wire.full_rate(below), long_hops * wire.long_step_seconds
+        full = power(moved * moved + stepped * stepped, 0.5) if verb in RINGS else moved + stepped
+        low = volume / wire.low_bytes_per_second
+        return minimum(low * (1 + wire.inner_low_share * (below - 1)), full)
     if wire.peers:
         volume = volume * unlinked(wire, at)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
@@ -213,9 +217,8 @@ def _tree_seconds(wire: CollectiveRates[X], tree: Tree, size: X, below: X, level
     """Return seconds of an all-reduce of `size` bytes, up and down `levels` levels of a double binary tree.
 
     NCCL takes the faster of its two protocols (src/graph/tuning.cc, ncclTopoGetAlgoTime). The one with short steps is
-    that of small messages, which take few channels: the `below` devices of a node do not share them among their links
-    (1 MiB over 32 nodes takes 585, 531 and 522 us with 1, 2 and 4 devices a node on Slingshot). A level passes a chunk
-    on when it has all of it (src/device/all_reduce.h, runTreeUpDown).
+    that of small messages, which take few channels: the `below` devices of a node do not share them among their links.
+    A level passes a chunk on when it has all of it (src/device/all_reduce.h, runTreeUpDown).
     """
     chunk = minimum(size, tree.chunk_bytes)
     low = levels * (tree.step_seconds + chunk / tree.chunk_bytes_per_second)
@@ -306,11 +309,10 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
         volume = _tier_volume(net, link, verb, size, (n, below), fanout)
         rounds = 2.0 if verb == "all_reduce" else 1.0
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
-        ring, latency = _wire(wire, volume, (inner, hops), (below, at)), hops * wire.step_seconds
+        ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
         if wire.tree is not None:
-            # The faster algorithm; a tree's seconds count as those of its wire, latency included. Inside each domain
-            # its ranks are a chain, passed up and down once, where a ring passes all ranks of all domains (NCCL
-            # src/graph/tuning.cc: a tree takes 2 ((ranks / nodes - 1) within + log2(nodes) between)).
+            # The faster algorithm; a tree's seconds count as those of its wire. Inside each domain its ranks are a
+            # chain, passed twice (NCCL src/graph/tuning.cc: 2 ((ranks / nodes - 1) within + log2(nodes) between)).
             tree = _tree_seconds(wire, wire.tree, size, below, rounds * log2(at / below))
             quicker = ring + latency + steps - tree - chains
             ring, latency = above(quicker, 0, tree, ring), above(quicker, 0, 0 * latency, latency)

@@ -167,6 +167,7 @@ class CollectiveFit:
     low_efficiency: float = 0.0
     long_step_seconds: float = 0.0
     inner_step_share: float = 0.0
+    inner_low_share: float = 0.0
     measured_efficiency: float = 0.0
     measured_on: str = ""
     lone_share: float = 1.0
