@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardwise.cost import (
+    Copies,
     Efficiencies,
     Network,
     collective_seconds,
@@ -248,3 +249,39 @@ def test_a_tree_over_a_tree_pays_no_chain_of_nodes() -> None:
     for size in (8.0, 2.0**20, 2.0**26):
         two = collective_seconds(links, "all_reduce", size, (8, 4096))
         assert collective_seconds(split, "all_reduce", size, (8, 64, 4096)) <= two
+
+
+@pytest.mark.parametrize(
+    ("ranks", "narrow", "wide", "back"),
+    [
+        (8, 713.98e9, 764.03e9, 737.13e9),
+        (16, 650.48e9, 706.95e9, 666.26e9),
+        (24, 577.96e9, 665.97e9, 639.80e9),
+        (32, 538.86e9, 642.23e9, 605.15e9),
+        (36, 489.27e9, 632.31e9, 596.99e9),
+    ],
+)
+def test_kernels_that_send_a_token_once_take_what_was_measured(
+    ranks: int, narrow: float, wide: float, back: float
+) -> None:
+    """DeepEP's table of HybridEP, GB200 with 32 SMs: 4096 tokens of 7168 values, 8 choices, 8 experts a rank."""
+    link = network_of(Cluster.parse("72xgb200"), Efficiencies()).links[0]
+    kernel = replace(link.wire("all_to_all"), start_seconds=0.0, step_seconds=0.0)
+    links = Network(links=(replace(link, collectives={"all_to_all": kernel}),))
+    sent = ranks * (1 - (1 - 1 / ranks) ** 8) * 4096
+    # 8 bits have a scale for every 128 values; the weights of all experts go with a copy.
+    for value_bytes, measured in ((1, narrow), (2, wide), (2, back)):
+        scales = 4 / 128 * (value_bytes == 1)
+        copy = 7168 * (value_bytes + scales)
+        one = Copies(fanout=8, copy_bytes=copy, beside_bytes=4.0 * 8 * ranks)
+        seconds = collective_seconds(links, "all_to_all", 4096 * 8 * copy, (ranks,), one)
+        assert sent * copy / seconds == pytest.approx(measured, rel=0.06)
+
+
+def test_only_devices_whose_kernels_were_measured_send_copies_by_them() -> None:
+    """More experts in a domain lengthen an exchange of Blackwell, whose kernels carry their weights, not of Hopper."""
+    few, many = (Copies(fanout=8, copy_bytes=2048.0, beside_bytes=4.0 * e) for e in (64, 512))
+    for device, longer in (("gb200", True), ("h100-sxm-80gb", False)):
+        links = network_of(Cluster.parse(f"8x{device}"), Efficiencies())
+        one, other = (collective_seconds(links, "all_to_all", 1e8, (8,) * len(links.links), c) for c in (few, many))
+        assert (other > one) is longer

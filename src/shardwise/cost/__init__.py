@@ -18,6 +18,7 @@ from shardwise.cost._bands import (
     tie_factor,
     typical_slack,
 )
+from shardwise.cost._copies import Copies, exchanged_bytes, leaving_share
 from shardwise.cost._kernels import (
     PARTS,
     PARTS_IN_SECONDS,
@@ -47,9 +48,7 @@ from shardwise.cost._network import (
     NetworkLink,
     collective_rates_of,
     collective_seconds,
-    exchanged_bytes,
     host_of,
-    leaving_share,
     network_of,
     reduce_of,
     reduce_seconds,

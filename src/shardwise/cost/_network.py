@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic
 
+from shardwise.cost._copies import Copies, copied_seconds, leaving_share
 from shardwise.cost._rates import Efficiencies
 from shardwise.cost._records import CollectiveFit, ReduceFit
 from shardwise.cost._tables import constants, family_of
@@ -62,6 +63,10 @@ class CollectiveRates(Generic[X]):
     """Share of the full rate that an adapter reaches where one rank of its node sends."""
     tree: Tree | None = None
     """NCCL's double binary tree, where it may be quicker than the ring."""
+    copied_bytes_per_second: float = 0.0
+    """Rate of kernels that send a token once to each rank that has one of its experts (0: not measured)."""
+    copied_rank_seconds: float = 0.0
+    """What a copy takes in them for each rank of a domain."""
 
     def full_rate(self, below: X) -> X:
         """Return the full rate of an adapter of a node with so many ranks of the group."""
@@ -129,6 +134,8 @@ def collective_rates_of(
         inner_low_share=0.0 if plain else row.inner_low_share,
         lone_share=1.0 if plain else row.lone_share,
         tree=None if plain or not row.tree_step_seconds else tree,
+        copied_bytes_per_second=0.0 if plain else row.copied_efficiency * tier.bytes_per_second,
+        copied_rank_seconds=row.copied_rank_seconds,
     )
 
 
@@ -247,22 +254,6 @@ def _volume(verb: Verb, n: X, size: X) -> X:
     return size if verb in ("broadcast", "reduce") else sent_bytes(verb, n, size)
 
 
-def leaving_share(n: X, below: X, fanout: int) -> X:
-    """Return the share of an all-to-all's bytes that leaves a domain of `below` of its n ranks.
-
-    Without a fanout every copy travels: (n - below) / n. A token with k copies over d domains of equal chance reaches
-    d * (1 - (1 - 1/d)^k) of them, and is sent once to each but its own.
-
-    >>> leaving_share(64, 8, 0), round(leaving_share(64, 8, 8), 3)
-    (0.875, 0.574)
-    """
-    if not fanout:
-        return (n - below) / n
-    domains = n / below
-    reached = domains * (1 - power(1 - 1 / domains, fanout))
-    return reached * (1 - 1 / domains) / fanout
-
-
 def _tier_volume(net: Network[X], link: NetworkLink[X], verb: Verb, size: X, ranks: tuple[X, X], fanout: int) -> X:
     """Return the bytes that a collective of n ranks, `below` of them in a domain, moves over one tier's link."""
     n, below = ranks
@@ -280,27 +271,16 @@ def _tier_volume(net: Network[X], link: NetworkLink[X], verb: Verb, size: X, ran
     return volume + own * (size / n) if own else volume
 
 
-def exchanged_bytes(group: tuple[X, ...], size: X, fanout: int) -> X:
-    """Return the bytes that each rank of a group sends in an all-to-all of `size` bytes a rank.
-
-    Copies for one domain of the fastest tier that travel once are handed on inside it; without such a domain they are
-    not made.
-
-    >>> exchanged_bytes((8, 64), 64.0, 8), exchanged_bytes((1, 2), 2.0, 2)
-    (63.0, 0.75)
-    """
-    n = group[-1]
-    return above(group[0], 1, sent_bytes("all_to_all", n, size), leaving_share(n, 0 * n + 1, fanout) * size)
-
-
-def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...], fanout: int = 0) -> X:
+def collective_seconds(
+    net: Network[X], verb: Verb, size: X, group: tuple[X, ...], copies: Copies[X] | None = None
+) -> X:
     """Return seconds of one collective of `size` bytes (the gathered tensor; for `send` one message).
 
     `group` is how many ranks of the group sit in one domain of each tier, the last the whole group. A group of one is
     free. In-network reduction (NVLS, SHARP) inside the fastest tier sends 1 + 1/n of the tensor instead of 2 (n - 1)
-    / n.
+    / n. `copies` are those of an exchange that sends a token once to each domain.
     """
-    n = group[-1]
+    n, fanout = group[-1], copies.fanout if copies else 0
     wires: list[X] = []
     steps, chains, inner = 0 * n, 0 * n, 0 * n
     below = 0 * n + 1
@@ -310,6 +290,8 @@ def collective_seconds(net: Network[X], verb: Verb, size: X, group: tuple[X, ...
         rounds = 2.0 if verb == "all_reduce" else 1.0
         hops = minimum(crosses, 1) if verb == "send" else rounds * (n / below - n / at)
         ring, latency = _wire(wire, verb, volume, (inner, hops), (below, at)), hops * wire.step_seconds
+        if copies and fanout > 1 and wire.copied_bytes_per_second and link is net.links[0]:
+            ring = copied_seconds(size, copies, (n, at), (wire.copied_bytes_per_second, wire.copied_rank_seconds))
         if wire.tree is not None:
             # The faster algorithm; a tree's seconds count as those of its wire. Inside each domain its ranks are a
             # chain, passed twice (NCCL src/graph/tuning.cc: 2 ((ranks / nodes - 1) within + log2(nodes) between)).

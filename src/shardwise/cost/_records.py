@@ -176,6 +176,8 @@ class CollectiveFit:
     tree_rate_share: float = 1.0
     tree_chunk_bytes: float = 0.0
     tree_chunk_efficiency: float = 1.0
+    copied_efficiency: float = 0.0
+    copied_rank_seconds: float = 0.0
     source: str = ""
 
 

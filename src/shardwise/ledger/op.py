@@ -89,8 +89,8 @@ class Collective(Generic[X]):
     step behind each block of attention, "panels" is pipelined behind panels of a GEMM, "copied" too but by copy
     engines, "exposed" waits. `count` repeats the message; of a ring, `blocks` are the blocks of attention of which one
     covers it, `count` and one more where it is None. `fanout` is set where copies of a token for one domain travel
-    to it once: how many a token has. `shape` is that of the tensor, rows first. In backward it is sent for the gradient
-    that it is `read_for`.
+    to it once: how many a token has, each of `copy_bytes`, with which `beside_bytes` go where a domain has all experts.
+    `shape` is that of the tensor, rows first. In backward it is sent for the gradient that it is `read_for`.
     """
 
     axis: GroupAxis
@@ -101,6 +101,8 @@ class Collective(Generic[X]):
     blocks: X | None = None
     tensor: str = ""
     fanout: int = 0
+    copy_bytes: X | float = 0
+    beside_bytes: X | float = 0
     shape: tuple[X | float, ...] = ()
     read_for: Gradient = "either"
 

@@ -280,8 +280,9 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     arrived = size * y.degrees.etp
     fanout = 0 if y.stack.dispatch == "all-to-all" else m.top_k
     hop: Collective[X] = Collective(
-        axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, shape=(rows, e.D)
-    )
+        axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, copy_bytes=y.a * e.D,
+        shape=(rows, e.D),
+    )  # fmt: skip
     if y.stack.dispatch == "in-turn":
         # The experts of a token are neighbours, which one copy reaches.
         hop = replace(hop, size_bytes=divide(size, fanout), fanout=1, shape=(divide(rows, fanout), e.D))
@@ -294,8 +295,10 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
     # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = (passes * size, passes * size)
-    dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(hop, gather), backward=(scatter, hop), saves=sent,
-                         kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
+    # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back.
+    there = replace(hop, beside_bytes=4 * m.experts)
+    dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(there, gather), backward=(scatter, there),
+                         saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
                         kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
     return dispatch, combine

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, Literal, TypeAlias
 
-from shardwise.cost import HostRates, Network, OverlapSlowdown, PassSeconds, Rates, collective_seconds
+from shardwise.cost import Copies, HostRates, Network, OverlapSlowdown, PassSeconds, Rates, collective_seconds
 from shardwise.ledger.number import X, is_plain, maximum, total
 from shardwise.ledger.op import Collective, Op
 from shardwise.ledger.traced import named
@@ -62,7 +62,10 @@ class CostModel(Generic[X]):
 
     def message(self, c: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
-        return collective_seconds(self.network, c.verb, c.size_bytes, self.group_shapes[c.axis], c.fanout)
+        copies: Copies[X] | None = None
+        if c.fanout:
+            copies = Copies(fanout=c.fanout, copy_bytes=c.copy_bytes, beside_bytes=c.beside_bytes)
+        return collective_seconds(self.network, c.verb, c.size_bytes, self.group_shapes[c.axis], copies)
 
 
 def pairing(stack: Stack, schedule: Schedule) -> Pairing:
