@@ -193,6 +193,20 @@ def test_a_verdict_takes_no_recompute_that_nobody_states(tmp_path: Path) -> None
 
 
 BRIDGE = {**TRAINING, "framework": "Megatron-Bridge 26.02", "sharding": "dist_opt", "recompute": "unknown"}
+
+
+def test_maxtext_runs_a_batch_at_once_unless_told(tmp_path: Path) -> None:
+    """A step without a stated micro-batch has one, though it does not fit: what is too much then goes to the host."""
+    row = {**TRAINING, "framework": "MaxText", "device": "tpu-v5p", "gpus_per_node": "", "recompute": "unknown"}
+    blank = only(tmp_path, {**row, "micro_batch": ""})
+    assert blank.predicted == only(tmp_path, {**row, "micro_batch": "8"}).predicted
+    assert any(one.startswith("micro_batch: the batch of a replica") for one in blank.assumed)
+    large = only(tmp_path, {**row, "micro_batch": "", "global_batch": "1024"})
+    assert any("goes to the host" in one for one in large.assumed)
+    other = only(tmp_path, {**row, "micro_batch": "", "framework": "torchtitan"})
+    assert not any("the batch of a replica" in one for one in other.assumed)
+
+
 MIXTURE = {**BRIDGE, "model": "qwen3-30b-a3b", "ep": "8", "device": "h100-sxm-80gb"}
 
 

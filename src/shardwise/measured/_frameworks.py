@@ -25,7 +25,8 @@ class Framework:
 
     An entry for a part of the runs of a framework asks for matching record with `where`. `mixture_sharding` is
     what FSDP is for models with experts, where it differs. `pipeline_batch` is what a stated micro-batch of a pipeline
-    is, `recompute_policy` that nobody prints how much selective recompute runs again.
+    is, `recompute_policy` that nobody prints how much selective recompute runs again, `whole_batch` that a step has one
+    micro-batch unless told.
     """
 
     pattern: str
@@ -37,6 +38,7 @@ class Framework:
     mixture_sharding: str = ""
     pipeline_batch: Literal["stated", "replica", "sequence"] = "stated"
     recompute_policy: bool = False
+    whole_batch: bool = False
 
     @property
     def known(self) -> bool:

@@ -203,6 +203,8 @@ def report_of(record: Record, question: TrainingQuestion) -> TrainReport:
     report = question.least(plan)
     if question.offloads and not report.fits:
         record.assume("activations over the device's memory go to the host beside compute, as in NVIDIA's recipes")
+    if question.framework.whole_batch and not report.fits and not record.says("micro_batch"):
+        record.assume("what the device does not hold of a whole batch goes to the host, as in the framework's recipes")
     return report
 
 

@@ -104,6 +104,9 @@ def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -
     source whose pipeline would have one micro-batch.
     """
     stated, batch = record.whole("micro_batch"), record.whole("global_batch")
+    if not stated and framework.whole_batch and pp == 1 and batch >= replicas and not batch % replicas:
+        record.assume("micro_batch: the batch of a replica, which the framework accumulates only where told")
+        return batch // replicas
     if not stated:
         record.rule_value("micro_batch")
         return 1 if pp > 1 or not batch else 0
