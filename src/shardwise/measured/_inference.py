@@ -92,8 +92,8 @@ class InferenceRows:
 
         report, assumed = self._runs.of(key, ask)
         own = Record(record.row)
-        found = self._of_cache(own, report.base) if of_cache else predicted(own, report)
-        return replace(found, assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
+        prediction = self._of_cache(own, report.base) if of_cache else predicted(own, report)
+        return replace(prediction, assumed=tuple(dict.fromkeys((*assumed, *own.assumed))))
 
     @staticmethod
     def _of_cache(own: Record, base: InferReport) -> Prediction:
