@@ -61,5 +61,5 @@ def copied_seconds(size: X, copies: Copies[X], ranks: tuple[X, X], rates: tuple[
     """
     n, at = ranks
     sent = n * (1 - power(1 - 1 / n, copies.fanout)) / copies.fanout * size
-    beside = copies.beside_bytes * at / n / copies.copy_bytes
-    return sent * (1 + beside) / rates[0] + sent / copies.copy_bytes * at * rates[1]
+    extra = copies.beside_bytes * at / n / copies.copy_bytes
+    return sent * (1 + extra) / rates[0] + sent / copies.copy_bytes * at * rates[1]
