@@ -13,8 +13,7 @@ Changes: TypeAlias = Mapping[str, Any]
 Pair: TypeAlias = tuple[float, float]
 PROMPT_PARTS = (
     "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "beyond_cache", "longest_tile",
-    "longest_tile_exponentials", "masked", "tokens", "swapped",
-)  # fmt: skip
+    "longest_tile_exponentials", "masked", "tokens", "swapped")  # fmt: skip
 """Parts of attention of a prompt, as `prompt_parts` returns them."""
 DECODE_PARTS = (
     "start", "cache", "edges", "products", "waves", "first_1k_tokens", "first_16k_tokens", "floor", "beyond_cache",

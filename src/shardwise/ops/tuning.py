@@ -97,9 +97,9 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
         # Of what stands before the blocks the embedding table trains, not that of positions.
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or t.copies:
-            held = stored(t, op, w)
-            apart = held - packed_bytes(t.base, w.elements) if t.scales_apart and quantised(t, op, w) else 0
-            weights.append(replace(w, trainable=False, stored_bytes=held, apart_bytes=apart))
+            stored_bytes = stored(t, op, w)
+            apart = stored_bytes - packed_bytes(t.base, w.elements) if t.scales_apart and quantised(t, op, w) else 0
+            weights.append(replace(w, trainable=False, stored_bytes=stored_bytes, apart_bytes=apart))
         if trained:
             # The copy is no second weight of the model.
             weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)

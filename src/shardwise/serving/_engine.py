@@ -344,9 +344,8 @@ def find_engine(word: str) -> Engine:
     >>> find_engine("vllm").memory.block_tokens, find_engine("trtllm").name
     (16, 'tensorrt-llm')
     """
-    table = engine_tables()["engines"]
-    name = known_name("engine", word, "engine", {name: row.get("also", ()) for name, row in table.items()})
-    row = table[name]
+    rows = engine_tables()["engines"]
+    row = rows[name := known_name("engine", word, "engine", {one: rows[one].get("also", ()) for one in rows})]
     groups = {
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
