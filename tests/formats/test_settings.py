@@ -161,6 +161,7 @@ SWIFT = "swift sft --model Qwen/Qwen3-8B --tuner_type lora --per_device_train_ba
         ("a.yaml", TUNED + "tasks: [mmlu]\nmax_seq_length: 4096\n", "torchtune's evaluation"),
         ("a.yaml", TUNED + "grpo_samples: 16\nforward_batch_size: 1\n", "GRPO"),
         ("a.yaml", "tasks:\n  - name: build\n    run: make\n", "has no setting of a system that is read"),
+        ("job.yaml", "kind: Service\n---\nkind: Job\nspec: {}\n", "is Kubernetes' Job around what it starts"),
         ("a.sh", SWIFT, "ms-swift"),
     ],
 )

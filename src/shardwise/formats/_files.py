@@ -39,6 +39,9 @@ def import_file(
         raise InputError([Problem("from", name, "starts a server, and this is asked of a training", remedy)])
     with bounded("from", name):
         text = read_text(name)
+        if name.endswith((".yaml", ".yml")) and (kind := _WRAPS.search(text)):
+            rule = f"is Kubernetes' {kind[1]} around what it starts, which is not looked into"
+            raise InputError([Problem("from", name, rule, "give the script or the settings that it starts")])
         case = pointed(text, name, around)
         if case is None:
             modules = (import_module(f"shardwise.formats.{system}") for system in ("peft", *SYSTEMS))
@@ -68,6 +71,8 @@ def _refuse_foreign(case: Imported, name: str, text: str, around: ImportContext)
     problems.raise_if_any()
 
 
+# Kinds of batch/v1, of Kubeflow's trainer, of Volcano and of KubeRay that run a program to its end.
+_WRAPS = re.compile(r"(?m)^kind:[ \t]*[\"']?(Job|JobSet|PyTorchJob|MPIJob|TrainJob|RayJob)\b")
 _CALLED = re.compile(r"\b(?:bash|sh) +([\w./-]+\.(?:sh|slurm))\b")
 _STARTS_ITSELF = re.compile(r"\.py\b|\bpython|torchrun|\bserve\b|-server\b|\btrain\b")
 
