@@ -35,6 +35,13 @@ LAUNCHED: tuple[tuple[str, dict[str, Any]], ...] = (
      "  'model.recompute_modules=[mla_up_proj, mlp]' 'model.pipeline_model_parallel_layout=Et|(tt|)*30mL'\n",
      {"model": "deepseek-v3", "num_devices": 1024, "dp": 64, "ep": 64, "etp": 2, "vpp": 4,
       "modules": ("mla_up_proj", "mlp"), "stage_layers": (1, *[2] * 30, 0)}),
+    # perf_recipes/llama/h100/llama3.py: half of the recipes of performance are of 8 or 4 bits by name, some of adapters
+    ("torchrun --nproc_per_node 8 run_recipe.py --recipe llama3_8b_pretrain_8gpu_h100_fp8cs_config -gb 128 -sl 8192\n",
+     {"model": "llama-3-8b", "precision": "fp8-grads16", "adapter": ""}),
+    ("torchrun --nproc_per_node 8 run_recipe.py --recipe llama3_70b_peft_8gpu_b200_nvfp4_config -gb 128 -sl 8192\n",
+     {"model": "llama-3-70b", "precision": "fp4-grads16", "adapter": "lora", "rank": 32}),
+    ("torchrun --nproc_per_node 8 run_recipe.py --recipe llama3_8b_pretrain_8gpu_h100_nvfp4_config -gb 8 -sl 8192 \\\n"
+     "  mixed_precision=bf16_mixed\n", {"precision": "bf16"}),
 )  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[s
     if built is None:
         keys.assumed.append("no model: " + ("no size of its vocabulary is said" if whole else "the recipe has it"))
     if keys.raw("recipe") or keys.raw("factory"):
-        keys.assumed.append("what the recipe itself sets: only what overrides it stands here")
+        keys.assumed.append("what the recipe itself sets: only what overrides it stands here, of degrees too")
     alltoall = r.word("moe_token_dispatcher_type") == "alltoall" and not r.has("moe_flex_dispatcher_backend")
     stack = _job.stack(r, "megatron-bridge" + "-alltoall" * bool(alltoall and r.whole("num_experts", 0)))
     targets = _trainer.adapted(keys, *_adapter(keys))
@@ -225,13 +225,18 @@ def _precision(keys: Keys) -> tuple[tuple[str, object], ...]:
             if known is None:
                 keys.fail(path, "is not a recipe of precision that is read", "use for example bf16_mixed")
             return tuple((known or {}).items())
-    return ()
+    named = re.search(r"gpu_[a-z0-9]+_([a-z0-9]+)", str(keys.raw("recipe") or ""))
+    word = table(_TABLE)["named"].get(named[1], "") if named else ""
+    if word:
+        keys.assumed.append(f"{word}, gradients reduced in 16 bits: of the recipe's name")
+    return (*table(_TABLE)["precisions"][word].items(), ("accumulate_allreduce_grads_in_fp32", False)) if word else ()
 
 
 def _adapter(keys: Keys) -> tuple[str, _trainer.AdapterKeys]:
     """Return the method of adapters, empty for none, and where its settings stand."""
     schemes = ("peft", "mode", "peft.peft_scheme", "model.peft.peft_scheme", "peft._target_")
     schemes_text = " ".join(keys.word(path) for path in schemes)
+    schemes_text += " lora" if re.search(r"_(peft|lora)_", keys.word("recipe")) else ""
     stated = any(path.startswith("peft.") and value is not None for path, value in keys.values.items())
     method = next((kind for kind in ("dora", "lora") if kind in schemes_text), "lora" if stated else "")
     return method, _OLD_ADAPTER if "model.peft.peft_scheme" in keys.values else _ADAPTER
