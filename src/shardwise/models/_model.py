@@ -215,8 +215,11 @@ def namesake(word: str) -> str | None:
 
     >>> namesake("NousResearch/Meta-Llama-3.1-8B"), namesake("D:\\data\\Qwen2.5-7B-Instruct"), namesake("me/mine")
     ('llama-3.1-8b', 'qwen2.5-7b', None)
+    >>> namesake("casperhansen/llama-3-70b-fp16")
+    'llama-3-70b'
     """
-    return find_model(re.split(r"[/\\]", word.rstrip("/\\"))[-1])
+    own = re.split(r"[/\\]", word.rstrip("/\\"))[-1]
+    return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))
 
 
 def _untuned(name: str) -> str:
