@@ -66,6 +66,13 @@ def test_the_solved_value_is_the_last_that_keeps_the_verdict(words: tuple[str, .
     assert run(*base, field, str(best + step)).status in (1, 2)
 
 
+def test_what_was_tried_around_an_answer_is_drawn(tmp_path: Path) -> None:
+    """A picture that is asked for is written."""
+    file = tmp_path / "solved.svg"
+    assert run(*INFER, "--solve", "memory", "--batch", "64", "--plot", str(file)).status == 0
+    assert "<svg" in file.read_text(encoding="utf-8")
+
+
 def test_the_command_of_a_solved_value_keeps_the_verdict() -> None:
     """What AGAIN says has the value with its unit, and ends with 0."""
     page = run(*INFER, "--solve", "memory", "--batch", "64").out

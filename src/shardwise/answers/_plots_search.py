@@ -153,9 +153,11 @@ def _front(axes: Axes, front: Sequence[TrainReport], best: Sequence[TrainReport]
 
 def plain_log(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    few = 0 < low < high < 8 * low  # of 1, 2 and 5 such an axis may have one or none
+    axis.set_major_locator(MaxNLocator(4) if few else LogLocator(10, subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

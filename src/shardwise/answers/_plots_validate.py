@@ -66,11 +66,12 @@ def _grouped(rows: Sequence[Comparison], field: str) -> dict[str, list[float]]:
 
 
 def _scatter(axes: Axes, rows: Sequence[Comparison]) -> None:
+    area = max(7.0, min(28.0, 2000 / max(len(rows), 1)))
     for name, (label, colour) in GROUPS.items():
         own = [row for row in rows if group_of(row.metric) == name and row.predicted]
         if own:
             place: list[Any] = [[row.measured for row in own], [row.predicted for row in own]]
-            look: dict[str, Any] = {"s": 7, "alpha": 0.7, "color": colour, "linewidths": 0, "rasterized": True}
+            look: dict[str, Any] = {"s": area, "alpha": 0.7, "color": colour, "linewidths": 0, "rasterized": True}
             axes.scatter(*place, label=f"{label} ({len(own):,})", **look)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -14,6 +14,7 @@ from shardwise.answers._converters import fail
 from shardwise.answers._flags import MANY
 from shardwise.answers._inputs import Inputs, read_values
 from shardwise.answers._page import Page, command_lines
+from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._questions import (
     Questions,
     VaryPoint,
@@ -30,6 +31,8 @@ from shardwise.errors import InputError, Problems
 from shardwise.records import replace
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from shardwise.hardware import Cluster
 
 # More of these never helps (laws of tests/laws: memory and seconds grow with them): the largest is found by bisection.
@@ -102,6 +105,7 @@ def solved(inputs: Inputs, width: int) -> Answer:
     field = str(inputs.values["solve"]).strip().removeprefix("--").replace("-", "_")
     questions = Questions(inputs)
     _checked(questions, field)
+    check_drawable(inputs)
     tried: dict[float, VaryPoint] = {}
 
     def at(value: float) -> bool:
@@ -150,7 +154,14 @@ def solved(inputs: Inputs, width: int) -> Answer:
             command_lines(made, "AGAIN", again(inputs, {"solve": None, **_typed(questions, field, best)}))
         return made
 
-    return Answer(0 if best is not None else 1, tree, page)
+    def draw() -> Figure:
+        from shardwise.answers._plots_search import vary_figure
+
+        near = _near(points, best, field)
+        said = [replace(point, values={field: _shown(field, float(str(point.values[field])))}) for point in near]
+        return vary_figure(said, (field,), kind_of(inputs))
+
+    return plotted(inputs, Answer(0 if best is not None else 1, tree, page), draw)
 
 
 def _endless(questions: Questions, field: str) -> InputError:
