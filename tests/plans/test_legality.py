@@ -245,3 +245,11 @@ def test_modules_are_those_that_a_block_has() -> None:
     assert module_names(tuple(all_blocks(DENSE))) == ("core_attn", "mlp", "mlp_act", "layernorm")
     assert module_names(tuple(all_blocks(LATENT))) == MODULE_NAMES
     assert Training(seq_len=1, global_batch=1).tokens_per_step == 1
+
+
+@pytest.mark.parametrize("plan", [{"pp": 8, "vpp": 10**9}, {"pp": 10**9}, {"pp": 10**9, "stage_layers": (1, 2)}])
+def test_stages_beyond_the_layers_are_refused_without_a_list_of_them(plan: dict[str, Any]) -> None:
+    """A thousand million stages are refused within memory: no remedy lists one number for each."""
+    found = plan_problems(DENSE, Plan(**plan), 4096)
+    assert {"pp", "stage_layers"} & {one.field for one in found}
+    assert all(len(str(one)) < 600 for one in found)

@@ -92,7 +92,9 @@ def _whole_stages(layers: int, plan: Plan) -> list[int]:
 def pipeline_laws(model: Model, plan: Plan, problems: Problems) -> None:
     """Record layers that do not make the stages, and schedules that do not suit them."""
     L, pieces = model.num_layers, plan.pp * plan.vpp
-    even = f"for example {listed(L, pieces)}"
+    # Where most pieces would hold no layer, a list of all says nothing, and may be longer than memory.
+    cut = listed(L, pieces) if pieces <= 2 * L else ""
+    even = f"for example {cut}" if cut else f"use at most {L} pieces"
     if plan.stage_layers:
         if len(plan.stage_layers) != pieces:
             rule = f"must list one number for each of pp x vpp = {pieces} pieces"
@@ -102,8 +104,9 @@ def pipeline_laws(model: Model, plan: Plan, problems: Problems) -> None:
     elif L % pieces:
         good = _whole_stages(L, plan)
         rule = f"pp x vpp = {pieces} must divide the {L} layers of {model.name}"
-        stated = f"stage_layers {listed(L, pieces)}"
-        problems.add("pp", plan.pp, rule, f"{one_of(good)}, or {stated}" if good else f"use {stated}")
+        remedies = [*([one_of(good)] if good else []), *([f"stage_layers {cut}"] if cut else [])]
+        remedy = ", or ".join(remedies) or f"at most {L} pieces"
+        problems.add("pp", plan.pp, rule, remedy if good else f"use {remedy}")
     if plan.vpp > 1 and plan.pp == 1:
         problems.add("vpp", plan.vpp, "needs a pipeline", "use vpp 1 with schedule 1f1b, or pp above 1")
     _schedule_laws(plan, problems)
