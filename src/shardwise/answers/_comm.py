@@ -189,8 +189,8 @@ def _axis(page: Page, report: CommReport, axis: AxisMessages, everything: bool) 
 
 
 def _kind(flow: Flow) -> tuple[object, ...]:
-    m = flow.message
-    return m.group, m.where, m.phase, m.verb, m.tensor, m.shape
+    message = flow.message
+    return message.group, message.where, message.phase, message.verb, message.tensor, message.shape
 
 
 def _messages(page: Page, report: CommReport, index: int, flows: Sequence[Flow]) -> None:
@@ -198,12 +198,16 @@ def _messages(page: Page, report: CommReport, index: int, flows: Sequence[Flow])
         page.add((f"  {_where(report, index)}", "dim"))
     rows = [["what", "in", "tensor", "shape", "bytes", "a step", "exposed", "overlapped"]]
     for flow in flows:
-        m = flow.message
-        where = m.where if m.part.startswith("layer") or m.part == m.where else f"{m.part} {m.where}"
-        shape = "x".join(_number(n).replace(",", "") for n in m.shape)
+        message = flow.message
+        where = (
+            message.where
+            if message.part.startswith("layer") or message.part == message.where
+            else f"{message.part} {message.where}"
+        )
+        shape = "x".join(_number(n).replace(",", "") for n in message.shape)
         rows.append(
-            [f"{SHORT[m.verb]} {where}", m.phase, m.tensor, shape, show_bytes(m.size_bytes), _count(flow.per_step),
-             *_waits(flow.exposed_seconds, flow.hidden_seconds)]
+            [f"{SHORT[message.verb]} {where}", message.phase, message.tensor, shape, show_bytes(message.size_bytes),
+             _count(flow.per_step), *_waits(flow.exposed_seconds, flow.hidden_seconds)]
         )  # fmt: skip
     _table(page, rows, (4, 5, 6, 7), (2, 3, 7, 4), 2)
 
@@ -212,15 +216,15 @@ def merged(flows: Sequence[Flow]) -> list[Flow]:
     """Return the messages with those of the same operator, pass and size in kinds of layer added together."""
     sums: dict[tuple[object, ...], Flow] = {}
     for flow in flows:
-        m = flow.message
-        part = "layer" if m.part.startswith("layer") else m.part
-        key = (part, m.where, m.phase, m.verb, m.tensor, m.size_bytes, m.toward)
+        message = flow.message
+        part = "layer" if message.part.startswith("layer") else message.part
+        key = (part, message.where, message.phase, message.verb, message.tensor, message.size_bytes, message.toward)
         other = sums.get(key)
         sums[key] = (
             flow
             if other is None
             else Flow(
-                message=m,
+                message=message,
                 per_micro_batch=other.per_micro_batch + flow.per_micro_batch,
                 per_step=other.per_step + flow.per_step,
                 exposed_seconds=other.exposed_seconds + flow.exposed_seconds,

@@ -253,10 +253,10 @@ def _rows(
         )
 
 
-def _seconds(op: Op[float], m: CostModel[float]) -> Seconds:
-    t, r = op_seconds(m.rates, op), m.rates
+def _seconds(op: Op[float], costs: CostModel[float]) -> Seconds:
+    t, r = op_seconds(costs.rates, op), costs.rates
     backward = t.backward_input + t.backward_weight
-    sides = (messages(m, op.forward, t.forward), messages(m, op.backward, t.backward_input, t.backward_weight))
+    sides = (messages(costs, op.forward, t.forward), messages(costs, op.backward, t.backward_input, t.backward_weight))
     waits = [sum(side.exposed.values()) for side in sides]
     hidden = sum(sum(side.hidden.values()) for side in sides)
     rate = {"matmul": r.matmul_flops, "attention": r.attention_forward_flops}.get(op.kind, r.grouped_flops)

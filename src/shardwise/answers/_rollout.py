@@ -42,13 +42,13 @@ def rollout_of(report: TrainReport) -> Rollout | None:
     The samples of a step are generated at once, in as many waves as the cache makes of them, every answer as long as
     what a sequence leaves behind its prompt.
     """
-    s, job = report.case.stack.settings, report.job
-    if not (s.rollout_prompt_tokens or s.rollout_devices or s.rollout_tp != 1):
+    settings, job = report.case.stack.settings, report.job
+    if not (settings.rollout_prompt_tokens or settings.rollout_devices or settings.rollout_tp != 1):
         return None
-    devices = s.rollout_devices or report.plan.num_devices
+    devices = settings.rollout_devices or report.plan.num_devices
     _check(report, devices)
-    resting = 0.0 if s.rollout == "apart" else report.memory.weights + report.memory.optimizer
-    replicas = devices // s.rollout_tp
+    resting = 0.0 if settings.rollout == "apart" else report.memory.weights + report.memory.optimizer
+    replicas = devices // settings.rollout_tp
     batch = ceil(job.global_batch / replicas)
     rollout = _asked(report, devices, batch, resting)
     room = rollout.max_concurrency
@@ -70,34 +70,34 @@ def rollout_of(report: TrainReport) -> Rollout | None:
 
 
 def _check(report: TrainReport, devices: int) -> None:
-    s, job, problems = report.case.stack.settings, report.job, Problems()
-    if not is_count(s.rollout_prompt_tokens) or s.rollout_prompt_tokens >= job.seq_len:
+    settings, job, problems = report.case.stack.settings, report.job, Problems()
+    if not is_count(settings.rollout_prompt_tokens) or settings.rollout_prompt_tokens >= job.seq_len:
         rule = f"are the tokens of a prompt, at least 1 and below the {job.seq_len} of a sequence"
-        problems.add("rollout_prompt_tokens", s.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
-    if devices % s.rollout_tp:
-        problems.add("rollout_tp", s.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
-    if s.rollout_devices and s.rollout != "apart":
-        problems.add("rollout_devices", s.rollout_devices, "are an engine's own", "add --rollout apart")
+        problems.add("rollout_prompt_tokens", settings.rollout_prompt_tokens, rule, f"use {max(job.seq_len // 2, 1)}")
+    if devices % settings.rollout_tp:
+        problems.add("rollout_tp", settings.rollout_tp, f"must divide the engine's {devices} devices", "use 1")
+    if settings.rollout_devices and settings.rollout != "apart":
+        problems.add("rollout_devices", settings.rollout_devices, "are an engine's own", "add --rollout apart")
     problems.raise_if_any()
 
 
 def _asked(report: TrainReport, devices: int, batch: int, resting: float) -> InferReport:
     """Return the engine's answer for a batch of so many samples on each replica, beside what rests on its devices."""
-    s, cluster = report.case.stack.settings, report.case.cluster
+    settings, cluster = report.case.stack.settings, report.case.cluster
     device = cluster.device
     free = device.usable_memory_bytes - resting
-    cache_bytes = min(free, s.rollout_bytes) if s.rollout == "awake" else free
-    share = 0.0 if s.rollout == "apart" else max(0.01, min(0.9, cache_bytes / float(device.memory_bytes)))
+    cache_bytes = min(free, settings.rollout_bytes) if settings.rollout == "awake" else free
+    share = 0.0 if settings.rollout == "apart" else max(0.01, min(0.9, cache_bytes / float(device.memory_bytes)))
     # Trainers tell the engine how many sequences they generate at once: TRL's grpo_trainer.py sets max_num_seqs.
     job = Serving(
         batch=batch,
         max_sequences=batch,
-        input_tokens=s.rollout_prompt_tokens,
-        output_tokens=report.job.seq_len - s.rollout_prompt_tokens,
+        input_tokens=settings.rollout_prompt_tokens,
+        output_tokens=report.job.seq_len - settings.rollout_prompt_tokens,
         memory_fraction=share,
     )
     own = replace(cluster, num_devices=devices) if devices > cluster.num_devices else part_of(cluster, devices)
-    plan = Plan(tp=s.rollout_tp, dp=devices // s.rollout_tp, sequence_parallel=False)
+    plan = Plan(tp=settings.rollout_tp, dp=devices // settings.rollout_tp, sequence_parallel=False)
     return infer(report.case.model, own, plan, job, ServingOptions(engine="vllm"))
 
 

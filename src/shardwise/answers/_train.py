@@ -90,8 +90,10 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
 
 def _rollout(inputs: Inputs, report: TrainReport) -> tuple[Any, dict[str, Any] | None]:
     """Return the rollouts of a step and the phase that was asked for; loads serving where one of them is."""
-    s = report.case.stack.settings
-    if not (inputs.get("phase") or s.rollout_prompt_tokens or s.rollout_devices or s.rollout_tp > 1):
+    settings = report.case.stack.settings
+    if not (
+        inputs.get("phase") or settings.rollout_prompt_tokens or settings.rollout_devices or settings.rollout_tp > 1
+    ):
         return None, None
     from shardwise.answers import _rollout as rollouts
 

@@ -199,7 +199,7 @@ def tiled_parts(chip: Datasheet[X], t: PrefillTiles[X]) -> tuple[X, ...]:
     )
 
 
-def decode_parts(chip: Datasheet[X], c: DecodeAttention[X]) -> tuple[X, ...]:
+def decode_parts(chip: Datasheet[X], fit: DecodeAttention[X]) -> tuple[X, ...]:
     """Return what a kernel over a cache does, each part in seconds at the peak of the chip, or as a count.
 
     A start; the cache; queries and output; GEMMs in tiles of 16 query heads; waves of items; the chain of the
@@ -207,23 +207,23 @@ def decode_parts(chip: Datasheet[X], c: DecodeAttention[X]) -> tuple[X, ...]:
     hold; one item alone on a core; the cache read by every query head of groups too large to share it; copies of
     heads; sequences. No part falls with a larger batch or context.
     """
-    items, L = c.items, c.tokens
-    cache, floor = items * c.item_bytes * L, items * c.item_bytes * maximum(L, _FLOOR)
+    items, L = fit.items, fit.tokens
+    cache, floor = items * fit.item_bytes * L, items * fit.item_bytes * maximum(L, _FLOOR)
     zero = 0 * items + 0 * L
     return (
         zero + 1,
         cache / chip.bytes_per_second,
-        c.edge_bytes / chip.bytes_per_second + zero,
-        items * ceil(c.group / _GROUP_ROWS) * _GROUP_ROWS * c.pair_flops * L / chip.flops,
+        fit.edge_bytes / chip.bytes_per_second + zero,
+        items * ceil(fit.group / _GROUP_ROWS) * _GROUP_ROWS * fit.pair_flops * L / chip.flops,
         ceil(items / chip.cores) + zero,
         minimum(L, _FIRST) / _FIRST + zero,
         minimum(L, _FAR) / _FAR + zero,
         floor / chip.bytes_per_second,
         _beyond_cache(chip, cache) / chip.bytes_per_second,
-        c.item_bytes * L / (chip.bytes_per_second / chip.cores) + zero,
-        above(c.group + zero, _SHARED_HEADS + 0.5, c.group * floor / chip.bytes_per_second, zero),
-        swapped(c.sequences, items / c.sequences, c.group) + zero,
-        c.sequences + zero,
+        fit.item_bytes * L / (chip.bytes_per_second / chip.cores) + zero,
+        above(fit.group + zero, _SHARED_HEADS + 0.5, fit.group * floor / chip.bytes_per_second, zero),
+        swapped(fit.sequences, items / fit.sequences, fit.group) + zero,
+        fit.sequences + zero,
     )
 
 
@@ -315,17 +315,17 @@ class Datasheet(Generic[X]):
     cached_bytes: float = 0.0
 
 
-def experts_seconds(c: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
+def experts_seconds(fit: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
     """Return seconds of one of the two GEMMs of experts; the shape is (rows in all, experts, those hit, n, k)."""
     rows, columns, hit, n, k = shape
-    rate = c.compute * chip.flops
-    longest = c.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
-    worked = 2 * (rows + c.pad_rows * hit) * n * k / rate + longest
-    own = c.start_seconds / 2 + c.expert_seconds / 2 * hit + c.walk_seconds / 2 * columns
-    own = own + c.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
-    return blend(worked, moved / (c.memory * chip.bytes_per_second), c.sharpness) + own
+    rate = fit.compute * chip.flops
+    longest = fit.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
+    worked = 2 * (rows + fit.pad_rows * hit) * n * k / rate + longest
+    own = fit.start_seconds / 2 + fit.expert_seconds / 2 * hit + fit.walk_seconds / 2 * columns
+    own = own + fit.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
+    return blend(worked, moved / (fit.memory * chip.bytes_per_second), fit.sharpness) + own
 
 
-def others_seconds(c: ExpertsFit, chip: Datasheet[X], rows: X, dims: X) -> X:
+def others_seconds(fit: ExpertsFit, chip: Datasheet[X], rows: X, dims: X) -> X:
     """Return seconds that fused experts spend on rows of other ranks: sorted, zeroed, activated and added up too."""
-    return c.others_traffic * (2 * rows * dims) / chip.bytes_per_second
+    return fit.others_traffic * (2 * rows * dims) / chip.bytes_per_second

@@ -140,11 +140,11 @@ def blend(compute: X, memory: X, sharpness: float) -> X:
     return cast(X, evaluate("smooth_max", compute, memory, sharpness))
 
 
-def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
+def gemm_seconds(rates: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) -> X:
     """Return seconds of a batch of (m, k) by (k, n) GEMMs that move so many bytes; the shape is (m, n, k, batch)."""
-    (m, n, k, batch), s = shape, r.corrections
-    charged = named(cast(X, evaluate("tiled_flops", *shape, r.tiling)), "FLOPs in whole tiles and waves")
-    worked = charged / r.matmul_flops
+    (m, n, k, batch), s = shape, rates.corrections
+    charged = named(cast(X, evaluate("tiled_flops", *shape, rates.tiling)), "FLOPs in whole tiles and waves")
+    worked = charged / rates.matmul_flops
     if s.burst_share:
         short = worked / (1 + s.burst_share)
         worked = short * (1 + s.burst_left * s.burst_share * short / (short + s.burst_seconds))
@@ -154,14 +154,14 @@ def gemm_seconds(r: GemmRates[X], shape: tuple[X, X, X, X | float], moved: X) ->
         cached_bytes = s.width * m * k * batch + (written if s.keeps_outputs else 0.0)
         streamed = maximum(moved - cached_share * cached_bytes, 0 * moved)
     if s.write_share:
-        worked = worked + s.write_share * written / r.matmul_bytes
-    seconds = named(blend(worked, streamed / r.matmul_bytes, r.sharpness), "arithmetic and memory traffic")
-    if r.ramp_seconds:
+        worked = worked + s.write_share * written / rates.matmul_bytes
+    seconds = named(blend(worked, streamed / rates.matmul_bytes, rates.sharpness), "arithmetic and memory traffic")
+    if rates.ramp_seconds:
         # Pipelines of loads fill and drain: nothing of it shows in a GEMM of few bytes, all in one of many.
         seconds = seconds + named(
-            r.ramp_seconds * streamed / (streamed + r.ramp_traffic), "pipelined loads fill and drain"
+            rates.ramp_seconds * streamed / (streamed + rates.ramp_traffic), "pipelined loads fill and drain"
         )
-    return seconds + r.matmul_start
+    return seconds + rates.matmul_start
 
 
 def inside_share(full: X) -> X:
@@ -177,17 +177,17 @@ def inside_share(full: X) -> X:
     return minimum((nothing - minimum(full, nothing)) / (nothing - every), 1.0)
 
 
-def matmul_seconds(r: GemmRates[X], op: Op[X], moved: X, swap: str = "") -> X:
+def matmul_seconds(rates: GemmRates[X], op: Op[X], moved: X, swap: str = "") -> X:
     """Return seconds of a GEMM; `swap` "input" or "weight" turns m, n, k to those of the gradients."""
     m, n, k = op.rows, op.columns, op.inner
     if swap == "input":
         n, k = k, n
     elif swap == "weight":
         m, n, k = k, n, m
-    return gemm_seconds(r, (m, n, k, op.batch), moved)
+    return gemm_seconds(rates, (m, n, k, op.batch), moved)
 
 
-def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
+def _off_matrix_units(rates: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     """Return the seconds of a GEMM, at the rate of the vector units where it runs on those.
 
     Products of fp32 beside 16-bit ones do unless they are rounded to TF32, which torch leaves to its user. NVIDIA,
@@ -195,20 +195,20 @@ def _off_matrix_units(r: Rates[X], op: Op[X], flops: X, seconds: X) -> X:
     bytes, and before cuBLAS 11 any use. That batched GEMMs of attention in CUDA 11 did without them is what the
     steps of BLOOM say (accuracy/notes/causes.md), not the guide.
     """
-    if not op.vector_units or is_plain(r.vector_flops, 0):
+    if not op.vector_units or is_plain(rates.vector_flops, 0):
         return seconds
-    return maximum(seconds, named(flops / r.vector_flops, "GEMM without matrix units"))
+    return maximum(seconds, named(flops / rates.vector_flops, "GEMM without matrix units"))
 
 
-def _apart_seconds(r: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
+def _apart_seconds(rates: GemmRates[X], op: Op[X], moved: X, which: str) -> X:
     """Return the seconds of GEMMs of one input that run one by one, each with its part of the columns."""
-    m, k, width = op.rows, op.inner, r.corrections.width
+    m, k, width = op.rows, op.inner, rates.corrections.width
     seconds = []
     for n in op.parts:
         shape = {"forward": (m, n, k, 1), "input": (m, k, n, 1), "weight": (k, n, m, 1)}[which]
         share = n / op.columns
         # Each reads the input, or writes its gradient, whole.
-        seconds.append(gemm_seconds(r, shape, moved * share + width * (m * k) * (1 - share)))
+        seconds.append(gemm_seconds(rates, shape, moved * share + width * (m * k) * (1 - share)))
     return total(seconds, 0 * moved)
 
 
@@ -217,86 +217,88 @@ _FULL_HEAD = 128.0
 _GROUPED_SHARPNESS = 2.0
 
 
-def kernel_seconds(r: Rates[X], op: Op[X], which: str) -> X:
+def kernel_seconds(rates: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
     flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
     moved = {"forward": op.forward_bytes, "input": op.backward_bytes, "weight": op.weight_bytes}[which]
     if op.kind == "none" or is_plain(op.kernels, 0):
         return 0 * flops
     if op.kind == "matmul":
-        return _gemm_pass(r, op, which, flops, moved)
+        return _gemm_pass(rates, op, which, flops, moved)
     if op.kind == "grouped":
-        return _grouped_pass(r, op, which, flops, moved)
+        return _grouped_pass(rates, op, which, flops, moved)
     if op.kind == "attention":
-        rate = r.attention_forward_flops if which == "forward" else r.attention_backward_flops
-        if r.pair_dims and op.region.endswith("core"):
-            rate = rate * named(head_share(op.inner / 2, r.pair_dims), "share of the rate of heads of 128")
-        flops = blocked_flops(r.attention_blocks, flops, op.columns, which != "forward")
-        worked, streamed = named(flops / rate, "arithmetic"), named(moved / r.memory_bytes, "memory traffic")
-        return maximum(worked, streamed) + r.attention_start
-    scan = flops / r.grouped_flops if op.kind == "scan" else 0 * flops
-    streamed = named(_streamed_seconds(r, op, which, moved), "memory traffic")
-    launches = named(op.kernels * r.launch, "launches by the host")
-    return maximum(scan, maximum(streamed, launches)) + named(op.kernels * r.memory_start, "kernel start")
+        rate = rates.attention_forward_flops if which == "forward" else rates.attention_backward_flops
+        if rates.pair_dims and op.region.endswith("core"):
+            rate = rate * named(head_share(op.inner / 2, rates.pair_dims), "share of the rate of heads of 128")
+        flops = blocked_flops(rates.attention_blocks, flops, op.columns, which != "forward")
+        worked, streamed = named(flops / rate, "arithmetic"), named(moved / rates.memory_bytes, "memory traffic")
+        return maximum(worked, streamed) + rates.attention_start
+    scan = flops / rates.grouped_flops if op.kind == "scan" else 0 * flops
+    streamed = named(_streamed_seconds(rates, op, which, moved), "memory traffic")
+    launches = named(op.kernels * rates.launch, "launches by the host")
+    return maximum(scan, maximum(streamed, launches)) + named(op.kernels * rates.memory_start, "kernel start")
 
 
-def cached_share(r: Rates[X], op: Op[X], moved: X) -> X:
+def cached_share(rates: Rates[X], op: Op[X], moved: X) -> X:
     """Return the share of what the kernels of an operator move that the last cache still holds of the one before."""
-    if not r.cached_rate or not r.corrections.cached_bytes or op.kind not in ("memory", "scan"):
+    if not rates.cached_rate or not rates.corrections.cached_bytes or op.kind not in ("memory", "scan"):
         return 0 * moved
-    return inside_share(moved / (maximum(op.kernels, 1) * r.corrections.cached_bytes))
+    return inside_share(moved / (maximum(op.kernels, 1) * rates.corrections.cached_bytes))
 
 
-def _streamed_seconds(r: Rates[X], op: Op[X], which: str, moved: X) -> X:
+def _streamed_seconds(rates: Rates[X], op: Op[X], which: str, moved: X) -> X:
     """Return seconds of kernels that only move bytes: those of what the last cache holds at the rate of the cache.
 
     A kernel reads what the one before it wrote; what was kept for backward comes from memory again.
     """
-    streaming = r.bandwidth_shares.rate(r.memory_bytes, kind_of(op), which != "forward")
-    if not r.cached_rate or not r.corrections.cached_bytes:
+    streaming = rates.bandwidth_shares.rate(rates.memory_bytes, kind_of(op), which != "forward")
+    if not rates.cached_rate or not rates.corrections.cached_bytes:
         return moved / streaming
     kept = total((s.size_bytes for s in op.saves), 0 * moved) if which != "forward" else 0 * moved
-    near = maximum(moved - kept, 0 * moved) * cached_share(r, op, moved)
+    near = maximum(moved - kept, 0 * moved) * cached_share(rates, op, moved)
     walked = named((moved - near) / streaming, "bytes from memory")
-    return walked + named(near / r.cached_rate, "bytes from the last cache")
+    return walked + named(near / rates.cached_rate, "bytes from the last cache")
 
 
-def _gemm_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
+def _gemm_pass(rates: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     """Return seconds of one pass of a GEMM, with what casts its input or finishes its weight gradient."""
     if op.region.endswith("core") and which == "input":
         # Both operands are activations: two GEMMs, each the size of the forward one.
-        return _off_matrix_units(r, op, flops, 2 * matmul_seconds(r, op, moved / 2, "input"))
-    wide = r.wide if r.wide is not None and op.dtype in WIDE_DTYPES else None
+        return _off_matrix_units(rates, op, flops, 2 * matmul_seconds(rates, op, moved / 2, "input"))
+    wide = rates.wide if rates.wide is not None and op.dtype in WIDE_DTYPES else None
     seconds = (
-        _apart_seconds(wide or r, op, moved, which) + _added(r, op, which)
-        if op.apart and not _is_ideal(r)
-        else matmul_seconds(wide or r, op, moved, "" if which == "forward" else which)
+        _apart_seconds(wide or rates, op, moved, which) + _added(rates, op, which)
+        if op.apart and not _is_ideal(rates)
+        else matmul_seconds(wide or rates, op, moved, "" if which == "forward" else which)
     )
     if which != "weight":
-        return _off_matrix_units(r, op, flops, seconds if wide else seconds + _cast(r, op, which))
-    recast_seconds = r.recast_traffic * (op.rows * (op.inner + op.columns)) / r.memory_bytes if not wide else 0.0
-    return _off_matrix_units(r, op, flops, seconds / r.weight_gradient) + _finish(r, op) + recast_seconds
+        return _off_matrix_units(rates, op, flops, seconds if wide else seconds + _cast(rates, op, which))
+    recast_seconds = (
+        rates.recast_traffic * (op.rows * (op.inner + op.columns)) / rates.memory_bytes if not wide else 0.0
+    )
+    return _off_matrix_units(rates, op, flops, seconds / rates.weight_gradient) + _finish(rates, op) + recast_seconds
 
 
-def _grouped_pass(r: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
+def _grouped_pass(rates: Rates[X], op: Op[X], which: str, flops: X, moved: X) -> X:
     """Return seconds of one pass of the GEMMs of experts, in one kernel or one after the other."""
-    share = {"forward": 1.0, "input": r.grouped_gradients[0], "weight": r.grouped_gradients[1]}[which]
-    if r.experts_in_turn:
-        products = matmul_seconds(r, op, moved, "" if which == "forward" else which)
-        products = products + (op.batch - 1) * r.matmul_start
+    share = {"forward": 1.0, "input": rates.grouped_gradients[0], "weight": rates.grouped_gradients[1]}[which]
+    if rates.experts_in_turn:
+        products = matmul_seconds(rates, op, moved, "" if which == "forward" else which)
+        products = products + (op.batch - 1) * rates.matmul_start
     else:
-        sharpness = r.sharpness if _is_ideal(r) else min(r.sharpness, _GROUPED_SHARPNESS)
-        products = blend(flops / (r.grouped_flops * share), moved / r.memory_bytes, sharpness)
-        products = products + op.batch * r.grouped_each + r.grouped_start
-        if which == "forward" and not _is_ideal(r) and not is_plain(op.host_seconds, 0):
+        sharpness = rates.sharpness if _is_ideal(rates) else min(rates.sharpness, _GROUPED_SHARPNESS)
+        products = blend(flops / (rates.grouped_flops * share), moved / rates.memory_bytes, sharpness)
+        products = products + op.batch * rates.grouped_each + rates.grouped_start
+        if which == "forward" and not _is_ideal(rates) and not is_plain(op.host_seconds, 0):
             # Behind the count of rows, for which the host has waited.
             products = maximum(products, named(op.host_seconds, "launches by the host"))
-    return products if which == "weight" else products + _cast(r, op, which)
+    return products if which == "weight" else products + _cast(rates, op, which)
 
 
-def _is_ideal(r: Rates[X]) -> bool:
+def _is_ideal(rates: Rates[X]) -> bool:
     """Return whether rates are those of an ideal device: nothing but the larger of arithmetic and bytes counts."""
-    return r.sharpness == math.inf
+    return rates.sharpness == math.inf
 
 
 def head_share(dims: X, pair_dims: float) -> X:
@@ -310,41 +312,41 @@ def head_share(dims: X, pair_dims: float) -> X:
     return minimum(dims * ((_FULL_HEAD + pair_dims) / _FULL_HEAD) / (dims + pair_dims), 1.0)
 
 
-def _cast(r: Rates[X], op: Op[X], which: str) -> X:
+def _cast(rates: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds to cast what enters a narrow GEMM: the input, or the gradient of the output."""
-    if not r.cast_traffic:
+    if not rates.cast_traffic:
         return 0 * op.rows
     width = op.inner if which == "forward" else op.columns
-    return r.cast_traffic * (op.batch * op.rows * width) / r.memory_bytes
+    return rates.cast_traffic * (op.batch * op.rows * width) / rates.memory_bytes
 
 
-def _added(r: Rates[X], op: Op[X], which: str) -> X | float:
+def _added(rates: Rates[X], op: Op[X], which: str) -> X | float:
     """Return the seconds of adding up the input gradients of GEMMs that ran apart, in 16 bits or wider."""
     if which != "input":
         return 0.0
-    return op.apart * max(r.corrections.width, 2.0) * (op.rows * op.inner) / r.memory_bytes + r.memory_start
+    return op.apart * max(rates.corrections.width, 2.0) * (op.rows * op.inner) / rates.memory_bytes + rates.memory_start
 
 
-def _finish(r: Rates[X], op: Op[X]) -> X | float:
+def _finish(rates: Rates[X], op: Op[X]) -> X | float:
     """Return seconds of the kernels behind the GEMM of a weight gradient, where there are any."""
     if is_plain(op.finish_bytes, 0):
         return 0.0
-    return op.finish_bytes / r.memory_bytes + r.memory_start
+    return op.finish_bytes / rates.memory_bytes + rates.memory_start
 
 
-def op_seconds(r: Rates[X], op: Op[X]) -> PassSeconds[X]:
+def op_seconds(rates: Rates[X], op: Op[X]) -> PassSeconds[X]:
     """Return seconds of every pass of an operator that has it, gradients that nothing asks for left out."""
     zero = 0 * op.forward_bytes
     two = op.kind in ("matmul", "grouped") and not op.region.endswith("core")
     has_weight_pass = two and bool(op.weights or op.weight_flops is not zero) and "weight" not in op.without
-    forward, back = (kernel_seconds(r, op, which) for which in ("forward", "input"))
+    forward, back = (kernel_seconds(rates, op, which) for which in ("forward", "input"))
     if not is_plain(op.widened_bytes, 0):
-        widened = named(op.widened_bytes / r.memory_bytes + r.memory_start, "dequantised weights")
+        widened = named(op.widened_bytes / rates.memory_bytes + rates.memory_start, "dequantised weights")
         forward, back = forward + widened, back + widened
     return PassSeconds(
         forward=named(forward, f"{op.name}, forward"),
         backward_input=zero if "input" in op.without else named(back, f"{op.name}, input gradient"),
-        backward_weight=named(kernel_seconds(r, op, "weight"), f"{op.name}, weight gradient")
+        backward_weight=named(kernel_seconds(rates, op, "weight"), f"{op.name}, weight gradient")
         if has_weight_pass
         else zero,
     )

@@ -312,12 +312,12 @@ def alone(plan: Plan) -> Plan:
     return plan if plan.dp * plan.cp > 1 else replace(plan, sharding="none", shard=1)
 
 
-def canonical(m: Model) -> Model:
+def canonical(model: Model) -> Model:
     """Return a model without its name and without what only other implementations do differently."""
-    made = {block: _canonical(block) for block in dict.fromkeys((*m.layers, *m.mtp))}
+    made = {block: _canonical(block) for block in dict.fromkeys((*model.layers, *model.mtp))}
     return replace(
-        m, name="", family="", layers=tuple(made[b] for b in m.layers), mtp=tuple(made[b] for b in m.mtp),
-        norm=_plain(m.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
+        model, name="", family="", layers=tuple(made[b] for b in model.layers), mtp=tuple(made[b] for b in model.mtp),
+        norm=_plain(model.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
     )  # fmt: skip
 
 

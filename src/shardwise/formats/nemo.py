@@ -109,27 +109,27 @@ def _case(values: Mapping[str, Any], launch: Launch, around: ImportContext, know
     keys.values, keys.table = dict(values), _worded_table(values)
     _yaml.refuse_open(keys)
     launch = _devices(keys, launch, around)
-    r = Reader(_given(keys))
-    r.problems.items = keys.problems.items
+    reader = Reader(_given(keys))
+    reader.problems.items = keys.problems.items
     model = known or _of_recipe(keys)
-    built = _build(keys, r, model, launch)
-    r.problems.items[:] = dict.fromkeys(_named(one) for one in r.problems.items)
-    keys.assumed += [_in_words(text) for text in r.assumed]
+    built = _build(keys, reader, model, launch)
+    reader.problems.items[:] = dict.fromkeys(_named(one) for one in reader.problems.items)
+    keys.assumed += [_in_words(text) for text in reader.assumed]
     return keys.case(launch.source, num_devices=launch.num_devices, devices_per_node=launch.devices_per_node, **built)
 
 
-def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[str, Any]:
+def _build(keys: Keys, reader: Reader, model: Model | None, launch: Launch) -> dict[str, Any]:
     """Return model, plan, job and stack of settings that Megatron-LM's arguments have names for."""
-    given = r.given.values
-    whole = all(map(r.has, ("hidden_size", "num_layers", "num_attention_heads")))
-    _settle(r, model)
-    silent = [name for name in ("seq_length", "micro_batch_size") if not r.has(name)]
+    given = reader.given.values
+    whole = all(map(reader.has, ("hidden_size", "num_layers", "num_attention_heads")))
+    _settle(reader, model)
+    silent = [name for name in ("seq_length", "micro_batch_size") if not reader.has(name)]
     for name in silent:
         given[name] = 1
     name = os.path.splitext(os.path.basename(launch.source))[0]
-    built = _model.build(r, name) if whole else model
-    plan = _plan.build(r, launch.num_devices)
-    job = _job.build(r, plan)
+    built = _model.build(reader, name) if whole else model
+    plan = _plan.build(reader, launch.num_devices)
+    job = _job.build(reader, plan)
     if "seq_length" in silent:
         job = replace(job, seq_len=0, token_budget=0.0)
         keys.assumed.append("no length of sequences: the recipe has it")
@@ -139,34 +139,34 @@ def _build(keys: Keys, r: Reader, model: Model | None, launch: Launch) -> dict[s
         keys.assumed.append("no model: " + ("no size of its vocabulary is said" if whole else "the recipe has it"))
     if keys.raw("recipe") or keys.raw("factory"):
         keys.assumed.append("what the recipe itself sets: only what overrides it stands here, of degrees too")
-    alltoall = r.word("moe_token_dispatcher_type") == "alltoall" and not r.has("moe_flex_dispatcher_backend")
-    stack = _job.stack(r, "megatron-bridge" + "-alltoall" * bool(alltoall and r.whole("num_experts", 0)))
+    alltoall = reader.word("moe_token_dispatcher_type") == "alltoall" and not reader.has("moe_flex_dispatcher_backend")
+    stack = _job.stack(reader, "megatron-bridge" + "-alltoall" * bool(alltoall and reader.whole("num_experts", 0)))
     targets = _trainer.adapted(keys, *_adapter(keys))
     return {"model": built, "plan": plan, "job": replace(job, **targets), "stack": stack}
 
 
-def _settle(r: Reader, model: Model | None) -> None:
+def _settle(reader: Reader, model: Model | None) -> None:
     """Put what Megatron-LM's arguments need, and settings that Bridge lets stand beside what overrides them."""
-    given, granularity = r.given.values, r.word("recompute_granularity")
+    given, granularity = reader.given.values, reader.word("recompute_granularity")
     for name in ("recompute_method", "recompute_num_layers") if granularity != "full" else ("recompute_modules",):
         given.pop(name, None)
     if not granularity:
         given.pop("recompute_modules", None)
-    if model is not None and not r.has("num_layers"):
+    if model is not None and not reader.has("num_layers"):
         given["num_layers"] = model.num_layers
         given["num_experts"] = max(getattr(block.feed_forward, "experts", 0) for block in model.layers)
-    ep, etp = (r.whole(f"expert_{kind}_parallel_size") or 1 for kind in ("model", "tensor"))
-    if model is None and not r.has("num_experts") and max(ep, etp) > 1:
+    ep, etp = (reader.whole(f"expert_{kind}_parallel_size") or 1 for kind in ("model", "tensor"))
+    if model is None and not reader.has("num_experts") and max(ep, etp) > 1:
         given["num_experts"] = ep
-    if r.has("pipeline_model_parallel_layout"):
-        _take_layout(r)
-    elif not r.has("num_layers"):
-        _plan.stand_in_layers(r, "state model.num_layers, or give a script that names the recipe")
+    if reader.has("pipeline_model_parallel_layout"):
+        _take_layout(reader)
+    elif not reader.has("num_layers"):
+        _plan.stand_in_layers(reader, "state model.num_layers, or give a script that names the recipe")
 
 
-def _take_layout(r: Reader) -> None:
+def _take_layout(reader: Reader) -> None:
     """Put a layout as text, and what it says: layers, those of multi-token prediction, and the chunks of a stage."""
-    given = r.given.values
+    given = reader.given.values
     listed = given["pipeline_model_parallel_layout"]
     if isinstance(listed, (list, tuple)):
         given["pipeline_model_parallel_layout"] = "|".join(
@@ -175,12 +175,12 @@ def _take_layout(r: Reader) -> None:
         )
     text = str(given["pipeline_model_parallel_layout"])
     given.setdefault("mtp_num_layers", text.count("m"))
-    sizes = _plan.layout(r)
+    sizes = _plan.layout(reader)
     given.setdefault("num_layers", sum(sizes) or 1)
-    chunks = r.whole("num_virtual_stages_per_pipeline_rank")
-    if chunks and len(sizes) != chunks * r.count("pipeline_model_parallel_size"):
+    chunks = reader.whole("num_virtual_stages_per_pipeline_rank")
+    if chunks and len(sizes) != chunks * reader.count("pipeline_model_parallel_size"):
         rule = f"x the stages is not the {len(sizes)} pieces of the layout"
-        r.fail("num_virtual_stages_per_pipeline_rank", rule, "leave it out, or change the layout")
+        reader.fail("num_virtual_stages_per_pipeline_rank", rule, "leave it out, or change the layout")
     given.pop("num_virtual_stages_per_pipeline_rank", None)
 
 

@@ -35,13 +35,13 @@ def step(y: Layout[X], name: str, op: Op[X], moved: tuple[X, X], **more: Any) ->
     return memory_op(y, name, op.region, moved, role="steps", **more)
 
 
-def entry(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> AdapterInput[X]:
+def entry(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X]) -> AdapterInput[X]:
     """Return the input of an adapter: cast to its type, dropped, and cast back to 16 bits under autocast.
 
     What it is made of lives until the last of it is made, beside the result of the layer (peft tuners/lora/layer.py
     Linear.forward, whose variables hold them).
     """
-    elements, w = op.rows * op.inner, t.width
+    elements, w = op.rows * op.inner, tuning.width
     read = kept_input(op)
     here = AdapterInput(ops=(), tensor=read, name=read.name)
     alive = y.a * op.rows * module.columns
@@ -56,17 +56,17 @@ def entry(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> Adapt
 
     if w != y.a:
         here = made("cast", w, (y.a + w, y.a + w))
-    if t.dropout:
+    if tuning.dropout:
         mask = Tensor(name=f"{module.name}.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born=op.region)
         moved = 2 * w + y.stack.dropout_mask_bytes
         here = made("dropped", w, (moved, moved), (mask,))
-    if t.autocast and w != y.a:
+    if tuning.autocast and w != y.a:
         here = made("narrow", y.a, (y.a + w, y.a + w))
     return here
 
 
 def thin(
-    y: Layout[X], t: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
+    y: Layout[X], tuning: Tuning, op: Op[X], names: tuple[str, str], sides: tuple[X, X], read: Tensor[X], **more: Any
 ) -> Op[X]:
     """Return one thin GEMM of an adapter, of `sides` (features out, features in), whose weight trains.
 
@@ -76,14 +76,14 @@ def thin(
     keeps the 16-bit copy of its weight.
     """
     (n, k), (name, short) = sides, names
-    wide = t.width == 4 and not t.autocast
+    wide = tuning.width == 4 and not tuning.autocast
     w, m = 4 if wide else y.a, op.rows
     moved, flops = w * (m * n + m * k + n * k), matmul_flops(m, n, k)
     trainable = more.pop("trainable", True)
     weight = Weight(name=f"{name}.weight", elements=n * k, whole=n * k, shape=sides, adapter=True, trainable=trainable,
-                    role=op.role, stored_bytes=0 if trainable else t.width * n * k)  # fmt: skip
+                    role=op.role, stored_bytes=0 if trainable else tuning.width * n * k)  # fmt: skip
     kept = [replace(read, read_for="weight")]
-    if t.autocast and t.width != y.a:
+    if tuning.autocast and tuning.width != y.a:
         kept.append(Tensor(name=f"{name}.narrow weight", size_bytes=y.a * n * k, born=op.region, read_for="input"))
     return Op(
         name=name, kind="matmul", region=op.region, flops=flops, forward_bytes=moved, backward_flops=flops,
@@ -93,9 +93,9 @@ def thin(
     )  # fmt: skip
 
 
-def low_rank(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], r: X | float) -> Tensor[X]:
+def low_rank(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], r: X | float) -> Tensor[X]:
     """Return the tensor between the two thin GEMMs of an adapter."""
-    width = y.a if t.autocast else t.width
+    width = y.a if tuning.autocast else tuning.width
     return Tensor(name=f"{module.name}.lora_A", size_bytes=width * op.rows * r, born=op.region)
 
 
@@ -123,9 +123,9 @@ def _messages(y: Layout[X], op: Op[X], module: AdaptedLinear[X], r: int) -> tupl
     return {"forward": (low,), "backward": (gradient,)}, {"backward": (back,)}
 
 
-def added(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> Op[X]:
+def added(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> Op[X]:
     """Return what scales an adapter's result and adds it to the layer's; in fp32 the sum is cast back."""
-    elements, w = op.rows * module.columns, y.a if t.autocast else t.width
+    elements, w = op.rows * module.columns, y.a if tuning.autocast else tuning.width
     wider = w != y.a
     moved = (2 * w + (y.a + 2 * w) + (w + y.a if wider else 0), 2 * w + (y.a + w if wider else 0))
     return step(
@@ -135,30 +135,30 @@ def added(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: s
 
 
 def branches(
-    y: Layout[X], t: Tuning, op: Op[X], chosen: Iterable[AdaptedLinear[X]], trains_a: bool = True
+    y: Layout[X], tuning: Tuning, op: Op[X], chosen: Iterable[AdaptedLinear[X]], trains_a: bool = True
 ) -> Iterator[tuple[AdaptedLinear[X], AdapterInput[X], Op[X], Op[X]]]:
     """Yield the two thin GEMMs of every adapted layer, with what enters them."""
-    tp = y.degrees.tp if op.split and t.splits_rank else 1
+    tp = y.degrees.tp if op.split and tuning.splits_rank else 1
     for module in chosen:
-        came, r = entry(y, t, op, module), t.rank
+        came, r = entry(y, tuning, op, module), tuning.rank
         ahead, behind = _messages(y, op, module, r)
-        low = low_rank(y, t, op, module, r)
+        low = low_rank(y, tuning, op, module, r)
         # A is split by its rank or its inputs, B by its outputs: both by each tensor-parallel rank.
         rank = divide(0 * op.rows + r, tp) if op.split == "outputs" else 0 * op.rows + r
         out = divide(module.columns, tp) if op.split == "inputs" else module.columns
-        a = thin(y, t, op, (low.name, module.short), (rank, op.inner), came.tensor, trainable=trains_a, **ahead)
-        b = thin(y, t, op, (f"{module.name}.lora_B", module.short), (out, 0 * op.rows + r), low, **behind)
+        a = thin(y, tuning, op, (low.name, module.short), (rank, op.inner), came.tensor, trainable=trains_a, **ahead)
+        b = thin(y, tuning, op, (f"{module.name}.lora_B", module.short), (out, 0 * op.rows + r), low, **behind)
         yield module, came, a, b
 
 
 def scaling(
-    y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], scaled: tuple[Tensor[X], X], **more: Any
+    y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], scaled: tuple[Tensor[X], X], **more: Any
 ) -> Op[X]:
     """Return the product of a tensor with a learned factor of each of its n features, cast to the model's type.
 
     The factors of all adapters are multiplied first (peft tuners/ia3/layer.py Linear.forward).
     """
-    (source, n), w, name = scaled, t.width, f"{module.name}.factors"
+    (source, n), w, name = scaled, tuning.width, f"{module.name}.factors"
     elements = op.rows * n
     weight = Weight(name=name, elements=n, whole=n, kind="vector", adapter=True)
     vector = Tensor(name=name, size_bytes=w * n, born=op.region, read_for="input")
@@ -196,11 +196,11 @@ class AdaptedLinear(Generic[X]):
     makes: tuple[str, ...]
 
 
-def modules_of(t: Tuning | None, op: Op[X]) -> list[AdaptedLinear[X]]:
+def modules_of(tuning: Tuning | None, op: Op[X]) -> list[AdaptedLinear[X]]:
     """Return the linear layers that a GEMM stands for; one where the framework has a joint one with one adapter."""
     short = op.modules or (op.role,)
     makes = op.makes or (op.name, f"{op.name}.output")
-    if len(short) != len(op.parts) or (t is not None and t.joint) or op.kind == "grouped":
+    if len(short) != len(op.parts) or (tuning is not None and tuning.joint) or op.kind == "grouped":
         return [AdaptedLinear(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
     each = [makes[i : i + 1] for i in range(len(short))] if op.makes else [makes] * len(short)
     return [
@@ -215,10 +215,10 @@ def _short(op: Op[X], short: tuple[str, ...]) -> str:
     return short[0] if len(short) == 1 else op.role
 
 
-def matches(t: Tuning, op: Op[X], short: str) -> bool:
+def matches(tuning: Tuning, op: Op[X], short: str) -> bool:
     """Return whether a linear layer of an operator is among the targets."""
     words = {
-        SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower()) for word in t.targets
+        SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower()) for word in tuning.targets
     }
     if op.role in ("embedding", "head"):
         return op.role in words
@@ -242,12 +242,12 @@ Held: TypeAlias = Literal["trains", "frozen", "shared", "made"]
 class AdapterPath(Generic[X]):
     """The operators that an adapter adds beside one linear layer, in their order, and the tensor it has reached."""
 
-    def __init__(self, y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X]) -> None:
-        self.y, self.t, self.op, self.module = y, t, op, module
+    def __init__(self, y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X]) -> None:
+        self.y, self.t, self.op, self.module = y, tuning, op, module
         self.ops: list[Op[X]] = []
         self.at = kept_input(op)
-        self.r = 0 * op.rows + t.rank
-        self.m, self.n, self.T, self.w = op.inner, module.columns, op.rows, t.width
+        self.r = 0 * op.rows + tuning.rank
+        self.m, self.n, self.T, self.w = op.inner, module.columns, op.rows, tuning.width
 
     def enter(self) -> None:
         """Cast and drop the layer's input."""

@@ -20,23 +20,23 @@ from shardwise.records import replace
 
 
 def lora(
-    y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]], trains_a: bool = True
+    y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]], trains_a: bool = True
 ) -> tuple[Op[X], ...]:
     """Return a GEMM with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
     if op.kind == "grouped":
-        return _experts(y, t, op) if y.stack.experts == "grouped-mm" else _grouped(y, t, op)
+        return _experts(y, tuning, op) if y.stack.experts == "grouped-mm" else _grouped(y, tuning, op)
     ops = [op]
-    for module, came, a, b in branches(y, t, op, chosen, trains_a):
-        ops += [*came.ops, a, b, added(y, t, op, module, b.name)]
+    for module, came, a, b in branches(y, tuning, op, chosen, trains_a):
+        ops += [*came.ops, a, b, added(y, tuning, op, module, b.name)]
     return tuple(ops)
 
 
-def lora_fa(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def lora_fa(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA whose A is frozen, so that nothing keeps the input (arXiv:2308.03303 section 3)."""
-    return lora(y, t, op, chosen, trains_a=False)
+    return lora(y, tuning, op, chosen, trains_a=False)
 
 
-def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def dora(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA with a learned magnitude of each output (arXiv:2402.09353; peft tuners/lora/dora.py).
 
     The norm of every row of W + B A comes from the adapter's own GEMMs with an identity matrix, whose graph is freed
@@ -44,13 +44,13 @@ def dora(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
     its widened input and weight.
     """
     ops = [op]
-    for module, came, a, b in branches(y, t, op, chosen):
-        ops += [*came.ops, a, b, *_magnitude(y, t, op, module, b.name)]
+    for module, came, a, b in branches(y, tuning, op, chosen):
+        ops += [*came.ops, a, b, *_magnitude(y, tuning, op, module, b.name)]
     return tuple(ops)
 
 
-def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> tuple[Op[X], ...]:
-    m, n, w, T = op.inner, module.columns, t.width, op.rows
+def _magnitude(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X], delta: str) -> tuple[Op[X], ...]:
+    m, n, w, T = op.inner, module.columns, tuning.width, op.rows
 
     def kept(part: str, size: X, read_for: Gradient, fleeting: bool = False) -> Tensor[X]:
         return Tensor(
@@ -65,18 +65,21 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
                   backward_flops=flops, backward_bytes=moved, weight_flops=zero, weight_bytes=zero, rows=shape[0],
                   columns=shape[1], inner=shape[2], dtype=op.dtype, vector_units=w > y.a, **own)  # fmt: skip
 
-    identity = (kept("identity", w * m * m, "either", True), kept("identity.lora_A", w * m * t.rank, "either", True))
-    norm = product("norm", (m, n, 0 * T + t.rank), 2 * m * m * t.rank, saves=identity, kernels=6,
+    identity = (
+        kept("identity", w * m * m, "either", True),
+        kept("identity.lora_A", w * m * tuning.rank, "either", True),
+    )
+    norm = product("norm", (m, n, 0 * T + tuning.rank), 2 * m * m * tuning.rank, saves=identity, kernels=6,
                    without=("input", "weight"), transient_bytes=w * (m * m + 2 * m * n))  # fmt: skip
     again: tuple[Op[X], ...] = ()
-    if t.dropout:
+    if tuning.dropout:
         # A weight of the type of the adapters is multiplied as it is.
         wide = (kept("wide weight", w * m * n, "input"),) if w != y.a else ()
         source = kept_input(op).name
         again = (product("base again", (T, n, m), 0 * T, saves=wide, without=("weight",), takes=(source,)),)
     saved = (
         kept("weight norm", w * n, "weight"),
-        kept("base result", (w if t.dropout else y.a) * T * n, "weight"),
+        kept("base result", (w if tuning.dropout else y.a) * T * n, "weight"),
         kept("magnitude less one", w * n, kept_input(op).name),
         kept("lora result", w * T * n, "either"),
         kept("magnitude", w * n, "either"),
@@ -88,24 +91,24 @@ def _magnitude(y: Layout[X], t: Tuning, op: Op[X], module: AdaptedLinear[X], del
     return norm, *again, scale
 
 
-def ia3(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def ia3(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a GEMM whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
 
     Keys and values and what enters the second GEMM (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
     """
     if op.region.partition(".")[0] == "mlp":
         module = chosen[0]
-        came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
-        return *came.ops, scaling(y, t, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
+        came = entry(y, replace(tuning, dropout=0.0, autocast=False), op, module)
+        return *came.ops, scaling(y, tuning, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
     ops = [op]
     for module in chosen:
         out = Tensor(name=f"{module.name}.result", size_bytes=y.a * op.rows * module.columns, born=op.region)
         sizes = (out, module.columns)
-        ops.append(scaling(y, t, op, module, sizes, takes=module.makes, makes=module.makes))
+        ops.append(scaling(y, tuning, op, module, sizes, takes=module.makes, makes=module.makes))
     return tuple(ops)
 
 
-def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def vera(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return LoRA whose A and B are frozen and shared by all layers, with learned factors of their results.
 
     arXiv:2310.11454; the two shared matrices, of the largest sides, are not counted to any layer. A factor of fp32
@@ -113,27 +116,27 @@ def vera(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> 
     (peft tuners/vera/layer.py Linear.forward).
     """
     ops = [op]
-    for module, came, a, b in branches(y, t, op, chosen, trains_a=False):
+    for module, came, a, b in branches(y, tuning, op, chosen, trains_a=False):
         shared_a, shared_b = (
             replace(one, weights=tuple(replace(w, elements=0 * w.elements, whole=0 * w.whole, trainable=False,
                                                stored_bytes=0) for w in one.weights))
             for one in (a, b)
         )  # fmt: skip
-        low = low_rank(y, t, op, module, t.rank)
-        width = y.a if t.autocast else t.width
+        low = low_rank(y, tuning, op, module, tuning.rank)
+        width = y.a if tuning.autocast else tuning.width
         out = Tensor(name=f"{module.name}.lora_B", size_bytes=width * op.rows * module.columns, born=op.region)
         first, second = replace(module, name=f"{module.name}.d"), replace(module, name=f"{module.name}.b")
-        d = scaling(y, t, op, first, (low, 0 * op.rows + t.rank), reads=(low,))
-        last = scaling(y, t, op, second, (out, module.columns), reads=(out,))
+        d = scaling(y, tuning, op, first, (low, 0 * op.rows + tuning.rank), reads=(low,))
+        last = scaling(y, tuning, op, second, (out, module.columns), reads=(out,))
         # A vector that scales a result is a parameter: what is kept of it is no copy, and its product is one kernel.
         d, last = (replace(one, saves=one.saves[:1], kernels=1) for one in (d, last))
-        summed = added(y, replace(t, autocast=False), op, module, last.name)
+        summed = added(y, replace(tuning, autocast=False), op, module, last.name)
         # The sum and its cast: no factor of its own.
         ops += [*came.ops, shared_a, d, shared_b, last, replace(summed, kernels=summed.kernels - 1)]
     return tuple(ops)
 
 
-def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def oft(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a GEMM whose input is turned by r orthogonal blocks for each of its layers (arXiv:2306.07280).
 
     A block of b features has b (b - 1) / 2 parameters, from which the Cayley transform makes it (peft tuners/oft). A
@@ -143,9 +146,9 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
     """
     ops: list[Op[X]] = [op]
     for module in chosen:
-        came = entry(y, replace(t, dropout=0.0, autocast=False), op, module)
-        m, T, w = op.inner, op.rows, t.width
-        side = divide(m, t.rank) if t.rank else 0 * m + t.block
+        came = entry(y, replace(tuning, dropout=0.0, autocast=False), op, module)
+        m, T, w = op.inner, op.rows, tuning.width
+        side = divide(m, tuning.rank) if tuning.rank else 0 * m + tuning.block
         number = divide(m, side)
         elements = number * divide(side * (side - 1), 2)
         weight = Weight(name=f"{module.name}.oft_R", elements=elements, whole=elements, adapter=True, kind="vector")
@@ -161,14 +164,14 @@ def oft(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> t
     return tuple(ops)
 
 
-def prefix(y: Layout[X], t: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
+def prefix(y: Layout[X], tuning: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
     """Return the learned keys and values before those of a layer: `heads` key-value heads of so many values both.
 
     peft tuners/prefix_tuning: one table for all layers, an fp32 lookup cast to the type of the model.
     """
-    elements = t.rank * heads[0] * heads[1]
+    elements = tuning.rank * heads[0] * heads[1]
     weight = Weight(name="prefix", elements=elements, whole=elements, kind="vector", adapter=True)
-    moved = (t.width + 2 * y.a) * elements * y.work.B
+    moved = (tuning.width + 2 * y.a) * elements * y.work.B
     return step(y, "prefix", op, (moved, moved), kernels=2, weights=(weight,), takes=op.makes or (),
                  makes=(op.makes or ())[1:], modules=("prefix",))  # fmt: skip
 
@@ -187,28 +190,28 @@ METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
 """The methods that stand beside linear layers."""
 
 
-def embedding_adapter(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+def embedding_adapter(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the adapter of a table: a lookup of r values a token, and their GEMM to the hidden size."""
     table = next(w for w in op.weights if w.role == "embedding")
     rows, width = table.shape
-    m, r = divide(op.output_bytes, y.a * width), t.rank
-    low = Tensor(name="embedding.lora_A", size_bytes=t.width * m * r, born=op.region)
+    m, r = divide(op.output_bytes, y.a * width), tuning.rank
+    low = Tensor(name="embedding.lora_A", size_bytes=tuning.width * m * r, born=op.region)
     ids = tuple(s for s in op.saves if s.name == "ids")
-    moved: X = 2 * t.width * m * r
+    moved: X = 2 * tuning.width * m * r
     weight = Weight(name="embedding.lora_A.weight", elements=rows * r, whole=rows * r, kind="vector", adapter=True)
     look = step(y, low.name, op, (moved, moved), weights=(weight,), saves=ids, modules=("embedding",))
     like = replace(op, rows=m, inner=0 * m + width, columns=0 * m + width)
     module = AdaptedLinear(
         name="embedding", short="embedding", columns=0 * m + width, makes=("embedding", "embedding.output")
     )
-    b = thin(y, t, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
-    return look, b, added(y, t, like, module, b.name)
+    b = thin(y, tuning, like, ("embedding.lora_B", "embedding"), (0 * m + width, 0 * m + r), low)
+    return look, b, added(y, tuning, like, module, b.name)
 
 
-def virtual_tokens(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
+def virtual_tokens(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     """Return the learned tokens before a prompt: their rows of the embedding, joined with those of the prompt."""
     table = next(w for w in op.weights if w.role == "embedding")
-    elements = t.virtual_tokens * table.shape[1] + 0 * y.tokens
+    elements = tuning.virtual_tokens * table.shape[1] + 0 * y.tokens
     weight = Weight(name="virtual tokens", elements=elements, whole=elements, kind="vector", adapter=True)
     moved = 2 * (0 * y.tokens + op.output_bytes)
     return step(y, "virtual tokens", op, (moved, moved), weights=(weight,), modules=("prompt",),
@@ -219,19 +222,19 @@ def _elements(op: Op[X]) -> X:
     return total((w.elements for w in op.weights if w.expert), 0 * op.rows)
 
 
-def _experts(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs of experts with weights to which B A of each expert is added (peft ParamWrapper).
 
     The sum is a tensor like the weights, which the gradient of the input reads and which has a gradient as large. The
     joint first weight counts twice under "all-linear", which takes each of its halves.
     """
     local = op.weights[0].shape[0]
-    twice = 2 if "all-linear" in t.targets and op.role == "up" else 1
-    r = twice * t.rank
+    twice = 2 if "all-linear" in tuning.targets and op.role == "up" else 1
+    r = twice * tuning.rank
     whole, thin_elements = _elements(op), local * r * (op.inner + op.columns)
     name = f"{op.name}.lora"
     kept: tuple[Tensor[X], ...] = ()
-    if t.width != y.a:
+    if tuning.width != y.a:
         kept = (Tensor(name=f"{name}.narrow weights", size_bytes=y.a * thin_elements, born=op.region),)
     flops = 2 * whole * r
     weight: Weight[X] = Weight(name=f"{name}.weight", elements=thin_elements, whole=thin_elements, expert=True,
@@ -250,9 +253,9 @@ def _experts(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     return made, own
 
 
-def _grouped(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+def _grouped(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs of experts with two thin grouped ones beside them (Megatron-Bridge, TEGroupedLinear)."""
-    local, r = op.weights[0].shape[0], 0 * op.rows + t.rank
+    local, r = op.weights[0].shape[0], 0 * op.rows + tuning.rank
     rows = op.rows * op.batch
     low = Tensor(name=f"{op.name}.lora_A", size_bytes=y.a * rows * r, born=op.region)
 

@@ -37,17 +37,17 @@ def head_norm(y: Layout[X], name: str, heads: tuple[X, int], dim: int, rule: tup
     return replace(op, takes=(stream,), makes=(stream,)) if stream in STREAMS else op
 
 
-def head_norms(y: Layout[X], m: Attention) -> list[Op[X]]:
+def head_norms(y: Layout[X], mixer: Attention) -> list[Op[X]]:
     """Return the norms of queries, keys and values; a layer without keys of its own norms queries alone."""
     ops: list[Op[X]] = []
-    queries, keys = (y.split(m.heads), m.heads), (y.kv_heads(m.kv_heads), m.kv_heads)
-    if m.qk_norm != "none":
-        rule = (m.qk_norm, m.qk_norm_kind)
-        ops.append(head_norm(y, "qk_norm.queries", queries, m.head_dim, rule))
-        if not m.kv_from_earlier:
-            ops.append(head_norm(y, "qk_norm.keys", keys, m.head_dim, rule))
-    if m.v_norm and not m.kv_from_earlier:
-        ops.append(head_norm(y, "v_norm", keys, m.value_dim, ("head", "rmsnorm-no-weight")))
+    queries, keys = (y.split(mixer.heads), mixer.heads), (y.kv_heads(mixer.kv_heads), mixer.kv_heads)
+    if mixer.qk_norm != "none":
+        rule = (mixer.qk_norm, mixer.qk_norm_kind)
+        ops.append(head_norm(y, "qk_norm.queries", queries, mixer.head_dim, rule))
+        if not mixer.kv_from_earlier:
+            ops.append(head_norm(y, "qk_norm.keys", keys, mixer.head_dim, rule))
+    if mixer.v_norm and not mixer.kv_from_earlier:
+        ops.append(head_norm(y, "v_norm", keys, mixer.value_dim, ("head", "rmsnorm-no-weight")))
     return ops
 
 
@@ -63,52 +63,52 @@ def rotary(y: Layout[X], width: X) -> Op[X]:
                      role="rotary", makes=())  # fmt: skip
 
 
-def projections(y: Layout[X], m: Attention, D: int) -> LinearShape[X]:
+def projections(y: Layout[X], mixer: Attention, D: int) -> LinearShape[X]:
     """Return the linear layer that makes queries (and their gate), keys and values.
 
     Key-value heads below one a rank are replicated; layers that read an earlier cache have queries alone; one
     projection may serve as key and value.
     """
-    heads, kv, inputs = y.split(m.heads), y.kv_heads(m.kv_heads), m.input_width or D
-    per_query = m.head_dim + (m.value_dim if m.output_gate else 0)
-    per_key = 0 if m.kv_from_earlier else m.head_dim + (0 if m.shared_key_value else m.value_dim)
-    per_value = max(per_key - m.head_dim, 0)
+    heads, kv, inputs = y.split(mixer.heads), y.kv_heads(mixer.kv_heads), mixer.input_width or D
+    per_query = mixer.head_dim + (mixer.value_dim if mixer.output_gate else 0)
+    per_key = 0 if mixer.kv_from_earlier else mixer.head_dim + (0 if mixer.shared_key_value else mixer.value_dim)
+    per_value = max(per_key - mixer.head_dim, 0)
     parts = tuple(n for n, each in ((heads * per_query, 1), (kv * (per_key - per_value), per_key),
                                     (kv * per_value, per_value)) if each)  # fmt: skip
     return LinearShape(
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
-        whole_outputs=m.heads * per_query + m.kv_heads * per_key, bias=m.qkv_bias,
+        whole_outputs=mixer.heads * per_query + mixer.kv_heads * per_key, bias=mixer.qkv_bias,
         kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts, role="qkv",
-        modules=("qkv",) if m.fused_projection else ("q", "k", "v")[: len(parts)],
+        modules=("qkv",) if mixer.fused_projection else ("q", "k", "v")[: len(parts)],
     )  # fmt: skip
 
 
-def core_of(y: Layout[X], m: Attention) -> AttentionCore[X]:
+def core_of(y: Layout[X], mixer: Attention) -> AttentionCore[X]:
     """Return the sizes of the core of an attention layer."""
     return AttentionCore(
-        heads=y.split(m.heads), kv_heads=y.kv_heads(m.kv_heads), key_dim=m.head_dim, value_dim=m.value_dim,
-        repeats=m.heads // m.kv_heads, mask=AttentionMask(window=m.window, chunk=m.chunk, causal=m.causal),
-        caps=m.softcap,
+        heads=y.split(mixer.heads), kv_heads=y.kv_heads(mixer.kv_heads), key_dim=mixer.head_dim,
+        value_dim=mixer.value_dim, repeats=mixer.heads // mixer.kv_heads, caps=mixer.softcap,
+        mask=AttentionMask(window=mixer.window, chunk=mixer.chunk, causal=mixer.causal),
     )  # fmt: skip
 
 
-def gated(y: Layout[X], m: Attention, D: int, source: Tensor[X], out: Tensor[X]) -> tuple[list[Op[X]], Tensor[X]]:
+def gated(y: Layout[X], mixer: Attention, D: int, source: Tensor[X], out: Tensor[X]) -> tuple[list[Op[X]], Tensor[X]]:
     """Return the operators of a gate on the attention output and what enters the output projection.
 
     An output gate (Qwen3-Next) came with the queries; a head gate has its own small projection. The sigmoid of the
     gate and the ungated output are kept.
     """
-    heads = y.split(m.heads)
+    heads = y.split(mixer.heads)
     ops: list[Op[X]] = []
-    if not (m.output_gate or m.head_gate):
+    if not (mixer.output_gate or mixer.head_gate):
         return ops, out
-    width = heads * m.value_dim if m.output_gate else heads
-    if m.head_gate:
-        shape = LinearShape(inputs=D + 0 * heads, outputs=heads, whole_inputs=D, whole_outputs=m.heads)
+    width = heads * mixer.value_dim if mixer.output_gate else heads
+    if mixer.head_gate:
+        shape = LinearShape(inputs=D + 0 * heads, outputs=heads, whole_inputs=D, whole_outputs=mixer.heads)
         ops.append(y.column("head_gate", REGION, shape, source))
     gate, product = (
         y.activation("attention.gate", width, REGION),
-        y.activation("attention.gated", heads * m.value_dim, REGION),
+        y.activation("attention.gated", heads * mixer.value_dim, REGION),
     )
     moved = (2 * product.size_bytes + gate.size_bytes, 3 * product.size_bytes + 2 * gate.size_bytes)
     ops.append(
@@ -134,7 +134,7 @@ def _split(y: Layout[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     return memory_op(y, "split", REGION, (trains * 2 * queries, trains * 2 * joined), kernels=trains)
 
 
-def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one attention layer, from its normed input to the residual stream.
 
     >>> from shardwise.models import Model
@@ -145,40 +145,40 @@ def attention(y: Layout[X], m: Attention, D: int, source: Tensor[X]) -> tuple[Op
     >>> sum(w.whole for op in ops for w in op.weights)
     41943040
     """
-    heads, kv = y.split(m.heads), y.kv_heads(m.kv_heads)
-    if m.input_width:
-        source = y.residual("attention.input", m.input_width, "norm1")
+    heads, kv = y.split(mixer.heads), y.kv_heads(mixer.kv_heads)
+    if mixer.input_width:
+        source = y.residual("attention.input", mixer.input_width, "norm1")
     # Rotated queries and keys are new tensors; values stay a view of a fused projection, which is kept whole.
     by_modules = y.stack.norm == "eager" and y.stack.attention == "flash"
-    viewed = by_modules and m.fused_projection and m.rotary
-    stored = projections(y, m, D).outputs if viewed else kv * m.value_dim
+    viewed = by_modules and mixer.fused_projection and mixer.rotary
+    stored = projections(y, mixer, D).outputs if viewed else kv * mixer.value_dim
     inputs = (
-        y.activation("attention.queries", heads * m.head_dim, REGION),
-        y.activation("attention.keys", kv * m.head_dim, REGION),
+        y.activation("attention.queries", heads * mixer.head_dim, REGION),
+        y.activation("attention.keys", kv * mixer.head_dim, REGION),
         y.activation("attention.values", stored, REGION),
     )
-    core = core_of(y, m)
-    ops = [y.column("qkv", REGION, projections(y, m, D), source, makes=STREAMS), *head_norms(y, m)]
+    core = core_of(y, mixer)
+    ops = [y.column("qkv", REGION, projections(y, mixer, D), source, makes=STREAMS), *head_norms(y, mixer)]
     if (tuning := y.choices.tuning) is not None and tuning.prefix_tokens:
-        ops.append(prefix(y, tuning, ops[0], (kv, m.head_dim + m.value_dim)))
-    if m.rotary:
-        turned = rotary(y, (heads + (0 if m.kv_from_earlier else kv)) * m.head_dim)
+        ops.append(prefix(y, tuning, ops[0], (kv, mixer.head_dim + mixer.value_dim)))
+    if mixer.rotary:
+        turned = rotary(y, (heads + (0 if mixer.kv_from_earlier else kv)) * mixer.head_dim)
         ops.append(replace(turned, takes=STREAMS[:2]))
-    if (m.fused_projection and m.rotary) or y.stack.activation == "fused":
+    if (mixer.fused_projection and mixer.rotary) or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
     ops += attention_core(y, core, inputs)
-    if m.sinks:
-        ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, m.heads),)))
-    gates, product = gated(y, m, D, source, core_output(y, core))
+    if mixer.sinks:
+        ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))
+    gates, product = gated(y, mixer, D, source, core_output(y, core))
     if not gates:
-        copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and m.joined_rotary)
+        copies = y.stack.attention == "eager" or y.stack.merged_attention_copy or (by_modules and mixer.joined_rotary)
         product = merged(product, copies)
     out = LinearShape(
-        inputs=heads * m.value_dim,
+        inputs=heads * mixer.value_dim,
         outputs=D + 0 * heads,
-        whole_inputs=m.heads * m.value_dim,
+        whole_inputs=mixer.heads * mixer.value_dim,
         whole_outputs=D,
-        bias=m.out_bias,
+        bias=mixer.out_bias,
         role="out",
         modules=("o",),
     )

@@ -59,10 +59,12 @@ _MIXERS: dict[type, Callable[..., tuple[Op[Any], ...]]] = {
 _ATTENDS = (Attention, LatentAttention, CompressedAttention)
 
 
-def mixer(y: Layout[X], m: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def mixer(y: Layout[X], mixer: Mixer, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one mixer."""
-    ops = _MIXERS[type(m)](y, m, D, source)
-    return ops if y.work.phase == "train" else belonging(ops, "attention" if isinstance(m, _ATTENDS) else "recurrent")
+    ops = _MIXERS[type(mixer)](y, mixer, D, source)
+    return (
+        ops if y.work.phase == "train" else belonging(ops, "attention" if isinstance(mixer, _ATTENDS) else "recurrent")
+    )
 
 
 def feed_forward(y: Layout[X], m: FeedForward, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -19,57 +19,59 @@ from shardwise.records import replace
 COMPRESSOR = "attention.compressor"
 
 
-def compressed_keys(y: Layout[X], m: CompressedAttention) -> X:
+def compressed_keys(y: Layout[X], mixer: CompressedAttention) -> X:
     """Return how many compressed entries a sequence has by the end of the new tokens."""
-    return whole_chunks(y.work.S + y.work.context, m.rate) if m.rate else 0 * y.work.S
+    return whole_chunks(y.work.S + y.work.context, mixer.rate) if mixer.rate else 0 * y.work.S
 
 
-def picked_pairs(y: Layout[X], m: CompressedAttention) -> X:
+def picked_pairs(y: Layout[X], mixer: CompressedAttention) -> X:
     """Return (query, compressed entry) pairs of one sequence: all entries behind a query, at most the indexer's picks.
 
     A query at position p sees (p + 1) / rate entries; the sum over positions is taken as its integral.
     """
-    if not m.rate:
+    if not mixer.rate:
         return 0 * y.work.S
     if y.work.coverage == "full":
-        keys = compressed_keys(y, m)
-        return y.work.S * (minimum(keys, m.indexer.top_k) if m.indexer else keys)
-    return _behind(y.work.S + y.work.context, m) - _behind(y.work.context, m)
+        keys = compressed_keys(y, mixer)
+        return y.work.S * (minimum(keys, mixer.indexer.top_k) if mixer.indexer else keys)
+    return _behind(y.work.S + y.work.context, mixer) - _behind(y.work.context, mixer)
 
 
-def _behind(n: X, m: CompressedAttention) -> X:
-    most = m.indexer.top_k * m.rate if m.indexer else 0
+def _behind(n: X, mixer: CompressedAttention) -> X:
+    most = mixer.indexer.top_k * mixer.rate if mixer.indexer else 0
     grown = minimum(n, most) if most else n
-    triangle: X = divide(grown * grown, 2 * m.rate)
-    return triangle + (n - grown) * most / m.rate if most else triangle
+    triangle: X = divide(grown * grown, 2 * mixer.rate)
+    return triangle + (n - grown) * most / mixer.rate if most else triangle
 
 
-def _compressor(y: Layout[X], m: CompressedAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+def _compressor(y: Layout[X], mixer: CompressedAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     """Values, gates and their learned positions, softmax-pooled over windows; indexed layers keep two series."""
-    if not m.rate:
+    if not mixer.rate:
         return []
-    ops = _pooling(y, "compressor", m, (D, m.head_dim), source)
-    x = m.indexer
+    ops = _pooling(y, "compressor", mixer, (D, mixer.head_dim), source)
+    x = mixer.indexer
     if x is None:
         return ops
     queries = Tensor(
-        name="q_norm.output", size_bytes=y.a * y.residual_tokens * y.residual_width(m.q_lora_rank), born=REGION
+        name="q_norm.output", size_bytes=y.a * y.residual_tokens * y.residual_width(mixer.q_lora_rank), born=REGION
     )
     return [
         *ops,
-        *_pooling(y, "indexer", m, (D, x.head_dim), source),
-        down(y, "indexer.q", COMPRESSOR, (m.q_lora_rank, x.heads * x.head_dim), queries),
+        *_pooling(y, "indexer", mixer, (D, x.head_dim), source),
+        down(y, "indexer.q", COMPRESSOR, (mixer.q_lora_rank, x.heads * x.head_dim), queries),
         down(y, "indexer.weights", COMPRESSOR, (D, x.heads), source),
         # The indexer scores every compressed entry, not only those it picks.
-        scoring(y, x, COMPRESSOR, picked_pairs(y, replace(m, indexer=None)), compressed_keys(y, m)),
+        scoring(y, x, COMPRESSOR, picked_pairs(y, replace(mixer, indexer=None)), compressed_keys(y, mixer)),
     ]
 
 
-def _pooling(y: Layout[X], name: str, m: CompressedAttention, sizes: tuple[int, int], source: Tensor[X]) -> list[Op[X]]:
+def _pooling(
+    y: Layout[X], name: str, mixer: CompressedAttention, sizes: tuple[int, int], source: Tensor[X]
+) -> list[Op[X]]:
     D, width = sizes
-    series = 2 if m.indexer else 1
+    series = 2 if mixer.indexer else 1
     zero = 0 * y.tokens
-    positions = m.rate * series * width
+    positions = mixer.rate * series * width
     return [
         down(y, f"{name}.kv", COMPRESSOR, (D, series * width), source),
         down(y, f"{name}.gate", COMPRESSOR, (D, series * width), source),
@@ -78,18 +80,22 @@ def _pooling(y: Layout[X], name: str, m: CompressedAttention, sizes: tuple[int, 
     ]
 
 
-def _core(y: Layout[X], m: CompressedAttention) -> tuple[Op[X], ...]:
+def _core(y: Layout[X], mixer: CompressedAttention) -> tuple[Op[X], ...]:
     """The window's attention with the compressed entries beside it; every head reads the one shared key-value head."""
-    heads, one = y.split(m.heads), 1 + 0 * y.tokens
-    H = m.head_dim
+    heads, one = y.split(mixer.heads), 1 + 0 * y.tokens
+    H = mixer.head_dim
     core = AttentionCore(
-        heads=heads, kv_heads=one, key_dim=H, value_dim=H, repeats=m.heads, mask=AttentionMask(window=m.window)
+        heads=heads, kv_heads=one, key_dim=H, value_dim=H, repeats=mixer.heads, mask=AttentionMask(window=mixer.window)
     )
     keys = y.activation("attention.keys", H * one, REGION)
     queries = y.activation("attention.queries", heads * H, REGION)
     ops = attention_core(y, core, (queries, keys, keys))
-    picked = y.work.B * divide(picked_pairs(y, m) * y.tokens, y.work.B * y.work.S)
-    entries = minimum(compressed_keys(y, m), m.indexer.top_k * y.work.S) if m.indexer else compressed_keys(y, m)
+    picked = y.work.B * divide(picked_pairs(y, mixer) * y.tokens, y.work.B * y.work.S)
+    entries = (
+        minimum(compressed_keys(y, mixer), mixer.indexer.top_k * y.work.S)
+        if mixer.indexer
+        else compressed_keys(y, mixer)
+    )
     moved = y.work.cache_bytes * y.work.B * entries * H
     first = ops[0]
     more = 4 * heads * H * picked
@@ -101,34 +107,36 @@ def _core(y: Layout[X], m: CompressedAttention) -> tuple[Op[X], ...]:
     return (wide, *ops[1:])
 
 
-def _outputs(y: Layout[X], m: CompressedAttention, D: int) -> list[Op[X]]:
+def _outputs(y: Layout[X], mixer: CompressedAttention, D: int) -> list[Op[X]]:
     """The grouped low-rank map of the heads, then the map back to the residual stream."""
-    heads = y.split(m.heads)
-    T, groups = y.tokens, y.split(m.out_groups)
-    wide = m.heads * m.head_dim // m.out_groups
-    core = AttentionCore(heads=heads, kv_heads=heads, key_dim=m.head_dim, value_dim=m.head_dim)
+    heads = y.split(mixer.heads)
+    T, groups = y.tokens, y.split(mixer.out_groups)
+    wide = mixer.heads * mixer.head_dim // mixer.out_groups
+    core = AttentionCore(heads=heads, kv_heads=heads, key_dim=mixer.head_dim, value_dim=mixer.head_dim)
     out = core_output(y, core)
-    elements = groups * wide * m.out_lora_rank
-    flops = matmul_flops(T, groups * m.out_lora_rank, wide + 0 * T)
+    elements = groups * wide * mixer.out_lora_rank
+    flops = matmul_flops(T, groups * mixer.out_lora_rank, wide + 0 * T)
     weight = Weight(
-        name="out_groups.weight", elements=elements, whole=0 * heads + m.heads * m.head_dim * m.out_lora_rank
+        name="out_groups.weight",
+        elements=elements,
+        whole=0 * heads + mixer.heads * mixer.head_dim * mixer.out_lora_rank,
     )
-    edges = y.a * T * groups * (wide + m.out_lora_rank)
+    edges = y.a * T * groups * (wide + mixer.out_lora_rank)
     moved = edges + y.work.weight_bytes * elements
     grouped = Op(
         name="out_groups", kind="matmul", region=REGION, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=edges + 2 * y.work.gradient_bytes * elements, rows=T,
-        columns=0 * T + m.out_lora_rank, inner=0 * T + wide, batch=groups, weights=(weight,), reads=(out,),
+        columns=0 * T + mixer.out_lora_rank, inner=0 * T + wide, batch=groups, weights=(weight,), reads=(out,),
         saves=(replace(out, read_for="weight"),), model_flops=flops, dtype=y.work.dtype,
-        output_bytes=y.a * T * groups * m.out_lora_rank,
+        output_bytes=y.a * T * groups * mixer.out_lora_rank,
     )  # fmt: skip
-    ranks = m.out_groups * m.out_lora_rank
-    entry = y.activation("out_groups.output", groups * m.out_lora_rank, REGION)
-    shape = LinearShape(inputs=groups * m.out_lora_rank, outputs=D + 0 * heads, whole_inputs=ranks, whole_outputs=D)
+    ranks = mixer.out_groups * mixer.out_lora_rank
+    entry = y.activation("out_groups.output", groups * mixer.out_lora_rank, REGION)
+    shape = LinearShape(inputs=groups * mixer.out_lora_rank, outputs=D + 0 * heads, whole_inputs=ranks, whole_outputs=D)
     return [grouped, y.row("out", REGION, shape, entry)]
 
 
-def compressed_attention(y: Layout[X], m: CompressedAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def compressed_attention(y: Layout[X], mixer: CompressedAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one compressed attention layer, from its normed input to the residual stream.
 
     >>> from shardwise.models import Model
@@ -139,18 +147,18 @@ def compressed_attention(y: Layout[X], m: CompressedAttention, D: int, source: T
     >>> sum(w.whole for op in ops for w in op.weights)
     106956352
     """
-    heads, ql = y.split(m.heads), m.q_lora_rank
+    heads, ql = y.split(mixer.heads), mixer.q_lora_rank
     latent = Tensor(name="q_norm.output", size_bytes=y.a * y.residual_tokens * y.residual_width(ql), born=REGION)
     return (
         down(y, "q_down", REGION, (D, ql), source),
         gathered(y, small_norm(y, "q_norm", REGION, ql), ql),
-        up(y, "q_up", ql, m.head_dim, m.heads, latent),
-        head_norm(y, "head_norm", (heads, m.heads), m.head_dim, ("head", "rmsnorm-no-weight")),
-        down(y, "kv", REGION, (D, m.head_dim), source),
-        small_norm(y, "kv_norm", REGION, m.head_dim),
-        *_compressor(y, m, D, source),
-        rotary(y, (2 * heads + 1) * m.head_dim),
-        *_core(y, m),
-        only_weights(y, "sinks", CORE, (vector("sinks", heads, m.heads),)),
-        *_outputs(y, m, D),
+        up(y, "q_up", ql, mixer.head_dim, mixer.heads, latent),
+        head_norm(y, "head_norm", (heads, mixer.heads), mixer.head_dim, ("head", "rmsnorm-no-weight")),
+        down(y, "kv", REGION, (D, mixer.head_dim), source),
+        small_norm(y, "kv_norm", REGION, mixer.head_dim),
+        *_compressor(y, mixer, D, source),
+        rotary(y, (2 * heads + 1) * mixer.head_dim),
+        *_core(y, mixer),
+        only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)),
+        *_outputs(y, mixer, D),
     )

@@ -121,25 +121,27 @@ def share(y: Layout[X]) -> X:
     return divide(y.tokens, y.work.B * y.work.S)
 
 
-def core_flops(y: Layout[X], c: AttentionCore[X]) -> X:
+def core_flops(y: Layout[X], core: AttentionCore[X]) -> X:
     """Return forward FLOPs of QK^T and PV on a rank: 2 (H + Hv) a head and pair.
 
     >>> from shardwise.ops.count import whole_layout
     >>> core_flops(whole_layout(1, 4), AttentionCore(heads=2, kv_heads=1, key_dim=8, value_dim=8))
     1024
     """
-    pairs = y.work.B * attended_pairs(y, c.mask)
-    return 2 * c.heads * c.dims * divide(pairs * y.tokens, y.work.B * y.work.S)
+    pairs = y.work.B * attended_pairs(y, core.mask)
+    return 2 * core.heads * core.dims * divide(pairs * y.tokens, y.work.B * y.work.S)
 
 
-def cache_traffic(y: Layout[X], c: AttentionCore[X]) -> X:
+def cache_traffic(y: Layout[X], core: AttentionCore[X]) -> X:
     """Return bytes of keys and values that the core reads: those of new tokens in training, of the cache in serving."""
     if y.work.phase == "train":
-        return y.a * y.tokens * c.kv_heads * c.dims
-    return y.work.cache_bytes * c.kv_heads * c.dims * y.work.B * read_tokens(y, c.mask) * share(y)
+        return y.a * y.tokens * core.kv_heads * core.dims
+    return y.work.cache_bytes * core.kv_heads * core.dims * y.work.B * read_tokens(y, core.mask) * share(y)
 
 
-def context_messages(y: Layout[X], c: AttentionCore[X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
+def context_messages(
+    y: Layout[X], core: AttentionCore[X]
+) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
     """Return the messages of a sequence split over ranks: forward, backward.
 
     Ring: cp - 1 steps of keys and values, twice that backward (arXiv:2310.01889). All-gather: of K and V, again
@@ -147,9 +149,9 @@ def context_messages(y: Layout[X], c: AttentionCore[X]) -> tuple[tuple[Collectiv
     output out (arXiv:2309.14509). PyTorch gathers or rotates K and V beside a kernel a chunk, and rotates gradients in
     fp32. SUMMA's sequence axis gathers K and V.
     """
-    heads = sent_heads(y, c)
-    size = y.a * y.tokens * heads * c.dims
-    at = (y.tokens, heads * c.dims)
+    heads = sent_heads(y, core)
+    size = y.a * y.tokens * heads * core.dims
+    at = (y.tokens, heads * core.dims)
     ahead, back = _gathered("tp2", size, y.degrees.tp2, at) if y.choices.layout == "summa" else ((), ())
     if merges_chunks(y):
         more, more_back = _rotated(y, size, at)
@@ -158,7 +160,7 @@ def context_messages(y: Layout[X], c: AttentionCore[X]) -> tuple[tuple[Collectiv
     elif y.choices.cp_kind == "ring":
         more, more_back = _ring(size, y.degrees.cp - 1, at)
     else:
-        more = more_back = _exchanged(y, c)
+        more = more_back = _exchanged(y, core)
     return (*ahead, *more), (*back, *more_back)
 
 
@@ -185,9 +187,9 @@ def merges_chunks(y: Layout[X]) -> bool:
     return split and y.stack.merges_chunks and y.work.phase == "train"
 
 
-def sent_heads(y: Layout[X], c: AttentionCore[X]) -> X:
+def sent_heads(y: Layout[X], core: AttentionCore[X]) -> X:
     """Return the heads of keys and values that a split sequence sends: those of queries where they are repeated."""
-    return c.heads if merges_chunks(y) and y.stack.repeats_kv else c.kv_heads
+    return core.heads if merges_chunks(y) and y.stack.repeats_kv else core.kv_heads
 
 
 def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:
@@ -206,10 +208,10 @@ def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X
     return (keys,), (keys, wide, replace(wide, count=minimum(steps, 1), hides="exposed"))
 
 
-def _exchanged(y: Layout[X], c: AttentionCore[X]) -> tuple[Collective[X], ...]:
+def _exchanged(y: Layout[X], core: AttentionCore[X]) -> tuple[Collective[X], ...]:
     sides = (
-        ("queries, keys, values", c.heads * c.key_dim + c.kv_heads * c.dims),
-        ("output", c.heads * c.value_dim),
+        ("queries, keys, values", core.heads * core.key_dim + core.kv_heads * core.dims),
+        ("output", core.heads * core.value_dim),
     )
     return tuple(
         Collective(
@@ -219,16 +221,16 @@ def _exchanged(y: Layout[X], c: AttentionCore[X]) -> tuple[Collective[X], ...]:
     )
 
 
-def attention_core(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
     """Return the operators between projected queries, keys, values and the attention output.
 
     `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
     """
-    ops = (_fused(y, c, inputs),) if y.stack.attention == "flash" else _unfused(y, c, inputs)
-    return (*ops, *exchange_copies(y, c), *merged_outputs(y, c))
+    ops = (_fused(y, core, inputs),) if y.stack.attention == "flash" else _unfused(y, core, inputs)
+    return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
 
 
-def exchange_copies(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
+def exchange_copies(y: Layout[X], core: AttentionCore[X]) -> tuple[Op[X], ...]:
     """Return the copies around an all-to-all of context parallelism: its heads are sorted by rank, its chunks in order.
 
     Each tensor is read and written on both sides of its message (TransformerEngine attention/dot_product_attention/
@@ -236,12 +238,12 @@ def exchange_copies(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
     """
     if y.choices.cp_kind != "all-to-all" or y.choices.layout == "summa" or y.work.phase != "train":
         return ()
-    sent = y.a * y.tokens * (c.heads * (c.key_dim + c.value_dim) + c.kv_heads * c.dims)
+    sent = y.a * y.tokens * (core.heads * (core.key_dim + core.value_dim) + core.kv_heads * core.dims)
     moved, copies = (above(y.degrees.cp, 1, n + 0 * sent, 0 * sent) for n in (4 * sent, 8))
     return (memory_op(y, "exchange", CORE, (moved, moved), kernels=copies),)
 
 
-def merged_outputs(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
+def merged_outputs(y: Layout[X], core: AttentionCore[X]) -> tuple[Op[X], ...]:
     """Return what merges the outputs of the kernels of chunks, and adds up their gradients, in fp32 kernel by kernel.
 
     An output is widened once and narrowed once. For each further chunk: the next one is widened, subtracted from the
@@ -254,8 +256,8 @@ def merged_outputs(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
         return ()
     a, cp = y.a, y.degrees.cp
     more = cp - 1
-    out, queries = (y.tokens * c.heads * width for width in (c.value_dim, c.key_dim))
-    keys = y.tokens * sent_heads(y, c) * c.dims
+    out, queries = (y.tokens * core.heads * width for width in (core.value_dim, core.key_dim))
+    keys = y.tokens * sent_heads(y, core) * core.dims
     ahead = out * (2 * (a + 4) + more * (a + 4 + 32)) + keys * 2 * a * cp
     of_queries = 4 + (8 + a) * cp + 4 + a
     of_keys = 4 + (8 + a) + more * ((8 + a) / 2 + 8) + 8 * cp + 2 * a * more + 4 + a
@@ -264,25 +266,26 @@ def merged_outputs(y: Layout[X], c: AttentionCore[X]) -> tuple[Op[X], ...]:
     return (memory_op(y, "chunks", CORE, tuple(moved), kernels=12 * more, role="steps"),)  # type: ignore[arg-type]
 
 
-def core_output(y: Layout[X], c: AttentionCore[X]) -> Tensor[X]:
+def core_output(y: Layout[X], core: AttentionCore[X]) -> Tensor[X]:
     """Return the output of the core."""
-    return y.activation("attention.out", c.heads * c.value_dim, CORE)
+    return y.activation("attention.out", core.heads * core.value_dim, CORE)
 
 
-def _fused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
+def _fused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     """One kernel: keeps q, k, v, its output and a logsumexp; backward runs 5/2 of forward (arXiv:2205.14135)."""
-    T, flops = y.tokens, core_flops(y, c)
-    out = core_output(y, c)
-    logsumexp = Tensor(name="attention.logsumexp", size_bytes=4 * T * c.heads, born=CORE)
-    ahead, back = context_messages(y, c)
-    moved = y.a * T * c.heads * c.dims + cache_traffic(y, c)
+    T, flops = y.tokens, core_flops(y, core)
+    out = core_output(y, core)
+    logsumexp = Tensor(name="attention.logsumexp", size_bytes=4 * T * core.heads, born=CORE)
+    ahead, back = context_messages(y, core)
+    moved = y.a * T * core.heads * core.dims + cache_traffic(y, core)
     zero = 0 * flops
     kept = (*inputs, out, logsumexp, *_before_exchange(y, out))
     return Op(
         name="attention", kind="attention", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2.5 * flops,
-        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T, columns=zero + read_tokens(y, c.mask),
-        inner=zero + c.dims, batch=c.heads, reads=inputs, saves=kept, forward=ahead, backward=back,
-        model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes, role="attention",
+        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T,
+        columns=zero + read_tokens(y, core.mask), inner=zero + core.dims, batch=core.heads, reads=inputs, saves=kept,
+        forward=ahead, backward=back, model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
+        role="attention",
     )  # fmt: skip
 
 
@@ -297,12 +300,12 @@ def _before_exchange(y: Layout[X], out: Tensor[X]) -> tuple[Tensor[X], ...]:
     return (Tensor(name="attention.out before exchange", size_bytes=size, born=CORE),)
 
 
-def _repeated(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
+def _repeated(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Tensor[X], ...]:
     """Transformers' eager attention repeats keys and values to the query heads and keeps the copies."""
-    if y.stack.attention != "eager" or c.repeats == 1:
+    if y.stack.attention != "eager" or core.repeats == 1:
         return inputs
     queries, *shared = inputs
-    groups = c.heads / c.kv_heads
+    groups = core.heads / core.kv_heads
     copies = (
         Tensor(name=f"attention.repeated {name}", size_bytes=t.size_bytes * groups, born=CORE)
         for name, t in zip(("keys", "values"), shared, strict=True)
@@ -310,44 +313,44 @@ def _repeated(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) 
     return (queries, *copies)
 
 
-def _unfused(y: Layout[X], c: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+def _unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
     """Two batched GEMMs around a softmax over the whole score matrix, which is kept.
 
     "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section
     4.1). "eager" (transformers): softmax in fp32 and its 16-bit copy, the tanh of capped scores; checked to the byte
     with saved-tensor hooks on torch 2.13.0, transformers 5.23.0.
     """
-    queries, keys, values = _repeated(y, c, inputs)
+    queries, keys, values = _repeated(y, core, inputs)
     # Each operand of a GEMM is read for the gradient of the other.
     queries, keys, values = (
         replace(t, read_for=other)
         for t, other in ((queries, inputs[1].name), (keys, inputs[0].name), (values, "attention.softmax"))
     )
     T, keys_seen = y.tokens, y.work.S + y.work.context
-    scores = T * c.heads * keys_seen
-    ahead, back = context_messages(y, c)
-    kept, probabilities, kernels = _softmax(y, c, scores)
+    scores = T * core.heads * keys_seen
+    ahead, back = context_messages(y, core)
+    kept, probabilities, kernels = _softmax(y, core, scores)
     # Each kernel reads and writes the whole matrix: softmax, then dropout with its mask where there is one; backward
     # reads a gradient and what was kept, and writes a gradient, for each.
     forward = 2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores)
     backward = (
         2 * y.a * scores + sum((2 * y.a * scores + t.size_bytes for t in kept[1:]), 0 * scores) + kept[0].size_bytes
     )
-    first = _product(y, "attention.scores", (T, keys_seen, c.key_dim + 0 * T), c.heads, (queries, keys))
-    last = _product(y, "attention.context", (T, c.value_dim + 0 * T, keys_seen), c.heads, (probabilities, values))
+    first = _product(y, "attention.scores", (T, keys_seen, core.key_dim + 0 * T), core.heads, (queries, keys))
+    last = _product(y, "attention.context", (T, core.value_dim + 0 * T, keys_seen), core.heads, (probabilities, values))
     softmax = memory_op(
         y, "attention.softmax", CORE, (forward, backward), saves=kept, kernels=kernels, output_bytes=y.a * scores,
         role="softmax",
     )  # fmt: skip
     first = replace(
-        first, forward=ahead, backward=back, vector_units=is_unaligned(y, c.key_dim), role="scores",
+        first, forward=ahead, backward=back, vector_units=is_unaligned(y, core.key_dim), role="scores",
         takes=(inputs[0].name, inputs[1].name),
     )  # fmt: skip
     takes = ("attention.softmax", inputs[2].name)
-    return first, softmax, replace(last, vector_units=is_unaligned(y, c.value_dim), role="context", takes=takes)
+    return first, softmax, replace(last, vector_units=is_unaligned(y, core.value_dim), role="context", takes=takes)
 
 
-def _softmax(y: Layout[X], c: AttentionCore[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
+def _softmax(y: Layout[X], core: AttentionCore[X], scores: X) -> tuple[tuple[Tensor[X], ...], Tensor[X], int]:
     """Return what the softmax keeps, the probabilities that multiply the values, and its kernels."""
     eager = y.stack.attention == "eager"
 
@@ -361,7 +364,7 @@ def _softmax(y: Layout[X], c: AttentionCore[X], scores: X) -> tuple[tuple[Tensor
         probabilities, kernels = score_tensor("probabilities", y.a), 2
     elif eager and y.a < 4:
         probabilities = score_tensor("probabilities", y.a)
-    if c.caps:
+    if core.caps:
         kept.append(score_tensor("capped scores", y.a))
         kernels += 3
     return tuple(kept), probabilities, kernels

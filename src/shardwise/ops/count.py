@@ -224,8 +224,8 @@ def _chosen(line: PartOps, weight: Weight[float]) -> tuple[int, int]:
     """How many of how many experts a token meets in the weights of a line, none of those that never run."""
     if line.block is not None and line.block.idle:
         return 0, 1
-    m = line.block.feed_forward if line.block else None
-    return (m.top_k, m.experts) if weight.expert and isinstance(m, MoE) else (1, 1)
+    feed_forward = line.block.feed_forward if line.block else None
+    return (feed_forward.top_k, feed_forward.experts) if weight.expert and isinstance(feed_forward, MoE) else (1, 1)
 
 
 RECOMPUTED: dict[str, tuple[str, ...]] = {

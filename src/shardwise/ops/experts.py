@@ -75,7 +75,7 @@ def routed_tokens(y: Layout[X]) -> X:
     return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
 
 
-def routed_rows(y: Layout[X], m: MoE) -> X:
+def routed_rows(y: Layout[X], moe: MoE) -> X:
     """Return the rows that the busiest rank gets for the T tokens that each rank routes: T * k times its imbalance.
 
     With a capacity factor f an expert takes ceil(T * k / E * f) rows of a rank's tokens and drops the rest; padded, it
@@ -89,10 +89,10 @@ def routed_rows(y: Layout[X], m: MoE) -> X:
     >>> [routed_rows(replace(y, work=one), m) for one in (y.work, tight, replace(tight, pad_to_capacity=True))]
     [126.0, 64, 64]
     """
-    chosen = routed_tokens(y) * m.top_k
+    chosen = routed_tokens(y) * moe.top_k
     if not y.work.capacity_factor:
         return chosen * y.work.imbalance
-    filled = ceil(chosen * y.work.capacity_factor / m.experts) * m.experts
+    filled = ceil(chosen * y.work.capacity_factor / moe.experts) * moe.experts
     return filled if y.work.pad_to_capacity else minimum(chosen * y.work.imbalance, filled)
 
 
@@ -112,18 +112,18 @@ class Experts(Generic[X]):
     F: X
 
 
-def experts_of(y: Layout[X], m: MoE, D: int) -> Experts[X]:
+def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
     """Return the routed experts of one rank; a step that is served waits in each layer for the busiest of them."""
     T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
-    local, fair = divide(cast(X, m.experts), ep), T * m.top_k * etp
-    tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, m) * etp
-    hit = distinct_experts(local, m.experts, m.top_k, tokens)
+    local, fair = divide(cast(X, moe.experts), ep), T * moe.top_k * etp
+    tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, moe) * etp
+    hit = distinct_experts(local, moe.experts, moe.top_k, tokens)
     if y.work.phase != "train":
-        more_hit, more_rows = busiest_rank(ep, m.experts, m.top_k, tokens)
+        more_hit, more_rows = busiest_rank(ep, moe.experts, moe.top_k, tokens)
         hit, rows = hit + more_hit, rows + more_rows * y.work.copies
     hit = local if y.work.pad_to_capacity else minimum(hit, local)
-    return Experts(local=local, hit=hit, rows=rows, fair=fair, D=m.latent or D,
-                   F=divide(cast(X, m.ffn), etp))  # fmt: skip
+    return Experts(local=local, hit=hit, rows=rows, fair=fair, D=moe.latent or D,
+                   F=divide(cast(X, moe.ffn), etp))  # fmt: skip
 
 
 def _launch_seconds(y: Layout[X]) -> float:
@@ -153,25 +153,30 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
     )  # fmt: skip
 
 
-def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
+def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], ...]:
     """Return the two grouped GEMMs of the local experts and the activation between them."""
-    region, sides, zero = f"{name}.experts", 2 if m.gated else 1, 0 * e.rows
+    region, sides, zero = f"{name}.experts", 2 if moe.gated else 1, 0 * e.rows
     permuted = Tensor(name=f"{name}.permuted", size_bytes=y.a * e.rows * e.D, born=name)
-    act, product = activation_op(y, region, m, e.rows, e.F)
-    all_ffn = m.experts * m.ffn
+    act, product = activation_op(y, region, moe, e.rows, e.F)
+    all_ffn = moe.experts * moe.ffn
     # whole_outputs are those of all experts together: their product with the inputs of one is the weights of all.
     up = LinearShape(
-        inputs=e.D + zero, outputs=sides * e.F, whole_inputs=e.D, whole_outputs=sides * all_ffn, bias=m.bias, role="up"
+        inputs=e.D + zero,
+        outputs=sides * e.F,
+        whole_inputs=e.D,
+        whole_outputs=sides * all_ffn,
+        bias=moe.bias,
+        role="up",
     )
-    down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=m.ffn, whole_outputs=m.experts * e.D, bias=m.bias,
-                 role="down")  # fmt: skip
+    down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=moe.ffn, whole_outputs=moe.experts * e.D,
+                 bias=moe.bias, role="down")  # fmt: skip
     ops = (
         _grouped(y, e, f"{region}.up", up, permuted),
-        *_clamps(y, m, e, region),
+        *_clamps(y, moe, e, region),
         act,
-        _grouped(y, e, f"{region}.down", down, _weighted(y, m, region, product)),
+        _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)),
     )
-    return (*ops, *_added_bias(y, m, e, region))
+    return (*ops, *_added_bias(y, moe, e, region))
 
 
 # Widths of the experts that clamping moves, forward and backward. Forward: gate and up are clamped each (2 + 2) and
@@ -179,13 +184,13 @@ def _expert_ops(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
 _CLAMPED_WIDTHS = (8, 10)
 
 
-def _clamps(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
+def _clamps(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
     """Return what holds gate and up within limits in kernels of their own, in training; the joined copy is kept.
 
     Source: Megatron-LM core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl: both clamps and torch.cat
     stand outside the compiled activation. The one kernel of all experts has them inside.
     """
-    if not m.clamped or y.work.phase != "train" or y.stack.experts != "permuted" or y.stack.experts_kernel:
+    if not moe.clamped or y.work.phase != "train" or y.stack.experts != "permuted" or y.stack.experts_kernel:
         return ()
     one = y.a * e.rows * e.F
     moved = (_CLAMPED_WIDTHS[0] * one, _CLAMPED_WIDTHS[1] * one)
@@ -201,42 +206,42 @@ def _clamps(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ..
 _BIAS_BYTES = (28, 40)
 
 
-def _added_bias(y: Layout[X], m: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
+def _added_bias(y: Layout[X], moe: MoE, e: Experts[X], region: str) -> tuple[Op[X], ...]:
     """Return what adds the biases of the second GEMM, expert by expert outside the GEMMs, in training.
 
     Source: Megatron-LM core/transformer/moe/experts.py, TEGroupedMLP._apply_bias; eager, since rows have weights.
     """
-    if not m.bias or y.work.phase != "train" or y.stack.experts != "permuted":
+    if not moe.bias or y.work.phase != "train" or y.stack.experts != "permuted":
         return ()
     moved = tuple(width * e.rows * e.D for width in _BIAS_BYTES)
     return (memory_op(y, f"{region}.bias", region, (moved[0], moved[1]), kernels=5, role="steps"),)
 
 
-def _weighted(y: Layout[X], m: MoE, region: str, product: Tensor[X]) -> Tensor[X]:
+def _weighted(y: Layout[X], moe: MoE, region: str, product: Tensor[X]) -> Tensor[X]:
     """Return what the second GEMM keeps: the activated rows, in a tensor of their own where kernels weight them."""
-    if not weights_rows(y, m):
+    if not weights_rows(y, moe):
         return product
     return Tensor(name=f"{region}.weighted", size_bytes=product.size_bytes, born=product.born)
 
 
-def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]:
+def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[X]:
     """Return the router: a GEMM with every expert's vector, a softmax in fp32, and the choice of k.
 
     Kept: the probabilities, and the choice as int64 indices (transformers) or a one-byte map (Megatron-LM). Weights
     that are made to sum to one keep themselves and their sum.
     """
     T, region = routed_tokens(y), f"{name}.router"
-    zero, E = 0 * T, m.experts + m.zero_experts
+    zero, E = 0 * T, moe.experts + moe.zero_experts
     flops, moved = 2 * T * D * E, y.a * T * D + 4 * T * E
     weights = [Weight(name=f"{region}.weight", elements=zero + D * E, whole=zero + D * E, shape=(E, D), role="router")]
-    if m.router_bias:
+    if moe.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
     sizes = [("probabilities", 4 * E)]
-    if m.float_router and y.stack.norm == "eager" and y.a < 4:
+    if moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
-    sizes.append(("choice", _INDEX_BYTES * m.top_k if y.stack.experts == "grouped-mm" else E))
-    if m.normalised:
-        sizes += [("chosen probabilities", 4 * m.top_k), ("their sum", 4)]
+    sizes.append(("choice", _INDEX_BYTES * moe.top_k if y.stack.experts == "grouped-mm" else E))
+    if moe.normalised:
+        sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
     kept = (Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
     return Op(
         name=region, kind="matmul", region=region, flops=flops, forward_bytes=moved, backward_flops=flops,
@@ -247,7 +252,7 @@ def _router(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> Op[X]
 
 
 def _dispatch_tensors(
-    y: Layout[X], m: MoE, e: Experts[X], name: str
+    y: Layout[X], moe: MoE, e: Experts[X], name: str
 ) -> tuple[tuple[Tensor[X], ...], tuple[Tensor[X], ...]]:
     """Return what bringing rows to experts and back keeps: at dispatch, at combine.
 
@@ -263,22 +268,22 @@ def _dispatch_tensors(
     if y.stack.experts != "grouped-mm":
         return (kept("routed weights", 4 * rows),), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
-    weights = kept("routed weights", (4 if m.float_weights else y.a) * rows)
+    weights = kept("routed weights", (4 if moe.float_weights else y.a) * rows)
     unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * rows * e.D, born=f"{name}.experts")
-    return (*orders[:2], kept("group offsets", zero + 4 * m.experts)), (unscaled, weights, orders[2])
+    return (*orders[:2], kept("group offsets", zero + 4 * moe.experts)), (unscaled, weights, orders[2])
 
 
-def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
+def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op[X]]:
     """Return dispatch and combine: T * k rows over the expert-parallel ranks, gathered over the expert-tensor ranks.
 
     The busiest rank, with the rows of its experts, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
     T = routed_tokens(y)
-    rows = routed_rows(y, m)
+    rows = routed_rows(y, moe)
     size = y.a * rows * e.D
     arrived = size * y.degrees.etp
-    fanout = 0 if y.stack.dispatch == "all-to-all" else m.top_k
+    fanout = 0 if y.stack.dispatch == "all-to-all" else moe.top_k
     hop: Collective[X] = Collective(
         axis="ep", verb="all_to_all", size_bytes=size, tensor="routed tokens", fanout=fanout, copy_bytes=y.a * e.D,
         shape=(rows, e.D),
@@ -290,13 +295,13 @@ def _exchange(y: Layout[X], m: MoE, e: Experts[X], name: str) -> tuple[Op[X], Op
         axis="etp", verb="all_gather", size_bytes=arrived, tensor="routed tokens", shape=(rows * y.degrees.etp, e.D)
     )
     scatter = replace(gather, verb="reduce_scatter", tensor="expert outputs")
-    sent, back = _dispatch_tensors(y, m, e, name)
+    sent, back = _dispatch_tensors(y, moe, e, name)
     # Rows are read and written once to gather them by rank and, where a rank has several experts, once to sort them;
     # kernels that send a token once read it where it is (core/transformer/moe/fused_a2a.py, DeepEP and HybridEP).
     passes = 4 if y.work.phase == "train" and not fanout else 2
     moved = (passes * size, passes * size)
     # The weights of all experts of a domain go with each copy on the way there, their gradients on its way back.
-    there = replace(hop, beside_bytes=4 * m.experts)
+    there = replace(hop, beside_bytes=4 * moe.experts)
     dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=(there, gather), backward=(scatter, there),
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
@@ -312,7 +317,7 @@ def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source:
     return y.whole(name, region, shape, source)
 
 
-def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> tuple[Op[X], ...]:
+def moe(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str = "mlp") -> tuple[Op[X], ...]:
     """Return the operators of a mixture of experts: router, dispatch, experts, combine, and shared experts beside them.
 
     Experts that work on a narrower latent have a projection into it and one out of it.
@@ -324,24 +329,24 @@ def moe(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str = "mlp") -> t
     >>> [op.name for op in moe(y, model.layers[0].feed_forward, model.hidden, source)][:2]
     ['mlp.router', 'mlp.dispatch']
     """
-    e = experts_of(y, m, D)
-    dispatch, combine = _exchange(y, m, e, name)
-    routed = [dispatch, *_expert_ops(y, m, e, name), combine]
-    if m.latent:
-        entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * m.latent, born=name)
-        into = _small(y, f"{name}.latent_down", name, (D, m.latent), source)
-        out = _small(y, f"{name}.latent_up", name, (m.latent, D), entry)
+    e = experts_of(y, moe, D)
+    dispatch, combine = _exchange(y, moe, e, name)
+    routed = [dispatch, *_expert_ops(y, moe, e, name), combine]
+    if moe.latent:
+        entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * moe.latent, born=name)
+        into = _small(y, f"{name}.latent_down", name, (D, moe.latent), source)
+        out = _small(y, f"{name}.latent_up", name, (moe.latent, D), entry)
         routed = [*belonging([into], "latent"), *routed, *belonging([out], "latent")]
-    return (_router(y, m, D, source, name), *routed, *_shared(y, m, D, source, name))
+    return (_router(y, moe, D, source, name), *routed, *_shared(y, moe, D, source, name))
 
 
-def _shared(y: Layout[X], m: MoE, D: int, source: Tensor[X], name: str) -> list[Op[X]]:
+def _shared(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> list[Op[X]]:
     """Return the shared experts that every token visits, and the sigmoid gate on their output (Qwen2-MoE)."""
-    if m.shared is None:
+    if moe.shared is None:
         return []
     region = f"{name}.shared"
-    ops = list(belonging(mlp(y, m.shared, D, source, region), "shared"))
-    if m.shared_gate:
+    ops = list(belonging(mlp(y, moe.shared, D, source, region), "shared"))
+    if moe.shared_gate:
         ops.append(_small(y, f"{region}_gate", region, (D, 1), source))
         gate = Tensor(name=f"{region}.gate", size_bytes=y.a * y.residual_tokens, born=region)
         out = y.residual(f"{region}.output", D, region)

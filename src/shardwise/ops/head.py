@@ -30,38 +30,38 @@ def padded_vocab(V: int, multiple: int, tp: X) -> X:
     return ceil(divide(cast(X, V), multiple * tp)) * multiple * tp
 
 
-def local_vocab(y: Layout[X], m: Model) -> X:
+def local_vocab(y: Layout[X], model: Model) -> X:
     """Return the entries of the vocabulary on a rank; only training pads it."""
     multiple = y.stack.vocab_multiple if y.work.phase == "train" else 1
-    return divide(padded_vocab(m.vocab, multiple, y.vocab_ranks), y.vocab_ranks)
+    return divide(padded_vocab(model.vocab, multiple, y.vocab_ranks), y.vocab_ranks)
 
 
-def tables(y: Layout[X], m: Model) -> tuple[Weight[X], ...]:
+def tables(y: Layout[X], model: Model) -> tuple[Weight[X], ...]:
     """Return the tables of an embedding: words split over ranks, positions and token types on all of them.
 
     The count of the model leaves the trainer's padding out; the elements on a rank have it.
     """
-    zero, width = 0 * y.tokens, m.embedding_width or m.hidden
+    zero, width = 0 * y.tokens, model.embedding_width or model.hidden
     second = y.degrees.tp2 if y.choices.layout == "summa" else 1
 
     def table(name: str, elements: X, whole: int, sides: tuple[X | float, ...] = ()) -> Weight[X]:
         return Weight(name=name, elements=elements, whole=zero + whole, kind="embedding", shape=sides)
 
-    local = local_vocab(y, m)
+    local = local_vocab(y, model)
     rows_of_tokens = table(
-        "embedding.weight", divide(local * width, second), m.vocab * width, (local, divide(zero + width, second))
+        "embedding.weight", divide(local * width, second), model.vocab * width, (local, divide(zero + width, second))
     )
     ops = [replace(rows_of_tokens, role="embedding")]
-    if m.extra_embedding:
-        local = divide(divide(zero + m.extra_embedding, y.vocab_ranks), second)
-        ops.append(table("embedding.extra", local, m.extra_embedding))
-    rows = (m.positions + m.token_types) * m.hidden
+    if model.extra_embedding:
+        local = divide(divide(zero + model.extra_embedding, y.vocab_ranks), second)
+        ops.append(table("embedding.extra", local, model.extra_embedding))
+    rows = (model.positions + model.token_types) * model.hidden
     if rows:
-        ops.append(table("positions.weight", zero + rows, rows, (m.positions + m.token_types, m.hidden)))
+        ops.append(table("positions.weight", zero + rows, rows, (model.positions + model.token_types, model.hidden)))
     return tuple(ops)
 
 
-def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def embedding(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the input embedding: a lookup of rows split by vocabulary, with learned positions and its norm.
 
     Only the rows of the tokens are read; the table's gradient is a scatter of the same rows. Token ids are int64,
@@ -73,28 +73,29 @@ def embedding(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     >>> embedding(y, model)[0].weights[0].whole
     38597376
     """
-    if not m.embedding:
-        return (*tuned(y, _around(y, m)), *shared_adapter(y, m))
-    width = m.embedding_width or m.hidden
+    if not model.embedding:
+        return (*tuned(y, _around(y, model)), *shared_adapter(y, model))
+    width = model.embedding_width or model.hidden
     stream = y.a * y.tokens * width
     ahead, back = _table_messages(y, stream, width)
-    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born="", read_for="weight"), *rotary_tables(y, m)]
-    if m.positions:
+    saves = [Tensor(name="ids", size_bytes=8 * y.tokens, born="", read_for="weight"), *rotary_tables(y, model)]
+    if model.positions:
         saves.append(Tensor(name="position ids", size_bytes=8 * y.work.S, born="", read_for="weight"))
     if y.drops("hidden"):
-        elements = y.residual_tokens * y.residual_width(m.hidden)
+        elements = y.residual_tokens * y.residual_width(model.hidden)
         saves.append(Tensor(name="embedding.mask", size_bytes=y.stack.dropout_mask_bytes * elements, born="embedding"))
-    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream), weights=tables(y, m), saves=tuple(saves),
-                     forward=ahead, backward=back, output_bytes=stream, role="embedding")]  # fmt: skip
-    if m.embedding_norm:
-        source = y.residual("embedding.output", m.hidden, "embedding")
-        ops.append(norm(y, "embedding_norm", m.hidden, m.norm, source, "embedding"))
-    return (*tuned(y, (*ops, *_around(y, m))), *shared_adapter(y, m))
+    ops = [memory_op(y, "embedding", "embedding", (2 * stream, 2 * stream),
+                     weights=tables(y, model), saves=tuple(saves), forward=ahead, backward=back, output_bytes=stream,
+                     role="embedding")]  # fmt: skip
+    if model.embedding_norm:
+        source = y.residual("embedding.output", model.hidden, "embedding")
+        ops.append(norm(y, "embedding_norm", model.hidden, model.norm, source, "embedding"))
+    return (*tuned(y, (*ops, *_around(y, model))), *shared_adapter(y, model))
 
 
-def rotary_tables(y: Layout[X], m: Model) -> tuple[Tensor[X], ...]:
+def rotary_tables(y: Layout[X], model: Model) -> tuple[Tensor[X], ...]:
     """Return the cosines and sines of every position, made once for all layers and kept by the first that rotates."""
-    width = next((mixer.rotated for block in m.kinds for mixer in block.mixers if mixer.rotated), 0)
+    width = next((mixer.rotated for block in model.kinds for mixer in block.mixers if mixer.rotated), 0)
     if not width:
         return ()
     positions = divide(y.tokens, y.work.B)
@@ -115,16 +116,18 @@ def _table_messages(y: Layout[X], stream: X, width: int) -> tuple[tuple[Collecti
     return (ahead,), (back,) if sp else ()
 
 
-def _around(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def _around(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the projections and vectors outside the blocks (OPT-350m's two projections, Gemma 3n's streams)."""
-    ops = [projection(y, p, "embedding") for p in m.extras]
-    if m.extra_vectors:
-        values = 0 * y.tokens + m.extra_vectors
-        ops.append(only_weights(y, "model.vectors", "embedding", (vector("model.vectors", values, m.extra_vectors),)))
+    ops = [projection(y, p, "embedding") for p in model.extras]
+    if model.extra_vectors:
+        values = 0 * y.tokens + model.extra_vectors
+        ops.append(
+            only_weights(y, "model.vectors", "embedding", (vector("model.vectors", values, model.extra_vectors),))
+        )
     return tuple(ops)
 
 
-def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def final_norm(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the norm after the last block, if the model has one.
 
     >>> from shardwise.models import Model
@@ -133,12 +136,14 @@ def final_norm(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     >>> [op.name for op in final_norm(y, model)]
     ['final_norm']
     """
-    if not m.final_norm:
+    if not model.final_norm:
         return ()
-    return tuned(y, (norm(y, "final_norm", m.hidden, m.norm, y.residual("final.input", m.hidden, ""), "head"),))
+    return tuned(
+        y, (norm(y, "final_norm", model.hidden, model.norm, y.residual("final.input", model.hidden, ""), "head"),)
+    )
 
 
-def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
+def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     """Return the output head: a GEMM with the vocabulary split over tp; it owns no weights when tied.
 
     Inference needs the last token of each sequence alone: `tokens` then counts those, and the rank's logits are not
@@ -152,24 +157,24 @@ def head(y: Layout[X], m: Model, tokens: X | None = None) -> tuple[Op[X], ...]:
     >>> head(y, model)[0].flops == 2 * 64 * model.hidden * model.vocab
     True
     """
-    if not m.head:
+    if not model.head:
         return ()
-    width = m.embedding_width or m.hidden
-    V = local_vocab(y, m)
-    shape = LinearShape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=m.vocab, bias=m.head_bias,
-                  kind="head", owned=not m.tied, role="head")  # fmt: skip
+    width = model.embedding_width or model.hidden
+    V = local_vocab(y, model)
+    shape = LinearShape(inputs=width + 0 * V, outputs=V, whole_inputs=width, whole_outputs=model.vocab,
+                  bias=model.head_bias, kind="head", owned=not model.tied, role="head")  # fmt: skip
     op = y.column("head", "head", shape, y.residual("head.input", width, "head"))
     if y.work.phase == "train":
         op = replace(op, dtype=op.dtype if op.dtype in ("fp32", "tf32") else WIDE_DTYPES[0])
-    if m.tied and m.head_bias:
-        op = replace(op, weights=(vector("head.bias", V, m.vocab),))
+    if model.tied and model.head_bias:
+        op = replace(op, weights=(vector("head.bias", V, model.vocab),))
     if not y.stack.vocab_parallel:
         op = replace(op, forward=(), backward=())
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
     if y.work.phase == "train" and y.stack.loss_kernel in WHOLE_LOSSES:
         return tuned(y, (_within_loss(y, op, width),))
-    return tuned(y, (_capped(y, op) if m.logit_softcap else op,))
+    return tuned(y, (_capped(y, op) if model.logit_softcap else op,))
 
 
 def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
@@ -207,9 +212,9 @@ def _tile_bytes(T: X, a: float, V: X) -> X:
     return (a + 4) * minimum(rows, T) * V
 
 
-def _linear_loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def _linear_loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
-    T, width, V = y.tokens, m.embedding_width or m.hidden, local_vocab(y, m)
+    T, width, V = y.tokens, model.embedding_width or model.hidden, local_vocab(y, model)
     if y.stack.loss_kernel == "cce":
         # The log-sum of each token, the mean of each logit, and the input's gradient as backward makes it.
         kept = Tensor(name="loss.lse", size_bytes=4 * T + 4 * V, born="loss")
@@ -284,7 +289,7 @@ _NARROW = ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted
 _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
 
-def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the cross entropy over logits of T tokens and V / tp entries.
 
     "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
@@ -317,11 +322,11 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     >>> loss(y, model)[0].saves[0].size_bytes == 4 * 64 * model.vocab
     True
     """
-    if not m.head:
+    if not model.head:
         return ()
     if y.stack.loss_kernel in WHOLE_LOSSES:
-        return _linear_loss(y, m)
-    scores = y.tokens * local_vocab(y, m)
+        return _linear_loss(y, model)
+    scores = y.tokens * local_vocab(y, model)
     kernel = y.stack.loss_kernel
     in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")
     narrow = in_place or kernel in _NARROW
@@ -330,11 +335,11 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     if kernel == "eager":
         extra = extra + above(y.vocab_ranks, 1, _ZEROS, 0 * scores) * scores
     if in_place:
-        extra = y.a * y.tokens * m.hidden
+        extra = y.a * y.tokens * model.hidden
     if kernel == "chunked-compiled":
         tuning = y.choices.tuning
         trains = tuning is None or not tuning.freezes or "head" in tuning.trains
-        extra = y.a * scores / _PIECES + (2 * y.a * m.hidden * local_vocab(y, m) if trains else 0 * scores)
+        extra = y.a * scores / _PIECES + (2 * y.a * model.hidden * local_vocab(y, model) if trains else 0 * scores)
     ahead, back = _TRAFFIC[kernel]
     ahead += y.stack.metric_logit_bytes
     small: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * y.tokens, count=3,
@@ -344,7 +349,7 @@ def loss(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
                       forward=sums, kernels=5, role="loss"),)  # fmt: skip
 
 
-def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
+def mtp_ops(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return what one multi-token-prediction layer has beside its block: norms, and two streams projected to one.
 
     Source: arXiv:2412.19437 section 2.2; embedding and head are shared with the model.
@@ -355,9 +360,10 @@ def mtp_ops(y: Layout[X], m: Model) -> tuple[Op[X], ...]:
     >>> [op.name for op in mtp_ops(y, model)]
     ['mtp.norm1', 'mtp.norm2', 'mtp.norm3', 'mtp.projection']
     """
-    D, zero = m.hidden, 0 * y.tokens
+    D, zero = model.hidden, 0 * y.tokens
     norms = tuple(
-        norm(y, f"mtp.norm{i}", D, m.norm, y.residual(f"mtp.input{i}", D, ""), "mtp") for i in range(1, m.mtp_norms + 1)
+        norm(y, f"mtp.norm{i}", D, model.norm, y.residual(f"mtp.input{i}", D, ""), "mtp")
+        for i in range(1, model.mtp_norms + 1)
     )
     shape = LinearShape(inputs=2 * D + zero, outputs=D + zero, whole_inputs=2 * D, whole_outputs=D)
     joined = y.residual("mtp.joined", 2 * D, "mtp")

@@ -102,55 +102,55 @@ def _latent(y: Layout[X], name: str, rank: int) -> Tensor[X]:
     return Tensor(name=name, size_bytes=y.a * y.residual_tokens * y.residual_width(rank), born=REGION)
 
 
-def _normed(y: Layout[X], m: LatentAttention, op: Op[X], sizes: tuple[str, int, int]) -> list[Op[X]]:
+def _normed(y: Layout[X], mixer: LatentAttention, op: Op[X], sizes: tuple[str, int, int]) -> list[Op[X]]:
     """Return a down-projection and the norm of its latent, whose result is gathered; without a norm its own is.
 
     `sizes` are the name of the latent, its width, and the width of what stands beside it.
     """
     name, width, extra = sizes
-    if m.latent_norm == "none":
+    if mixer.latent_norm == "none":
         return [gathered(y, op, width + extra)]
-    return [op, gathered(y, small_norm(y, f"{name}_norm", REGION, width, m.latent_norm, extra), width + extra)]
+    return [op, gathered(y, small_norm(y, f"{name}_norm", REGION, width, mixer.latent_norm, extra), width + extra)]
 
 
-def _query(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
-    if not m.q_lora_rank:
-        heads = y.split(m.heads)
-        shape = LinearShape(inputs=D + 0 * heads, outputs=heads * m.qk_head_dim, whole_inputs=D,
-                      whole_outputs=m.heads * m.qk_head_dim)  # fmt: skip
+def _query(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    if not mixer.q_lora_rank:
+        heads = y.split(mixer.heads)
+        shape = LinearShape(inputs=D + 0 * heads, outputs=heads * mixer.qk_head_dim, whole_inputs=D,
+                      whole_outputs=mixer.heads * mixer.qk_head_dim)  # fmt: skip
         return [y.column("q", REGION, shape, source)]
-    ql = m.q_lora_rank
+    ql = mixer.q_lora_rank
     return [
-        *_normed(y, m, down(y, "q_down", REGION, (D, ql), source, m.bias), ("q", ql, 0)),
-        up(y, "q_up", ql, m.qk_head_dim, m.heads, _latent(y, "q_norm.output", ql)),
+        *_normed(y, mixer, down(y, "q_down", REGION, (D, ql), source, mixer.bias), ("q", ql, 0)),
+        up(y, "q_up", ql, mixer.qk_head_dim, mixer.heads, _latent(y, "q_norm.output", ql)),
     ]
 
 
-def _key_value(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
-    kv, wide = m.kv_lora_rank, m.kv_lora_rank + m.qk_rope_head_dim
+def _key_value(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    kv, wide = mixer.kv_lora_rank, mixer.kv_lora_rank + mixer.qk_rope_head_dim
     return [
-        *_normed(y, m, down(y, "kv_down", REGION, (D, wide), source, m.bias), ("kv", kv, wide - kv)),
-        up(y, "kv_up", kv, m.qk_nope_head_dim + m.v_head_dim, m.heads, _latent(y, "kv_norm.output", kv)),
+        *_normed(y, mixer, down(y, "kv_down", REGION, (D, wide), source, mixer.bias), ("kv", kv, wide - kv)),
+        up(y, "kv_up", kv, mixer.qk_nope_head_dim + mixer.v_head_dim, mixer.heads, _latent(y, "kv_norm.output", kv)),
     ]
 
 
-def indexer_ops(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+def indexer_ops(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
     """Return the operators of the sparse selector (DeepSeek-V3.2): small heads score every past token.
 
     Source: deepseek-ai/DeepSeek-V3.2-Exp inference/model.py, class Indexer; its weights are whole on every rank.
     """
-    x = m.indexer
+    x = mixer.indexer
     if x is None or x.shared:
         return []
     region, queries = "attention.indexer", source
-    if m.q_lora_rank:
-        queries = _latent(y, "q_norm.output", m.q_lora_rank)
+    if mixer.q_lora_rank:
+        queries = _latent(y, "q_norm.output", mixer.q_lora_rank)
     return [
-        down(y, "indexer.q", region, (m.q_lora_rank or D, x.heads * x.head_dim), queries),
+        down(y, "indexer.q", region, (mixer.q_lora_rank or D, x.heads * x.head_dim), queries),
         down(y, "indexer.k", region, (D, x.head_dim), source),
         down(y, "indexer.weights", region, (D, x.heads), source),
         small_norm(y, "indexer.k_norm", region, x.head_dim, "layernorm"),
-        scoring(y, x, region, attended_pairs(y, AttentionMask(causal=m.causal)), y.work.S + y.work.context),
+        scoring(y, x, region, attended_pairs(y, AttentionMask(causal=mixer.causal)), y.work.S + y.work.context),
     ]
 
 
@@ -168,28 +168,28 @@ def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
     )  # fmt: skip
 
 
-def _mask(m: LatentAttention) -> AttentionMask:
+def _mask(mixer: LatentAttention) -> AttentionMask:
     """A query of sparse attention sees `top_k` keys at most, whichever they are: as many as a window of that size."""
-    return AttentionMask(window=m.indexer.top_k if m.indexer else 0, causal=m.causal)
+    return AttentionMask(window=mixer.indexer.top_k if mixer.indexer else 0, causal=mixer.causal)
 
 
-def _expanded(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+def _expanded(y: Layout[X], mixer: LatentAttention) -> list[Op[X]]:
     """Attention over expanded keys and values; the values are a view of the up-projection's output, kept whole."""
-    heads = y.split(m.heads)
-    values = y.activation("kv_up.output", heads * (m.qk_nope_head_dim + m.v_head_dim), UP)
+    heads = y.split(mixer.heads)
+    values = y.activation("kv_up.output", heads * (mixer.qk_nope_head_dim + mixer.v_head_dim), UP)
     if y.stack.attention == "eager":
         # A batched GEMM needs them in one piece.
-        values = y.activation("attention.values", heads * m.v_head_dim, CORE)
+        values = y.activation("attention.values", heads * mixer.v_head_dim, CORE)
     inputs = (
-        y.activation("attention.queries", heads * m.qk_head_dim, UP),
-        y.activation("attention.keys", heads * m.qk_head_dim, UP),
+        y.activation("attention.queries", heads * mixer.qk_head_dim, UP),
+        y.activation("attention.keys", heads * mixer.qk_head_dim, UP),
         values,
     )
-    core = _core(y, m)
-    return [rotary(y, (heads + 1) * m.qk_rope_head_dim), *_joined(y, m), *attention_core(y, core, inputs)]
+    core = _core(y, mixer)
+    return [rotary(y, (heads + 1) * mixer.qk_rope_head_dim), *_joined(y, mixer), *attention_core(y, core, inputs)]
 
 
-def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+def _joined(y: Layout[X], mixer: LatentAttention) -> list[Op[X]]:
     """Return what cuts the up-projection into keys and values and joins keys with their rotary part, in training.
 
     Fused, one kernel each way reads the up-projection's output and writes keys and values, backward the other way about
@@ -198,8 +198,8 @@ def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     """
     if y.work.phase != "train":
         return []
-    plain, turned, values = m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim
-    stream = y.a * y.tokens * y.split(m.heads)
+    plain, turned, values = mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim
+    stream = y.a * y.tokens * y.split(mixer.heads)
     if y.stack.latent_fusion:
         width = 2 * (plain + values) + turned
         return [memory_op(y, "keys and values", UP, (stream * width, stream * width))]
@@ -210,37 +210,41 @@ def _joined(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
     return [memory_op(y, "parts.joined", UP, (stream * ahead, stream * back), kernels=6, role="steps")]
 
 
-def _core(y: Layout[X], m: LatentAttention) -> AttentionCore[X]:
-    heads = y.split(m.heads)
-    return AttentionCore(heads=heads, kv_heads=heads, key_dim=m.qk_head_dim, value_dim=m.v_head_dim, mask=_mask(m))
+def _core(y: Layout[X], mixer: LatentAttention) -> AttentionCore[X]:
+    heads = y.split(mixer.heads)
+    return AttentionCore(
+        heads=heads, kv_heads=heads, key_dim=mixer.qk_head_dim, value_dim=mixer.v_head_dim, mask=_mask(mixer)
+    )
 
 
-def _absorbed(y: Layout[X], m: LatentAttention) -> list[Op[X]]:
+def _absorbed(y: Layout[X], mixer: LatentAttention) -> list[Op[X]]:
     """Attention over the cached latent, read once for all heads, with the up-projection absorbed into its ends.
 
     A pair costs 2 (kv + r) + 2 kv FLOPs a head, a token 2 n kv + 2 kv vd a head (arXiv:2405.04434 section 2.1.2).
     """
-    T, kv, r = y.tokens, m.kv_lora_rank, m.qk_rope_head_dim
-    heads, zero = y.split(m.heads), 0 * y.tokens
-    width = kv * (m.qk_nope_head_dim + m.v_head_dim)
-    flops = 2 * heads * (2 * kv + r) * y.work.B * attended_pairs(y, _mask(m)) * share(y)
-    read = y.work.B * read_tokens(y, _mask(m)) * share(y)
+    T, kv, r = y.tokens, mixer.kv_lora_rank, mixer.qk_rope_head_dim
+    heads, zero = y.split(mixer.heads), 0 * y.tokens
+    width = kv * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    flops = 2 * heads * (2 * kv + r) * y.work.B * attended_pairs(y, _mask(mixer)) * share(y)
+    read = y.work.B * read_tokens(y, _mask(mixer)) * share(y)
     return [
         Op(name="absorb", kind="matmul", region=UP, flops=2 * T * heads * width, rows=T, columns=zero + kv,
-           forward_bytes=y.work.weight_bytes * heads * width + 2 * y.a * T * heads * (kv + m.v_head_dim),
-           inner=zero + m.qk_nope_head_dim, batch=heads, kernels=2, model_flops=2 * T * heads * width,
+           forward_bytes=y.work.weight_bytes * heads * width + 2 * y.a * T * heads * (kv + mixer.v_head_dim),
+           inner=zero + mixer.qk_nope_head_dim, batch=heads, kernels=2, model_flops=2 * T * heads * width,
            dtype=y.work.dtype,
-           weights=(Weight(name="kv_up.weight", elements=heads * width, whole=zero + m.heads * width, role="kv_up"),),
+           weights=(
+               Weight(name="kv_up.weight", elements=heads * width, whole=zero + mixer.heads * width, role="kv_up"),
+           ),
            backward_flops=zero, backward_bytes=zero, weight_flops=zero, weight_bytes=zero),
         Op(name="attention", kind="attention", region=CORE, flops=flops, rows=T,
-           columns=zero + read_tokens(y, _mask(m)),
+           columns=zero + read_tokens(y, _mask(mixer)),
            forward_bytes=y.work.cache_bytes * read * (kv + r) + y.a * T * heads * (2 * kv + r), inner=zero + 2 * kv + r,
            batch=heads, model_flops=flops, dtype=y.work.dtype, backward_flops=zero, backward_bytes=zero,
            weight_flops=zero, weight_bytes=zero, role="attention"),
     ]  # fmt: skip
 
 
-def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def latent_attention(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of one latent attention layer, from its normed input to the residual stream.
 
     >>> from shardwise.models import Model
@@ -251,19 +255,20 @@ def latent_attention(y: Layout[X], m: LatentAttention, D: int, source: Tensor[X]
     >>> sum(w.whole for op in ops for w in op.weights)
     187107328
     """
-    heads = y.split(m.heads)
-    ops = _query(y, m, D, source) + _key_value(y, m, D, source) + indexer_ops(y, m, D, source)
+    heads = y.split(mixer.heads)
+    ops = _query(y, mixer, D, source) + _key_value(y, mixer, D, source) + indexer_ops(y, mixer, D, source)
     if y.work.phase == "decode":
-        ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, m)
+        ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, mixer)
     else:
-        ops += _expanded(y, m)
-    expanded = Attention(heads=m.heads, kv_heads=m.heads, head_dim=m.v_head_dim, head_gate=m.head_gate)
-    gates, entry = gated(y, expanded, D, source, core_output(y, _core(y, m)))
+        ops += _expanded(y, mixer)
+    expanded = Attention(heads=mixer.heads, kv_heads=mixer.heads, head_dim=mixer.v_head_dim, head_gate=mixer.head_gate)
+    gates, entry = gated(y, expanded, D, source, core_output(y, _core(y, mixer)))
     if not gates:
         # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.
         entry = merged(entry, y.stack.norm == "eager")
-    out = LinearShape(inputs=heads * m.v_head_dim, outputs=D + 0 * heads, whole_inputs=m.heads * m.v_head_dim,
-                whole_outputs=D, bias=m.bias, role="out", modules=("o",))  # fmt: skip
+    out = LinearShape(inputs=heads * mixer.v_head_dim, outputs=D + 0 * heads,
+                whole_inputs=mixer.heads * mixer.v_head_dim, whole_outputs=D, bias=mixer.bias, role="out",
+                modules=("o",))  # fmt: skip
     return (*ops, *gates, y.row("out", REGION, out, entry))
 
 

@@ -294,16 +294,16 @@ class OneD(Layout[X]):
             back = (self._pipelined(replace(out, verb="all_gather", tensor="output gradient")),)
         return self._product(name, region, shape, source, forward=forward, backward=back, split="inputs", **more)
 
-    def _pipelined(self, c: Collective[X]) -> Collective[X]:
+    def _pipelined(self, collective: Collective[X]) -> Collective[X]:
         """Return a message that goes a rank's part at a time beside the GEMM of the part before, if the stack can.
 
         Transformer Engine's user buffers: ring exchange of tp parts by copy engines (pytorch/module/base.py, use_ce).
         """
         tp = self.degrees.tp
         if not self.stack.overlap_tensor:
-            return c
-        shape = (divide(c.shape[0], tp), *c.shape[1:])
-        return replace(c, size_bytes=divide(c.size_bytes, tp), count=tp, shape=shape, hides="copied")
+            return collective
+        shape = (divide(collective.shape[0], tp), *collective.shape[1:])
+        return replace(collective, size_bytes=divide(collective.size_bytes, tp), count=tp, shape=shape, hides="copied")
 
     def _product(self, name: str, region: str, shape: LinearShape[X], source: Tensor[X], **more: object) -> Op[X]:
         weights = linear_weights(name, shape, (shape.outputs, shape.inputs))

@@ -20,10 +20,10 @@ def bits_of(y: Layout[X], op: Op[X], tensor: Tensor[X]) -> int:
 
     The input of the first GEMM, of the activation, or of the last GEMM; what routing keeps stays as it is.
     """
-    s = y.stack.settings
+    settings = y.stack.settings
     if tensor.product:
-        return s.mlp_down_input_bits
-    return {"activation": s.activation_input_bits, "up": s.mlp_input_bits}.get(op.role, 0)
+        return settings.mlp_down_input_bits
+    return {"activation": settings.activation_input_bits, "up": settings.mlp_input_bits}.get(op.role, 0)
 
 
 def quantised(y: Layout[X], ops: tuple[Op[X], ...], source: Tensor[X]) -> tuple[Op[X], ...]:

@@ -60,12 +60,13 @@ class CostModel(Generic[X]):
         at = self.group_shapes[group]
         return self.replicas.lost_share(at) if self.replicas else 0 * at[-1]
 
-    def message(self, c: Collective[X]) -> X:
+    def message(self, collective: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
+        one = collective
         copies: Copies[X] | None = None
-        if c.fanout:
-            copies = Copies(fanout=c.fanout, copy_bytes=c.copy_bytes, beside_bytes=c.beside_bytes)
-        return collective_seconds(self.network, c.verb, c.size_bytes, self.group_shapes[c.axis], copies)
+        if one.fanout:
+            copies = Copies(fanout=one.fanout, copy_bytes=one.copy_bytes, beside_bytes=one.beside_bytes)
+        return collective_seconds(self.network, one.verb, one.size_bytes, self.group_shapes[one.axis], copies)
 
 
 def pairing(stack: Stack, schedule: Schedule) -> Pairing:
@@ -80,32 +81,32 @@ def pairing(stack: Stack, schedule: Schedule) -> Pairing:
     return "never" if stack.overlap_experts == "between nodes" and not rules.chunked else stack.overlap_experts
 
 
-def sends_overlap(m: CostModel[X], stack: Stack, schedule: Schedule) -> bool:
+def sends_overlap(costs: CostModel[X], stack: Stack, schedule: Schedule) -> bool:
     """Return whether what pipeline stages send runs beside their compute, as the stack has it under a schedule."""
-    return m.may_overlap("pp") and schedule in stack.overlap_sends
+    return costs.may_overlap("pp") and schedule in stack.overlap_sends
 
 
-def _exposed(m: CostModel[X], c: Collective[X], compute: X) -> tuple[X, X]:
+def _exposed(costs: CostModel[X], collective: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
-    one = m.message(c)
-    if c.hides == "exposed" or not m.may_overlap(c.axis):
-        return one * c.count, 0 * one
-    if c.hides == "ring":
+    one = costs.message(collective)
+    if collective.hides == "exposed" or not costs.may_overlap(collective.axis):
+        return one * collective.count, 0 * one
+    if collective.hides == "ring":
         # Each of the c blocks of attention covers one step (arXiv:2310.01889).
-        blocks = c.count + 1 if c.blocks is None else c.blocks
-        waits = c.count * maximum(one - compute / blocks, 0.0)
+        blocks = collective.count + 1 if collective.blocks is None else collective.blocks
+        waits = collective.count * maximum(one - compute / blocks, 0.0)
     else:
-        waits = maximum(one * c.count - compute, 0.0)
-    return waits, one * c.count - waits
+        waits = maximum(one * collective.count - compute, 0.0)
+    return waits, one * collective.count - waits
 
 
-def _panels(m: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
+def _panels(costs: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of the messages of panels, each its share of the set that one panel needs.
 
     With t1 of a set and tc of compute, nb panels take t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is
     exposed (arXiv:2410.00273, whose form waits for one set more when bound by messages).
     """
-    sends = [m.message(c) for c in panels]
+    sends = [costs.message(c) for c in panels]
     one_set = total(sends)
     pairs = []
     for c, one in zip(panels, sends, strict=True):
@@ -116,7 +117,7 @@ def _panels(m: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> l
 
 
 def exposed_and_hidden(
-    m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
+    costs: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
 ) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of each collective of one operator and pass, those in the same compute sharing.
 
@@ -124,22 +125,24 @@ def exposed_and_hidden(
     """
     pairs: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
-    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and m.may_overlap(c.axis))
-    of_panels = dict(zip(map(id, panels), _panels(m, panels, compute + late), strict=True)) if panels else {}
+    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and costs.may_overlap(c.axis))
+    of_panels = dict(zip(map(id, panels), _panels(costs, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
         window = "late" if c.hides == "late" else "compute"
-        waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(m, c, left[window])
+        waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(costs, c, left[window])
         if c.hides in left:
             left[window] = maximum(left[window] - behind, 0.0)
         pairs.append((waits, behind))
     return pairs
 
 
-def messages(m: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0) -> Messages[X]:
+def messages(
+    costs: CostModel[X], collectives: tuple[Collective[X], ...], compute: X, late: X | float = 0
+) -> Messages[X]:
     """Return seconds of the collectives of one operator and pass by axis; `late` are those of the weight gradient."""
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
-    for c, (waits, behind) in zip(collectives, exposed_and_hidden(m, collectives, compute, late), strict=True):
+    for c, (waits, behind) in zip(collectives, exposed_and_hidden(costs, collectives, compute, late), strict=True):
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
     return Messages(exposed=exposed, hidden=hidden)
@@ -160,15 +163,15 @@ def bucketed(seconds: X, compute_seconds: X, buckets: X) -> X:
     return maximum(seconds / buckets, seconds - compute_seconds * (buckets - 1) / buckets)
 
 
-def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterable[dict[str, X]]) -> PassSeconds[X]:
+def slowed_passes(costs: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterable[dict[str, X]]) -> PassSeconds[X]:
     """Return the seconds of an operator's passes, slowed by the cores of messages that run beside (forward, backward).
 
     `hidden` are the seconds of those messages by axis.
     """
-    if not m.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
+    if not costs.rates.contention or all(c.hides in _NO_CORES for c in (*op.forward, *op.backward)):
         return t
     lost, lost_back = (
-        m.slowdown_seconds(total(hidden_seconds.values(), 0 * t.forward))
+        costs.slowdown_seconds(total(hidden_seconds.values(), 0 * t.forward))
         if any(c.hides not in _NO_CORES for c in sent)
         else 0 * t.forward
         for hidden_seconds, sent in zip(hidden, (op.forward, op.backward), strict=True)
@@ -180,32 +183,32 @@ def slowed_passes(m: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Iterabl
     )
 
 
-def host_passes(m: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X) -> tuple[X, X]:
+def host_passes(costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X) -> tuple[X, X]:
     """Return the seconds in which the host launches the kernels of a forward pass, and those of a backward pass.
 
     A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
     own thread launches the gradients from C++.
     """
-    if not m.module_launch or m.rates.sharpness == math.inf:
+    if not costs.module_launch or costs.rates.sharpness == math.inf:
         return zero, zero
     ahead = total((zero + op.launches for op in ops), zero)
     replayed = total(((zero + op.launches) * again[id(op)] for op in ops if id(op) in again), zero)
     back = total(((zero + op.launches) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
-    forward = named(m.module_launch * ahead, "launches by Python modules")
-    return forward, named(m.module_launch * replayed + m.rates.launch * back, "launches of the backward pass")
+    forward = named(costs.module_launch * ahead, "launches by Python modules")
+    return forward, named(costs.module_launch * replayed + costs.rates.launch * back, "launches of the backward pass")
 
 
 def _weight_pass(op: Op[X]) -> bool:
     return op.kind in ("matmul", "grouped") and bool(op.weights) and "weight" not in op.without
 
 
-def host_late(m: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
+def host_late(costs: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
     """Return the seconds that a backward pass waits for the host, which launches all kernels of it ahead.
 
     Both gradients of a GEMM are launched each.
     """
     zero = 0 * backward
-    if m.rates.sharpness == math.inf:
+    if costs.rates.sharpness == math.inf:
         return zero
     launches = [zero + op.host_seconds for op in ops if not is_plain(op.host_seconds, 0)]
     if not launches:

@@ -334,16 +334,16 @@ Those of FRoD are frozen: in 16 bits V, and in 64 bits the two indices of each e
 """
 
 
-def shared(y: Layout[X], t: Tuning, sides: Iterable[Sides]) -> Op[X]:
+def shared(y: Layout[X], tuning: Tuning, sides: Iterable[Sides]) -> Op[X]:
     """Return the parameters that all layers share: read by their own products, in no place of the flow."""
-    elements = 0 * y.tokens + SHARED[t.adapter](t.rank, sides)
-    trains = t.adapter != "frod"
+    elements = 0 * y.tokens + SHARED[tuning.adapter](tuning.rank, sides)
+    trains = tuning.adapter != "frod"
     weight = Weight(name="shared", elements=elements, whole=elements, kind="vector", adapter=True, trainable=trains,
                     stored_bytes=0 if trains else 2 * elements)  # fmt: skip
     return replace(only_weights(y, "shared adapter", "embedding", (weight,)), makes=(), modules=("shared",))
 
 
-def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+def token_rows(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return an embedding whose rows of r tokens train, or the tied head, each with a copy of the table of its own.
 
     peft tuners/trainable_tokens/layer.py get_merged_weights: an index_copy in every forward pass, whose gradient is as
@@ -356,7 +356,7 @@ def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
         table = Tensor(name="head.table", size_bytes=size, born="head", read_for="either")
         return (replace(op, weights=(*op.weights, view), saves=(*op.saves, table), without=()),)
     table_weight = next(w for w in op.weights if w.role == "embedding")
-    elements = 0 * y.tokens + t.rank * table_weight.shape[1]
+    elements = 0 * y.tokens + tuning.rank * table_weight.shape[1]
     weight = Weight(name="token rows", elements=elements, whole=elements, kind="vector", adapter=True)
     moved = 2 * y.a * table_weight.elements
     copied = step(y, "token rows", op, (moved, 2 * moved), weights=(weight,), makes=("embedding.output",),
@@ -364,11 +364,11 @@ def token_rows(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     return op, copied
 
 
-def with_adapters(y: Layout[X], t: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
+def with_adapters(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a product with the path of its method beside each of its layers."""
     ops = [op]
     for module in chosen:
-        path = AdapterPath(y, t, op, module)
-        PATHS[t.adapter](path)
-        ops += path.ops if t.adapter in ("beft", "road", "frod") else path.end()
+        path = AdapterPath(y, tuning, op, module)
+        PATHS[tuning.adapter](path)
+        ops += path.ops if tuning.adapter in ("beft", "road", "frod") else path.end()
     return tuple(ops)

@@ -21,7 +21,7 @@ DELTA_CHUNK = 64
 """Tokens of a chunk of the gated delta kernels (fla-org/flash-linear-attention, ops/gated_delta_rule/chunk.py)."""
 
 
-def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def gated_delta(y: Layout[X], mixer: GatedDelta, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of a gated-delta layer: projections, convolution, chunked delta rule, gated norm, output.
 
     The chunked kernel keeps q, k, v, decay, step and the inverse of each chunk (fla-org/flash-linear-attention
@@ -35,62 +35,64 @@ def gated_delta(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> tuple
     >>> sum(w.whole for op in ops for w in op.weights)
     33718464
     """
-    keys, values = y.split(m.key_heads * m.key_dim), y.split(m.value_heads * m.value_dim)
-    heads = y.split(m.value_heads)
-    repeated = heads * m.key_dim
+    keys, values = y.split(mixer.key_heads * mixer.key_dim), y.split(mixer.value_heads * mixer.value_dim)
+    heads = y.split(mixer.value_heads)
+    repeated = heads * mixer.key_dim
     kept = (
         kept_tensor(y, "queries and keys", 2 * repeated, f"{REGION}.conv"),
         kept_tensor(y, "values", values, f"{REGION}.conv"),
         Tensor(name="ssm.query and key norms", size_bytes=8 * y.tokens * heads, born=SCAN),
-        Tensor(name="ssm.decay", size_bytes=4 * y.tokens * heads * m.decays, born=SCAN),
+        Tensor(name="ssm.decay", size_bytes=4 * y.tokens * heads * mixer.decays, born=SCAN),
         kept_tensor(y, "step", heads, SCAN),
         kept_tensor(y, "chunk inverses", heads * DELTA_CHUNK, SCAN),
     )
-    bias = vector("ssm.dt_bias", heads * m.decays, m.value_heads * m.decays)
-    parameters = (bias, vector("ssm.A", heads, m.value_heads))
+    bias = vector("ssm.dt_bias", heads * mixer.decays, mixer.value_heads * mixer.decays)
+    parameters = (bias, vector("ssm.A", heads, mixer.value_heads))
     scanned, product = kept_tensor(y, "scanned", values, SCAN), kept_tensor(y, "gated", values)
-    channels = 2 * m.key_heads * m.key_dim + m.value_heads * m.value_dim
-    conv = convolution(y, 2 * keys + values, channels, m.conv)
+    channels = 2 * mixer.key_heads * mixer.key_dim + mixer.value_heads * mixer.value_dim
+    conv = convolution(y, 2 * keys + values, channels, mixer.conv)
     return (
-        *_delta_inputs(y, m, D, source),
+        *_delta_inputs(y, mixer, D, source),
         # Megatron-LM counts this convolution (training.py, gdn_layer_flops), unlike that of Mamba.
         replace(conv, model_flops=conv.flops),
         only_weights(y, "ssm.parameters", SCAN, parameters),
-        scan_op(y, "scan", _delta_rule(y, m), kept, kept[:2]),
-        *_delta_output(y, m, scanned),
-        exchanges(y, outward(y, D, (values, m.value_heads * m.value_dim), product), values, "output"),
+        scan_op(y, "scan", _delta_rule(y, mixer), kept, kept[:2]),
+        *_delta_output(y, mixer, scanned),
+        exchanges(y, outward(y, D, (values, mixer.value_heads * mixer.value_dim), product), values, "output"),
     )
 
 
-def _delta_inputs(y: Layout[X], m: GatedDelta, D: int, source: Tensor[X]) -> list[Op[X]]:
+def _delta_inputs(y: Layout[X], mixer: GatedDelta, D: int, source: Tensor[X]) -> list[Op[X]]:
     """One projection to all inputs; in KDA decay and output gate go through a rank of `value_dim`."""
-    qk, v, heads = 2 * m.key_heads * m.key_dim, m.value_heads * m.value_dim, m.value_heads
-    if m.style != "kda":
-        whole = qk + 2 * v + heads + heads * m.decays
+    qk, v, heads = 2 * mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim, mixer.value_heads
+    if mixer.style != "kda":
+        whole = qk + 2 * v + heads + heads * mixer.decays
         return [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
     whole = qk + v + heads
     ops = [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
-    for name, width in (("decay", m.value_heads * m.key_dim), ("gate", v)):
+    for name, width in (("decay", mixer.value_heads * mixer.key_dim), ("gate", v)):
         zero = 0 * y.tokens
-        low = LinearShape(inputs=D + zero, outputs=m.value_dim + zero, whole_inputs=D, whole_outputs=m.value_dim)
-        high = LinearShape(
-            inputs=m.value_dim + zero, outputs=y.split(width), whole_inputs=m.value_dim, whole_outputs=width
+        low = LinearShape(
+            inputs=D + zero, outputs=mixer.value_dim + zero, whole_inputs=D, whole_outputs=mixer.value_dim
         )
-        entry = Tensor(name=f"ssm.{name} latent", size_bytes=y.a * y.residual_tokens * m.value_dim, born=REGION)
+        high = LinearShape(
+            inputs=mixer.value_dim + zero, outputs=y.split(width), whole_inputs=mixer.value_dim, whole_outputs=width
+        )
+        entry = Tensor(name=f"ssm.{name} latent", size_bytes=y.a * y.residual_tokens * mixer.value_dim, born=REGION)
         ops += [y.whole(f"{name}_down", REGION, low, source), y.column(f"{name}_up", REGION, high, entry)]
     return ops
 
 
-def _delta_rule(y: Layout[X], m: GatedDelta) -> Scan[X]:
+def _delta_rule(y: Layout[X], mixer: GatedDelta) -> Scan[X]:
     """Read the state by key, update it, read it by query: 8 dk dv FLOPs a head and token (Megatron-LM training.py)."""
-    heads = y.split(m.value_heads)
-    state = heads * m.key_dim * m.value_dim
+    heads = y.split(mixer.value_heads)
+    state = heads * mixer.key_dim * mixer.value_dim
     flops = 8 * y.tokens * state
-    moved = y.a * y.tokens * heads * (2 * m.key_dim + 2 * m.value_dim)
-    return Scan(flops=flops, model_flops=flops, moved=moved, state=state, chunked=_delta_passes(y, m), kernels=7)
+    moved = y.a * y.tokens * heads * (2 * mixer.key_dim + 2 * mixer.value_dim)
+    return Scan(flops=flops, model_flops=flops, moved=moved, state=state, chunked=_delta_passes(y, mixer), kernels=7)
 
 
-def _delta_passes(y: Layout[X], m: GatedDelta) -> tuple[X, X]:
+def _delta_passes(y: Layout[X], mixer: GatedDelta) -> tuple[X, X]:
     """Return the bytes of the chunked kernels, dk and dv a head and token, 64 of a chunk, dk dv / 64 of its state.
 
     Forward: norms of q and k (4 dk), GEMMs of keys (dk + 128), their inverse (192), w and u (2 dk + 2 dv + 64),
@@ -99,18 +101,18 @@ def _delta_passes(y: Layout[X], m: GatedDelta) -> tuple[X, X]:
     a half times as much. Source: fla-org/flash-linear-attention ops/gated_delta_rule/chunk.py,
     chunk_gated_delta_rule_fwd and chunk_gated_delta_rule_bwd.
     """
-    dk, dv, chunk = m.key_dim, m.value_dim, DELTA_CHUNK
+    dk, dv, chunk = mixer.key_dim, mixer.value_dim, DELTA_CHUNK
     width = 11 * dk + 6 * dv + 6 * chunk + 2 * dk * dv / chunk
-    forward = y.a * y.tokens * y.split(m.value_heads) * width
+    forward = y.a * y.tokens * y.split(mixer.value_heads) * width
     return forward, 2.5 * forward
 
 
-def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]:
+def _delta_output(y: Layout[X], mixer: GatedDelta, source: Tensor[X]) -> list[Op[X]]:
     """The norm of every head with one shared weight, and the gate that is kept with it."""
-    heads = y.split(m.value_heads)
-    width = heads * m.value_dim
+    heads = y.split(mixer.value_heads)
+    width = heads * mixer.value_dim
     n = Norm(name="gated_norm", region=REGION, kind="rmsnorm", rows=y.tokens * heads, elements=y.tokens * width,
-             width=m.value_dim + 0 * heads, whole=m.value_dim)  # fmt: skip
+             width=mixer.value_dim + 0 * heads, whole=mixer.value_dim)  # fmt: skip
     gate = kept_tensor(y, "gate", width)
     moved = (3 * gate.size_bytes, 5 * gate.size_bytes)
     return [
@@ -119,7 +121,7 @@ def _delta_output(y: Layout[X], m: GatedDelta, source: Tensor[X]) -> list[Op[X]]
     ]
 
 
-def lightning_attention(y: Layout[X], m: LightningAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def lightning_attention(y: Layout[X], mixer: LightningAttention, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of lightning attention: queries, keys, values through an activation, blocks, norm and gate.
 
     A token and head take 2 H FLOPs to read the state and 2 H to update it for each of H channels, and 4 H for each
@@ -133,12 +135,12 @@ def lightning_attention(y: Layout[X], m: LightningAttention, D: int, source: Ten
     >>> sum(w.whole for op in ops for w in op.weights)
     251666432
     """
-    heads, T, H = y.split(m.heads), y.tokens, m.head_dim
-    width, whole = heads * H, m.heads * H
+    heads, T, H = y.split(mixer.heads), y.tokens, mixer.head_dim
+    width, whole = heads * H, mixer.heads * H
     entry, streams = kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "queries, keys and values", 3 * width)
     scanned, gate = kept_tensor(y, "scanned", width, SCAN), kept_tensor(y, "gate", width)
     state = 4 * T * width * H
-    steps = Scan(flops=state + 4 * T * width * _block(y, m), model_flops=state, moved=y.a * T * 4 * width,
+    steps = Scan(flops=state + 4 * T * width * _block(y, mixer), model_flops=state, moved=y.a * T * 4 * width,
                  state=width * H)  # fmt: skip
     n = Norm(name="head_norm", region=REGION, kind="rmsnorm", rows=T, elements=T * width, width=width, whole=whole)
     product = kept_tensor(y, "gated", width)
@@ -154,12 +156,12 @@ def lightning_attention(y: Layout[X], m: LightningAttention, D: int, source: Ten
     )  # fmt: skip
 
 
-def _block(y: Layout[X], m: LightningAttention) -> X:
+def _block(y: Layout[X], mixer: LightningAttention) -> X:
     """Return the tokens of a block; in decode the state alone is read and updated."""
-    return 0 * y.tokens if y.work.phase == "decode" else minimum(m.block + 0 * y.tokens, y.work.S)
+    return 0 * y.tokens if y.work.phase == "decode" else minimum(mixer.block + 0 * y.tokens, y.work.S)
 
 
-def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def short_conv(y: Layout[X], mixer: ShortConv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of LFM2's layer: three streams in, one gated before and one after a convolution.
 
     >>> from shardwise.models import Model
@@ -170,19 +172,19 @@ def short_conv(y: Layout[X], m: ShortConv, D: int, source: Tensor[X]) -> tuple[O
     >>> sum(w.whole for op in ops for w in op.weights)
     16783360
     """
-    width = y.split(m.width)
+    width = y.split(mixer.width)
     streams, mixed = kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "convolved", width, f"{REGION}.conv")
     entry, product = kept_tensor(y, "conv input", width), kept_tensor(y, "gated", width)
     moved = (6 * width * y.a * y.tokens, 8 * width * y.a * y.tokens)
     return (
-        exchanges(y, inward(y, D, (3 * width, 3 * m.width), source, m.bias), 3 * width, "three streams"),
-        convolution(y, width, m.width, m.conv, m.bias),
+        exchanges(y, inward(y, D, (3 * width, 3 * mixer.width), source, mixer.bias), 3 * width, "three streams"),
+        convolution(y, width, mixer.width, mixer.conv, mixer.bias),
         memory_op(y, "gates", REGION, moved, saves=(streams, entry, mixed), kernels=2, output_bytes=product.size_bytes),
-        exchanges(y, outward(y, D, (width, m.width), product, m.bias), width, "output"),
+        exchanges(y, outward(y, D, (width, mixer.width), product, mixer.bias), width, "output"),
     )
 
 
-def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def recurrent_gate(y: Layout[X], mixer: RecurrentGate, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of Griffin's recurrent block (arXiv:2402.19427 section 2.3-2.4).
 
     A GELU branch beside a convolution and a real-gated linear recurrence, whose two gates are block-diagonal GEMMs.
@@ -195,12 +197,12 @@ def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) ->
     >>> sum(w.whole for op in ops for w in op.weights)
     20999680
     """
-    width, one = y.split(m.width), m.width // m.heads
+    width, one = y.split(mixer.width), mixer.width // mixer.heads
     T, flops = y.tokens, 4 * y.tokens * width * one
     parameters = (
-        vector("rglru.gates", 2 * width * one, 2 * m.width * one),
-        vector("rglru.biases", 2 * width, 2 * m.width),
-        vector("rglru.decay", width, m.width),
+        vector("rglru.gates", 2 * width * one, 2 * mixer.width * one),
+        vector("rglru.biases", 2 * width, 2 * mixer.width),
+        vector("rglru.decay", width, mixer.width),
     )
     kept = (
         kept_tensor(y, "in.output", 2 * width),
@@ -212,16 +214,16 @@ def recurrent_gate(y: Layout[X], m: RecurrentGate, D: int, source: Tensor[X]) ->
     product = kept_tensor(y, "gated", width)
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
-        exchanges(y, inward(y, D, (2 * width, 2 * m.width), source, bias=True), 2 * width, "two branches"),
-        convolution(y, width, m.width, m.conv, bias=True),
+        exchanges(y, inward(y, D, (2 * width, 2 * mixer.width), source, bias=True), 2 * width, "two branches"),
+        convolution(y, width, mixer.width, mixer.conv, bias=True),
         only_weights(y, "rglru.parameters", SCAN, parameters),
         scan_op(y, "scan", gates, kept, kept[:2]),
         memory_op(y, "output_gate", REGION, moved, kernels=2, output_bytes=product.size_bytes),
-        exchanges(y, outward(y, D, (width, m.width), product, bias=True), width, "output"),
+        exchanges(y, outward(y, D, (width, mixer.width), product, bias=True), width, "output"),
     )
 
 
-def rwkv(y: Layout[X], m: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def rwkv(y: Layout[X], mixer: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of RWKV-4 time mixing (arXiv:2305.13048 equations 11 to 18).
 
     Three mixes over time enter three projections; a channel's weighted sum takes about 12 FLOPs a token.
@@ -234,9 +236,9 @@ def rwkv(y: Layout[X], m: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     >>> sum(w.whole for op in ops for w in op.weights)
     2363136
     """
-    width, stream = y.split(m.width), y.residual_width(D)
+    width, stream = y.split(mixer.width), y.residual_width(D)
     mixes = (vector("mixes", 3 * stream, 3 * D),)
-    parameters = (vector("wkv.decay and bonus", 2 * width, 2 * m.width),)
+    parameters = (vector("wkv.decay and bonus", 2 * width, 2 * mixer.width),)
     kept = (kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "scanned", width, SCAN))
     steps = Scan(flops=12 * y.tokens * width, model_flops=0 * y.tokens, moved=4 * y.a * y.tokens * width,
                  state=3 * width)  # fmt: skip
@@ -245,14 +247,14 @@ def rwkv(y: Layout[X], m: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     return (
         memory_op(y, "mixes", REGION, mixed, weights=mixes, saves=(source, *entries), kernels=3,
                   output_bytes=3 * source.size_bytes),
-        inward(y, D, (3 * width, 3 * m.width), y.residual("ssm.mixed receptances", D, REGION)),
+        inward(y, D, (3 * width, 3 * mixer.width), y.residual("ssm.mixed receptances", D, REGION)),
         only_weights(y, "wkv.parameters", SCAN, parameters),
         scan_op(y, "scan", steps, kept, kept[:1]),
-        outward(y, D, (width, m.width), kept_tensor(y, "gated", width)),
+        outward(y, D, (width, mixer.width), kept_tensor(y, "gated", width)),
     )  # fmt: skip
 
 
-def mlstm(y: Layout[X], m: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def mlstm(y: Layout[X], mixer: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of a matrix LSTM (arXiv:2405.04517 section 2.3, kernels arXiv:2503.14376).
 
     Queries, keys, values and output gate in one projection, input and forget gates with biases in another; the state
@@ -267,26 +269,30 @@ def mlstm(y: Layout[X], m: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X], ...
     >>> sum(w.whole for op in ops for w in op.weights)
     67178512
     """
-    heads, T = y.split(m.heads), y.tokens
-    whole, values = m.heads * (2 * m.qk_dim + 2 * m.v_dim), heads * m.v_dim
-    gates = LinearShape(inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * m.heads, bias=True)
+    heads, T = y.split(mixer.heads), y.tokens
+    whole, values = mixer.heads * (2 * mixer.qk_dim + 2 * mixer.v_dim), heads * mixer.v_dim
+    gates = LinearShape(
+        inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * mixer.heads, bias=True
+    )
     entry, scanned = kept_tensor(y, "in.output", y.split(whole)), kept_tensor(y, "scanned", values, SCAN)
     normalisers = Tensor(name="ssm.normalisers", size_bytes=8 * T * heads, born=SCAN)
-    state = heads * m.qk_dim * (m.v_dim + 1)
-    flops = 4 * T * heads * m.qk_dim * m.v_dim
-    steps = Scan(flops=flops, model_flops=flops, moved=y.a * T * heads * (2 * m.qk_dim + 2 * m.v_dim), state=state)
-    kind: NormKind = "layernorm" if m.bias else "layernorm-no-bias"
+    state = heads * mixer.qk_dim * (mixer.v_dim + 1)
+    flops = 4 * T * heads * mixer.qk_dim * mixer.v_dim
+    steps = Scan(
+        flops=flops, model_flops=flops, moved=y.a * T * heads * (2 * mixer.qk_dim + 2 * mixer.v_dim), state=state
+    )
+    kind: NormKind = "layernorm" if mixer.bias else "layernorm-no-bias"
     n = Norm(name="head_norm", region=REGION, kind=kind, rows=T * heads,
-                      elements=T * values, width=values, whole=m.heads * m.v_dim)  # fmt: skip
+                      elements=T * values, width=values, whole=mixer.heads * mixer.v_dim)  # fmt: skip
     product = kept_tensor(y, "gated", values)
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
         exchanges(
-            y, inward(y, D, (y.split(whole), whole), source, m.bias), y.split(whole), "queries, keys, values, gate"
+            y, inward(y, D, (y.split(whole), whole), source, mixer.bias), y.split(whole), "queries, keys, values, gate"
         ),
         y.column("gates", REGION, gates, source),
         scan_op(y, "scan", steps, (entry, scanned, normalisers), (entry,)),
         norm_op(y, n, scanned),
         memory_op(y, "output_gate", REGION, moved, saves=(product,), kernels=2, output_bytes=product.size_bytes),
-        exchanges(y, outward(y, D, (values, m.heads * m.v_dim), product, m.bias), values, "output"),
+        exchanges(y, outward(y, D, (values, mixer.heads * mixer.v_dim), product, mixer.bias), values, "output"),
     )

@@ -101,7 +101,7 @@ def kept_tensor(y: Layout[X], name: str, width: X, born: str = REGION) -> Tensor
     return y.activation(f"ssm.{name}", width, born)
 
 
-def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def mamba1(y: Layout[X], mixer: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of a Mamba layer: gate and stream in, convolution, selective scan, gated output.
 
     The fused kernel keeps its input, dt, B and C before and after their layout changes, the scan's output and states,
@@ -117,13 +117,13 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
     >>> sum(w.whole for op in ops for w in op.weights)
     41241600
     """
-    inner, n, R = y.split(m.inner), m.state, m.dt_rank
+    inner, n, R = y.split(mixer.inner), mixer.state, mixer.dt_rank
     T, low = y.tokens, R + 2 * n
     zero = 0 * inner
     entry = kept_tensor(y, "in.output", 2 * inner)
-    parameters = (vector("ssm.A", inner * n, m.inner * n), vector("ssm.D", inner, m.inner))
-    small = LinearShape(inputs=inner, outputs=low + zero, whole_inputs=m.inner, whole_outputs=low)
-    step = LinearShape(inputs=R + zero, outputs=inner, whole_inputs=R, whole_outputs=m.inner, bias=True)
+    parameters = (vector("ssm.A", inner * n, mixer.inner * n), vector("ssm.D", inner, mixer.inner))
+    small = LinearShape(inputs=inner, outputs=low + zero, whole_inputs=mixer.inner, whole_outputs=low)
+    step = LinearShape(inputs=R + zero, outputs=inner, whole_inputs=R, whole_outputs=mixer.inner, bias=True)
     selected, scanned = kept_tensor(y, "selected", low + zero), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
     steps = Scan(flops=7 * T * inner * n, model_flops=7 * T * inner * n, moved=y.a * T * (4 * inner + 2 * n),
                  state=inner * n)  # fmt: skip
@@ -131,14 +131,16 @@ def mamba1(y: Layout[X], m: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X], .
                     born=f"{REGION}.scan")  # fmt: skip
     reads = (entry, selected)
     return (
-        exchanges(y, inward(y, D, (2 * inner, 2 * m.inner), source, m.proj_bias), 2 * inner, "stream and gate"),
-        convolution(y, inner, m.inner, m.conv, m.conv_bias),
+        exchanges(y, inward(y, D, (2 * inner, 2 * mixer.inner), source, mixer.proj_bias), 2 * inner, "stream and gate"),
+        convolution(y, inner, mixer.inner, mixer.conv, mixer.conv_bias),
         _reduced(y, _product(y, "select", small, reads=(entry,)), low),
-        *_selected_norms(y, m, selected),
+        *_selected_norms(y, mixer, selected),
         _product(y, "time_step", step, reads=(selected,)),
         only_weights(y, "ssm.parameters", f"{REGION}.scan", parameters),
         scan_op(y, "scan", steps, (*reads, kept_tensor(y, "B and C", 2 * n + zero), scanned, states), reads),
-        exchanges(y, outward(y, D, (inner, m.inner), kept_tensor(y, "gated", inner), m.proj_bias), inner, "output"),
+        exchanges(
+            y, outward(y, D, (inner, mixer.inner), kept_tensor(y, "gated", inner), mixer.proj_bias), inner, "output"
+        ),
     )
 
 
@@ -157,12 +159,12 @@ def _reduced(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     return replace(op, forward=(total,), backward=(replace(total, tensor="their gradients"),))
 
 
-def _selected_norms(y: Layout[X], m: Mamba1, source: Tensor[X]) -> tuple[Op[X], ...]:
+def _selected_norms(y: Layout[X], mixer: Mamba1, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Jamba norms the time step, B and C (arXiv:2403.19887)."""
-    if not m.norms:
+    if not mixer.norms:
         return ()
     zero = 0 * y.tokens
-    sizes = (("dt_norm", m.dt_rank), ("B_norm", m.state), ("C_norm", m.state))
+    sizes = (("dt_norm", mixer.dt_rank), ("B_norm", mixer.state), ("C_norm", mixer.state))
     return tuple(
         norm_op(y, Norm(name=name, region=f"{REGION}.scan", kind="rmsnorm", rows=y.tokens, elements=y.tokens * width,
                         width=zero + width, whole=width), source)
@@ -170,7 +172,7 @@ def _selected_norms(y: Layout[X], m: Mamba1, source: Tensor[X]) -> tuple[Op[X], 
     )  # fmt: skip
 
 
-def mamba2(y: Layout[X], m: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
+def mamba2(y: Layout[X], mixer: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X], ...]:
     """Return the operators of a Mamba-2 layer: projection in, convolution, chunked scan, gated norm, projection out.
 
     The fused kernel keeps its input and the scan's output and makes the convolution again (state-spaces/mamba
@@ -184,40 +186,40 @@ def mamba2(y: Layout[X], m: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X], .
     >>> sum(w.whole for op in ops for w in op.weights)
     40214000
     """
-    heads, inner = y.split(m.heads), y.split(m.inner)
-    groups = y.kv_heads(m.groups)
-    wide = 2 * inner + 2 * groups * m.state + heads
-    whole = 2 * m.inner + 2 * m.groups * m.state + m.heads
-    channels = inner + 2 * groups * m.state
+    heads, inner = y.split(mixer.heads), y.split(mixer.inner)
+    groups = y.kv_heads(mixer.groups)
+    wide = 2 * inner + 2 * groups * mixer.state + heads
+    whole = 2 * mixer.inner + 2 * mixer.groups * mixer.state + mixer.heads
+    channels = inner + 2 * groups * mixer.state
     entry, scanned = kept_tensor(y, "in.output", wide), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
-    product = kept_tensor(y, "gated", inner) if m.gated_norm else scanned
+    product = kept_tensor(y, "gated", inner) if mixer.gated_norm else scanned
     return (
-        exchanges(y, inward(y, D, (wide, whole), source, m.proj_bias), wide, "stream, gate, B, C, time step"),
-        convolution(y, channels, m.inner + 2 * m.groups * m.state, m.conv, m.conv_bias),
-        only_weights(y, "ssm.parameters", f"{REGION}.scan", (vector("ssm.A, D, dt", 3 * heads, 3 * m.heads),)),
-        scan_op(y, "scan", _dual(y, m), (entry, scanned), (entry,)),
-        *_gated_norm(y, m, groups, scanned),
-        exchanges(y, outward(y, D, (inner, m.inner), product, m.out_bias), inner, "output"),
+        exchanges(y, inward(y, D, (wide, whole), source, mixer.proj_bias), wide, "stream, gate, B, C, time step"),
+        convolution(y, channels, mixer.inner + 2 * mixer.groups * mixer.state, mixer.conv, mixer.conv_bias),
+        only_weights(y, "ssm.parameters", f"{REGION}.scan", (vector("ssm.A, D, dt", 3 * heads, 3 * mixer.heads),)),
+        scan_op(y, "scan", _dual(y, mixer), (entry, scanned), (entry,)),
+        *_gated_norm(y, mixer, groups, scanned),
+        exchanges(y, outward(y, D, (inner, mixer.inner), product, mixer.out_bias), inner, "output"),
     )
 
 
-def _dual(y: Layout[X], m: Mamba2) -> Scan[X]:
+def _dual(y: Layout[X], mixer: Mamba2) -> Scan[X]:
     """Chunks of Q tokens as products, states between them (arXiv:2405.21060 section 6); one token as a recurrence.
 
     A token costs 2 Q G n for C B^T, 2 Q I for its product with the stream, 4 n I for the chunk's state in and out.
     Megatron-LM counts 7 I n (training.py, mamba_layer_flops), which is also what the recurrence takes.
     """
-    T, inner, n = y.tokens, y.split(m.inner), m.state
-    groups = y.kv_heads(m.groups)
+    T, inner, n = y.tokens, y.split(mixer.inner), mixer.state
+    groups = y.kv_heads(mixer.groups)
     moved = y.a * T * (2 * inner + 2 * groups * n + inner)
     recurrent = 7 * T * inner * n
-    chunk = minimum(y.work.S, m.chunk)
+    chunk = minimum(y.work.S, mixer.chunk)
     chunked = 2 * T * (chunk * (groups * n + inner) + 2 * n * inner)
     flops = recurrent if y.work.phase == "decode" else chunked
-    return Scan(flops=flops, model_flops=recurrent, moved=moved, state=inner * n, chunked=_passes(y, m), kernels=6)
+    return Scan(flops=flops, model_flops=recurrent, moved=moved, state=inner * n, chunked=_passes(y, mixer), kernels=6)
 
 
-def _passes(y: Layout[X], m: Mamba2) -> tuple[X, X]:
+def _passes(y: Layout[X], mixer: Mamba2) -> tuple[X, X]:
     """Return the bytes of the chunked kernels: streams of I, fp32 states of I n / Q and fp32 products of G Q a token.
 
     Forward: the stream is read for the states and for the output, which is written; states are written, passed on and
@@ -225,22 +227,22 @@ def _passes(y: Layout[X], m: Mamba2) -> tuple[X, X]:
     the gradients of states, stream, B, C, C B^T and decay: 11 streams, 10 states, 4 products; the convolution runs
     again before. Source: state-spaces/mamba ops/triton/ssd_combined.py, _mamba_chunk_scan_combined_fwd and _bwd.
     """
-    T, inner, groups = y.tokens, y.split(m.inner), y.kv_heads(m.groups)
-    chunk = minimum(y.work.S, m.chunk)
-    stream, states, products = y.a * inner, STATE_BYTES * inner * m.state / chunk, STATE_BYTES * groups * chunk
-    edges = 2 * y.a * groups * m.state
+    T, inner, groups = y.tokens, y.split(mixer.inner), y.kv_heads(mixer.groups)
+    chunk = minimum(y.work.S, mixer.chunk)
+    stream, states, products = y.a * inner, STATE_BYTES * inner * mixer.state / chunk, STATE_BYTES * groups * chunk
+    edges = 2 * y.a * groups * mixer.state
     backward = 2 * (stream + edges)
     forward = 3 * stream + 4 * states + 2 * products + 2 * edges
     return T * forward, T * (11 * stream + 10 * states + 4 * products + 6 * edges + backward)
 
 
-def _gated_norm(y: Layout[X], m: Mamba2, groups: X, source: Tensor[X]) -> tuple[Op[X], ...]:
+def _gated_norm(y: Layout[X], mixer: Mamba2, groups: X, source: Tensor[X]) -> tuple[Op[X], ...]:
     """The norm of the gated output, one row a group; gate and output are kept already."""
-    if not m.gated_norm:
+    if not mixer.gated_norm:
         return ()
-    inner = y.split(m.inner)
+    inner = y.split(mixer.inner)
     n = Norm(name="gated_norm", region=REGION, kind="rmsnorm", rows=y.tokens * groups, elements=y.tokens * inner,
-             width=inner, whole=m.inner)  # fmt: skip
+             width=inner, whole=mixer.inner)  # fmt: skip
     op = norm_op(y, n, source)
     statistics = Tensor(name="gated_norm.statistics", size_bytes=4 * n.rows, born=REGION)
     return (replace(op, saves=(source, statistics)),)

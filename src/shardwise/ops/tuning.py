@@ -49,7 +49,7 @@ def _cast_head(y: Layout[X], op: Op[X]) -> Tensor[X]:
     return Tensor(name="head.weight in 16 bits", size_bytes=y.a * op.columns * op.inner, born="head", read_for="input")
 
 
-def _with_importance(t: Tuning, op: Op[X]) -> Op[X]:
+def _with_importance(tuning: Tuning, op: Op[X]) -> Op[X]:
     """Return an operator with what AdaLoRA keeps of each parameter to choose ranks by: ipt, exp_avg_ipt, exp_avg_unc.
 
     peft tuners/adalora/layer.py RankAllocator.update_ipt; let go for the last steps (reset_ipt).
@@ -57,38 +57,40 @@ def _with_importance(t: Tuning, op: Op[X]) -> Op[X]:
     own = [w for w in op.weights if w.adapter and w.trainable]
     kept = [
         replace(w, name=f"{w.name} importance", elements=0 * w.elements, whole=0 * w.whole, trainable=False,
-                stored_bytes=3 * t.width * w.elements)
+                stored_bytes=3 * tuning.width * w.elements)
         for w in own
     ]  # fmt: skip
     return replace(op, weights=(*op.weights, *kept))
 
 
-def _with_other_adapters(t: Tuning, op: Op[X]) -> Op[X]:
+def _with_other_adapters(tuning: Tuning, op: Op[X]) -> Op[X]:
     """Return an operator with the adapters of a frozen reference and of a critic beside that of the policy."""
     own = [w for w in op.weights if w.adapter and w.trainable]
-    more = [replace(w, name=f"{w.name} reference", trainable=False, stored_bytes=t.width * w.elements) for w in own]
+    more = [
+        replace(w, name=f"{w.name} reference", trainable=False, stored_bytes=tuning.width * w.elements) for w in own
+    ]
     critic = [replace(w, name=f"{w.name} critic") for w in own]
-    return replace(op, weights=(*op.weights, *more[: len(own) * t.reference], *critic[: len(own) * t.critic]))
+    return replace(op, weights=(*op.weights, *more[: len(own) * tuning.reference], *critic[: len(own) * tuning.critic]))
 
 
-def adapted(y: Layout[X], t: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+def adapted(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return a GEMM with the adapters of the linear layers that it stands for."""
-    if t.adapter not in METHODS or op.kind not in ("matmul", "grouped") or op.region.endswith("core"):
+    if tuning.adapter not in METHODS or op.kind not in ("matmul", "grouped") or op.region.endswith("core"):
         return (op,)
-    chosen = [module for module in modules_of(t, op) if matches(t, op, module.short)]
-    return METHODS[t.adapter](y, t, op, chosen) if chosen else (op,)
+    chosen = [module for module in modules_of(tuning, op) if matches(tuning, op, module.short)]
+    return METHODS[tuning.adapter](y, tuning, op, chosen) if chosen else (op,)
 
 
-def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
+def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
     """Return an operator whose weights are stored and not trained, but for what trains of the model.
 
     What trains beside an adapter is a copy: the original stays. A GEMM with narrow weights makes 16 bits of them
     before each pass (bitsandbytes functional.py dequantize_4bit), one weight at a time.
     """
     if not op.weights:
-        own = _tied_copy(t, op)
+        own = _tied_copy(tuning, op)
         return replace(op, weights=own) if own else replace(op, without=("weight",) if op.kind == "matmul" else ())
-    part = part_of(op) in t.trains
+    part = part_of(op) in tuning.trains
     weights: list[Weight[X]] = []
     for w in op.weights:
         if w.adapter:
@@ -96,17 +98,21 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
             continue
         # Of what stands before the blocks the embedding table trains, not that of positions.
         trained = part and (w.kind != "embedding" or w.role == "embedding")
-        if not trained or t.copies:
-            stored_bytes = stored(t, op, w)
-            apart = stored_bytes - packed_bytes(t.base, w.elements) if t.scales_apart and quantised(t, op, w) else 0
+        if not trained or tuning.copies:
+            stored_bytes = stored(tuning, op, w)
+            apart = (
+                stored_bytes - packed_bytes(tuning.base, w.elements)
+                if tuning.scales_apart and quantised(tuning, op, w)
+                else 0
+            )
             weights.append(replace(w, trainable=False, stored_bytes=stored_bytes, apart_bytes=apart))
         if trained:
             # The copy is no second weight of the model.
-            weights.append(replace(w, name=f"{w.name} copy") if t.copies else w)
+            weights.append(replace(w, name=f"{w.name} copy") if tuning.copies else w)
     without_gradients = replace(op, weights=tuple(weights))
-    matrices = [w for w in op.weights if quantised(t, op, w)]
+    matrices = [w for w in op.weights if quantised(tuning, op, w)]
     # Products of 8 bits read weights of 8 bits as they are stored.
-    if not matrices or part or not t.base.widened_bytes or t.base.name == op.dtype:
+    if not matrices or part or not tuning.base.widened_bytes or tuning.base.name == op.dtype:
         return without_gradients
     elements = total((w.elements for w in matrices), 0 * y.tokens)
     one = total((divide(w.elements, max(len(op.parts), 1)) for w in matrices), 0 * y.tokens)
@@ -114,13 +120,13 @@ def frozen(y: Layout[X], t: Tuning, op: Op[X]) -> Op[X]:
     outputs = op.output_bytes * (3 if op.role == "head" and y.stack.loss_kernel == "chunked-fp32" else 1)
     return replace(
         without_gradients,
-        saves=tuple(_kept_of_narrow(y, t, op, elements)),
-        widened_bytes=t.base.widened_bytes * elements,
-        transient_bytes=op.transient_bytes + outputs + t.base.unpacked_bytes * one,
+        saves=tuple(_kept_of_narrow(y, tuning, op, elements)),
+        widened_bytes=tuning.base.widened_bytes * elements,
+        transient_bytes=op.transient_bytes + outputs + tuning.base.unpacked_bytes * one,
     )
 
 
-def _kept_of_narrow(y: Layout[X], t: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:
+def _kept_of_narrow(y: Layout[X], tuning: Tuning, op: Op[X], elements: X) -> Iterator[Tensor[X]]:
     """Yield what a GEMM with narrow weights keeps.
 
     bitsandbytes before 0.43.2 keeps the input whatever trains (autograd/_functions.py MatMul4Bit), as an attribute of
@@ -128,18 +134,18 @@ def _kept_of_narrow(y: Layout[X], t: Tuning, op: Op[X], elements: X) -> Iterator
     not yet overwritten holds into the next micro-batch.
     """
     for s in op.saves:
-        weighed = s.read_for == "weight" and t.keeps_inputs
+        weighed = s.read_for == "weight" and tuning.keeps_inputs
         yield replace(s, read_for="input") if weighed else s
-        if weighed and t.holds_inputs:
+        if weighed and tuning.holds_inputs:
             yield replace(s, name=f"{s.name} of the graph", born="", read_for="input")
-    if t.base.keeps_widened:
+    if tuning.base.keeps_widened:
         name = f"{op.name}.weight in 16 bits"
         yield Tensor(name=name, size_bytes=y.a * elements, born=op.region, read_for="input")
 
 
-def _tied_copy(t: Tuning, op: Op[X]) -> tuple[Weight[X], ...]:
+def _tied_copy(tuning: Tuning, op: Op[X]) -> tuple[Weight[X], ...]:
     """Return the copy of a tied table that a head trains as its own where it is among what trains."""
-    if op.role != "head" or "head" not in t.trains or not t.copies:
+    if op.role != "head" or "head" not in tuning.trains or not tuning.copies:
         return ()
     elements = op.columns * op.inner
     return (Weight(name="head.weight copy", elements=elements, whole=elements, kind="head",
@@ -151,18 +157,20 @@ def part_of(op: Op[X]) -> str:
     return {"embedding": "embedding", "head": "head", "norm": "norms"}.get(op.role, "layers")
 
 
-def quantised(t: Tuning, op: Op[X], w: Weight[X]) -> bool:
+def quantised(tuning: Tuning, op: Op[X], w: Weight[X]) -> bool:
     """Return whether a weight takes the format of the base: matrices of the layers but routers, maybe the head."""
-    return op.role != "router" and (w.kind == "matrix" or (t.narrow_head and op.role == "head" and w.kind == "head"))
+    return op.role != "router" and (
+        w.kind == "matrix" or (tuning.narrow_head and op.role == "head" and w.kind == "head")
+    )
 
 
-def stored(t: Tuning, op: Op[X], w: Weight[X]) -> X:
+def stored(tuning: Tuning, op: Op[X], w: Weight[X]) -> X:
     """Return the bytes of a frozen weight, in the base's format or beside it."""
-    if not t.base.narrow:
-        return w.elements * (t.base.bits / 8)
-    if quantised(t, op, w):
-        return base_bytes(t.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
-    return w.elements * (t.rest_bytes or 2)
+    if not tuning.base.narrow:
+        return w.elements * (tuning.base.bits / 8)
+    if quantised(tuning, op, w):
+        return base_bytes(tuning.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
+    return w.elements * (tuning.rest_bytes or 2)
 
 
 def packed_bytes(base: BaseFormat, elements: X) -> X:

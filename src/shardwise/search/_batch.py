@@ -79,9 +79,9 @@ class PlanBatch:
 
 def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: Any, place: Any) -> list[Any]:
     """Return the fields of plans in the order that breaks ties; `composed` is schedule, vpp, sharding."""
-    s = grid.space
+    space = grid.space
     schedule, vpp, sharding = composed
-    words = (s.schedule.index(schedule), s.sharding.index(sharding), mode)
+    words = (space.schedule.index(schedule), space.sharding.index(sharding), mode)
     where = (*grid.places.fast[place].T, grid.places.order[place])
     own = {"vpp": vpp, **dict(zip(FIELDS[-len(AXES) - 4 :], (*words, *where), strict=True))}
     return [grid.variant.choice, grid.variant.number, *(own[n] if n in own else values[n] for n in FIELDS)]

@@ -234,11 +234,11 @@ def _recorded(grid: PlanGrid, layout: int, sequence: bool, kind: int) -> list[tu
     What pairs hide is taken off each block, so that a bound of DualPipe can count the messages that they do not hide.
     """
     case = case_for(grid.case, layout=LAYOUTS[layout], sequence_parallel=sequence, cp_kind=CONTEXT_KINDS[kind])
-    z = sizes_given(Graph(), grid, {})
-    machine = machine_of(case, z.group_shapes)
+    sizes = sizes_given(Graph(), grid, {})
+    machine = machine_of(case, sizes.group_shapes)
     rows, known = [], dict[Any, Any]()
     for mode in grid.space.recompute:
-        tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, z, known)
+        tables: Tables[Any] = tables_apart(case_for(case, recompute=mode), machine, sizes, known)
         parts = (_trimmed(paired_blocks(machine, when, tables.parts)) for when in _pairings(grid))
         rows.append((tables.boundary_bytes, *parts))
     return rows

@@ -96,15 +96,15 @@ class Composition:
         graph, plan = Graph(proves=flat), self.case.plan
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0, True) if find_rules(plan.schedule).chunked else 1.0
-        z = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
-        return graph, z, _filled(self.owner.recorded.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
+        sizes = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
+        return graph, sizes, _filled(self.owner.recorded.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
 
-    def _send(self, graph: Graph, z: PlanSizes[Any]) -> Any:
+    def _send(self, graph: Graph, sizes: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
         boundary = _filled(self.owner.recorded.boundary, graph, False)
-        machine = machine_of(self.case, z.group_shapes)
+        machine = machine_of(self.case, sizes.group_shapes)
         one, other = (
-            send_of(case_for(self.case, sequence_parallel=split), machine, z, boundary) for split in (True, False)
+            send_of(case_for(self.case, sequence_parallel=split), machine, sizes, boundary) for split in (True, False)
         )
         return one if one is other else above(graph.given("sequence_parallel", SPLIT, True), 0.5, one, other)
 
@@ -115,50 +115,52 @@ class Composition:
 
     def _seconds(self, group: Sequence[str]) -> Mapping[str, Any]:
         """Seconds of a step under the shardings of a group, as symbols."""
-        graph, z, parts = self._placed
-        machine, stages = machine_of(self.case, z.group_shapes), stages_of(self.case)
+        graph, sizes, parts = self._placed
+        machine, stages = machine_of(self.case, sizes.group_shapes), stages_of(self.case)
         recipe = case_for(self.case, sharding=group[0]).recipe
-        own = padded(recipe, z, parts)
-        job = step_job(self.case, own, self._send(graph, z))
-        timed = tuple(stage_seconds(machine, z, recipe, own, s) for s in stages)
-        piped = piped_seconds(machine, z, recipe, timed, runs_of_seconds(stages, timed), job)
+        own = padded(recipe, sizes, parts)
+        job = step_job(self.case, own, self._send(graph, sizes))
+        timed = tuple(stage_seconds(machine, sizes, recipe, own, s) for s in stages)
+        piped = piped_seconds(machine, sizes, recipe, timed, runs_of_seconds(stages, timed), job)
         outputs: dict[str, Any] = {}
         for sharding in group:
             case = case_for(self.case, sharding=sharding)
             if case.recipe.optimizer.paged:
-                moved = moved_pages(*self._device_bytes(case, z, parts)[1:], case.cluster.device.usable_memory_bytes)
+                moved = moved_pages(
+                    *self._device_bytes(case, sizes, parts)[1:], case.cluster.device.usable_memory_bytes
+                )
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
-            outputs[f"step {sharding}"] = with_update(machine, z, case.recipe, own, stages, piped).total
+            outputs[f"step {sharding}"] = with_update(machine, sizes, case.recipe, own, stages, piped).total
         return outputs
 
-    def _bytes(self, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
+    def _bytes(self, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
         outputs = dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            hosted, paged, device = self._device_bytes(case, z, parts)
+            hosted, paged, device = self._device_bytes(case, sizes, parts)
             room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
                 moved = moved_pages(paged, device, room)
                 device = device + resident_pages(paged, device, room)
             if case.cluster.host_memory_bytes and case.recipe.uses_host:
-                short = self._short(z, hosted + moved)
+                short = self._short(sizes, hosted + moved)
                 outputs |= {f"device {sharding}": device, f"short {sharding}": maximum(short, 0.0)}
                 # So that every limit of bytes rejects the plan, by as much as the host lacks.
                 device = above(short, 0.0, maximum(device, room) + short, device)
             outputs[f"bytes {sharding}"] = device
         return outputs
 
-    def _short(self, z: PlanSizes[Any], hosted: Any) -> Any:
+    def _short(self, sizes: PlanSizes[Any], hosted: Any) -> Any:
         """Bytes that the host of a node lacks, negative where it has room."""
         cluster = self.case.cluster
-        sharing = minimum(z.tp * z.tp2 * z.cp * z.pp * z.dp, cluster.devices_per_node)
+        sharing = minimum(sizes.tp * sizes.tp2 * sizes.cp * sizes.pp * sizes.dp, cluster.devices_per_node)
         return hosted * sharing - cluster.host_memory_bytes
 
-    def _device_bytes(self, case: TrainingCase, z: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
+    def _device_bytes(self, case: TrainingCase, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         stages = stages_of(self.case)
-        memory = memory_of(case, z, padded(case.recipe, z, parts), stages)
-        device = device_bytes(case.stack, z, reserved_of(case.stack, stages, memory), case.workspace_bytes)
+        memory = memory_of(case, sizes, padded(case.recipe, sizes, parts), stages)
+        device = device_bytes(case.stack, sizes, reserved_of(case.stack, stages, memory), case.workspace_bytes)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
@@ -167,14 +169,14 @@ class Composition:
         return self._program("least", self._least)
 
     def _least(self) -> Mapping[str, Any]:
-        _, z, parts = self._start(flat=True)
-        machine, stages = machine_of(self.case, z.group_shapes), stages_of(self.case)
-        piped = least_piped_seconds(machine, z, self.case.recipe, parts, stages, self.case.plan.schedule)
+        _, sizes, parts = self._start(flat=True)
+        machine, stages = machine_of(self.case, sizes.group_shapes), stages_of(self.case)
+        piped = least_piped_seconds(machine, sizes, self.case.recipe, parts, stages, self.case.plan.schedule)
         bounds: dict[str, Any] = {}
         for sharding in self.shardings:
             recipe = case_for(self.case, sharding=sharding).recipe
-            own = padded(recipe, z, parts)
-            update = update_seconds(machine, z, recipe, own, stages) + recipe.stack.step_overhead_seconds
+            own = padded(recipe, sizes, parts)
+            update = update_seconds(machine, sizes, recipe, own, stages) + recipe.stack.step_overhead_seconds
             bounds[f"least {sharding}"] = piped + update
         return bounds
 

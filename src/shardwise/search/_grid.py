@@ -111,14 +111,14 @@ class PlanGrid:
 
     def _degrees(self, num_devices: int) -> Columns:
         """Every way to write the devices as a product of degrees."""
-        s, layers = self.space, self.case.model.num_layers
+        space, layers = self.space, self.case.model.num_layers
         ways = divisors(num_devices)
-        pipelines = s.pp.of(w for w in ways if w <= layers)
-        axes = {"tp": s.tp.of(ways), "tp2": s.tp2.of(ways), "cp": s.cp.of(ways), "pp": pipelines}
+        pipelines = space.pp.of(w for w in ways if w <= layers)
+        axes = {"tp": space.tp.of(ways), "tp2": space.tp2.of(ways), "cp": space.cp.of(ways), "pp": pipelines}
         grid = products(list(axes.values()), num_devices)
         columns = dict(zip(axes, grid.T, strict=True))
         replicas = num_devices // grid.prod(axis=1, dtype=np.int64)
-        whole = np.isin(replicas, s.dp.of(ways))
+        whole = np.isin(replicas, space.dp.of(ways))
         if self.case.plan.shard > 1:
             # A group of all replicas is no group.
             whole &= (replicas % self.case.plan.shard == 0) & (replicas > self.case.plan.shard)
@@ -126,10 +126,10 @@ class PlanGrid:
         kept = {c: v[whole] for c, v in columns.items()}
         flat = kept["tp2"] == 1
         sides = []
-        for name in s.layout:
+        for name in space.layout:
             # A grid of one device is the one-dimensional layout.
             one = kept["tp"] * kept["tp2"] == 1
-            here = flat if name == "1d" else ~one | ("1d" not in s.layout)
+            here = flat if name == "1d" else ~one | ("1d" not in space.layout)
             side = {c: v[here] for c, v in kept.items()}
             sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
         return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
@@ -200,7 +200,7 @@ class PlanGrid:
 
     def counts(self, columns: Columns) -> dict[str, Any]:
         """Return for each choice how many values it has on each row."""
-        s, size = self.space, len(columns["tp"])
+        space, size = self.space, len(columns["tp"])
         ones = np.ones(size, np.int64)
         flat = columns["layout"] == SUMMA
         pipes = {p: len(self.compositions(p)) for p in set(columns["pp"].tolist())}
@@ -209,10 +209,10 @@ class PlanGrid:
             "panels": np.where(flat, len(self.panels), ones),
             "experts": self._expert_choices(columns),
             "sharding": ones if self.has_experts else self._sharding_choices(columns),
-            "sequence": np.where(flat | (columns["tp"] == 1), ones, len(s.sequence_parallel)),
-            "context": np.where(columns["cp"] == 1, ones, len(s.cp_kind)),
+            "sequence": np.where(flat | (columns["tp"] == 1), ones, len(space.sequence_parallel)),
+            "context": np.where(columns["cp"] == 1, ones, len(space.cp_kind)),
             "batch": ones * len(self.micro_batches),
-            "composition": _looked_up(columns["pp"], pipes) * len(s.recompute),
+            "composition": _looked_up(columns["pp"], pipes) * len(space.recompute),
         }
 
     def copied(self, columns: Columns) -> Any:
@@ -303,14 +303,14 @@ class PlanGrid:
     @cached_property
     def _lawful_ways(self) -> Any:
         """About how many ways each set of degrees has to split a layer that the laws allow."""
-        columns, s = self.base, self.space
+        columns, space = self.base, self.space
         flat, size = columns["layout"] == SUMMA, len(columns["tp"])
         grids = _crossed({**columns, "row": np.arange(size)}, flat, {"panels": self.panels}, {"panels": 1})
         constraints = self.constraints()
         legal = constraints.check("tensor", grids) & constraints.check("summa", grids)
-        lawful = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(s.cp_kind))
+        lawful = np.bincount(grids["row"][legal], minlength=size) * np.where(columns["cp"] == 1, 1, len(space.cp_kind))
         if not self.has_experts:
-            return lawful * np.where(flat | (columns["tp"] == 1), 1, len(s.sequence_parallel))
+            return lawful * np.where(flat | (columns["tp"] == 1), 1, len(space.sequence_parallel))
         moes = [b.experts for b in all_blocks(self.case.model) if b.experts]
         ways = np.zeros(size, np.int64)
         for n in self.device_counts:

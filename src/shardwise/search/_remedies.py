@@ -244,15 +244,15 @@ def neighbours(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
 
 
 def _degrees(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
-    s, n = grid.space, plan.num_devices
+    space, n = grid.space, plan.num_devices
     for axis in (axis for axis in AXES if axis != "dp"):
         if axis == "tp2" and plan.layout == "1d":
             continue
         used = n // plan.dp // getattr(plan, axis)
-        for value in getattr(s, axis).of(divisors(n)):
+        for value in getattr(space, axis).of(divisors(n)):
             replicas = n // (used * value)
             too_deep = axis == "pp" and value > grid.case.model.num_layers
-            if value == getattr(plan, axis) or too_deep or n % (used * value) or not s.dp.of([replicas]):
+            if value == getattr(plan, axis) or too_deep or n % (used * value) or not space.dp.of([replicas]):
                 continue
             # Other degrees fill the fastest domain in the order of the axes.
             changes: dict[str, Any] = {axis: value, "dp": replicas, "fast": ()}
@@ -263,13 +263,13 @@ def _degrees(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
 
 
 def _words(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
-    s = grid.space
+    space = grid.space
     choices: dict[str, Any] = {
         "micro_batch": grid.micro_batches,
-        "recompute": s.recompute,
-        "sharding": s.sharding,
-        "sequence_parallel": s.sequence_parallel,
-        "cp_kind": s.cp_kind,
+        "recompute": space.recompute,
+        "sharding": space.sharding,
+        "sequence_parallel": space.sequence_parallel,
+        "cp_kind": space.cp_kind,
         "panels": grid.panels if plan.layout == "summa" else [],
     }
     for field, values in choices.items():
@@ -287,13 +287,13 @@ def _words(grid: PlanGrid, plan: Plan) -> Iterator[Near]:
 
 def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
     """Return a plan with choices that have no effect as the space has them; None where the space has no such plan."""
-    s, changes = grid.space, dict[str, Any]()
+    space, changes = grid.space, dict[str, Any]()
     if plan.tp == 1 or plan.layout == "summa":
         changes["sequence_parallel"] = False
     if plan.cp == 1:
-        changes["cp_kind"] = s.cp_kind[0]
+        changes["cp_kind"] = space.cp_kind[0]
     if not grid.copied({name: getattr(plan, name) for name in (*STAGE_AXES, "ep", "etp")}):
-        changes["sharding"] = s.sharding[0]
+        changes["sharding"] = space.sharding[0]
     pipes = grid.compositions(plan.pp)
     if not pipes:
         return None

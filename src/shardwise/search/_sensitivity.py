@@ -162,16 +162,16 @@ def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float
     machines: dict[TrainingCase, list[Any]] = {}
     for places in _grouped(reports, lambda one: (replace(one.case, plan=Plan()), structure(one.plan))):
         case, plans = reports[places[0]].case, [reports[place].plan for place in places for _ in moves]
-        z, stages = columns_of(case, plans)
+        sizes, stages = columns_of(case, plans)
         cases = [_moved_case(name, case, factor) for name, factor in moves]
         # Plans on the same devices meet the same machine but for where their groups lie.
         kind = replace(case, plan=Plan(offload=case.plan.offload))
         if kind not in machines:
-            machines[kind] = [machine_of(one, z.group_shapes) for one in cases]
-        machine = replace(stacked(machines[kind] * len(places)), group_shapes=z.group_shapes)
+            machines[kind] = [machine_of(one, sizes.group_shapes) for one in cases]
+        machine = replace(stacked(machines[kind] * len(places)), group_shapes=sizes.group_shapes)
         one = replace(case, stack=stacked([moved.stack for moved in cases] * len(places)))
         with np.errstate(all="ignore"):
-            seconds = np.broadcast_to(step_of(one, z, stages, machine).total, len(plans))
+            seconds = np.broadcast_to(step_of(one, sizes, stages, machine).total, len(plans))
         steps = _dealt(steps, places, seconds.reshape(len(places), -1).tolist())
     return steps
 
@@ -210,12 +210,12 @@ def moved_replicas(reports: Sequence[InferReport], moves: Moves) -> list[list[In
     for places in _grouped(reports, alike):
         case, several = whole(reports[places[0]].case), [reports[place] for place in places for _ in moves]
         plans, batches = [one.plan for one in several], [one.job.batch for one in several]
-        z = sizes_of_columns(case.model, plans, batches, case.domains, case.job)
+        sizes = sizes_of_columns(case.model, plans, batches, case.domains, case.job)
         cases = [_moved_serving(name, case, factor) for name, factor in moves]
-        costs = stacked([engine_cost_model(one, z) for one in cases] * len(places))
+        costs = stacked([engine_cost_model(one, sizes) for one in cases] * len(places))
         one = replace(case, engine=stacked([moved.engine for moved in cases] * len(places)))
         with np.errstate(all="ignore"):
-            cost = evaluate(one, z, costs)
+            cost = evaluate(one, sizes, costs)
         columns = (
             np.broadcast_to(v, len(plans)).tolist()
             for v in (cost.prefill.seconds, cost.decode.seconds, cost.request_seconds)

@@ -141,12 +141,12 @@ class ServingGrid:
 
     def _degrees(self) -> Iterator[tuple[int, ...]]:
         """Yield tp, pp, dp, ep and etp of every layout, whatever the laws say of it."""
-        s, n = self.space, self.cluster.num_devices
-        for count in s.devices.of(range(1, n + 1)) if s.devices.ranges else [n]:
+        space, n = self.space, self.cluster.num_devices
+        for count in space.devices.of(range(1, n + 1)) if space.devices.ranges else [n]:
             ways = divisors(count)
-            for tp, pp in product(s.tp.of(ways), s.pp.of(w for w in ways if w <= self.model.num_layers)):
+            for tp, pp in product(space.tp.of(ways), space.pp.of(w for w in ways if w <= self.model.num_layers)):
                 dp = count // (tp * pp)
-                if count % (tp * pp) == 0 and s.dp.of([dp]):
+                if count % (tp * pp) == 0 and space.dp.of([dp]):
                     for ep, etp in self._experts(tp, divisors(tp * dp)):
                         yield tp, pp, dp, ep, etp
 
@@ -240,8 +240,8 @@ class ServingGrid:
     @cached_property
     def kinds(self) -> tuple[Any, Any]:
         """Return one legal layout of each kind, and the kind of every legal layout: replicas alike are one kind."""
-        c, legal = self.layouts.columns, self.layouts.legal
-        alike = [c[name][legal] for name in (*self.own_degrees, "place")]
+        columns, legal = self.layouts.columns, self.layouts.legal
+        alike = [columns[name][legal] for name in (*self.own_degrees, "place")]
         first, back = distinct_rows(alike)
         return legal[first], back
 

@@ -106,16 +106,18 @@ def _recorded(grid: ServingGrid, setup: int) -> _Recorded:
         columns[name] = value
         return graph.given(name, ROW)
 
-    z = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
+    sizes = replace(symbols(grid.sizes(case.model), "sizes"), batch=graph.given("batch", ROW))
     kept = recordings_of((case, grid.options.risk, shared, *columns))
-    program = kept.programs.get("replica") or kept.put("replica", Program(_replica_numbers(case, z, grid.options.risk)))
+    program = kept.programs.get("replica") or kept.put(
+        "replica", Program(_replica_numbers(case, sizes, grid.options.risk))
+    )
     kept.write()
     return _Recorded(program, columns)
 
 
-def _replica_numbers(case: ServingCase, z: ServingSizes[Any], risk: float) -> dict[str, Any]:
+def _replica_numbers(case: ServingCase, sizes: ServingSizes[Any], risk: float) -> dict[str, Any]:
     """Return what `infer` says of one replica by name; `risk` is the wanted chance to fit."""
-    e = evaluate(case, z)
+    e = evaluate(case, sizes)
     short = largest([m.kv_cache - m.cache_budget for m in e.memory])
     # Weights and working memory that measure more than predicted: `InferReport.chance_to_fit` is the risk.
     more = max(1.0, beside_cache_band(case, e.family).at(risk))
@@ -141,10 +143,10 @@ def _evaluated(grid: ServingGrid, setup: int, kind: Any, batch: Any) -> ReplicaC
 def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: ReplicaColumns) -> ServingTable:
     """Return the table of layouts with their batches, each from what one replica of its kind does."""
     layout, batch, at = cells
-    c, legal = grid.layouts.columns, grid.layouts.legal[layout]
+    columns, legal = grid.layouts.columns, grid.layouts.legal[layout]
     values = {f.name: getattr(each, f.name)[at] for f in fields(ReplicaColumns)}
     # Of one replica, so that replicas alike tie to the last bit and the fewest devices come first.
-    replica = c["tp"][legal] * c["pp"][legal]
+    replica = columns["tp"][legal] * columns["pp"][legal]
     rate = batch * counted_tokens(grid.setups[setup][1].job) / values["request_seconds"] / replica
     price = grid.cluster.usd_per_device_hour
     hourly = np.nan if price is None else price
@@ -152,7 +154,7 @@ def _table(grid: ServingGrid, setup: int, cells: tuple[Any, Any, Any], each: Rep
         setup=np.full(np.shape(batch), setup),
         layout=layout,
         batch=batch,
-        devices=replica * c["dp"][legal],
+        devices=replica * columns["dp"][legal],
         tokens_per_second_per_gpu=rate,
         usd=hourly / 3600 / rate * 1e6,
         **values,

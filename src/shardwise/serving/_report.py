@@ -337,15 +337,15 @@ class InferReport(Card):
 def memory_tree(report: InferReport) -> dict[str, Any]:
     """Return bytes of every distinct stage by category, and those of the tightest one."""
 
-    def tree(m: StageBytes[float]) -> dict[str, float]:
-        parts = {name: float(getattr(m, name)) for name in CATEGORIES}
-        return {**parts, "needed_bytes": float(m.needed), "limit_bytes": float(m.limit)}
+    def tree(memory: StageBytes[float]) -> dict[str, float]:
+        parts = {name: float(getattr(memory, name)) for name in CATEGORIES}
+        return {**parts, "needed_bytes": float(memory.needed), "limit_bytes": float(memory.limit)}
 
     host = report.on_host
     return {
         "peak_bytes": float(report.memory.needed),
         "limit_bytes": float(report.memory.limit),
-        "stages": [tree(m) for m in report.on_devices],
+        "stages": [tree(memory) for memory in report.on_devices],
         "host": None if host is None else tree(host),
     }
 

@@ -235,12 +235,12 @@ def gradient_shapes(ops: Sequence[Op[X]]) -> dict[str, X]:
 PricedOp: TypeAlias = tuple[PassSeconds[X], Messages[X], Messages[X]]
 
 
-def priced_op(m: CostModel[X], op: Op[X]) -> PricedOp[X]:
+def priced_op(costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
     """Return the seconds of an operator's passes, and its messages."""
-    t = op_seconds(m.rates, op)
-    ahead = messages(m, op.forward, t.forward)
-    back = messages(m, op.backward, t.backward_input, t.backward_weight)
-    return slowed_passes(m, op, t, (ahead.hidden, back.hidden)), ahead, back
+    t = op_seconds(costs.rates, op)
+    ahead = messages(costs, op.forward, t.forward)
+    back = messages(costs, op.backward, t.backward_input, t.backward_weight)
+    return slowed_passes(costs, op, t, (ahead.hidden, back.hidden)), ahead, back
 
 
 _WAYS = ("forward", "backward")
@@ -333,7 +333,7 @@ def working_bytes(ops: Sequence[Op[X]], zero: X) -> X:
 
 def fold(
     ops: tuple[Op[X], ...],
-    m: CostModel[X],
+    costs: CostModel[X],
     units: tuple[Checkpoint, ...] = (),
     label: str = "",
     known: dict[Op[X], PricedOp[X]] | None = None,
@@ -348,13 +348,13 @@ def fold(
     for op in ops:
         priced = None if known is None else known.get(op)
         if priced is None:
-            priced = priced_op(m, op)
+            priced = priced_op(costs, op)
             if known is not None:
                 known[op] = priced
         sums.add(op, priced, shares.get(id(op)))
-    launches, launches_back = host_passes(m, ops, shares, zero)
+    launches, launches_back = host_passes(costs, ops, shares, zero)
     back = sums.backward + sums.weight
-    late = host_late(m, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
+    late = host_late(costs, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(

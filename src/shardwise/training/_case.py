@@ -165,28 +165,28 @@ def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
 
 def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
-    s, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
+    settings, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
     compute = case.recipe.precision.compute
-    if s.partition_activations and plan.recompute != "full":
+    if settings.partition_activations and plan.recompute != "full":
         idle.append(("partition_activations", "there are no checkpoints of whole layers"))
-    elif s.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
+    elif settings.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
         idle.append(
             ("partition_activations", "tp is 1" if plan.tp == 1 else "sequence parallelism splits them already")
         )
-    if s.bucket_elements and not case.recipe.shards_optimizer:
+    if settings.bucket_elements and not case.recipe.shards_optimizer:
         idle.append(("bucket_elements", "no optimizer is sharded"))
-    if s.max_live_parameters and not case.recipe.shards_weights:
+    if settings.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
     for name in ("bf16_first_layers", "bf16_last_layers", "bf16_mtp_layers"):
-        if getattr(s, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
+        if getattr(settings, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
             idle.append((name, f"GEMMs run in {compute}"))
-    if s.bf16_mtp_layers and not case.model.mtp:
+    if settings.bf16_mtp_layers and not case.model.mtp:
         idle.append(("bf16_mtp_layers", f"{case.model.name} has none"))
-    if s.pipeline_runs > 1 and plan.pp == 1:
-        idle.append((f"pipeline_runs {s.pipeline_runs}", "pp is 1"))
-    if s.fp8_recipe and compute != "fp8":
-        idle.append((f"fp8_recipe {s.fp8_recipe}", f"GEMMs run in {compute}"))
-    if s.fp8_param_gather and find_scaling(compute) is None:
+    if settings.pipeline_runs > 1 and plan.pp == 1:
+        idle.append((f"pipeline_runs {settings.pipeline_runs}", "pp is 1"))
+    if settings.fp8_recipe and compute != "fp8":
+        idle.append((f"fp8_recipe {settings.fp8_recipe}", f"GEMMs run in {compute}"))
+    if settings.fp8_param_gather and find_scaling(compute) is None:
         idle.append(("fp8_param_gather", f"GEMMs run in {compute}"))
     return idle
 

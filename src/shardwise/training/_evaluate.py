@@ -63,13 +63,13 @@ class Evaluation(Generic[X]):
     network: Network[X]
 
 
-def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
+def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
     """Return the layout of a block under the sizes of a plan."""
     p = case.recipe.precision
-    zero = 0 * z.tp
+    zero = 0 * sizes.tp
     dropout = case.model.dropout if case.job.dropout is None else case.job.dropout
     work = TokenBatch(
-        B=z.micro_batch * case.job.sequences,
+        B=sizes.micro_batch * case.job.sequences,
         S=zero + case.job.seq_len + (case.tuning.virtual_tokens if case.tuning else 0),
         context=zero + (case.tuning.prefix_tokens if case.tuning else 0),
         activation_bytes=p.activation_bytes,
@@ -92,17 +92,21 @@ def layout_of(case: TrainingCase, z: PlanSizes[X]) -> Layout[X]:
         cp_kind=case.plan.cp_kind,
         tuning=case.tuning,
     )
-    return lay_out(ParallelSizes(tp=z.tp, tp2=z.tp2, cp=z.cp, ep=z.ep, etp=z.etp, panels=z.panels), work, choices)
+    return lay_out(
+        ParallelSizes(tp=sizes.tp, tp2=sizes.tp2, cp=sizes.cp, ep=sizes.ep, etp=sizes.etp, panels=sizes.panels),
+        work,
+        choices,
+    )
 
 
 def parts_of(
-    case: TrainingCase, y: Layout[X], m: CostModel[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, y: Layout[X], costs: CostModel[X], known: dict[Op[X], PricedOp[X]] | None = None
 ) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
-        cost = fold(lines.ops or ledgers.nothing(y), m, lines.units, f"{lines.label}: ", known)
+        cost = fold(lines.ops or ledgers.nothing(y), costs, lines.units, f"{lines.label}: ", known)
         cost = replace(
             cost,
             elements=sided(case, cost.elements, lines.ops),
@@ -198,31 +202,31 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
 
 
 def tables_of(
-    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
 ) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, as it runs under their schedule."""
-    tables = tables_apart(case, m, z, known)
-    return replace(tables, parts=paired_blocks(m, pairing(case.stack, case.plan.schedule), tables.parts))
+    tables = tables_apart(case, costs, sizes, known)
+    return replace(tables, parts=paired_blocks(costs, pairing(case.stack, case.plan.schedule), tables.parts))
 
 
 def tables_apart(
-    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
 ) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, no micro-batch beside another.
 
     `known` keeps operators for other ways to recompute the same.
     """
-    y = layout_of(case, z)
-    return Tables(layout=y, parts=parts_of(case, y, m, known), boundary_bytes=boundary_bytes(case, y))
+    y = layout_of(case, sizes)
+    return Tables(layout=y, parts=parts_of(case, y, costs, known), boundary_bytes=boundary_bytes(case, y))
 
 
 def memory_of(
-    case: TrainingCase, z: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
+    case: TrainingCase, sizes: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
 ) -> tuple[StageMemory[X], ...]:
     """Return the memory of each run of stages."""
     recipe, schedule = case.recipe, case.plan.schedule
-    in_flight = (in_flight_of(schedule, case.stack, z, s) for s in stages)
-    each = (stage_memory(recipe, z, parts, s, depth) for s, depth in zip(stages, in_flight, strict=True))
+    in_flight = (in_flight_of(schedule, case.stack, sizes, s) for s in stages)
+    each = (stage_memory(recipe, sizes, parts, s, depth) for s, depth in zip(stages, in_flight, strict=True))
     return tuple(map(named_stage, each, stages))
 
 
@@ -247,14 +251,14 @@ def hosted_of(stages: tuple[Stages[X], ...], memory: tuple[StageMemory[X], ...])
     return largest([counted(s, m.host) for s, m in zip(stages, memory, strict=True)])
 
 
-def paging_seconds(m: CostModel[X], moved: X) -> X:
+def paging_seconds(costs: CostModel[X], moved: X) -> X:
     """Return seconds in which an update brings so many bytes of its state, behind as many that leave for them.
 
     A page comes in when another has left (uvm_pmm_gpu.c pick_and_evict_root_chunk holds the allocation until then).
     """
-    if m.host is None:
+    if costs.host is None:
         return 0 * moved
-    return named(2 * moved / m.host.link_bytes_per_second, "pages of optimizer state over the host link")
+    return named(2 * moved / costs.host.link_bytes_per_second, "pages of optimizer state over the host link")
 
 
 def boundary_bytes(case: TrainingCase, y: Layout[X]) -> X:
@@ -268,9 +272,9 @@ def scatters_sends(case: TrainingCase) -> bool:
     return case.stack.scattered_sends and not case.plan.sequence_parallel
 
 
-def send_of(case: TrainingCase, m: CostModel[X], z: PlanSizes[X], boundary_bytes: X) -> X:
+def send_of(case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], boundary_bytes: X) -> X:
     """Return the seconds of one message between stages."""
-    return boundary_seconds(m, z, boundary_bytes, scatters_sends(case))
+    return boundary_seconds(costs, sizes, boundary_bytes, scatters_sends(case))
 
 
 def step_job(case: TrainingCase, parts: ModelBlocks[X], send: X) -> StepJob[X]:
@@ -299,42 +303,42 @@ class PricedBlocks:
         self._machines: dict[bool, CostModel[float]] = {}
         self._operators: dict[tuple[object, ...], dict[Op[float], PricedOp[float]]] = {}
 
-    def machine(self, case: TrainingCase, z: PlanSizes[float]) -> CostModel[float]:
+    def machine(self, case: TrainingCase, sizes: PlanSizes[float]) -> CostModel[float]:
         """Return what the blocks of a plan run on."""
         host = case.recipe.uses_host
         if host not in self._machines:
-            self._machines[host] = machine_of(case, z.group_shapes)
-        return replace(self._machines[host], group_shapes=z.group_shapes)
+            self._machines[host] = machine_of(case, sizes.group_shapes)
+        return replace(self._machines[host], group_shapes=sizes.group_shapes)
 
-    def tables(self, case: TrainingCase, machine: CostModel[float], z: PlanSizes[float]) -> Tables[float]:
+    def tables(self, case: TrainingCase, machine: CostModel[float], sizes: PlanSizes[float]) -> Tables[float]:
         """Return the folded blocks of a plan, those of an earlier one where they are the same."""
         fields = (getattr(case.plan, name) for name in _BLOCK_FIELDS)
-        key = (*fields, bool(case.plan.recompute_layers), *(z.group_shapes.get(name) for name in _BLOCK_GROUPS))
+        key = (*fields, bool(case.plan.recompute_layers), *(sizes.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
-            placed = (case.recipe.uses_host, *z.group_shapes.items())
-            self._tables[key] = tables_of(case, machine, z, self._operators.setdefault(placed, {}))
+            placed = (case.recipe.uses_host, *sizes.group_shapes.items())
+            self._tables[key] = tables_of(case, machine, sizes, self._operators.setdefault(placed, {}))
         return self._tables[key]
 
 
 def evaluate(
-    case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], priced: PricedBlocks | None = None
+    case: TrainingCase, sizes: PlanSizes[X], stages: tuple[Stages[X], ...], priced: PricedBlocks | None = None
 ) -> Evaluation[X]:
     """Return memory and time for the sizes of one plan, a column of plans, or traced sizes.
 
     `priced`, of plain numbers alone, keeps blocks from plan to plan.
     """
     known: Any = priced
-    machine: CostModel[X] = known.machine(case, z) if known else machine_of(case, z.group_shapes)
-    tables: Tables[X] = known.tables(case, machine, z) if known else tables_of(case, machine, z)
-    parts = padded(case.recipe, z, tables.parts)
-    memory = memory_of(case, z, parts, stages)
+    machine: CostModel[X] = known.machine(case, sizes) if known else machine_of(case, sizes.group_shapes)
+    tables: Tables[X] = known.tables(case, machine, sizes) if known else tables_of(case, machine, sizes)
+    parts = padded(case.recipe, sizes, tables.parts)
+    memory = memory_of(case, sizes, parts, stages)
     reserved, paged = reserved_of(case.stack, stages, memory), paged_of(stages, memory)
-    device = device_bytes(case.stack, z, reserved, case.workspace_bytes)
+    device = device_bytes(case.stack, sizes, reserved, case.workspace_bytes)
     room = case.cluster.device.usable_memory_bytes
     moved = moved_pages(paged, device, room)
-    job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
+    job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))
     job = replace(job, paging=paging_seconds(machine, moved) if case.recipe.optimizer.paged else 0.0)
-    job = replace(job, spared=spared_seconds(case, machine, z, parts, stages))
+    job = replace(job, spared=spared_seconds(case, machine, sizes, parts, stages))
     return Evaluation(
         stages=stages,
         memory=memory,
@@ -343,51 +347,51 @@ def evaluate(
         needed=device,
         resident=resident_pages(paged, device, room),
         moved=moved,
-        step=step_seconds(machine, z, case.recipe, parts, stages, job),
+        step=step_seconds(machine, sizes, case.recipe, parts, stages, job),
         parts=parts,
         layout=tables.layout,
-        sizes=z,
+        sizes=sizes,
         rates=machine.rates,
         network=machine.network,
     )
 
 
 def spared_seconds(
-    case: TrainingCase, m: CostModel[X], z: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
+    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
 ) -> X:
     """Return by how many seconds the last micro-batch of a replica is shorter than the others; 0 where none is."""
-    zero, whole = 0 * z.num_micro, case.plan.micro_batch
+    zero, whole = 0 * sizes.num_micro, case.plan.micro_batch
     rest = case.job.global_batch // case.plan.dp % whole
     if not rest:
         return zero
-    last = replace(z, micro_batch=z.micro_batch * (rest / whole))
-    small = padded(case.recipe, last, tables_of(case, m, last).parts)
-    of_all = [stage_seconds(m, z, case.recipe, parts, s).busy for s in stages]
-    of_last = [stage_seconds(m, last, case.recipe, small, s).busy for s in stages]
+    last = replace(sizes, micro_batch=sizes.micro_batch * (rest / whole))
+    small = padded(case.recipe, last, tables_of(case, costs, last).parts)
+    of_all = [stage_seconds(costs, sizes, case.recipe, parts, s).busy for s in stages]
+    of_last = [stage_seconds(costs, last, case.recipe, small, s).busy for s in stages]
     return total(of_all, zero) - total(of_last, zero)
 
 
 def step_of(
-    case: TrainingCase, z: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
+    case: TrainingCase, sizes: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
 ) -> StepSeconds[X]:
     """Return the seconds of a step alone, on a machine of other rates where one is given."""
-    machine = machine_of(case, z.group_shapes) if machine is None else machine
-    tables = tables_of(case, machine, z)
-    parts = padded(case.recipe, z, tables.parts)
-    job = step_job(case, parts, send_of(case, machine, z, tables.boundary_bytes))
-    job = replace(job, spared=spared_seconds(case, machine, z, parts, stages))
-    return step_seconds(machine, z, case.recipe, parts, stages, job)
+    machine = machine_of(case, sizes.group_shapes) if machine is None else machine
+    tables = tables_of(case, machine, sizes)
+    parts = padded(case.recipe, sizes, tables.parts)
+    job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))
+    job = replace(job, spared=spared_seconds(case, machine, sizes, parts, stages))
+    return step_seconds(machine, sizes, case.recipe, parts, stages, job)
 
 
-def counted(s: Stages[X], value: X) -> X:
+def counted(stage: Stages[X], value: X) -> X:
     """Return a stage's value, or zero where the run is padding of a column."""
-    return above(s.count, 0, value, 0 * value)
+    return above(stage.count, 0, value, 0 * value)
 
 
-def named_stage(memory: StageMemory[X], s: Stages[X]) -> StageMemory[X]:
+def named_stage(memory: StageMemory[X], stage: Stages[X]) -> StageMemory[X]:
     """Return the memory of equal stages with its peak named by their places, where it is traced."""
     if not isinstance(memory.peak, Traced):
         return memory
-    first, last = int(plain(s.position)), int(plain(s.position + s.count)) - 1
+    first, last = int(plain(stage.position)), int(plain(stage.position + stage.count)) - 1
     name = f"stage {first}" if first >= last else f"stages {first} to {last}"
     return replace(memory, peak=named(memory.peak, name))

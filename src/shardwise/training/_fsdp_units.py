@@ -26,15 +26,15 @@ from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 
 
-def padded(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X]) -> ModelBlocks[X]:
+def padded(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the parts with the parameters that shards hold and messages move: dimensions padded to the group.
 
     A tensor of d rows over n ranks has ceil(d / n) n of them (torch/distributed/fsdp/_fully_shard/_fsdp_param.py), so
     that 8 experts over 64 ranks are 64 to them, unless their second dimension is sharded.
     """
-    if not r.shards_weights or r.stack.fsdp_padding == "flat":
+    if not recipe.shards_weights or recipe.stack.fsdp_padding == "flat":
         return parts
-    return _resized(parts, lambda expert, tensors: _padded(r, z, expert, tensors))
+    return _resized(parts, lambda expert, tensors: _padded(recipe, sizes, expert, tensors))
 
 
 def unpadded(parts: ModelBlocks[X]) -> ModelBlocks[X]:
@@ -71,9 +71,9 @@ def _resized(parts: ModelBlocks[X], size: Callable[[bool, tuple[tuple[X, X, X], 
     )
 
 
-def _padded(r: Recipe, z: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X, X], ...]) -> X:
+def _padded(recipe: Recipe, sizes: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X, X], ...]) -> X:
     """Return the elements of some tensors over their sharding group, the chunks of the last ranks filled up."""
-    ranks = z.expert_share if expert else z.shard_share
+    ranks = sizes.expert_share if expert else sizes.shard_share
 
     def filled(elements: X, sides: X) -> X:
         return ceil(divide(sides, ranks)) * ranks * divide(elements, sides)
@@ -81,70 +81,70 @@ def _padded(r: Recipe, z: PlanSizes[X], expert: bool, tensors: tuple[tuple[X, X,
     size = 0 * ranks
     for elements, rows, columns in tensors:
         one = filled(elements, rows)
-        if expert and r.stack.fsdp_padding == "rows-or-columns":
+        if expert and recipe.stack.fsdp_padding == "rows-or-columns":
             one = above(ranks, rows, filled(elements, columns), one)
         size = size + one
     return size
 
 
-def unit_elements(r: Recipe, z: PlanSizes[X], e: ParameterCounts[X]) -> tuple[X, X]:
+def unit_elements(recipe: Recipe, sizes: PlanSizes[X], e: ParameterCounts[X]) -> tuple[X, X]:
     """Return the parameters of a layer that are gathered over (the sharding group, that of its experts).
 
     Experts that nothing splits are parameters of their layer.
     """
-    if not r.stack.fsdp_experts or is_plain(e.expert, 0):
+    if not recipe.stack.fsdp_experts or is_plain(e.expert, 0):
         return e.dense, e.expert
-    one = 0 * z.ep + 1
-    apart = above(z.ep, 1, one, above(z.tp * z.tp2, z.etp, one, 0 * one))
+    one = 0 * sizes.ep + 1
+    apart = above(sizes.ep, 1, one, above(sizes.tp * sizes.tp2, sizes.etp, one, 0 * one))
     return e.dense + (1 - apart) * e.expert, apart * e.expert
 
 
-def gathered_elements(r: Recipe, z: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
+def gathered_elements(recipe: Recipe, sizes: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
     """Return the parameters of a layer that are gathered, as wide as compute's input, over both groups."""
-    return unit_elements(r, z, all_elements(r, k))
+    return unit_elements(recipe, sizes, all_elements(recipe, k))
 
 
-def scattered_elements(r: Recipe, z: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
+def scattered_elements(recipe: Recipe, sizes: PlanSizes[X], k: BlockCost[X]) -> tuple[X, X]:
     """Return the parameters of a layer whose gradients are scattered, as wide as those of the model, over both."""
-    dense, expert = unit_elements(r, z, k.elements)
-    if k.adapters is None or r.adapters is None:
+    dense, expert = unit_elements(recipe, sizes, k.elements)
+    if k.adapters is None or recipe.adapters is None:
         return dense, expert
-    share = r.adapters.gradient_bytes / r.precision.gradient_bytes
-    more, experts = unit_elements(r, z, k.adapters)
+    share = recipe.adapters.gradient_bytes / recipe.precision.gradient_bytes
+    more, experts = unit_elements(recipe, sizes, k.adapters)
     return dense + share * more, expert + share * experts
 
 
-def scattered_ends(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def scattered_ends(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return the parameters of a stage's ends whose gradients are scattered, as `end_units` parts them."""
-    ends = end_units(r, parts, s)
-    for own, some in trained(r, parts)[1:]:
-        share = own.precision.gradient_bytes / r.precision.gradient_bytes
-        first, second = end_units(r, some, s)
+    ends = end_units(recipe, parts, stage)
+    for own, some in trained(recipe, parts)[1:]:
+        share = own.precision.gradient_bytes / recipe.precision.gradient_bytes
+        first, second = end_units(recipe, some, stage)
         ends = (ends[0] + share * first, ends[1] + share * second)
     return ends
 
 
-def end_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def end_units(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return the parameters of a stage's ends: (unit that is resharded behind forward, unit that is never).
 
     One root unit holds embedding, final norm and head; wrapped apart the embedding is a unit like a layer, and final
     norm and head are one that backward needs first (github.com/pytorch/torchtitan torchtitan/distributed/fsdp.py,
     apply_fsdp_to_decoder; tied weights are one unit of three).
     """
-    table = s.embeddings * parts.embedding.elements.dense
-    head = s.heads * parts.head.elements.dense + tied_copy(parts, s)
-    if r.stack.fsdp_ends == "root" or parts.shared_table or not r.shards_weights:
+    table = stage.embeddings * parts.embedding.elements.dense
+    head = stage.heads * parts.head.elements.dense + tied_copy(parts, stage)
+    if recipe.stack.fsdp_ends == "root" or parts.shared_table or not recipe.shards_weights:
         return 0 * table, table + head
     return table, head
 
 
-def layer_units(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def layer_units(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return the parameters that are gathered at once for the largest layer of a stage, and for all of its layers."""
-    alone = r.stack.gathers_tensors
+    alone = recipe.stack.gathers_tensors
     units = [k.elements.largest if alone else k.elements.dense + k.elements.expert for k in parts.kinds]
-    layers = [n + m for n, m in zip(s.layers, s.mirrored, strict=True)]
+    layers = [n + m for n, m in zip(stage.layers, stage.mirrored, strict=True)]
     unit = largest([above(n, 0, u, 0 * u) for n, u in zip(layers, units, strict=True)])
-    return unit, total((n * u for n, u in zip(layers, units, strict=True)), 0 * s.count)
+    return unit, total((n * u for n, u in zip(layers, units, strict=True)), 0 * stage.count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,17 +157,17 @@ class GatheredWeights(Generic[X]):
     complete: X
 
 
-def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> GatheredWeights[X]:
+def gathered_bytes(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> GatheredWeights[X]:
     """Return the bytes gathered for compute under ZeRO-3 and FSDP.
 
     Of the layers the running unit and the prefetched next one, and the gradients of one unit before their reduction;
     kept from forward to backward all layers, each freed behind its backward pass. A pipeline may keep the weights of a
     stage gathered, and its gradients whole, from micro-batch to micro-batch.
     """
-    zero = 0 * s.count
-    if not r.shards_weights:
+    zero = 0 * stage.count
+    if not recipe.shards_weights:
         return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero)
-    ends, units = _ends(r, z, in_compute(r, parts), s), _layers(r, z, parts, s)
+    ends, units = _ends(recipe, sizes, in_compute(recipe, parts), stage), _layers(recipe, sizes, parts, stage)
     pairs = [
         categorized("buffers", one, "gathered ends of the model")
         + categorized("buffers", other, "gathered layers and gradients")
@@ -176,50 +176,50 @@ def gathered_bytes(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[
     return GatheredWeights(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
 
 
-def _ends(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def _ends(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered ends in forward, at the loss, in backward and at its end."""
-    if r.stack.gathers_tensors:
-        zero = 0 * s.count
+    if recipe.stack.gathers_tensors:
+        zero = 0 * stage.count
         return zero, zero, zero, zero
-    width = r.precision.activation_bytes
-    resharded, kept = (width * one for one in end_units(r, parts, s))
+    width = recipe.precision.activation_bytes
+    resharded, kept = (width * one for one in end_units(recipe, parts, stage))
     both = resharded + kept
-    if r.stack.fsdp_ends == "root" or parts.shared_table:
+    if recipe.stack.fsdp_ends == "root" or parts.shared_table:
         return both, both, both, both
     # Backward frees final norm and head first, and gathers the embedding last.
-    during, late = (both if r.keeps_gathered else kept), resharded
-    if r.stack.pipeline_keeps_gathered:
-        during, late = (above(z.pp, 1, both, one) for one in (during, late))
+    during, late = (both if recipe.keeps_gathered else kept), resharded
+    if recipe.stack.pipeline_keeps_gathered:
+        during, late = (above(sizes.pp, 1, both, one) for one in (during, late))
     return during, during, during, late
 
 
-def _layers(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def _layers(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:
     """Return bytes of the gathered layers and of whole gradients in forward, at the loss, in backward, at its end."""
-    width = r.precision.activation_bytes
-    whole_parts, classes = in_compute(r, parts), trained(r, parts)
-    unit, layers = layer_units(r, whole_parts, s)
-    ends, every = total(end_units(r, whole_parts, s)), total(owned(whole_parts, s))
-    one = total(own.precision.gradient_bytes * layer_units(own, some, s)[0] for own, some in classes)
-    all_made = total(own.precision.gradient_bytes * total(owned(some, s)) for own, some in classes)
+    width = recipe.precision.activation_bytes
+    whole_parts, classes = in_compute(recipe, parts), trained(recipe, parts)
+    unit, layers = layer_units(recipe, whole_parts, stage)
+    ends, every = total(end_units(recipe, whole_parts, stage)), total(owned(whole_parts, stage))
+    one = total(own.precision.gradient_bytes * layer_units(own, some, stage)[0] for own, some in classes)
+    all_made = total(own.precision.gradient_bytes * total(owned(some, stage)) for own, some in classes)
     # torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook: unreduced they stay as backward made them.
-    kept = width * total(total(owned(some, s)) for _, some in classes)
-    if parts.tuned and r.stack.whole_gradients == "units":
+    kept = width * total(total(owned(some, stage)) for _, some in classes)
+    if parts.tuned and recipe.stack.whole_gradients == "units":
         # PyTorch documentation, FullyShardedDataParallel, use_orig_params: gradients of a flat parameter that holds
         # trained and frozen weights take the room of both.
         one, all_made, kept = width * unit, width * every, width * every
     gradients = one
     gathered = 2 * width * unit
-    if r.stack.settings.max_live_parameters:
-        gathered = width * maximum(minimum(layers, r.stack.settings.max_live_parameters), unit)
-    if r.stack.whole_gradients:
-        gradients = above(z.num_micro, 1, kept, gradients)
+    if recipe.stack.settings.max_live_parameters:
+        gathered = width * maximum(minimum(layers, recipe.stack.settings.max_live_parameters), unit)
+    if recipe.stack.whole_gradients:
+        gradients = above(sizes.num_micro, 1, kept, gradients)
     working = gathered + gradients
     sums = (working, 0 * working, working, working)
-    if r.keeps_gathered:
+    if recipe.keeps_gathered:
         kept, whole = width * (every - ends), gradients - one
         sums = (kept + whole, kept + whole, kept + gradients, width * unit + gradients)
-    if not r.stack.pipeline_keeps_gathered:
+    if not recipe.stack.pipeline_keeps_gathered:
         return sums
     piped = width * (every - ends) + all_made
-    first, loss, back, last = (above(z.pp, 1, piped, one) for one in sums)
+    first, loss, back, last = (above(sizes.pp, 1, piped, one) for one in sums)
     return first, loss, back, last

@@ -116,19 +116,21 @@ def whole_tables(case: TrainingCase) -> tuple[LayerTable, ...]:
     return tables_of_lines(alone, lines_of(alone), (*stage.layers, 1, 1, 1), None)
 
 
-def rank_tables(traffic: Traffic, s: Stages[float]) -> tuple[LayerTable, ...]:
+def rank_tables(traffic: Traffic, stage: Stages[float]) -> tuple[LayerTable, ...]:
     """Return the layers on a device of a stage, those that DualPipe mirrors included."""
-    layers = (a + b for a, b in zip(s.layers, s.mirrored, strict=True))
-    times = (*layers, s.embeddings, s.heads, s.heads)
+    layers = (a + b for a, b in zip(stage.layers, stage.mirrored, strict=True))
+    times = (*layers, stage.embeddings, stage.heads, stage.heads)
     return tables_of_lines(traffic.case, traffic.lines, times, traffic)
 
 
-def _efficiency(e: Evaluation[float], op: Op[float], peak: float) -> float:
-    seconds = op_seconds(e.rates, op).forward
+def _efficiency(evaluation: Evaluation[float], op: Op[float], peak: float) -> float:
+    seconds = op_seconds(evaluation.rates, op).forward
     return op.flops / seconds / peak if seconds else 0.0
 
 
-def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedger[float]]) -> tuple[GemmShape, ...]:
+def gemms_of(
+    case: TrainingCase, evaluation: Evaluation[float], lines: Sequence[PartLedger[float]]
+) -> tuple[GemmShape, ...]:
     """Return every GEMM of a part before and after splitting, each once."""
     peak = float(case.cluster.device.peak_flops(case.recipe.precision.compute))
     gemms: dict[tuple[str, str], GemmShape] = {}
@@ -142,7 +144,7 @@ def gemms_of(case: TrainingCase, e: Evaluation[float], lines: Sequence[PartLedge
                     name=after.name,
                     before=(before.rows, before.inner, before.columns),
                     after=(after.rows, after.inner, after.columns),
-                    efficiency_before=_efficiency(e, before, peak),
-                    efficiency_after=_efficiency(e, after, peak),
+                    efficiency_before=_efficiency(evaluation, before, peak),
+                    efficiency_after=_efficiency(evaluation, after, peak),
                 )
     return tuple(gemms.values())

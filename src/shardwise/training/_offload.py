@@ -32,7 +32,7 @@ class OffloadedBytes(Generic[X]):
 
 
 def placed(
-    r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X], state: tuple[X, X, X], in_flight: X
+    recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], state: tuple[X, X, X], in_flight: X
 ) -> OffloadedBytes[X]:
     """Return where the copies of a stage lie; `state` are (weights, gradients, optimizer), `in_flight` the activations.
 
@@ -40,34 +40,35 @@ def placed(
     one on its way.
     """
     weights, gradients, optimizer = state
-    if not r.offload:
+    if not recipe.offload:
         zero = 0 * weights
         return OffloadedBytes(
             weights=weights, gradients=gradients, optimizer=optimizer, activations=in_flight, host=zero
         )
     on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": in_flight}
-    if r.offloads("parameters"):
-        apart = frozen_bytes(parts, s)[2]
+    if recipe.offloads("parameters"):
+        apart = frozen_bytes(parts, stage)[2]
         on["weights"] = categorized("weights", 0 * weights + apart, "weights on the host")
-    if r.offloads("optimizer"):
+    if recipe.offloads("optimizer"):
         on["optimizer"] = categorized("optimizer", 0 * optimizer, "optimizer state on the host")
-    if r.offloads("gradients"):
-        layer = largest([above(n + m, 0, _layer_gradients(r, z, k.elements.dense, k.elements.expert), 0 * s.count)
-                         for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
+    if recipe.offloads("gradients"):
+        layer = largest([above(n + m, 0, _layer_gradients(recipe, sizes, k.elements.dense, k.elements.expert),
+                               0 * stage.count)
+                         for n, m, k in zip(stage.layers, stage.mirrored, parts.kinds, strict=True)])  # fmt: skip
         on["gradients"] = categorized("gradients", minimum(gradients, layer), "gradients of a layer")
-    if r.offloads("activations"):
-        layer = largest([above(n + m, 0, k.kept_bytes, 0 * s.count)
-                         for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True)])  # fmt: skip
+    if recipe.offloads("activations"):
+        layer = largest([above(n + m, 0, k.kept_bytes, 0 * stage.count)
+                         for n, m, k in zip(stage.layers, stage.mirrored, parts.kinds, strict=True)])  # fmt: skip
         on["activations"] = categorized("activations", minimum(in_flight, 2 * layer), "activations on their way")
     whole = weights + gradients + optimizer + in_flight
     return OffloadedBytes(**on, host=named(whole - total(on.values(), 0 * whole), "on the host"))
 
 
-def _layer_gradients(r: Recipe, z: PlanSizes[X], dense: X, expert: X) -> X:
-    width = r.precision.gradient_bytes
-    if not r.shards_gradients:
+def _layer_gradients(recipe: Recipe, sizes: PlanSizes[X], dense: X, expert: X) -> X:
+    width = recipe.precision.gradient_bytes
+    if not recipe.shards_gradients:
         return width * (dense + expert)
-    return width * (divide(dense, z.shard_share) + divide(expert, z.expert_share))
+    return width * (divide(dense, sizes.shard_share) + divide(expert, sizes.expert_share))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,41 +83,41 @@ class HostTraffic(Generic[X]):
     step_out: X
 
 
-def host_traffic(r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> HostTraffic[X]:
+def host_traffic(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> HostTraffic[X]:
     """Return what a micro-batch and an update move over the host link.
 
     Parameters come in ahead of forward and, unless they stay, of backward, and their gradients go out; so do those of
     offloaded gradients. An optimizer alone on the host takes the gradients, and gives the weights back, once a step.
     """
-    zero = 0 * s.count
-    classes = [(own.precision, owned(some, s)) for own, some in trained(r, parts)]
-    frozen = frozen_bytes(parts, s)[:2]
+    zero = 0 * stage.count
+    classes = [(own.precision, owned(some, stage)) for own, some in trained(recipe, parts)]
+    frozen = frozen_bytes(parts, stage)[:2]
 
     def rank(width: Callable[[Precision], float], sharded: bool, more: tuple[X, X] = (zero, zero)) -> X:
         dense = more[0] + total(width(p) * (params[0] + params[1]) for p, params in classes)
         expert = more[1] + total(width(p) * (params[2] + params[3]) for p, params in classes)
-        return divide(dense, z.shard_share) + divide(expert, z.expert_share) if sharded else dense + expert
+        return divide(dense, sizes.shard_share) + divide(expert, sizes.expert_share) if sharded else dense + expert
 
-    weights = rank(lambda p: p.weight_bytes, r.shards_weights, frozen)
-    gradients = rank(lambda p: p.gradient_bytes, r.shards_optimizer)
-    kept = total((n * k.kept_bytes for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
-    parameters, activations = r.offloads("parameters"), r.offloads("activations")
-    early = r.offloads("gradients")
-    updates = r.offloads("optimizer")
+    weights = rank(lambda p: p.weight_bytes, recipe.shards_weights, frozen)
+    gradients = rank(lambda p: p.gradient_bytes, recipe.shards_optimizer)
+    kept = total((n * k.kept_bytes for n, k in zip(stage.layers, parts.kinds, strict=True)), zero)
+    parameters, activations = recipe.offloads("parameters"), recipe.offloads("activations")
+    early = recipe.offloads("gradients")
+    updates = recipe.offloads("optimizer")
     return HostTraffic(
         forward_in=weights if parameters else zero,
         forward_out=kept if activations else zero,
-        backward_in=(weights if parameters and not r.keeps_gathered else zero) + (kept if activations else zero),
+        backward_in=(weights if parameters and not recipe.keeps_gathered else zero) + (kept if activations else zero),
         backward_out=gradients if early else zero,
-        step_in=rank(lambda p: p.weight_bytes, r.shards_optimizer) if updates and not parameters else zero,
+        step_in=rank(lambda p: p.weight_bytes, recipe.shards_optimizer) if updates and not parameters else zero,
         step_out=gradients if updates and not early else zero,
     )
 
 
-def host_update_seconds(m: CostModel[X], moved: HostTraffic[X], streamed: X) -> X:
+def host_update_seconds(costs: CostModel[X], moved: HostTraffic[X], streamed: X) -> X:
     """Return seconds of an update on the host, which streams so many bytes; new weights go back as they are made."""
-    if m.host is None:
+    if costs.host is None:
         return 0 * streamed
-    rate = m.host.link_bytes_per_second
-    update = named(streamed / m.host.memory_bytes_per_second, "update on the host")
+    rate = costs.host.link_bytes_per_second
+    update = named(streamed / costs.host.memory_bytes_per_second, "update on the host")
     return named(moved.step_out / rate + maximum(update, moved.step_in / rate), "optimizer step")

@@ -30,18 +30,18 @@ from shardwise.training._stages import Stages
 from shardwise.training._state import StateMessage, gathers, reductions, scatters, state_seconds, updates
 
 
-def paired_blocks(m: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
+def paired_blocks(costs: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the blocks as they run where expert messages hide behind a paired micro-batch, whose cores they hold."""
-    if when == "never" or not m.may_overlap("ep") or "ep" not in m.group_shapes:
+    if when == "never" or not costs.may_overlap("ep") or "ep" not in costs.group_shapes:
         return parts
-    span = m.group_shapes["ep"]
+    span = costs.group_shapes["ep"]
     share = 1.0 if when == "always" else above(span[-1], span[0], 1.0, 0.0)
 
     def slowed(k: BlockCost[X]) -> BlockCost[X]:
         if "ep" not in k.exposed:
             return k
         pairs = paired(k, share)
-        lost = named(m.slowdown_seconds(k.exposed["ep"] - pairs.exposed["ep"]), "slowed by expert messages")
+        lost = named(costs.slowdown_seconds(k.exposed["ep"] - pairs.exposed["ep"]), "slowed by expert messages")
         return replace(pairs, backward_input=pairs.backward_input + lost, compute=pairs.compute + lost)
 
     return replace(parts, kinds=tuple(map(slowed, parts.kinds)), head=slowed(parts.head))
@@ -83,48 +83,48 @@ def over_windows(k: BlockCost[X]) -> X:
     return total(over, maximum(middle - k.windows.get("experts", zero) - k.replay, 0.0))
 
 
-def lost_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
+def lost_seconds(costs: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
     """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
     zero = 0 * hidden
-    whole = state_seconds(m, messages, zero)
+    whole = state_seconds(costs, messages, zero)
     lost = zero
     for one in messages:
-        lost = lost + state_seconds(m, (one,), zero) * m.lost_share(one.group)
+        lost = lost + state_seconds(costs, (one,), zero) * costs.lost_share(one.group)
     return hidden * (lost / maximum(whole, 1e-30))
 
 
-def _layers(s: Stages[X]) -> X:
+def _layers(stage: Stages[X]) -> X:
     """Return the layers of a stage, one at least."""
-    return maximum(total(s.layers, 0 * s.count), 1)
+    return maximum(total(stage.layers, 0 * stage.count), 1)
 
 
-def unit_rounds(z: PlanSizes[X], r: Recipe) -> tuple[X, X, X]:
+def unit_rounds(sizes: PlanSizes[X], recipe: Recipe) -> tuple[X, X, X]:
     """Return in which share of the micro-batches a unit gathers, whether backward does too, and in which it scatters.
 
     Every micro-batch gathers ahead of forward and, unless weights are kept, of backward, or, where a pipeline keeps
     weights gathered and gradients whole, one of a step gathers and one scatters (torch.distributed.pipelining,
     FSDPModule). Gradients that are whole until the last micro-batch are scattered once a step (FSDP's no_sync).
     """
-    one = 0 * z.num_micro + 1
-    regathers = 0 * one if r.keeps_gathered else one
-    reduced = one / z.num_micro if r.stack.whole_gradients and r.shards_weights else one
-    if not r.stack.pipeline_keeps_gathered:
+    one = 0 * sizes.num_micro + 1
+    regathers = 0 * one if recipe.keeps_gathered else one
+    reduced = one / sizes.num_micro if recipe.stack.whole_gradients and recipe.shards_weights else one
+    if not recipe.stack.pipeline_keeps_gathered:
         return one, regathers, reduced
-    once = one / z.num_micro
-    return above(z.pp, 1, once, one), above(z.pp, 1, 0 * one, regathers), above(z.pp, 1, once, reduced)
+    once = one / sizes.num_micro
+    return above(sizes.pp, 1, once, one), above(sizes.pp, 1, 0 * one, regathers), above(sizes.pp, 1, once, reduced)
 
 
-def once_a_step(z: PlanSizes[X], r: Recipe) -> X:
+def once_a_step(sizes: PlanSizes[X], recipe: Recipe) -> X:
     """Return 1 where a stage waits once a step for what `unit_rounds` spreads over the micro-batches, else 0.
 
     A pipeline that keeps weights gathered gathers before the first forward pass of a stage, and scatters behind its
     last backward pass: the other micro-batches find weights and gradients there.
     """
-    one = 0 * z.num_micro + 1
-    return above(z.pp, 1, one, 0 * one) if r.stack.pipeline_keeps_gathered else 0 * one
+    one = 0 * sizes.num_micro + 1
+    return above(sizes.pp, 1, one, 0 * one) if recipe.stack.pipeline_keeps_gathered else 0 * one
 
 
-def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) -> tuple[X, X, X, X, X]:
+def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: BlockCost[X]) -> tuple[X, X, X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
     After them seconds that its compute loses (forward, backward): to the cores that messages hold, and to copies.
@@ -134,13 +134,13 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
     micro-batch.
     """
     zero = 0 * k.forward
-    if not r.shards_gradients:
+    if not recipe.shards_gradients:
         return zero, zero, zero, zero, zero
-    elements, made = gathered_elements(r, z, k), scattered_elements(r, z, k)
-    scattered, gathered = scatters(z, r, made), gathers(r, *elements) if r.shards_weights else ()
-    scatter, gather = state_seconds(m, scattered, zero), state_seconds(m, gathered, zero)
-    hides = m.may_overlap("dp") and r.stack.overlap_gradients
-    often, twice, reduced = unit_rounds(z, r)
+    elements, made = gathered_elements(recipe, sizes, k), scattered_elements(recipe, sizes, k)
+    scattered, gathered = scatters(sizes, recipe, made), gathers(recipe, *elements) if recipe.shards_weights else ()
+    scatter, gather = state_seconds(costs, scattered, zero), state_seconds(costs, gathered, zero)
+    hides = costs.may_overlap("dp") and recipe.stack.overlap_gradients
+    often, twice, reduced = unit_rounds(sizes, recipe)
     first, last = often * gather, often * twice * gather + reduced * scatter
     ahead = maximum(first - often * k.forward, 0.0) if hides else first
     quiet = maximum(twice * gather - k.backward, 0.0)
@@ -148,25 +148,25 @@ def unit_exposure(m: CostModel[X], z: PlanSizes[X], r: Recipe, k: BlockCost[X]) 
         (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0) if hides else last
     )
     hidden = first + last - ahead - behind
-    copied, returned = copy_seconds(m, r, often * total(elements), reduced * total(made))
+    copied, returned = copy_seconds(costs, recipe, often * total(elements), reduced * total(made))
     return (
         named(ahead, "exposed weight gathers"),
         named(behind, "exposed weight gathers and gradient scatters"),
         hidden,
-        named(lost_seconds(m, gathered, first - ahead) + copied, "slowed by gathers and their copies"),
+        named(lost_seconds(costs, gathered, first - ahead) + copied, "slowed by gathers and their copies"),
         named(
-            lost_seconds(m, (*gathered, *scattered), last - behind) + twice * copied + returned,
+            lost_seconds(costs, (*gathered, *scattered), last - behind) + twice * copied + returned,
             "slowed by messages and their copies",
         ),
     )
 
 
-def copy_seconds(m: CostModel[X], r: Recipe, elements: X, made: X) -> tuple[X, X]:
+def copy_seconds(costs: CostModel[X], recipe: Recipe, elements: X, made: X) -> tuple[X, X]:
     """Return seconds that the framework copies gathered weights out of, and gradients into, its messages' buffers."""
-    stack = r.stack
-    gathered = stack.gather_copy_bytes * elements if r.shards_weights else 0 * elements
+    stack = recipe.stack
+    gathered = stack.gather_copy_bytes * elements if recipe.shards_weights else 0 * elements
     scattered = stack.scatter_copy_bytes * made
-    return gathered / m.rates.memory_bytes, scattered / m.rates.memory_bytes
+    return gathered / costs.rates.memory_bytes, scattered / costs.rates.memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,16 +181,16 @@ class EndMessages(Generic[X]):
     hidden: X
 
 
-def _mean_layer(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def _mean_layer(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return seconds of (forward, backward) of a stage's layers on the mean."""
-    zero, layers = 0 * s.count, _layers(s)
-    forward = total((n * k.forward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
-    backward = total((n * k.backward for n, k in zip(s.layers, parts.kinds, strict=True)), zero)
+    zero, layers = 0 * stage.count, _layers(stage)
+    forward = total((n * k.forward for n, k in zip(stage.layers, parts.kinds, strict=True)), zero)
+    backward = total((n * k.backward for n, k in zip(stage.layers, parts.kinds, strict=True)), zero)
     return forward / layers, backward / layers
 
 
 def end_messages(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]
+    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
 ) -> tuple[EndMessages[X], ...]:
     """Return the messages of embedding, final norm and head of a stage in one micro-batch.
 
@@ -198,19 +198,19 @@ def end_messages(
     are wrapped apart so does the embedding; the head's weights come beside the last layer's forward pass, and its
     gradients go, as the embedding is gathered again, beside a layer's backward pass.
     """
-    zero = 0 * s.count
-    if not r.shards_gradients:
+    zero = 0 * stage.count
+    if not recipe.shards_gradients:
         return ()
-    resharded, kept = end_units(r, in_compute(r, parts), s)
-    often, twice, reduced = unit_rounds(z, r)
-    apart = r.stack.fsdp_ends == "apart" and r.shards_weights and not parts.shared_table
+    resharded, kept = end_units(recipe, in_compute(recipe, parts), stage)
+    often, twice, reduced = unit_rounds(sizes, recipe)
+    apart = recipe.stack.fsdp_ends == "apart" and recipe.shards_weights and not parts.shared_table
     names = ("embedding unit", "norm and head unit") if apart else ("", "root unit")
-    hides = apart and m.may_overlap("dp") and r.stack.overlap_gradients
-    ahead, behind = (one if hides else zero for one in _mean_layer(parts, s))
+    hides = apart and costs.may_overlap("dp") and recipe.stack.overlap_gradients
+    ahead, behind = (one if hides else zero for one in _mean_layer(parts, stage))
     messages: list[EndMessages[X]] = []
 
     def add(unit: str, backward: bool, sent: tuple[StateMessage[X], ...], count: X, compute: X) -> None:
-        seconds = count * state_seconds(m, sent, zero)
+        seconds = count * state_seconds(costs, sent, zero)
         waits = maximum(seconds - compute, 0.0)
         label = f"{'scattering' if backward else 'gathering'} the {unit}"
         messages.append(
@@ -218,8 +218,8 @@ def end_messages(
                         hidden=seconds - waits)
         )  # fmt: skip
 
-    gathered = [gathers(r, one, 0 * one) if r.shards_weights else () for one in (resharded, kept)]
-    scattered = [scatters(z, r, (one, 0 * one)) for one in scattered_ends(r, parts, s)]
+    gathered = [gathers(recipe, one, 0 * one) if recipe.shards_weights else () for one in (resharded, kept)]
+    scattered = [scatters(sizes, recipe, (one, 0 * one)) for one in scattered_ends(recipe, parts, stage)]
     if apart:
         add(names[0], False, gathered[0], often, zero)
     add(names[1], False, gathered[1], often, ahead)
@@ -242,15 +242,15 @@ class ShardingSeconds(Generic[X]):
 
 
 def sharding_waits(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]
+    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
 ) -> ShardingSeconds[X]:
     """Return seconds a stage waits in a micro-batch for sharded weights, and what their messages take of compute."""
-    waits = [unit_exposure(m, z, r, k) for k in parts.kinds]
-    zero = 0 * s.count
-    sums = [total((n * w[i] for n, w in zip(s.layers, waits, strict=True)), zero) for i in range(5)]
-    ends = end_messages(m, z, r, parts, s)
+    waits = [unit_exposure(costs, sizes, recipe, k) for k in parts.kinds]
+    zero = 0 * stage.count
+    sums = [total((n * w[i] for n, w in zip(stage.layers, waits, strict=True)), zero) for i in range(5)]
+    ends = end_messages(costs, sizes, recipe, parts, stage)
     first, last = (tuple(one for one in ends if one.backward is back) for back in (False, True))
-    lost = [total((lost_seconds(m, one.messages, one.hidden) for one in some), zero) for some in (first, last)]
+    lost = [total((lost_seconds(costs, one.messages, one.hidden) for one in some), zero) for some in (first, last)]
     return ShardingSeconds(
         ahead=sums[0] + total((one.exposed for one in first), zero),
         behind=sums[1] + total((one.exposed for one in last), zero),
@@ -260,21 +260,21 @@ def sharding_waits(
     )
 
 
-def covering_passes(z: PlanSizes[X], schedule: Schedule) -> X:
+def covering_passes(sizes: PlanSizes[X], schedule: Schedule) -> X:
     """Return beside how many passes of a micro-batch through a stage its gradients are reduced, and weights gathered.
 
     One; interleaved, the last of v chunks waits for its own pass alone, and the p micro-batches of each other chunk
     follow it: (1 + (v - 1) p) / v (Megatron-LM core/pipeline_parallel/schedules.py, grad_sync_func and param_sync_func
     of each chunk).
     """
-    one = 0 * z.pp + 1
+    one = 0 * sizes.pp + 1
     if not find_rules(schedule).chunked:
         return one
-    return divide(1 + (z.vpp - 1) * minimum(z.pp, z.num_micro), z.vpp)
+    return divide(1 + (sizes.vpp - 1) * minimum(sizes.pp, sizes.num_micro), sizes.vpp)
 
 
 def data_parallel_seconds(
-    m: CostModel[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X], passes: tuple[X, X]
+    costs: CostModel[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], passes: tuple[X, X]
 ) -> tuple[X, X, X, X]:
     """Return (gradients exposed, hidden, parameters exposed, hidden) seconds once a step for a stage.
 
@@ -284,38 +284,38 @@ def data_parallel_seconds(
     (docs/formulas.md).
     """
     zero = 0 * passes[0]
-    if r.shards_weights:
+    if recipe.shards_weights:
         return zero, zero, zero, zero
-    reduced, updated = reductions(r, parts, s), updates(r, parts, s)
-    grads = named(state_seconds(m, reduced, zero), "gradient reduction")
-    hides = m.may_overlap("dp")
-    shown = bucketed(grads, passes[1], _layers(s)) if hides and r.stack.overlap_gradients else grads
+    reduced, updated = reductions(recipe, parts, stage), updates(recipe, parts, stage)
+    grads = named(state_seconds(costs, reduced, zero), "gradient reduction")
+    hides = costs.may_overlap("dp")
+    shown = bucketed(grads, passes[1], _layers(stage)) if hides and recipe.stack.overlap_gradients else grads
     hidden = grads - shown
-    shown = shown + lost_seconds(m, reduced, hidden)
-    if not r.shards_optimizer:
+    shown = shown + lost_seconds(costs, reduced, hidden)
+    if not recipe.shards_optimizer:
         return shown, hidden, zero, zero
-    gather = named(state_seconds(m, updated, zero), "weight gather")
-    waits = bucketed(gather, passes[0], _layers(s)) if hides and r.stack.overlap_parameters else gather
-    return shown, hidden, waits + lost_seconds(m, updated, gather - waits), gather - waits
+    gather = named(state_seconds(costs, updated, zero), "weight gather")
+    waits = bucketed(gather, passes[0], _layers(stage)) if hides and recipe.stack.overlap_parameters else gather
+    return shown, hidden, waits + lost_seconds(costs, updated, gather - waits), gather - waits
 
 
 def host_waits(
-    m: CostModel[X], r: Recipe, moved: HostTraffic[X], s: Stages[X], compute: tuple[X, X]
+    costs: CostModel[X], recipe: Recipe, moved: HostTraffic[X], stage: Stages[X], compute: tuple[X, X]
 ) -> tuple[tuple[X, X], X]:
     """Return the seconds that (forward, backward) of a micro-batch wait for the host link, and the hidden ones.
 
     Both directions run at once, on streams beside compute, a layer ahead: the first layer's bytes have nothing beside
     them, and the rest waits for what exceeds compute.
     """
-    zero = 0 * s.count
-    if not r.offload or m.host is None:
+    zero = 0 * stage.count
+    if not recipe.offload or costs.host is None:
         return (zero, zero), zero
     whole = [
-        maximum(into, out) / m.host.link_bytes_per_second
+        maximum(into, out) / costs.host.link_bytes_per_second
         for into, out in ((moved.forward_in, moved.forward_out), (moved.backward_in, moved.backward_out))
     ]
     waits = [
-        named(bucketed(one, compute_of, _layers(s)) if m.may_overlap("host") else one, "host link")
+        named(bucketed(one, compute_of, _layers(stage)) if costs.may_overlap("host") else one, "host link")
         for one, compute_of in zip(whole, compute, strict=True)
     ]
     return (waits[0], waits[1]), total(whole, zero) - waits[0] - waits[1]

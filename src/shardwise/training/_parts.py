@@ -191,24 +191,26 @@ class InFlight(Generic[X]):
     heads: X
 
 
-def in_flight_of(schedule: Schedule, stack: Stack, z: PlanSizes[X], s: Stages[X]) -> InFlight[X]:
+def in_flight_of(schedule: Schedule, stack: Stack, sizes: PlanSizes[X], stage: Stages[X]) -> InFlight[X]:
     """Return the micro-batches that a stage holds; of the p + 1 of DualPipe p - i are its own, i + 1 the opposite's.
 
     Counted from the order of tasks in github.com/deepseek-ai/DualPipe. Where messages of experts run beside the pass
     of another micro-batch, one more forward goes ahead (Megatron-LM core/pipeline_parallel/schedules.py
     get_pp_rank_microbatches, combined_1f1b.py).
     """
-    num_micro = micro_batches_a_run(z, stack)
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=num_micro, send=0 * z.pp, overlap_send=False)
-    micro_batches = in_flight(schedule, shape, s.position)
+    num_micro = micro_batches_a_run(sizes, stack)
+    shape = PipelineShape(
+        num_stages=sizes.pp, num_chunks=sizes.vpp, num_micro=num_micro, send=0 * sizes.pp, overlap_send=False
+    )
+    micro_batches = in_flight(schedule, shape, stage.position)
     zero = 0 * micro_batches
     if stack.buffered_stages:
-        deep = above(s.heads, 0, micro_batches, minimum(num_micro, stack.buffered_stages * z.pp))
-        micro_batches = above(z.pp, 1, deep, micro_batches)
+        deep = above(stage.heads, 0, micro_batches, minimum(num_micro, stack.buffered_stages * sizes.pp))
+        micro_batches = above(sizes.pp, 1, deep, micro_batches)
     if pairing(stack, schedule) == "always" and not find_rules(schedule).paired:
-        micro_batches = minimum(micro_batches + above(z.ep, 1, 1 / z.vpp, 0 * z.vpp), num_micro)
+        micro_batches = minimum(micro_batches + above(sizes.ep, 1, 1 / sizes.vpp, 0 * sizes.vpp), num_micro)
     if find_schedule(schedule).mirrored:
-        mirrored = micro_batches * divide(s.position + 1, z.pp + 1)
+        mirrored = micro_batches * divide(stage.position + 1, sizes.pp + 1)
         return InFlight(own=micro_batches - mirrored, mirrored=mirrored, heads=zero + 1)
     return InFlight(
         own=micro_batches, mirrored=zero, heads=micro_batches if find_schedule(schedule).holds_heads else zero + 1
@@ -241,30 +243,30 @@ class StageMemory(Generic[X]):
     peak: X
 
 
-def trained(r: Recipe, parts: ModelBlocks[X]) -> tuple[tuple[Recipe, ModelBlocks[X]], ...]:
+def trained(recipe: Recipe, parts: ModelBlocks[X]) -> tuple[tuple[Recipe, ModelBlocks[X]], ...]:
     """Return what trains, each with the recipe of its parameters: those of the model, and those of adapters."""
-    if r.adapters is None:
-        return ((r, parts),)
+    if recipe.adapters is None:
+        return ((recipe, parts),)
     zero = 0 * parts.table
     adapters = parts.with_elements(lambda one: one.adapters or elements((), zero))
-    return (replace(r, adapters=None), parts), (
-        replace(r, precision=r.adapters, adapters=None),
+    return (replace(recipe, adapters=None), parts), (
+        replace(recipe, precision=recipe.adapters, adapters=None),
         replace(adapters, table=zero, shared_table=False),
     )
 
 
-def in_compute(r: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
+def in_compute(recipe: Recipe, parts: ModelBlocks[X]) -> ModelBlocks[X]:
     """Return the parts with all weights as parameters as wide as compute's input: what sharded weights gather as.
 
     Narrow ones are gathered as they are stored.
     """
-    return parts.with_elements(lambda one: all_elements(r, one)) if parts.tuned else parts
+    return parts.with_elements(lambda one: all_elements(recipe, one)) if parts.tuned else parts
 
 
-def all_elements(r: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCounts[X]:
+def all_elements(recipe: Recipe, one: BlockCost[X] | SharedWeights[X]) -> ParameterCounts[X]:
     """Return all weights of a block as parameters as wide as compute's input."""
     elements = one.elements
-    for dense, expert, most in _other_parts(one, r.precision.activation_bytes):
+    for dense, expert, most in _other_parts(one, recipe.precision.activation_bytes):
         elements = replace(
             elements,
             dense_other=elements.dense_other + dense,
@@ -282,17 +284,17 @@ def _other_parts(one: BlockCost[X] | SharedWeights[X], width: float) -> Iterator
         yield minimum(f.dense_bytes / width, f.dense), minimum(f.expert_bytes / width, f.expert), f.largest
 
 
-def frozen_bytes(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X]:
+def frozen_bytes(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X]:
     """Return the bytes of the frozen weights of a stage, (dense, of experts, beside both: what nothing shards)."""
-    zero = 0 * s.count
+    zero = 0 * stage.count
     if not parts.tuned:
         return zero, zero, zero
 
     def of(pick: Callable[[FrozenWeights[X]], X]) -> X:
         frozen = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
-        return _owned(frozen, s, lambda e: e.largest)
+        return _owned(frozen, stage, lambda e: e.largest)
 
-    table = above(s.heads, 0, above(s.embeddings, 0, zero, zero + parts.frozen_table), zero)
+    table = above(stage.heads, 0, above(stage.embeddings, 0, zero, zero + parts.frozen_table), zero)
     return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes), of(lambda f: f.apart_bytes)
 
 
@@ -302,46 +304,50 @@ def _standing(
     return replace(like, largest=0 * like.largest if frozen is None else pick(frozen))
 
 
-def owned(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X, X, X]:
+def owned(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:
     """Return (dense matrices, other dense, expert matrices, other expert) parameters of a stage.
 
     Mirrored ones included; weights that layers share are held once.
     """
     return (
-        _owned(parts, s, lambda e: e.dense_matrix),
-        _owned(parts, s, lambda e: e.dense_other) + tied_copy(parts, s),
-        _owned(parts, s, lambda e: e.expert_matrix),
-        _owned(parts, s, lambda e: e.expert_other),
+        _owned(parts, stage, lambda e: e.dense_matrix),
+        _owned(parts, stage, lambda e: e.dense_other) + tied_copy(parts, stage),
+        _owned(parts, stage, lambda e: e.expert_matrix),
+        _owned(parts, stage, lambda e: e.expert_other),
     )
 
 
-def owned_states(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def owned_states(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return bytes of optimizer state of a stage that single tensors decide, (dense, of experts)."""
-    return _owned(parts, s, lambda e: e.dense_states), _owned(parts, s, lambda e: e.expert_states)
+    return _owned(parts, stage, lambda e: e.dense_states), _owned(parts, stage, lambda e: e.expert_states)
 
 
-def owned_pages(parts: ModelBlocks[X], s: Stages[X]) -> tuple[X, X]:
+def owned_pages(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return bytes of optimizer state of a stage in paged memory, (dense, of experts)."""
-    return _owned(parts, s, lambda e: e.dense_pages), _owned(parts, s, lambda e: e.expert_pages)
+    return _owned(parts, stage, lambda e: e.dense_pages), _owned(parts, stage, lambda e: e.expert_pages)
 
 
-def _owned(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
+def _owned(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
     """Return a number of every block that a stage owns, added up."""
-    zero = 0 * s.count
-    layers = ((n + m) * pick(k.elements) for n, m, k in zip(s.layers, s.mirrored, parts.kinds, strict=True))
-    own = total(layers, zero) + s.embeddings * pick(parts.embedding.elements) + s.heads * pick(parts.head.elements)
+    zero = 0 * stage.count
+    layers = ((n + m) * pick(k.elements) for n, m, k in zip(stage.layers, stage.mirrored, parts.kinds, strict=True))
+    own = (
+        total(layers, zero)
+        + stage.embeddings * pick(parts.embedding.elements)
+        + stage.heads * pick(parts.head.elements)
+    )
     for block in parts.shared:
-        elements = total((s.layers[i] + s.mirrored[i] for i in block.kinds), zero)
+        elements = total((stage.layers[i] + stage.mirrored[i] for i in block.kinds), zero)
         own = own - maximum(elements - 1, 0) * pick(block.elements)
     return own
 
 
-def tied_copy(parts: ModelBlocks[X], s: Stages[X]) -> X:
+def tied_copy(parts: ModelBlocks[X], stage: Stages[X]) -> X:
     """Return the parameters of the second copy of a shared table: on a last stage that does not hold the first too.
 
     Megatron-LM core/models/common/embeddings and core/transformer/multi_token_prediction.py copy the table so.
     """
-    zero = 0 * s.count
+    zero = 0 * stage.count
     if not parts.shared_table:
         return zero
-    return above(s.heads, 0, above(s.embeddings, 0, zero, parts.table), zero)
+    return above(stage.heads, 0, above(stage.embeddings, 0, zero, parts.table), zero)

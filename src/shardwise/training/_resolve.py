@@ -136,10 +136,10 @@ def _budget(job: Training, problems: Problems) -> None:
         problems.add("epochs", job.epochs, "are passes over a budget, and there is none", "give tokens or samples")
 
 
-def _replicas(q: Question, problems: Problems, notes: list[str]) -> Plan:
-    plan = q.plan
+def _replicas(question: Question, problems: Problems, notes: list[str]) -> Plan:
+    plan = question.plan
     used = plan.tp * plan.tp2 * plan.cp * plan.pp
-    n = q.cluster.num_devices
+    n = question.cluster.num_devices
     if plan.dp == 0:
         if n % used:
             rule = f"tp x tp2 x cp x pp = {used} must divide the {n} devices"
@@ -165,48 +165,50 @@ def _replicas(q: Question, problems: Problems, notes: list[str]) -> Plan:
     return plan
 
 
-def complete(q: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ...]]:
+def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[str, ...]]:
     """Return the plan, the job and the deductions made; raises `InputError` with everything that is wrong.
 
     Any two of global batch, micro-batch and accumulation give the third. With the batch alone the micro-batch is the
     one whose step is the fastest of those that fit; with none it is the largest that fits, at least 1.
     """
-    problems, notes = job_problems(q.job, q.model), list[str]()
-    problems.items += q.stack.settings.problems().items
-    plan = replace(q.plan, dp=q.plan.dp or 1, micro_batch=q.plan.micro_batch or 1)
+    problems, notes = job_problems(question.job, question.model), list[str]()
+    problems.items += question.stack.settings.problems().items
+    plan = replace(question.plan, dp=question.plan.dp or 1, micro_batch=question.plan.micro_batch or 1)
     broken = field_problems(plan).items
     problems.items += broken
-    if q.accumulation and not is_count(q.accumulation):
+    if question.accumulation and not is_count(question.accumulation):
         problems.add(
             "accumulation",
-            q.accumulation,
+            question.accumulation,
             "must be a whole number of micro-batches of at least 1",
             "use 0 to deduce it",
         )
     if broken:
         problems.raise_if_any()
-    plan = replace(_replicas(q, problems, notes), micro_batch=q.plan.micro_batch)
-    plan = _worded(q, plan, notes)
+    plan = replace(_replicas(question, problems, notes), micro_batch=question.plan.micro_batch)
+    plan = _worded(question, plan, notes)
     if plan.sequence_parallel and (plan.tp == 1 or plan.layout == "summa"):
         plan = replace(plan, sequence_parallel=False)
-    plan = with_stage_layers(plan, q.model.num_layers, q.stack.partition)
-    if plan.stage_layers != q.plan.stage_layers:
+    plan = with_stage_layers(plan, question.model.num_layers, question.stack.partition)
+    if plan.stage_layers != question.plan.stage_layers:
         pieces = counted(plan.pp * plan.vpp, "stage") if plan.vpp == 1 else f"{plan.pp} x {plan.vpp} chunks"
         cut = ",".join(map(str, plan.stage_layers))
-        notes.append(f"stage_layers {cut}: {q.model.num_layers} layers over {pieces} as {q.stack.name} cuts them")
-    problems.items += fine_tuning_problems(q.model, plan, q.job, q.stack).items
-    notes += [] if problems.items else tuning_notes(q.job, q.stack)
-    _paging_laws(q, plan, problems)
-    seq_len = q.job.seq_len if is_count(q.job.seq_len) else 0
-    problems.items += plan_problems(q.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
-    problems.items += domain_problems(plan, q.cluster.tiers[0].size)
-    problems.items += node_problems(plan, q.cluster.devices_per_node)
+        notes.append(
+            f"stage_layers {cut}: {question.model.num_layers} layers over {pieces} as {question.stack.name} cuts them"
+        )
+    problems.items += fine_tuning_problems(question.model, plan, question.job, question.stack).items
+    notes += [] if problems.items else tuning_notes(question.job, question.stack)
+    _paging_laws(question, plan, problems)
+    seq_len = question.job.seq_len if is_count(question.job.seq_len) else 0
+    problems.items += plan_problems(question.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
+    problems.items += domain_problems(plan, question.cluster.tiers[0].size)
+    problems.items += node_problems(plan, question.cluster.devices_per_node)
     problems.raise_if_any()
-    plan, job = _batch(q, plan, problems, notes, seconds)
-    plan = _cut(q.stack, plan, job.global_batch, notes)
-    able, runs = q.stack.runs, q.stack.settings.pipeline_runs
+    plan, job = _batch(question, plan, problems, notes, seconds)
+    plan = _cut(question.stack, plan, job.global_batch, notes)
+    able, runs = question.stack.runs, question.stack.settings.pipeline_runs
     problems.items += batch_problems(plan, job.global_batch, able.rounds, able.splits_batch, runs)
-    _settings_laws(q.stack, plan, job, problems)
+    _settings_laws(question.stack, plan, job, problems)
     problems.raise_if_any()
     return plan, job, tuple(notes)
 
@@ -234,13 +236,13 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, problems: Problems) 
         )
 
 
-def _paging_laws(q: Question, plan: Plan, problems: Problems) -> None:
+def _paging_laws(question: Question, plan: Plan, problems: Problems) -> None:
     """Record optimizers of bitsandbytes that a device has no kernel of or no driver pages, or that the host holds.
 
     bitsandbytes asks for CUDA's managed memory (csrc/pythonInterface.cpp cget_managed_ptr). For Metal it has products
     with 4-bit weights since 0.50 and no update of 8-bit states (0.50.1 backends/mps/ops.py, default/ops.py).
     """
-    name, vendor = q.job.optimizer, q.cluster.device.vendor
+    name, vendor = question.job.optimizer, question.cluster.device.vendor
     optimizer = find_optimizer(name)
     if vendor == "Apple" and optimizer.eight_bits:
         problems.add("optimizer", name, "has no kernel for Metal in bitsandbytes", "use adam, or adafactor")
@@ -248,18 +250,18 @@ def _paging_laws(q: Question, plan: Plan, problems: Problems) -> None:
     if not optimizer.paged:
         return
     if vendor not in ("NVIDIA", "generic"):
-        rule = f"needs CUDA's managed memory, which {q.cluster.device.name} has not"
+        rule = f"needs CUDA's managed memory, which {question.cluster.device.name} has not"
         problems.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}")
     if "optimizer" in plan.offload:
         rule = "pages states between device and host that offload keeps on the host"
         problems.add("optimizer", name, rule, f"use {name.removeprefix('paged-')}, or leave optimizer out of offload")
 
 
-def _worded(q: Question, plan: Plan, notes: list[str]) -> Plan:
+def _worded(question: Question, plan: Plan, notes: list[str]) -> Plan:
     """Return the plan with its sharding in the framework's own word."""
-    own = q.stack.runs.word(plan.sharding)
+    own = question.stack.runs.word(plan.sharding)
     if own != plan.sharding:
-        notes.append(f"sharding {own}: what {q.stack.name} calls {plan.sharding}")
+        notes.append(f"sharding {own}: what {question.stack.name} calls {plan.sharding}")
     return replace(plan, sharding=cast(Sharding, own))
 
 
@@ -278,8 +280,10 @@ def _cut(stack: Stack, plan: Plan, batch: int, notes: list[str]) -> Plan:
     return replace(plan, micro_batch=size)
 
 
-def _batch(q: Question, plan: Plan, problems: Problems, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
-    job, micro, steps = q.job, plan.micro_batch, q.accumulation
+def _batch(
+    question: Question, plan: Plan, problems: Problems, notes: list[str], seconds: Timed
+) -> tuple[Plan, Training]:
+    job, micro, steps = question.job, plan.micro_batch, question.accumulation
     if job.global_batch and micro and steps:
         if job.global_batch != micro * steps * plan.dp:
             rule = f"must equal micro_batch x accumulation x dp = {micro * steps * plan.dp}"
@@ -297,35 +301,35 @@ def _batch(q: Question, plan: Plan, problems: Problems, notes: list[str], second
         return replace(plan, micro_batch=job.global_batch // (steps * plan.dp)), job
     if micro:
         if not job.global_batch:
-            steps = steps or _fewest(q, plan)
+            steps = steps or _fewest(question, plan)
             notes.append(
                 f"global_batch {micro * steps * plan.dp}: {counted(steps, 'micro-batch')} of {micro} on each of "
                 f"{counted(plan.dp, 'replica')}"
             )
             job = replace(job, global_batch=micro * steps * plan.dp)
         return plan, job
-    return _best(q, plan, steps, notes, seconds)
+    return _best(question, plan, steps, notes, seconds)
 
 
-def _fewest(q: Question, plan: Plan) -> int:
+def _fewest(question: Question, plan: Plan) -> int:
     """Return the fewest micro-batches a schedule fills its pipeline with, as often as it runs in a step."""
     each = find_rules(plan.schedule).next_count(plan.pp, plan.pp)
-    return each * q.stack.settings.pipeline_runs if plan.pp > 1 else 1
+    return each * question.stack.settings.pipeline_runs if plan.pp > 1 else 1
 
 
-def _best(q: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
+def _best(question: Question, plan: Plan, steps: int, notes: list[str], seconds: Timed) -> tuple[Plan, Training]:
     """Return the plan with the micro-batch of the fastest step that fits, the largest where the batch follows it."""
-    job = q.job
+    job = question.job
     if job.global_batch:
         if job.global_batch % plan.dp:
             return replace(plan, micro_batch=1), job
         sizes = divisors(job.global_batch // plan.dp, 1024)
         candidates = [(replace(plan, micro_batch=b), job) for b in sizes]
     else:
-        steps = steps or _fewest(q, plan)
+        steps = steps or _fewest(question, plan)
         pairs = ((replace(plan, micro_batch=2**i), 2**i * steps * plan.dp) for i in range(11))
         candidates = [(p, replace(job, global_batch=g)) for p, g in pairs]
-    rounds, runs = q.stack.runs.rounds, q.stack.settings.pipeline_runs
+    rounds, runs = question.stack.runs.rounds, question.stack.settings.pipeline_runs
     legal = [(p, j) for p, j in candidates if not batch_problems(p, j.global_batch, rounds, runs=runs)]
     legal = legal or candidates[:1]
     fitting: list[tuple[float, tuple[Plan, Training]]] = []

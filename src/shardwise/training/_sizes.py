@@ -48,13 +48,13 @@ class PlanSizes(Generic[X]):
         return maximum(divide(self.expert_copies * self.shard, self.dp), 1)
 
 
-def micro_batches_a_run(z: PlanSizes[X], stack: Stack) -> X:
+def micro_batches_a_run(sizes: PlanSizes[X], stack: Stack) -> X:
     """Return the micro-batches of one run of the pipeline, which drains it; all of a step where there is none.
 
     Source: torch/distributed/pipelining/schedules.py, step() runs the micro-batches of the batch that it is given.
     """
     runs = stack.settings.pipeline_runs
-    return above(z.pp, 1, divide(z.num_micro, runs), z.num_micro) if runs > 1 else z.num_micro
+    return above(sizes.pp, 1, divide(sizes.num_micro, runs), sizes.num_micro) if runs > 1 else sizes.num_micro
 
 
 def num_micro_batches(plan: Plan, global_batch: int) -> float:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Generic
 
 from shardwise.cost import collective_seconds
-from shardwise.ledger.number import X, above, divide, maximum, minimum
+from shardwise.ledger.number import X, above, divide, maximum, minimum, total
 from shardwise.ledger.op import Verb
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
-from shardwise.training._memory import tensors_of
 from shardwise.training._parts import ModelBlocks, Recipe, owned, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
@@ -33,85 +32,99 @@ class StateMessage(Generic[X]):
     tensors: X | None = None
 
 
-def message_seconds(m: CostModel[X], one: StateMessage[X]) -> X:
+def message_seconds(costs: CostModel[X], one: StateMessage[X]) -> X:
     """Return the seconds of one message, or of one from each rank that has any of its tensors."""
-    at = m.group_shapes[one.group]
+    at = costs.group_shapes[one.group]
     if one.tensors is None:
-        return collective_seconds(m.network, one.verb, one.size_bytes, at)
+        return collective_seconds(costs.network, one.verb, one.size_bytes, at)
     owners = maximum(minimum(one.tensors, at[-1]), 1)
-    return owners * collective_seconds(m.network, one.verb, divide(one.size_bytes, owners), at)
+    return owners * collective_seconds(costs.network, one.verb, divide(one.size_bytes, owners), at)
 
 
-def state_seconds(m: CostModel[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
+def state_seconds(costs: CostModel[X], messages: tuple[StateMessage[X], ...], zero: X) -> X:
     """Return the seconds of messages one after another."""
     seconds = zero
     for one in messages:
-        seconds = seconds + message_seconds(m, one)
+        seconds = seconds + message_seconds(costs, one)
     return seconds
 
 
-def scatters(z: PlanSizes[X], r: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
+def scatters(sizes: PlanSizes[X], recipe: Recipe, params: tuple[X, X]) -> tuple[StateMessage[X], ...]:
     """Return what reduce-scatters the gradients of (dense, expert) parameters.
 
     Hybrid sharding then all-reduces the shards over its replicas (torch.distributed.fsdp, HSDP).
     """
-    groups = (("shard", "replicate", z.shard_share), ("expert_shard", "expert_replicate", z.expert_share))
+    groups = (("shard", "replicate", sizes.shard_share), ("expert_shard", "expert_replicate", sizes.expert_share))
     messages: list[StateMessage[X]] = []
     for count, (inner, outer, share), kind in zip(params, groups, ("", "expert "), strict=True):
-        size, tensor = (r.stack.scatter_bytes or r.precision.gradient_bytes) * count, f"{kind}gradients"
+        size, tensor = (recipe.stack.scatter_bytes or recipe.precision.gradient_bytes) * count, f"{kind}gradients"
         messages.append(StateMessage(group=inner, verb="reduce_scatter", size_bytes=size, tensor=tensor))
-        if r.replicates_shards:
+        if recipe.replicates_shards:
             rest = divide(size, share)
             messages.append(StateMessage(group=outer, verb="all_reduce", size_bytes=rest, tensor=f"shard of {tensor}"))
     return tuple(messages)
 
 
-def gathers(r: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
+def gathers(recipe: Recipe, dense: X, expert: X) -> tuple[StateMessage[X], ...]:
     """Return what gathers the sharded weights of a unit in the type of compute."""
-    w = r.narrow_gather_bytes or r.precision.activation_bytes
+    w = recipe.narrow_gather_bytes or recipe.precision.activation_bytes
     return (
         StateMessage(group="shard", verb="all_gather", size_bytes=w * dense, tensor="weights"),
         StateMessage(group="expert_shard", verb="all_gather", size_bytes=w * expert, tensor="expert weights"),
     )
 
 
-def reductions(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+def reductions(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what brings the gradients of a stage together once a step; nothing where a micro-batch does it already."""
-    if r.shards_gradients:
+    if recipe.shards_gradients:
         return ()
-    verb: Verb = "all_reduce" if r.reduces_whole else "reduce_scatter"
-    classes = enumerate(trained(r, parts))
+    verb: Verb = "all_reduce" if recipe.reduces_whole else "reduce_scatter"
+    classes = enumerate(trained(recipe, parts))
     return tuple(
         one
         for i, (own, some) in classes
-        for one in _whole_stage(some, s, verb, own.precision.gradient_bytes, "adapter gradients" if i else "gradients")
+        for one in _whole_stage(
+            some, stage, verb, own.precision.gradient_bytes, "adapter gradients" if i else "gradients"
+        )
     )
 
 
-def updates(r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> tuple[StateMessage[X], ...]:
+def updates(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tuple[StateMessage[X], ...]:
     """Return what hands the new weights of a stage to all copies once a step, where the optimizer is sharded."""
-    if not r.shards_optimizer or r.shards_weights:
+    if not recipe.shards_optimizer or recipe.shards_weights:
         return ()
-    classes = enumerate(trained(r, parts))
-    return tuple(one for i, (own, some) in classes for one in _updated(own, some, s, "adapters" if i else "weights"))
+    classes = enumerate(trained(recipe, parts))
+    return tuple(
+        one for i, (own, some) in classes for one in _updated(own, some, stage, "adapters" if i else "weights")
+    )
 
 
-def _updated(r: Recipe, parts: ModelBlocks[X], s: Stages[X], tensor: str) -> tuple[StateMessage[X], StateMessage[X]]:
+def _tensors_of(parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return how many tensors of weights the layers of a stage have, with its tables."""
+    layers = total((n * k.elements.tensors for n, k in zip(stage.layers, parts.kinds, strict=True)), 0 * stage.count)
+    return layers + stage.embeddings + stage.heads
+
+
+def _updated(
+    recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], tensor: str
+) -> tuple[StateMessage[X], StateMessage[X]]:
     """Return what hands the new weights of one class of parameters to all copies."""
-    verb: Verb = "broadcast" if r.stack.broadcasts_weights else "all_gather"
-    dense, expert = _whole_stage(parts, s, verb, r.narrow_gather_bytes or r.precision.weight_bytes, tensor)
-    if r.splits_replicas:
+    verb: Verb = "broadcast" if recipe.stack.broadcasts_weights else "all_gather"
+    dense, expert = _whole_stage(
+        parts, stage, verb, recipe.narrow_gather_bytes or recipe.precision.weight_bytes, tensor
+    )
+    if recipe.splits_replicas:
         dense, expert = replace(dense, group="shard"), replace(expert, group="expert_shard")
-    if not r.stack.broadcasts_weights:
+    if not recipe.stack.broadcasts_weights:
         return dense, expert
-    tensors = tensors_of(parts, s)
+    tensors = _tensors_of(parts, stage)
     return replace(dense, tensors=tensors), replace(expert, tensors=tensors)
 
 
 def _whole_stage(
-    parts: ModelBlocks[X], s: Stages[X], verb: Verb, width: float, tensor: str
+    parts: ModelBlocks[X], stage: Stages[X], verb: Verb, width: float, tensor: str
 ) -> tuple[StateMessage[X], StateMessage[X]]:
-    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, stage)
     dense, expert = width * (dense_matrix + dense_other), width * (expert_matrix + expert_other)
     return (
         StateMessage(group="dp_cp", verb=verb, size_bytes=dense, tensor=tensor),
@@ -119,7 +132,7 @@ def _whole_stage(
     )
 
 
-def boundary_messages(z: PlanSizes[X], size_bytes: X, scattered: bool) -> tuple[StateMessage[X], ...]:
+def boundary_messages(sizes: PlanSizes[X], size_bytes: X, scattered: bool) -> tuple[StateMessage[X], ...]:
     """Return what hands the residual stream of a micro-batch to the next stage, or its gradient back.
 
     Scattered, each tensor-parallel rank sends its share, and the receivers gather it (arXiv:2104.04473 section 4.1).
@@ -128,7 +141,7 @@ def boundary_messages(z: PlanSizes[X], size_bytes: X, scattered: bool) -> tuple[
     if not scattered:
         return (StateMessage(group="pp", verb="send", size_bytes=size_bytes, tensor=tensor),)
     return (
-        StateMessage(group="pp", verb="send", size_bytes=divide(size_bytes, z.tp), tensor=f"share of the {tensor}"),
+        StateMessage(group="pp", verb="send", size_bytes=divide(size_bytes, sizes.tp), tensor=f"share of the {tensor}"),
         StateMessage(group="tp", verb="all_gather", size_bytes=size_bytes, tensor=tensor),
     )
 
@@ -138,13 +151,13 @@ def table_message(size_bytes: X) -> StateMessage[X]:
     return StateMessage(group="table", verb="all_reduce", size_bytes=size_bytes, tensor="tied table gradients")
 
 
-def table_group_shape(z: PlanSizes[X]) -> tuple[X, ...]:
+def table_group_shape(sizes: PlanSizes[X]) -> tuple[X, ...]:
     """Return how many of the first and the last stage sit in one domain of each tier."""
     # They share a domain only where the whole pipeline does.
-    return tuple(above(at + 1 - z.pp, 0, 0 * at + 2, 0 * at + 1) for at in z.group_shapes["pp"])
+    return tuple(above(at + 1 - sizes.pp, 0, 0 * at + 2, 0 * at + 1) for at in sizes.group_shapes["pp"])
 
 
-def table_seconds(m: CostModel[X], z: PlanSizes[X], size_bytes: X) -> X:
+def table_seconds(costs: CostModel[X], sizes: PlanSizes[X], size_bytes: X) -> X:
     """Return the seconds in which the first and the last stage add up the gradients of a table that they share."""
-    seconds = collective_seconds(m.network, table_message(size_bytes).verb, size_bytes, table_group_shape(z))
-    return above(z.pp, 1, seconds, 0 * z.pp)
+    seconds = collective_seconds(costs.network, table_message(size_bytes).verb, size_bytes, table_group_shape(sizes))
+    return above(sizes.pp, 1, seconds, 0 * sizes.pp)

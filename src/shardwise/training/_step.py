@@ -72,21 +72,23 @@ class StepSeconds(Generic[X]):
     overhead: X
 
 
-def weighted(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
+def weighted(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
     """Return a number of every block of a stage, added up."""
-    layers = (n * pick(k) for n, k in zip(s.layers, parts.kinds, strict=True))
-    ends = s.embeds * pick(parts.embedding) + s.ends * (pick(parts.head) + pick(parts.loss))
-    return total(layers, 0 * s.count) + ends
+    layers = (n * pick(k) for n, k in zip(stage.layers, parts.kinds, strict=True))
+    ends = stage.embeds * pick(parts.embedding) + stage.ends * (pick(parts.head) + pick(parts.loss))
+    return total(layers, 0 * stage.count) + ends
 
 
-def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost[X]], dict[str, X]]) -> dict[str, X]:
+def weighted_axes(
+    parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[BlockCost[X]], dict[str, X]]
+) -> dict[str, X]:
     """Return numbers by axis of every block of a stage, added up."""
     axes: dict[str, X] = {}
     rows = [
-        *zip(s.layers, parts.kinds, strict=True),
-        (s.embeds, parts.embedding),
-        (s.ends, parts.head),
-        (s.ends, parts.loss),
+        *zip(stage.layers, parts.kinds, strict=True),
+        (stage.embeds, parts.embedding),
+        (stage.ends, parts.head),
+        (stage.ends, parts.loss),
     ]
     for n, folded in rows:
         for axis, seconds in pick(folded).items():
@@ -94,21 +96,23 @@ def weighted_axes(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[BlockCost
     return axes
 
 
-def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], s: Stages[X]) -> StageSeconds[X]:
+def stage_seconds(
+    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
+) -> StageSeconds[X]:
     """Return seconds of one micro-batch on a stage, all its chunks together."""
-    w, zero = sharding_waits(m, z, r, parts, s), 0 * s.count
-    once = once_a_step(z, r)
+    w, zero = sharding_waits(costs, sizes, recipe, parts, stage), 0 * stage.count
+    once = once_a_step(sizes, recipe)
     ahead, behind = w.ahead + w.lost_ahead, w.behind + w.lost_behind
-    replay = weighted(parts, s, lambda k: k.replay)
-    exposed, hidden = weighted_axes(parts, s, lambda k: k.exposed), weighted_axes(parts, s, lambda k: k.hidden)
-    if r.shards_gradients:
+    replay = weighted(parts, stage, lambda k: k.replay)
+    exposed, hidden = weighted_axes(parts, stage, lambda k: k.exposed), weighted_axes(parts, stage, lambda k: k.hidden)
+    if recipe.shards_gradients:
         exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
-    forward = weighted(parts, s, lambda k: k.forward) + ahead
-    backward_input = weighted(parts, s, lambda k: k.backward_input) + replay + behind
-    backward_weight = weighted(parts, s, lambda k: k.backward_weight)
-    if r.offload:
-        moved = host_traffic(r, z, parts, s)
-        waits, covered = host_waits(m, r, moved, s, (forward, backward_input + backward_weight))
+    forward = weighted(parts, stage, lambda k: k.forward) + ahead
+    backward_input = weighted(parts, stage, lambda k: k.backward_input) + replay + behind
+    backward_weight = weighted(parts, stage, lambda k: k.backward_weight)
+    if recipe.offload:
+        moved = host_traffic(recipe, sizes, parts, stage)
+        waits, covered = host_waits(costs, recipe, moved, stage, (forward, backward_input + backward_weight))
         forward, backward_input = forward + waits[0], backward_input + waits[1]
         exposed["host"], hidden["host"] = waits[0] + waits[1], covered
     return StageSeconds(
@@ -116,7 +120,7 @@ def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlock
         backward_input=named(backward_input, "input gradients and recompute of a micro-batch"),
         backward_weight=named(backward_weight, "weight gradients of a micro-batch"),
         recompute=replay,
-        compute=weighted(parts, s, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
+        compute=weighted(parts, stage, lambda k: k.compute) + w.lost_ahead + w.lost_behind,
         exposed=exposed,
         hidden=hidden,
         first=zero + once * ahead,
@@ -124,14 +128,14 @@ def stage_seconds(m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlock
     )
 
 
-def once_seconds(z: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
+def once_seconds(sizes: PlanSizes[X], counts: Sequence[X], each: Sequence[X]) -> X:
     """Return seconds that stages take once a step, as the micro-batch that fills or drains the pipeline meets them.
 
     It passes the first chunk of every stage; the other chunks of the slowest stage follow one after another.
     """
-    way = total((n * one for n, one in zip(counts, each, strict=True)), 0 * z.pp)
+    way = total((n * one for n, one in zip(counts, each, strict=True)), 0 * sizes.pp)
     slowest = largest([above(n, 0, one, 0 * one) for n, one in zip(counts, each, strict=True)])
-    return divide(way + (z.vpp - 1) * slowest, z.vpp)
+    return divide(way + (sizes.vpp - 1) * slowest, sizes.vpp)
 
 
 def drained(once: PipelineTime[X], runs: X) -> PipelineTime[X]:
@@ -148,7 +152,7 @@ def drained(once: PipelineTime[X], runs: X) -> PipelineTime[X]:
 
 
 def with_waits(
-    z: PlanSizes[X],
+    sizes: PlanSizes[X],
     runs: tuple[StageRun[X], ...],
     timed: tuple[StageSeconds[X], ...],
     alone: PipelineTime[X],
@@ -156,19 +160,19 @@ def with_waits(
 ) -> PipelineTime[X]:
     """Return the seconds of a pipeline with what stages wait for once a step; what others wait for is bubble."""
     counts = [run.count for run in runs]
-    once = once_seconds(z, counts, [z.num_micro * (t.first + t.last) for t in timed])
+    once = once_seconds(sizes, counts, [sizes.num_micro * (t.first + t.last) for t in timed])
     whole = tuple(
         replace(run, forward=t.forward, backward_input=t.backward_input) for run, t in zip(runs, timed, strict=True)
     )
-    busy = named(z.num_micro * slowest_work(whole, mirrored=mirrored), "slowest stage computes", unit="s")
+    busy = named(sizes.num_micro * slowest_work(whole, mirrored=mirrored), "slowest stage computes", unit="s")
     bubble = named(alone.busy + alone.bubble + once - busy, "pipeline bubble", unit="s")
     return replace(alone, total=busy + bubble + alone.exposed_send, busy=busy, bubble=bubble)
 
 
-def boundary_seconds(m: CostModel[X], z: PlanSizes[X], size: X, scattered: bool) -> X:
+def boundary_seconds(costs: CostModel[X], sizes: PlanSizes[X], size: X, scattered: bool) -> X:
     """Return seconds of one message between stages; scattered sends move 1/tp of it and gather over the fast links."""
-    zero = 0 * z.pp
-    return above(z.pp, 1, state_seconds(m, boundary_messages(z, size, scattered), zero), zero)
+    zero = 0 * sizes.pp
+    return above(sizes.pp, 1, state_seconds(costs, boundary_messages(sizes, size, scattered), zero), zero)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,9 +213,9 @@ def runs_of_seconds(stages: tuple[Stages[X], ...], per_stage: tuple[StageSeconds
 
 
 def least_piped_seconds(
-    m: CostModel[X],
-    z: PlanSizes[X],
-    r: Recipe,
+    costs: CostModel[X],
+    sizes: PlanSizes[X],
+    recipe: Recipe,
     parts: ModelBlocks[X],
     stages: tuple[Stages[X], ...],
     schedule: Schedule,
@@ -220,91 +224,102 @@ def least_piped_seconds(
 
     They never fall when a time of a block grows.
     """
-    timed = [stage_seconds(m, z, replace(r, sharding="none", offload=()), parts, s) for s in stages]
+    timed = [stage_seconds(costs, sizes, replace(recipe, sharding="none", offload=()), parts, s) for s in stages]
     shape = PipelineShape(
-        num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0 * z.num_micro, overlap_send=True
+        num_stages=sizes.pp,
+        num_chunks=sizes.vpp,
+        num_micro=sizes.num_micro,
+        send=0 * sizes.num_micro,
+        overlap_send=True,
     )
     return least_pipeline_seconds(schedule, runs_of_seconds(stages, tuple(timed)), shape)
 
 
 def update_seconds(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
+    costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...]
 ) -> X:
     """Return the seconds of the optimizer on the stage that takes longest."""
     return largest(
         [
-            above(s.count, 0, optimizer_seconds(m, r, z, parts, s) + orthogonal_seconds(m, r, z, parts, s), 0 * s.count)
+            above(
+                s.count,
+                0,
+                optimizer_seconds(costs, recipe, sizes, parts, s) + orthogonal_seconds(costs, recipe, sizes, parts, s),
+                0 * s.count,
+            )
             for s in stages
         ]
     )
 
 
 def piped_seconds(
-    m: CostModel[X],
-    z: PlanSizes[X],
-    r: Recipe,
+    costs: CostModel[X],
+    sizes: PlanSizes[X],
+    recipe: Recipe,
     timed: tuple[StageSeconds[X], ...],
     runs: tuple[StageRun[X], ...],
     job: StepJob[X],
 ) -> PipelinedStep[X]:
     """Return the seconds of all micro-batches through the pipeline, and of what stages wait for once a step."""
     shape = PipelineShape(
-        num_stages=z.pp,
-        num_chunks=z.vpp,
-        num_micro=micro_batches_a_run(z, r.stack),
+        num_stages=sizes.pp,
+        num_chunks=sizes.vpp,
+        num_micro=micro_batches_a_run(sizes, recipe.stack),
         send=named(job.send, "stage boundary message"),
-        overlap_send=sends_overlap(m, r.stack, job.schedule),
+        overlap_send=sends_overlap(costs, recipe.stack, job.schedule),
     )
     pipeline = pipeline_time(job.schedule, runs, shape)
-    if r.stack.settings.pipeline_runs > 1:
-        pipeline = drained(pipeline, divide(z.num_micro, shape.num_micro))
-    if r.shards_gradients and r.stack.pipeline_keeps_gathered:
-        pipeline = with_waits(z, runs, timed, pipeline, find_schedule(job.schedule).mirrored)
+    if recipe.stack.settings.pipeline_runs > 1:
+        pipeline = drained(pipeline, divide(sizes.num_micro, shape.num_micro))
+    if recipe.shards_gradients and recipe.stack.pipeline_keeps_gathered:
+        pipeline = with_waits(sizes, runs, timed, pipeline, find_schedule(job.schedule).mirrored)
     if not is_plain(job.spared, 0):
         busy = named(pipeline.busy - named(job.spared, "what the last micro-batch lacks"), "micro-batches")
         pipeline = replace(pipeline, busy=busy, total=busy + pipeline.bubble + pipeline.exposed_send)
     return PipelinedStep(job=job, stages=timed, pipeline=pipeline)
 
 
-def tied_seconds(m: CostModel[X], z: PlanSizes[X], job: StepJob[X]) -> X:
+def tied_seconds(costs: CostModel[X], sizes: PlanSizes[X], job: StepJob[X]) -> X:
     """Return seconds in which the first and the last stage add up the gradients of the table that they share."""
-    return named(table_seconds(m, z, job.tied_bytes), "tied table gradients")
+    return named(table_seconds(costs, sizes, job.tied_bytes), "tied table gradients")
 
 
-def scoring_seconds(z: PlanSizes[X], stages: tuple[StageSeconds[X], ...]) -> X:
+def scoring_seconds(sizes: PlanSizes[X], stages: tuple[StageSeconds[X], ...]) -> X:
     """Return the seconds of a forward pass over a step's batch: every micro-batch, and the filling of the pipeline."""
     slowest = largest([s.forward for s in stages])
-    return named((z.num_micro + divide(z.pp - 1, z.vpp)) * slowest, "pass without gradients")
+    return named((sizes.num_micro + divide(sizes.pp - 1, sizes.vpp)) * slowest, "pass without gradients")
 
 
 def with_update(
-    m: CostModel[X],
-    z: PlanSizes[X],
-    r: Recipe,
+    costs: CostModel[X],
+    sizes: PlanSizes[X],
+    recipe: Recipe,
     parts: ModelBlocks[X],
     stages: tuple[Stages[X], ...],
     piped: PipelinedStep[X],
 ) -> StepSeconds[X]:
     """Return the seconds of a step: its micro-batches, what data parallelism exposes, and the update."""
     job, per_stage, pipeline = piped.job, piped.stages, piped.pipeline
-    often = covering_passes(z, job.schedule)
-    reduced = [data_parallel_seconds(m, r, parts, s, t.passes(often)) for s, t in zip(stages, per_stage, strict=True)]
+    often = covering_passes(sizes, job.schedule)
+    reduced = [
+        data_parallel_seconds(costs, recipe, parts, s, t.passes(often)) for s, t in zip(stages, per_stage, strict=True)
+    ]
     grads, grads_hidden, gather, gather_hidden = (
         largest([above(s.count, 0, row[i], 0 * row[i]) for s, row in zip(stages, reduced, strict=True)])
         for i in range(4)
     )
-    update = update_seconds(m, z, r, parts, stages) + job.paging
+    update = update_seconds(costs, sizes, recipe, parts, stages) + job.paging
     if job.tied:
-        grads = grads + tied_seconds(m, z, job)
-    overhead = 0 * z.pp + r.stack.step_overhead_seconds
+        grads = grads + tied_seconds(costs, sizes, job)
+    overhead = 0 * sizes.pp + recipe.stack.step_overhead_seconds
     parts_of_it = named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update
     whole = named(pipeline.total, "pipeline") + parts_of_it + overhead
-    if r.scorings or r.critics:
-        scoring = r.scorings * scoring_seconds(z, per_stage) + r.critics * (whole - overhead)
+    if recipe.scorings or recipe.critics:
+        scoring = recipe.scorings * scoring_seconds(sizes, per_stage) + recipe.critics * (whole - overhead)
         scoring = named(scoring, "passes without gradients, and other models that train")
         whole, overhead = whole + scoring, overhead + scoring
-    if r.slack:
-        slower = named(r.slack * whole, "tuned as most runs", "cost/bands.toml, step_seconds")
+    if recipe.slack:
+        slower = named(recipe.slack * whole, "tuned as most runs", "cost/bands.toml, step_seconds")
         whole, overhead = whole + slower, overhead + slower
     return StepSeconds(
         total=named(whole, "step"),
@@ -320,12 +335,17 @@ def with_update(
 
 
 def step_seconds(
-    m: CostModel[X], z: PlanSizes[X], r: Recipe, parts: ModelBlocks[X], stages: tuple[Stages[X], ...], job: StepJob[X]
+    costs: CostModel[X],
+    sizes: PlanSizes[X],
+    recipe: Recipe,
+    parts: ModelBlocks[X],
+    stages: tuple[Stages[X], ...],
+    job: StepJob[X],
 ) -> StepSeconds[X]:
     """Return the seconds of one optimizer step."""
-    timed = tuple(stage_seconds(m, z, r, parts, s) for s in stages)
-    piped = piped_seconds(m, z, r, timed, runs_of_seconds(stages, timed), job)
-    return with_update(m, z, r, parts, stages, piped)
+    timed = tuple(stage_seconds(costs, sizes, recipe, parts, s) for s in stages)
+    piped = piped_seconds(costs, sizes, recipe, timed, runs_of_seconds(stages, timed), job)
+    return with_update(costs, sizes, recipe, parts, stages, piped)
 
 
 def slowest_stage(step: StepSeconds[float]) -> int:

@@ -89,16 +89,18 @@ class StepTimeline:
         return find_schedule(self.plan.schedule).tolerance
 
 
-def _shares(m: CostModel[float], z: PlanSizes[float], r: Recipe, parts: ModelBlocks[float], s: Stages[float]) -> _Cut:
+def _shares(
+    costs: CostModel[float], sizes: PlanSizes[float], recipe: Recipe, parts: ModelBlocks[float], stage: Stages[float]
+) -> _Cut:
     """Return the parts of the forward and backward pass of one micro-batch on a stage."""
-    waits, often = sharding_waits(m, z, r, parts, s), 1 - once_a_step(z, r)
-    first = weighted_axes(parts, s, lambda k: k.forward_exposed)
-    replayed = weighted_axes(parts, s, lambda k: k.replay_exposed)
-    every = weighted_axes(parts, s, lambda k: k.exposed)
+    waits, often = sharding_waits(costs, sizes, recipe, parts, stage), 1 - once_a_step(sizes, recipe)
+    first = weighted_axes(parts, stage, lambda k: k.forward_exposed)
+    replayed = weighted_axes(parts, stage, lambda k: k.replay_exposed)
+    every = weighted_axes(parts, stage, lambda k: k.exposed)
     back = {axis: seconds - first.get(axis, 0.0) for axis, seconds in every.items()}
-    replay = weighted(parts, s, lambda k: k.replay) - sum(replayed.values())
-    forward = weighted(parts, s, lambda k: k.forward) - sum(first.values())
-    inputs = weighted(parts, s, lambda k: k.backward_input + k.replay) - sum(back.values()) - replay
+    replay = weighted(parts, stage, lambda k: k.replay) - sum(replayed.values())
+    forward = weighted(parts, stage, lambda k: k.forward) - sum(first.values())
+    inputs = weighted(parts, stage, lambda k: k.backward_input + k.replay) - sum(back.values()) - replay
     return _Cut(
         forward=(("dp", often * waits.ahead), ("compute", forward + often * waits.lost_ahead), *first.items()),
         backward=(
@@ -107,7 +109,7 @@ def _shares(m: CostModel[float], z: PlanSizes[float], r: Recipe, parts: ModelBlo
             *back.items(),
             ("dp", often * waits.behind),
         ),
-        weight=(("weight gradients", weighted(parts, s, lambda k: k.backward_weight)),),
+        weight=(("weight gradients", weighted(parts, stage, lambda k: k.backward_weight)),),
     )
 
 
@@ -143,19 +145,21 @@ class _Around:
 class _Drawing:
     """The spans of a step in the making."""
 
-    def __init__(self, case: TrainingCase, e: Evaluation[float]) -> None:
-        self.case, self.plan, self.num_micro = case, case.plan, round(e.sizes.num_micro)
-        self.machine = machine_of(case, e.sizes.group_shapes)
-        self.runs = [i for i, s in enumerate(e.stages) for _ in range(int(s.count))]
-        cuts = [_shares(self.machine, e.sizes, case.recipe, e.parts, s) for s in e.stages]
-        around = [self._around(e, s, t) for s, t in zip(e.stages, e.step.stages, strict=True)]
+    def __init__(self, case: TrainingCase, evaluation: Evaluation[float]) -> None:
+        self.case, self.plan, self.num_micro = case, case.plan, round(evaluation.sizes.num_micro)
+        self.machine = machine_of(case, evaluation.sizes.group_shapes)
+        self.runs = [i for i, s in enumerate(evaluation.stages) for _ in range(int(s.count))]
+        cuts = [_shares(self.machine, evaluation.sizes, case.recipe, evaluation.parts, s) for s in evaluation.stages]
+        around = [
+            self._around(evaluation, s, t) for s, t in zip(evaluation.stages, evaluation.step.stages, strict=True)
+        ]
         self.cuts, self.around = [cuts[i] for i in self.runs], [around[i] for i in self.runs]
-        job = _job(case, self.machine, e)
+        job = _job(case, self.machine, evaluation)
         self.send = job.send if self.plan.pp > 1 else 0.0
         self.drains = case.stack.settings.pipeline_runs if self.plan.pp > 1 else 1
         self.overlaps = sends_overlap(self.machine, case.stack, self.plan.schedule)
         # The reduction of a tied table runs on the two ends, which the other stages wait for.
-        self.tied = tied_seconds(self.machine, e.sizes, job) if job.tied else 0.0
+        self.tied = tied_seconds(self.machine, evaluation.sizes, job) if job.tied else 0.0
         self.detailed = self._tasks() <= MOST_DETAILED
         self.spans: list[Span] = []
         self.messages: list[TimelineMessage] = []
@@ -169,11 +173,13 @@ class _Drawing:
             )
         return tasks
 
-    def _around(self, e: Evaluation[float], s: Stages[float], t: StageSeconds[float]) -> _Around:
+    def _around(self, evaluation: Evaluation[float], stage: Stages[float], t: StageSeconds[float]) -> _Around:
         case = self.case
-        passes = t.passes(covering_passes(e.sizes, self.plan.schedule))
-        shown, hidden, waits, covered = data_parallel_seconds(self.machine, case.recipe, e.parts, s, passes)
-        shared = (self.machine, case.recipe, e.sizes, e.parts, s)
+        passes = t.passes(covering_passes(evaluation.sizes, self.plan.schedule))
+        shown, hidden, waits, covered = data_parallel_seconds(
+            self.machine, case.recipe, evaluation.parts, stage, passes
+        )
+        shared = (self.machine, case.recipe, evaluation.sizes, evaluation.parts, stage)
         update = optimizer_seconds(*shared) + orthogonal_seconds(*shared)
         return _Around(
             gather=waits + self.num_micro * t.first,
@@ -183,23 +189,23 @@ class _Drawing:
             update=update,
         )
 
-    def draw(self, e: Evaluation[float]) -> StepTimeline:
-        counts, timed = [s.count for s in e.stages], e.step.stages
-        first = once_seconds(e.sizes, counts, [self.num_micro * t.first for t in timed])
-        last = once_seconds(e.sizes, counts, [self.num_micro * t.last for t in timed])
+    def draw(self, evaluation: Evaluation[float]) -> StepTimeline:
+        counts, timed = [s.count for s in evaluation.stages], evaluation.step.stages
+        first = once_seconds(evaluation.sizes, counts, [self.num_micro * t.first for t in timed])
+        last = once_seconds(evaluation.sizes, counts, [self.num_micro * t.last for t in timed])
         self._everywhere("dp", [a.gather for a in self.around], 0.0)
-        end = self._pipeline(e.step.parameters_exposed + first, e)
+        end = self._pipeline(evaluation.step.parameters_exposed + first, evaluation)
         self._everywhere("dp", [a.gradients for a in self.around], end)
-        end += e.step.gradients_exposed - self.tied + last
+        end += evaluation.step.gradients_exposed - self.tied + last
         end = self._everywhere("tied", [self.tied * (i in (0, self.plan.pp - 1)) for i in range(self.plan.pp)], end)
         end = self._everywhere("optimizer", [a.update for a in self.around], end)
-        end = self._everywhere("overhead", [e.step.overhead] * self.plan.pp, end)
+        end = self._everywhere("overhead", [evaluation.step.overhead] * self.plan.pp, end)
         return StepTimeline(
             plan=self.plan,
             spans=tuple(sorted(self.spans, key=lambda s: (s.stage, s.lane, s.start))),
             messages=tuple(self.messages),
             seconds=end,
-            step_seconds=e.step.total,
+            step_seconds=evaluation.step.total,
             detailed=self.detailed,
         )
 
@@ -213,9 +219,9 @@ class _Drawing:
         if span.end > span.start:
             self.spans.append(span)
 
-    def _pipeline(self, at: float, e: Evaluation[float]) -> float:
+    def _pipeline(self, at: float, evaluation: Evaluation[float]) -> float:
         """Draw the micro-batches of a step that start at `at`; return when the last of them is done."""
-        timed = [e.step.stages[i] for i in self.runs]
+        timed = [evaluation.step.stages[i] for i in self.runs]
         chunks = [
             Chunk(
                 forward=t.forward - t.first, backward_input=t.backward_input - t.last, backward_weight=t.backward_weight
@@ -232,9 +238,9 @@ class _Drawing:
         once = simulate(self.plan.schedule, chunks, shape)
         end = at + self.drains * once.seconds
         drawn = [
-            _later(e, i * once.seconds, i * (self.num_micro // self.drains))
+            _later(evaluation, i * once.seconds, i * (self.num_micro // self.drains))
             for i in range(self.drains)
-            for e in once.events
+            for evaluation in once.events
         ]
         events = sorted(drawn, key=lambda event: (event.stage, event.start))
         for stage, own in groupby(events, key=lambda event: event.stage):
@@ -328,9 +334,9 @@ class _Drawing:
                 )
 
 
-def _job(case: TrainingCase, m: CostModel[float], e: Evaluation[float]) -> StepJob[float]:
-    boundary = e.layout.residual("boundary", case.model.hidden, "").size_bytes
-    return step_job(case, e.parts, send_of(case, m, e.sizes, boundary))
+def _job(case: TrainingCase, costs: CostModel[float], evaluation: Evaluation[float]) -> StepJob[float]:
+    boundary = evaluation.layout.residual("boundary", case.model.hidden, "").size_bytes
+    return step_job(case, evaluation.parts, send_of(case, costs, evaluation.sizes, boundary))
 
 
 def timeline_of(case: TrainingCase, evaluation: Evaluation[float]) -> StepTimeline:

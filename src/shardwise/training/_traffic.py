@@ -123,53 +123,55 @@ def traffic_of(case: TrainingCase, evaluation: Evaluation[float]) -> Traffic:
     return Traffic(case=case, evaluation=evaluation, machine=machine, ledger=written)
 
 
-def runs_a_micro_batch(case: TrainingCase, s: Stages[float]) -> tuple[float, ...]:
+def runs_a_micro_batch(case: TrainingCase, stage: Stages[float]) -> tuple[float, ...]:
     """Return how often a device of a stage runs each part for one micro-batch, in the order of `Traffic.lines`.
 
     Under DualPipe half of the micro-batches run on the mirrored layers.
     """
-    own = (*s.layers, s.embeds, s.ends, s.ends)
+    own = (*stage.layers, stage.embeds, stage.ends, stage.ends)
     if not find_schedule(case.plan.schedule).mirrored:
         return own
-    mirrored = (*s.mirrored, s.mirrored_embeds, s.mirrored_ends, s.mirrored_ends)
+    mirrored = (*stage.mirrored, stage.mirrored_embeds, stage.mirrored_ends, stage.mirrored_ends)
     return tuple((a + b) / 2 for a, b in zip(own, mirrored, strict=True))
 
 
-def _shape(t: Traffic, c: Collective[float]) -> tuple[float, ...]:
+def _shape(traffic: Traffic, collective: Collective[float]) -> tuple[float, ...]:
     """Return the shape of a collective's tensor; rows that are whole sequences stand as (sequences, tokens, width)."""
-    if not c.shape:
+    if not collective.shape:
         return ()
-    rows, width = c.shape
-    B = t.case.plan.micro_batch * t.case.job.sequences
-    by_tokens = c.axis in ("tp", "cp", "tp2") and not c.tensor.startswith("weight") and rows % B == 0
+    rows, width = collective.shape
+    B = traffic.case.plan.micro_batch * traffic.case.job.sequences
+    by_tokens = collective.axis in ("tp", "cp", "tp2") and not collective.tensor.startswith("weight") and rows % B == 0
     return (B, rows / B, width) if by_tokens else (rows, width)
 
 
-def _message(t: Traffic, lines: PartLedger[float], op: Op[float], phase: Phase, c: Collective[float]) -> Message:
-    group = t.machine.group_shapes[c.axis]
+def _message(
+    traffic: Traffic, lines: PartLedger[float], op: Op[float], phase: Phase, collective: Collective[float]
+) -> Message:
+    group = traffic.machine.group_shapes[collective.axis]
     return Message(
-        group=c.axis,
+        group=collective.axis,
         part=lines.label,
         where=op.name,
         phase=phase,
-        verb=c.verb,
-        tensor=c.tensor,
-        shape=_shape(t, c),
-        size_bytes=c.size_bytes,
-        sent_bytes=exchanged_bytes(group, c.size_bytes, c.fanout)
-        if c.verb == "all_to_all"
-        else sent_bytes(c.verb, group[-1], c.size_bytes),
-        seconds=t.machine.message(c),
-        fanout=c.fanout,
+        verb=collective.verb,
+        tensor=collective.tensor,
+        shape=_shape(traffic, collective),
+        size_bytes=collective.size_bytes,
+        sent_bytes=exchanged_bytes(group, collective.size_bytes, collective.fanout)
+        if collective.verb == "all_to_all"
+        else sent_bytes(collective.verb, group[-1], collective.size_bytes),
+        seconds=traffic.machine.message(collective),
+        fanout=collective.fanout,
     )
 
 
-def operator_messages(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]:
+def operator_messages(traffic: Traffic, lines: PartLedger[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part, in the order of its passes; groups of one rank send none."""
     for op in lines.ops:
-        seconds = op_seconds(t.evaluation.rates, op)
-        ahead = exposed_and_hidden(t.machine, op.forward, seconds.forward)
-        back = exposed_and_hidden(t.machine, op.backward, seconds.backward_input, seconds.backward_weight)
+        seconds = op_seconds(traffic.evaluation.rates, op)
+        ahead = exposed_and_hidden(traffic.machine, op.forward, seconds.forward)
+        back = exposed_and_hidden(traffic.machine, op.backward, seconds.backward_input, seconds.backward_weight)
         passes: list[tuple[Phase, tuple[Collective[float], ...], list[tuple[float, float]]]] = [
             ("forward", op.forward, ahead)
         ]
@@ -178,23 +180,23 @@ def operator_messages(t: Traffic, lines: PartLedger[float]) -> Iterator[TimedMes
         passes.append(("backward", op.backward, back))
         for phase, collectives, waits in passes:
             for c, (exposed, hidden) in zip(collectives, waits, strict=True):
-                if t.machine.group_shapes[c.axis][-1] > 1 and c.size_bytes and c.count:
-                    one = _message(t, lines, op, phase, c)
+                if traffic.machine.group_shapes[c.axis][-1] > 1 and c.size_bytes and c.count:
+                    one = _message(traffic, lines, op, phase, c)
                     yield TimedMessage(message=one, count=c.count, exposed=exposed, hidden=hidden)
 
 
-def part_messages(t: Traffic, lines: PartLedger[float], folded: BlockCost[float]) -> Iterator[TimedMessage]:
+def part_messages(traffic: Traffic, lines: PartLedger[float], folded: BlockCost[float]) -> Iterator[TimedMessage]:
     """Yield the messages of the operators of a part with the seconds that its pairs of micro-batches leave exposed."""
-    for one in operator_messages(t, lines):
+    for one in operator_messages(traffic, lines):
         gone = one.exposed * folded.behind_pair.get(one.message.group, 0.0)
         yield replace(one, exposed=one.exposed - gone, hidden=one.hidden + gone)
 
 
-def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
+def _state(traffic: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
     """Return the messages of state that are sent: those of more than nothing over more than one rank."""
     sent = []
     for one in messages:
-        group = t.machine.group_shapes[one.group]
+        group = traffic.machine.group_shapes[one.group]
         if one.size_bytes and group[-1] > 1:
             sent.append(
                 Message(
@@ -207,7 +209,7 @@ def _state(t: Traffic, messages: tuple[StateMessage[float], ...], part: str, pha
                     shape=(),
                     size_bytes=one.size_bytes,
                     sent_bytes=sent_bytes(one.verb, group[-1], one.size_bytes),
-                    seconds=message_seconds(t.machine, one),
+                    seconds=message_seconds(traffic.machine, one),
                 )
             )
     return sent
@@ -223,45 +225,55 @@ def _shared(messages: list[tuple[Message, float]], exposed: float) -> list[Timed
     ]
 
 
-def fsdp_unit_messages(t: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessage]:
+def fsdp_unit_messages(traffic: Traffic, part: str, folded: BlockCost[float]) -> list[TimedMessage]:
     """Return the messages of sharded weights and gradients of one layer in one micro-batch."""
-    z, r = t.evaluation.sizes, t.case.recipe
-    if not r.shards_gradients:
+    sizes, recipe = traffic.evaluation.sizes, traffic.case.recipe
+    if not recipe.shards_gradients:
         return []
-    ahead, behind, *_ = unit_exposure(t.machine, z, r, folded)
-    gathered, made = gathered_elements(r, z, folded), scattered_elements(r, z, folded)
-    gather, (often, twice, reduced) = gathers(r, *gathered) if r.shards_weights else (), unit_rounds(z, r)
-    first = _state(t, gather, part, "forward")
-    regathers = _state(t, gather if twice else (), part, "backward")
-    made_whole = _state(t, scatters(z, r, made), part, "backward")
+    ahead, behind, *_ = unit_exposure(traffic.machine, sizes, recipe, folded)
+    gathered, made = gathered_elements(recipe, sizes, folded), scattered_elements(recipe, sizes, folded)
+    gather, (often, twice, reduced) = (
+        gathers(recipe, *gathered) if recipe.shards_weights else (),
+        unit_rounds(sizes, recipe),
+    )
+    first = _state(traffic, gather, part, "forward")
+    regathers = _state(traffic, gather if twice else (), part, "backward")
+    made_whole = _state(traffic, scatters(sizes, recipe, made), part, "backward")
     forward = [(one, often) for one in first]
     backward = [*((one, often) for one in regathers), *((one, reduced) for one in made_whole)]
     return [*_shared(forward, ahead), *_shared(backward, behind)]
 
 
-def embedding_and_head_messages(t: Traffic, s: Stages[float]) -> list[TimedMessage]:
+def embedding_and_head_messages(traffic: Traffic, stage: Stages[float]) -> list[TimedMessage]:
     """Return the messages of the units that hold embedding, final norm and head of a stage in one micro-batch."""
     messages: list[TimedMessage] = []
-    for one in end_messages(t.machine, t.evaluation.sizes, t.case.recipe, t.evaluation.parts, s):
-        sent = _state(t, one.messages, one.unit, "backward" if one.backward else "forward")
+    for one in end_messages(
+        traffic.machine, traffic.evaluation.sizes, traffic.case.recipe, traffic.evaluation.parts, stage
+    ):
+        sent = _state(traffic, one.messages, one.unit, "backward" if one.backward else "forward")
         if one.count:
             messages += _shared([(each, one.count) for each in sent], one.exposed)
     return messages
 
 
-def _once(t: Traffic, index: int) -> Iterator[Flow]:
+def _once(traffic: Traffic, index: int) -> Iterator[Flow]:
     """Yield what a stage sends once a step: gradients, new weights, and the table it shares."""
-    e, r = t.evaluation, t.case.recipe
-    s, m = e.stages[index], t.machine
-    passes = e.step.stages[index].passes(covering_passes(e.sizes, t.case.plan.schedule))
-    shown, _, waits, _ = data_parallel_seconds(m, r, e.parts, s, passes)
+    evaluation, recipe = traffic.evaluation, traffic.case.recipe
+    stage, m = evaluation.stages[index], traffic.machine
+    passes = evaluation.step.stages[index].passes(covering_passes(evaluation.sizes, traffic.case.plan.schedule))
+    shown, _, waits, _ = data_parallel_seconds(m, recipe, evaluation.parts, stage, passes)
     rows = [
-        *_shared([(one, 1) for one in _state(t, reductions(r, e.parts, s), "stage", "gradients")], shown),
-        *_shared([(one, 1) for one in _state(t, updates(r, e.parts, s), "stage", "weights")], waits),
+        *_shared(
+            [(one, 1) for one in _state(traffic, reductions(recipe, evaluation.parts, stage), "stage", "gradients")],
+            shown,
+        ),
+        *_shared(
+            [(one, 1) for one in _state(traffic, updates(recipe, evaluation.parts, stage), "stage", "weights")], waits
+        ),
     ]
-    job = step_job(t.case, e.parts, 0.0)
-    if job.tied and e.sizes.pp > 1 and (s.embeddings or s.heads):
-        table = _state(t, (table_message(job.tied_bytes),), "embedding", "gradients")
+    job = step_job(traffic.case, evaluation.parts, 0.0)
+    if job.tied and evaluation.sizes.pp > 1 and (stage.embeddings or stage.heads):
+        table = _state(traffic, (table_message(job.tied_bytes),), "embedding", "gradients")
         rows += [TimedMessage(message=x, count=1, exposed=x.seconds, hidden=0.0) for x in table]
     for one in rows:
         yield Flow(
@@ -273,13 +285,13 @@ def _once(t: Traffic, index: int) -> Iterator[Flow]:
         )
 
 
-def _sends(t: Traffic, s: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
+def _sends(traffic: Traffic, stage: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
     """Yield (phase, direction, messages a micro-batch) of what a stage sends along the pipeline."""
-    ahead, back = sends_of(shape, s.position)
-    rules = find_rules(t.case.plan.schedule)
+    ahead, back = sends_of(shape, stage.position)
+    rules = find_rules(traffic.case.plan.schedule)
     if rules.folded:
         # One piece runs down the stages and one up; each end of a stage's line is crossed once each way.
-        after, before = float(s.position < shape.num_stages - 1), float(s.position > 0)
+        after, before = float(stage.position < shape.num_stages - 1), float(stage.position > 0)
         yield "forward", 1, after
         yield "forward", -1, before
         yield "backward", 1, after
@@ -290,43 +302,45 @@ def _sends(t: Traffic, s: Stages[float], shape: PipelineShape[float]) -> Iterato
         yield "backward", -1, back
         return
     # Half of the micro-batches run the other way, through the mirrored stage.
-    mirrored = sends_of(shape, shape.num_stages - 1 - s.position)
+    mirrored = sends_of(shape, shape.num_stages - 1 - stage.position)
     for share, toward in (((ahead, back), 1), (mirrored, -1)):
         yield "forward", toward, share[0] / 2
         yield "backward", -toward, share[1] / 2
 
 
-def _between(t: Traffic, index: int) -> Iterator[Flow]:
+def _between(traffic: Traffic, index: int) -> Iterator[Flow]:
     """Yield what a stage sends to its neighbours, exposed as the schedule exposes it."""
-    e, case = t.evaluation, t.case
-    z = e.sizes
-    if z.pp == 1:
+    e, case = traffic.evaluation, traffic.case
+    sizes = e.sizes
+    if sizes.pp == 1:
         return
-    shape = PipelineShape(num_stages=z.pp, num_chunks=z.vpp, num_micro=z.num_micro, send=0.0, overlap_send=True)
+    shape = PipelineShape(
+        num_stages=sizes.pp, num_chunks=sizes.vpp, num_micro=sizes.num_micro, send=0.0, overlap_send=True
+    )
     rows = e.layout.residual_tokens, e.layout.residual_width(case.model.hidden)
     scattered, stream = scatters_sends(case), boundary_bytes(case, e.layout)
-    sent = [(phase, toward, n) for phase, toward, n in _sends(t, e.stages[index], shape) if n]
+    sent = [(phase, toward, n) for phase, toward, n in _sends(traffic, e.stages[index], shape) if n]
     whole = sum(n for _, _, n in sent) or 1.0
     for phase, toward, n in sent:
-        messages = _state(t, boundary_messages(z, stream, scattered), "boundary", phase)
+        messages = _state(traffic, boundary_messages(sizes, stream, scattered), "boundary", phase)
         for one in messages:
             B = case.plan.micro_batch * case.job.sequences
-            split = z.tp if scattered and one.verb == "send" else 1
+            split = sizes.tp if scattered and one.verb == "send" else 1
             message = replace(one, toward=toward, shape=(B, rows[0] / B / split, rows[1]))
             # The gather of a scattered send is part of the time between stages, not of tensor parallelism.
             waits = e.step.pipeline.exposed_send * n / whole if one.group == "pp" else 0.0
             yield Flow(
                 message=message,
                 per_micro_batch=n,
-                per_step=n * z.num_micro,
+                per_step=n * sizes.num_micro,
                 exposed_seconds=waits,
                 hidden_seconds=0.0,
             )
 
 
-def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
+def flows_of(traffic: Traffic, index: int, times: float) -> tuple[Flow, ...]:
     """Return everything that a device of a run of stages sends in a step of `times` micro-batches' worth of seconds."""
-    e, s = t.evaluation, t.evaluation.stages[index]
+    evaluation, stage = traffic.evaluation, traffic.evaluation.stages[index]
     flows: list[Flow] = []
 
     def add(timed: list[TimedMessage], often: float, seconds_of: float) -> None:
@@ -335,18 +349,18 @@ def flows_of(t: Traffic, index: int, times: float) -> tuple[Flow, ...]:
                 Flow(
                     message=one.message,
                     per_micro_batch=often * one.count,
-                    per_step=often * one.count * e.sizes.num_micro,
+                    per_step=often * one.count * evaluation.sizes.num_micro,
                     exposed_seconds=times * seconds_of * one.exposed,
                     hidden_seconds=times * seconds_of * one.hidden,
                 )
             )
 
-    own = (*s.layers, s.embeds, s.ends, s.ends)
-    layers = len(s.layers)
-    for i, (lines, folded) in enumerate(zip(t.lines, t.folded, strict=True)):
-        often = runs_a_micro_batch(t.case, s)[i]
+    own = (*stage.layers, stage.embeds, stage.ends, stage.ends)
+    layers = len(stage.layers)
+    for i, (lines, folded) in enumerate(zip(traffic.lines, traffic.folded, strict=True)):
+        often = runs_a_micro_batch(traffic.case, stage)[i]
         if often or own[i]:
-            units = fsdp_unit_messages(t, lines.label, folded) if i < layers else []
-            add([*part_messages(t, lines, folded), *units], often, own[i])
-    add(embedding_and_head_messages(t, s), 1.0, 1.0)
-    return (*flows, *_once(t, index), *_between(t, index))
+            units = fsdp_unit_messages(traffic, lines.label, folded) if i < layers else []
+            add([*part_messages(traffic, lines, folded), *units], often, own[i])
+    add(embedding_and_head_messages(traffic, stage), 1.0, 1.0)
+    return (*flows, *_once(traffic, index), *_between(traffic, index))

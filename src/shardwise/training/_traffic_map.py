@@ -75,12 +75,12 @@ def _patterns(flows: Sequence[Flow]) -> dict[tuple[str, str, int], float]:
     """Return bytes that a device sends in a step by (group, pattern, fanout or direction)."""
     patterns: dict[tuple[str, str, int], float] = {}
     for flow in flows:
-        m = flow.message
-        key = (m.group, "ring", 1)
-        if m.verb == "all_to_all":
-            key = (m.group, "exchange", m.fanout)
-        elif m.group == "pp":
-            key = (m.group, "send", m.toward)
+        message = flow.message
+        key = (message.group, "ring", 1)
+        if message.verb == "all_to_all":
+            key = (message.group, "exchange", message.fanout)
+        elif message.group == "pp":
+            key = (message.group, "send", message.toward)
         patterns[key] = patterns.get(key, 0.0) + flow.sent_per_step
     return patterns
 

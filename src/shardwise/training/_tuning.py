@@ -40,8 +40,12 @@ def module_names(model: Model) -> tuple[str, ...]:
 
 def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) -> Problems:
     """Return what is wrong with a job's fine-tuning, of a model laid out by a plan."""
-    problems, s = tuning_problems(job), stack.settings
-    if (s.rollout or s.rollout_prompt_tokens) and job.method in OBJECTIVES and not OBJECTIVES[job.method].rollout:
+    problems, settings = tuning_problems(job), stack.settings
+    if (
+        (settings.rollout or settings.rollout_prompt_tokens)
+        and job.method in OBJECTIVES
+        and not OBJECTIVES[job.method].rollout
+    ):
         problems.add("method", job.method, "has no rollouts", "use --method grpo, or leave the flags of rollouts out")
     tuning = None if problems.items else tuning_of(job, stack)
     if tuning is None:

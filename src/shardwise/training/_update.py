@@ -53,20 +53,20 @@ def _tensors(op: Op[X]) -> Iterator[tuple[Weight[X], tuple[X, X, X]]]:
 
 
 def with_states(
-    r: Recipe, counts: ParameterCounts[X], ops: Sequence[Op[X]], adapter: bool = False
+    recipe: Recipe, counts: ParameterCounts[X], ops: Sequence[Op[X]], adapter: bool = False
 ) -> ParameterCounts[X]:
     """Return parameters of the model, or of adapters, with the bytes of state that their single tensors decide."""
-    if not (r.optimizer.by_tensor or r.optimizer.paged):
+    if not (recipe.optimizer.by_tensor or recipe.optimizer.paged):
         return counts
-    width = r.precision.state_bytes
+    width = recipe.precision.state_bytes
 
     def irregular(w: Weight[X], sides: tuple[X, X, X]) -> tuple[bool, X, X]:
         """Whether a tensor is of experts, its bytes beyond those that grow with its elements, and those in pages."""
-        moments = r.optimizer.matrix if w.kind == "matrix" else r.optimizer.other
+        moments = recipe.optimizer.matrix if w.kind == "matrix" else recipe.optimizer.other
         size = tensor_bytes(moments, sides, width)
-        if w.kind == "embedding" and moments.small_width and r.stack.wide_embedding_moments:
+        if w.kind == "embedding" and moments.small_width and recipe.stack.wide_embedding_moments:
             size = moments.count * moments.small_width * sides[0]
-        paged = above(sides[0], PAGED_ELEMENTS - 1, size, 0 * size) if r.optimizer.paged else 0 * size
+        paged = above(sides[0], PAGED_ELEMENTS - 1, size, 0 * size) if recipe.optimizer.paged else 0 * size
         return w.expert, size - moments.element_bytes(width) * sides[0], paged
 
     states = [irregular(w, sides) for op in ops for w, sides in _tensors(op) if w.adapter is adapter]
@@ -85,21 +85,25 @@ def with_states(
 
 
 def with_adapter_states(
-    r: Recipe, counts: ParameterCounts[X] | None, ops: Sequence[Op[X]]
+    recipe: Recipe, counts: ParameterCounts[X] | None, ops: Sequence[Op[X]]
 ) -> ParameterCounts[X] | None:
     """Return the parameters of adapters with their optimizer state."""
-    if counts is None or r.adapters is None:
+    if counts is None or recipe.adapters is None:
         return counts
-    return with_states(replace(r, precision=r.adapters), counts, ops, adapter=True)
+    return with_states(replace(recipe, precision=recipe.adapters), counts, ops, adapter=True)
 
 
-def optimizer_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+def optimizer_seconds(
+    costs: CostModel[X], recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]
+) -> X:
     """Return seconds of the update of all that trains."""
-    streamed = total(_streamed_seconds(m, own, z, some, s) for own, some in trained(r, parts))
-    return named(streamed if r.offloads("optimizer") else streamed + m.rates.memory_start, "optimizer step")
+    streamed = total(_streamed_seconds(costs, own, sizes, some, stage) for own, some in trained(recipe, parts))
+    return named(streamed if recipe.offloads("optimizer") else streamed + costs.rates.memory_start, "optimizer step")
 
 
-def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+def _streamed_seconds(
+    costs: CostModel[X], recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]
+) -> X:
     """Return seconds of the update: it streams gradient (twice, for the norm), master, moments and weight each way.
 
     An update within backward knows no norm of all gradients. Moments that are codes keep the vector units busy longer.
@@ -108,10 +112,10 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
     or over all (priors.toml, passes.update_in_steps). What the framework copies beside it, and its passes over the
     whole gradient buffer, are those of the stack.
     """
-    p, o, early = r.precision, r.optimizer, r.stack.settings.updates_in_backward
-    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, s)
-    hosted = r.offloads("optimizer")
-    one_pass = r.stack.optimizer_step == "fused" or o.own_kernel or hosted
+    p, o, early = recipe.precision, recipe.optimizer, recipe.stack.settings.updates_in_backward
+    dense_matrix, dense_other, expert_matrix, expert_other = owned(parts, stage)
+    hosted = recipe.offloads("optimizer")
+    one_pass = recipe.stack.optimizer_step == "fused" or o.own_kernel or hosted
     apart = 0.0 if one_pass else constants().rules.update_in_steps.accesses
     extra = apart * p.state_bytes
 
@@ -119,48 +123,63 @@ def _streamed_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelB
         base = (1 if early else 2) * p.gradient_bytes + (
             2 * p.master_bytes + p.weight_bytes if p.master_bytes else 2 * p.weight_bytes
         )
-        return base + 2 * moments.element_bytes(p.state_bytes) + extra + (0.0 if hosted else r.stack.update_copy_bytes)
+        return (
+            base
+            + 2 * moments.element_bytes(p.state_bytes)
+            + extra
+            + (0.0 if hosted else recipe.stack.update_copy_bytes)
+        )
 
     dense = dense_matrix * moved(o.matrix) + dense_other * moved(o.other)
     expert = expert_matrix * moved(o.matrix) + expert_other * moved(o.other)
     if o.by_tensor:
-        dense_states, expert_states = owned_states(parts, s)
+        dense_states, expert_states = owned_states(parts, stage)
         dense, expert = dense + 2 * dense_states, expert + 2 * expert_states
     whole = (dense_matrix + dense_other, expert_matrix + expert_other)
 
     def own(of: X, experts: X) -> X:
         """Return what of both a rank updates."""
-        return divide(of, z.shard_share) + divide(experts, z.expert_share) if r.shards_optimizer else of + experts
+        return (
+            divide(of, sizes.shard_share) + divide(experts, sizes.expert_share)
+            if recipe.shards_optimizer
+            else of + experts
+        )
 
     streamed = own(dense, expert)
     if hosted:
-        return host_update_seconds(m, host_traffic(r, z, parts, s), streamed)
-    every = (0.0 if early else r.stack.buffer_passes) * p.gradient_bytes * (whole[0] + whole[1])
+        return host_update_seconds(costs, host_traffic(recipe, sizes, parts, stage), streamed)
+    every = (0.0 if early else recipe.stack.buffer_passes) * p.gradient_bytes * (whole[0] + whole[1])
     # A group of one rank splits no gradients: its buffer is the whole one.
-    passes = above(z.shard_share, 1, 0 * every, every) if r.shards_gradients else every
-    moved_seconds = (streamed + passes) / m.rates.bandwidth_shares.rate(m.rates.memory_bytes, o.name)
-    if not o.matrix.block or is_plain(m.rates.vector_flops, 0):
+    passes = above(sizes.shard_share, 1, 0 * every, every) if recipe.shards_gradients else every
+    moved_seconds = (streamed + passes) / costs.rates.bandwidth_shares.rate(costs.rates.memory_bytes, o.name)
+    if not o.matrix.block or is_plain(costs.rates.vector_flops, 0):
         return moved_seconds
     coded = constants().rules.update_in_steps.coded_flops * o.matrix.count * own(*whole)
-    return maximum(moved_seconds, coded / m.rates.vector_flops)
+    return maximum(moved_seconds, coded / costs.rates.vector_flops)
 
 
-def orthogonal_seconds(m: CostModel[X], r: Recipe, z: PlanSizes[X], parts: ModelBlocks[X], s: Stages[X]) -> X:
+def orthogonal_seconds(
+    costs: CostModel[X], recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]
+) -> X:
     """Return seconds in which updates of the shard's matrices are made orthogonal; zero where an optimizer does not.
 
     Muon: five Newton-Schulz steps on a matrix of r by c, r the smaller, take 5 * (4 r^2 c + 2 r^3) FLOPs
     (github.com/KellerJordan/Muon), at the rate of GEMMs.
     """
-    zero = 0 * s.count
-    if not r.optimizer.orthogonalises:
+    zero = 0 * stage.count
+    if not recipe.optimizer.orthogonalises:
         return zero
     picks: tuple[Callable[[ParameterCounts[X]], X], ...] = (lambda e: e.dense_work, lambda e: e.expert_work)
-    classes = trained(r, parts)
-    dense, expert = (total(_weighted_work(some, s, pick) for _, some in classes) for pick in picks)
-    share = divide(dense, z.shard_share) + divide(expert, z.expert_share) if r.shards_optimizer else dense + expert
-    return named(share / m.rates.matmul_flops, "Newton-Schulz steps")
+    classes = trained(recipe, parts)
+    dense, expert = (total(_weighted_work(some, stage, pick) for _, some in classes) for pick in picks)
+    share = (
+        divide(dense, sizes.shard_share) + divide(expert, sizes.expert_share)
+        if recipe.shards_optimizer
+        else dense + expert
+    )
+    return named(share / costs.rates.matmul_flops, "Newton-Schulz steps")
 
 
-def _weighted_work(parts: ModelBlocks[X], s: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
-    rows = zip(s.layers, s.mirrored, parts.kinds, strict=True)
-    return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * s.count)
+def _weighted_work(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
+    rows = zip(stage.layers, stage.mirrored, parts.kinds, strict=True)
+    return total(((n + opposite) * pick(k.elements) for n, opposite, k in rows), 0 * stage.count)

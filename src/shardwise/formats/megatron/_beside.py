@@ -35,24 +35,24 @@ def plan_beside(
     if not given.values.get("recompute_granularity"):
         for name in ("recompute_modules", "recompute_method", "recompute_num_layers"):
             given.values.pop(name, None)
-    r = Reader(given)
-    ep = r.count("expert_model_parallel_size")
+    reader = Reader(given)
+    ep = reader.count("expert_model_parallel_size")
     given.values["num_experts"] = ep if (known.has_experts if known else ep > 1) else 0
     if known is None:
-        _plan.stand_in_layers(r, f"name the model by its hub id in {named}")
+        _plan.stand_in_layers(reader, f"name the model by its hub id in {named}")
     else:
         given.values["num_layers"] = known.num_layers
-        pieces = r.count("pipeline_model_parallel_size") * r.count("num_virtual_stages_per_pipeline_rank")
-        if known.num_layers % pieces and not any(map(r.has, (*_plan.COUNTED, "pipeline_model_parallel_layout"))):
-            return _cut(keys, r, known.num_layers, devices), _job.stack(r)
-    plan = _plan.build(r, devices)
-    keys.assumed += r.assumed
-    return plan, _job.stack(r)
+        pieces = reader.count("pipeline_model_parallel_size") * reader.count("num_virtual_stages_per_pipeline_rank")
+        if known.num_layers % pieces and not any(map(reader.has, (*_plan.COUNTED, "pipeline_model_parallel_layout"))):
+            return _cut(keys, reader, known.num_layers, devices), _job.stack(reader)
+    plan = _plan.build(reader, devices)
+    keys.assumed += reader.assumed
+    return plan, _job.stack(reader)
 
 
-def _cut(keys: Keys, r: Reader, layers: int, devices: int) -> Plan:
+def _cut(keys: Keys, reader: Reader, layers: int, devices: int) -> Plan:
     """Return a plan whose stages are as even as the layers allow, where they do not divide."""
-    pp, vpp = r.count("pipeline_model_parallel_size"), r.count("num_virtual_stages_per_pipeline_rank")
-    r.given.values["num_layers"] = pp * vpp
+    pp, vpp = reader.count("pipeline_model_parallel_size"), reader.count("num_virtual_stages_per_pipeline_rank")
+    reader.given.values["num_layers"] = pp * vpp
     keys.assumed.append(f"stages as even as {layers} layers allow: the model's own bridge cuts them")
-    return with_stage_layers(_plan.build(r, devices), layers, "uniform")
+    return with_stage_layers(_plan.build(reader, devices), layers, "uniform")

@@ -113,28 +113,28 @@ def _file(folder: str) -> str:
     raise _fail(inside, rule)
 
 
-def take(r: Reader, launch: Launch) -> None:
+def take(reader: Reader, launch: Launch) -> None:
     """Put the arguments of the checkpoint where --use-checkpoint-args has Megatron-LM take them."""
-    if not (r.flag("use_checkpoint_args") or r.flag("use_mp_args_from_checkpoint_args")):
+    if not (reader.flag("use_checkpoint_args") or reader.flag("use_mp_args_from_checkpoint_args")):
         return
-    folder = str(r.given.values.get("load") or "")
+    folder = str(reader.given.values.get("load") or "")
     if not folder or UNSET in folder:
-        r.problems.add("--load", folder or None, "is needed with --use-checkpoint-args", "name the folder")
+        reader.problems.add("--load", folder or None, "is needed with --use-checkpoint-args", "name the folder")
         return
-    with r.problems.collect():
+    with reader.problems.collect():
         place = folder if launch.follow else below(launch.source, folder, field="--load")
-        _merge(r, read(place), folder)
+        _merge(reader, read(place), folder)
 
 
-def _merge(r: Reader, kept: Mapping[str, Any], folder: str) -> None:
+def _merge(reader: Reader, kept: Mapping[str, Any], folder: str) -> None:
     names = facts()["checkpoint"]
-    wins = set(names["wins"]) if r.flag("use_checkpoint_args") else set()
-    wins |= set(names["parallel"]) if r.flag("use_mp_args_from_checkpoint_args") else set()
+    wins = set(names["wins"]) if reader.flag("use_checkpoint_args") else set()
+    wins |= set(names["parallel"]) if reader.flag("use_mp_args_from_checkpoint_args") else set()
     stored = from_mapping({name: kept[name] for name in kept if name in wins | set(names["fills"])})
     for name in wins & set(kept):
-        if name not in stored.values and name in r.given.values:
-            del r.given.values[name]
-    values = {name: value for name, value in stored.values.items() if name in wins or name not in r.given.values}
-    r.given.values |= values
-    r.given.options |= {name: by_name()[name].option for name in values}
-    r.assume(f"{len(values)} arguments: of the checkpoint in {folder}")
+        if name not in stored.values and name in reader.given.values:
+            del reader.given.values[name]
+    values = {name: value for name, value in stored.values.items() if name in wins or name not in reader.given.values}
+    reader.given.values |= values
+    reader.given.options |= {name: by_name()[name].option for name in values}
+    reader.assume(f"{len(values)} arguments: of the checkpoint in {folder}")

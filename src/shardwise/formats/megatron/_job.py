@@ -23,89 +23,89 @@ _OPTIMIZERS = {
 }
 
 
-def build(r: Reader, plan: Plan) -> Training:
+def build(reader: Reader, plan: Plan) -> Training:
     """Return the training job; problems are recorded."""
-    batch = r.whole("global_batch_size") or 0
-    seq_len = _seq_len(r)
+    batch = reader.whole("global_batch_size") or 0
+    seq_len = _seq_len(reader)
     if not batch:
         batch = plan.micro_batch * plan.dp
         budget_field = f"global_batch {batch}" if batch else "global_batch"
-        r.assume(f"{budget_field}: one micro-batch on each replica, as without --global-batch-size")
+        reader.assume(f"{budget_field}: one micro-batch on each replica, as without --global-batch-size")
     unit = plan.micro_batch * plan.dp
     if unit and batch % unit:
-        r.fail(
+        reader.fail(
             "global_batch_size", f"must be a multiple of micro-batch x dp = {unit}", "change the batch or the launch"
         )
-    if r.has("rampup_batch_size"):
-        r.assume(f"global_batch {batch}: the final one; --rampup-batch-size starts with fewer")
+    if reader.has("rampup_batch_size"):
+        reader.assume(f"global_batch {batch}: the final one; --rampup-batch-size starts with fewer")
     return Training(
         seq_len=seq_len,
         global_batch=batch,
-        token_budget=float(_samples(r, batch) * seq_len),
-        precision=precision(r),
-        optimizer=_OPTIMIZERS.get(r.word("optimizer", *_OPTIMIZERS), "adam"),
-        **_dropouts(r),
-        **_capacity(r),
+        token_budget=float(_samples(reader, batch) * seq_len),
+        precision=precision(reader),
+        optimizer=_OPTIMIZERS.get(reader.word("optimizer", *_OPTIMIZERS), "adam"),
+        **_dropouts(reader),
+        **_capacity(reader),
     )
 
 
-def _capacity(r: Reader) -> dict[str, Any]:
+def _capacity(reader: Reader) -> dict[str, Any]:
     """Return up to how many rows experts take, and whether they are filled up to that (core/transformer/moe).
 
     DeepSpeed's always are (deepspeed/moe/sharded_moe.py: what is sent is of experts x capacity).
     """
-    if r.has("moe_train_capacity_factor") and not r.flag("disable_moe_token_dropping"):
-        return {"capacity_factor": r.number("moe_train_capacity_factor"), "pad_to_capacity": True}
-    none = str(r.raw("moe_expert_capacity_factor")).startswith("-")  # below 0: no capacity
-    if none or not (r.whole("num_experts", 0) and r.number("moe_expert_capacity_factor")):
+    if reader.has("moe_train_capacity_factor") and not reader.flag("disable_moe_token_dropping"):
+        return {"capacity_factor": reader.number("moe_train_capacity_factor"), "pad_to_capacity": True}
+    none = str(reader.raw("moe_expert_capacity_factor")).startswith("-")  # below 0: no capacity
+    if none or not (reader.whole("num_experts", 0) and reader.number("moe_expert_capacity_factor")):
         return {}
-    pads = r.flag("moe_pad_expert_input_to_capacity")
-    if pads and r.word("moe_token_dispatcher_type") == "flex":
-        r.fail("moe_pad_expert_input_to_capacity", "contradicts --moe-token-dispatcher-type flex", "use alltoall")
-    return {"capacity_factor": r.number("moe_expert_capacity_factor"), "pad_to_capacity": pads}
+    pads = reader.flag("moe_pad_expert_input_to_capacity")
+    if pads and reader.word("moe_token_dispatcher_type") == "flex":
+        reader.fail("moe_pad_expert_input_to_capacity", "contradicts --moe-token-dispatcher-type flex", "use alltoall")
+    return {"capacity_factor": reader.number("moe_expert_capacity_factor"), "pad_to_capacity": pads}
 
 
-def _dropouts(r: Reader) -> dict[str, Any]:
+def _dropouts(reader: Reader) -> dict[str, Any]:
     """Return which dropouts there are, where that of attention's probabilities and that of the stream differ."""
-    of_scores, of_stream = r.number("attention_dropout") > 0, r.number("hidden_dropout") > 0
+    of_scores, of_stream = reader.number("attention_dropout") > 0, reader.number("hidden_dropout") > 0
     if of_scores == of_stream:
         return {}
     return {"softmax_dropout": of_scores, "attention_dropout": of_stream, "hidden_dropout": of_stream}
 
 
-def _seq_len(r: Reader) -> int:
-    name = "encoder_seq_length" if r.has("encoder_seq_length") and not r.has("seq_length") else "seq_length"
-    length, most = r.needed(name), r.whole("max_position_embeddings")
+def _seq_len(reader: Reader) -> int:
+    name = "encoder_seq_length" if reader.has("encoder_seq_length") and not reader.has("seq_length") else "seq_length"
+    length, most = reader.needed(name), reader.whole("max_position_embeddings")
     if most and length > most:
-        r.fail(name, f"must not exceed --max-position-embeddings {most}", f"use at most {most}")
+        reader.fail(name, f"must not exceed --max-position-embeddings {most}", f"use at most {most}")
     return length
 
 
-def _samples(r: Reader, batch: int) -> int:
+def _samples(reader: Reader, batch: int) -> int:
     """Return the sequences of the whole run, 0 where it is not said."""
-    if r.has("train_iters") and r.has("train_samples"):
-        r.fail("train_samples", "contradicts --train-iters", "give one of them")
-    return r.whole("train_samples", 0) or (r.whole("train_iters", 0) or 0) * batch
+    if reader.has("train_iters") and reader.has("train_samples"):
+        reader.fail("train_samples", "contradicts --train-iters", "give one of them")
+    return reader.whole("train_samples", 0) or (reader.whole("train_iters", 0) or 0) * batch
 
 
-def precision(r: Reader) -> str:
+def precision(reader: Reader) -> str:
     """Return the recipe: 32-bit gradients in bf16 unless asked otherwise, 16-bit ones in fp16."""
-    if r.flag("bf16") and r.flag("fp16"):
-        r.fail("fp16", "contradicts --bf16", "give one of them")
-    whole = r.flag("accumulate_allreduce_grads_in_fp32")
-    narrow = r.flag("grad_reduce_in_bf16") or (
-        r.flag("use_precision_aware_optimizer") and _dtype(r.word("main_grads_dtype")) in ("bf16", "fp16")
+    if reader.flag("bf16") and reader.flag("fp16"):
+        reader.fail("fp16", "contradicts --bf16", "give one of them")
+    whole = reader.flag("accumulate_allreduce_grads_in_fp32")
+    narrow = reader.flag("grad_reduce_in_bf16") or (
+        reader.flag("use_precision_aware_optimizer") and _dtype(reader.word("main_grads_dtype")) in ("bf16", "fp16")
     )
     if whole and narrow:
-        r.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
-    eight, four = r.has("fp8") or r.flag("fp8_e4m3") or r.flag("fp8_hybrid"), r.has("fp4")
+        reader.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
+    eight, four = reader.has("fp8") or reader.flag("fp8_e4m3") or reader.flag("fp8_hybrid"), reader.has("fp4")
     if eight and four:
-        r.fail("fp4", "contradicts --fp8-format", "give one of them")
+        reader.fail("fp4", "contradicts --fp8-format", "give one of them")
     if eight or four:
         return ("fp4" if four else "fp8") + ("-grads16" if narrow else "")
-    if r.flag("bf16"):
+    if reader.flag("bf16"):
         return "bf16-grads16" if narrow else "bf16"
-    if r.flag("fp16"):
+    if reader.flag("fp16"):
         return "fp16" if whole else "fp16-grads16"
     return "fp32"
 
@@ -115,145 +115,153 @@ def _dtype(word: str) -> str:
     return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(word, word)
 
 
-def stack(r: Reader, name: str = "megatron") -> Stack:
+def stack(reader: Reader, name: str = "megatron") -> Stack:
     """Return Megatron-Core's stack with what the arguments change: kernels, overlap, padding and dispatch."""
-    old = era(r)
-    base = find_stack(name if not old else "megatron-scores" if scores(r) else "megatron-2023")
+    old = era(reader)
+    base = find_stack(name if not old else "megatron-scores" if scores(reader) else "megatron-2023")
     if old:
-        r.assume(f"stack {base.name}: {old} is of Megatron-LM before Megatron-Core")
-    gated = r.flag("swiglu")
-    fused = r.flag("bias_swiglu_fusion" if gated else "bias_gelu_fusion")
-    sends = tuple(s for s in base.overlap_sends if s != "interleaved" or r.flag("overlap_p2p_comm"))
-    fsdp = r.flag("use_megatron_fsdp") or r.flag("use_torch_fsdp2")
+        reader.assume(f"stack {base.name}: {old} is of Megatron-LM before Megatron-Core")
+    gated = reader.flag("swiglu")
+    fused = reader.flag("bias_swiglu_fusion" if gated else "bias_gelu_fusion")
+    sends = tuple(s for s in base.overlap_sends if s != "interleaved" or reader.flag("overlap_p2p_comm"))
+    fsdp = reader.flag("use_megatron_fsdp") or reader.flag("use_torch_fsdp2")
     return replace(
         base,
-        attention="scores" if scores(r) else base.attention,
+        attention="scores" if scores(reader) else base.attention,
         activation=base.activation if fused else "eager",
-        overlap_gradients=r.flag("overlap_grad_reduce") or fsdp,
-        overlap_parameters=r.flag("overlap_param_gather") or fsdp,
-        overlap_tensor=r.flag("tp_comm_overlap"),
-        overlap_experts="always" if _overlaps_experts(r) else base.overlap_experts,
+        overlap_gradients=reader.flag("overlap_grad_reduce") or fsdp,
+        overlap_parameters=reader.flag("overlap_param_gather") or fsdp,
+        overlap_tensor=reader.flag("tp_comm_overlap"),
+        overlap_experts="always" if _overlaps_experts(reader) else base.overlap_experts,
         overlap_sends=sends,
-        loss=_loss(r, base),
-        library_workspace=_scratch(r, base),
-        grouped_streams=base.grouped_streams if r.flag("moe_grouped_gemm") else 0,
-        settings=_settings(r),
-        vocab_multiple=_vocab_multiple(r),
-        dispatch=_dispatch(r, base),
+        loss=_loss(reader, base),
+        library_workspace=_scratch(reader, base),
+        grouped_streams=base.grouped_streams if reader.flag("moe_grouped_gemm") else 0,
+        settings=_settings(reader),
+        vocab_multiple=_vocab_multiple(reader),
+        dispatch=_dispatch(reader, base),
     )
 
 
-def _overlaps_experts(r: Reader) -> bool:
+def _overlaps_experts(reader: Reader) -> bool:
     """Return whether messages of experts run beside the pass of another micro-batch, where Megatron-Core lets them.
 
     megatron/core/transformer/transformer_config.py and pipeline_parallel/combined_1f1b.py.
     """
-    name, delayed = "overlap_moe_expert_parallel_comm", r.flag("delay_wgrad_compute")
-    if not r.flag(name):
+    name, delayed = "overlap_moe_expert_parallel_comm", reader.flag("delay_wgrad_compute")
+    if not reader.flag(name):
         if delayed:
-            r.fail("delay_wgrad_compute", f"does nothing without {r.option(name)}", f"give {r.option(name)} too")
+            reader.fail(
+                "delay_wgrad_compute", f"does nothing without {reader.option(name)}", f"give {reader.option(name)} too"
+            )
         return False
     pieces = [
         *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank", "hybrid_layer_pattern"),
         *("pipeline_model_parallel_layout", "virtual_pipeline_model_parallel_size"),
     ]
-    if r.count("expert_model_parallel_size") < 2:
-        r.fail(name, "needs expert parallelism", "give --expert-model-parallel-size, or leave it out")
-    if r.count("pipeline_model_parallel_size") > 1 and not any(map(r.has, pieces)):
-        r.fail(name, "needs several pieces of the model on a stage", "give --num-virtual-stages-per-pipeline-rank 2")
-    if r.word("recompute_granularity") == "full" or "moe" in r.words("recompute_modules"):
-        r.fail(name, "does not go with full recompute, nor with that of experts", "recompute other modules")
-    if r.flag("moe_shared_expert_overlap"):
-        r.fail(name, "does not go with --moe-shared-expert-overlap", "leave one of them out")
+    if reader.count("expert_model_parallel_size") < 2:
+        reader.fail(name, "needs expert parallelism", "give --expert-model-parallel-size, or leave it out")
+    if reader.count("pipeline_model_parallel_size") > 1 and not any(map(reader.has, pieces)):
+        reader.fail(
+            name, "needs several pieces of the model on a stage", "give --num-virtual-stages-per-pipeline-rank 2"
+        )
+    if reader.word("recompute_granularity") == "full" or "moe" in reader.words("recompute_modules"):
+        reader.fail(name, "does not go with full recompute, nor with that of experts", "recompute other modules")
+    if reader.flag("moe_shared_expert_overlap"):
+        reader.fail(name, "does not go with --moe-shared-expert-overlap", "leave one of them out")
     if not delayed:
-        r.assume(
-            f"weight gradients among what hides messages of experts: {r.option('delay_wgrad_compute')} is not given"
+        reader.assume(
+            f"weight gradients overlap with messages of experts: {reader.option('delay_wgrad_compute')} is not given"
         )
     return True
 
 
-def era(r: Reader) -> str:
+def era(reader: Reader) -> str:
     """Return an argument that only releases before Megatron-Core have, or nothing."""
-    return next((r.option(name) for name in facts()["old"]["names"] if r.has(name)), "")
+    return next((reader.option(name) for name in facts()["old"]["names"] if reader.has(name)), "")
 
 
-def scores(r: Reader) -> bool:
+def scores(reader: Reader) -> bool:
     """Return whether attention keeps its score matrix: unfused attention, or local modules without flash."""
-    backend = r.word("attention_backend", "auto", "flash", "fused", "unfused", "local")
+    backend = reader.word("attention_backend", "auto", "flash", "fused", "unfused", "local")
     if backend in ("unfused", "local"):
-        if r.flag("use_flash_attn"):
-            r.fail("use_flash_attn", f"contradicts --attention-backend {backend}", "give one of them")
+        if reader.flag("use_flash_attn"):
+            reader.fail("use_flash_attn", f"contradicts --attention-backend {backend}", "give one of them")
         return True
-    if r.flag("use_flash_attn"):
+    if reader.flag("use_flash_attn"):
         return False
-    if era(r):
+    if era(reader):
         return True
-    return not _modules(r)
+    return not _modules(reader)
 
 
-def _modules(r: Reader) -> bool:
+def _modules(reader: Reader) -> bool:
     """Return whether the layers are Transformer Engine's modules."""
-    return r.word("transformer_impl", "local", "transformer_engine", "inference_optimized") != "local"
+    return reader.word("transformer_impl", "local", "transformer_engine", "inference_optimized") != "local"
 
 
-def _scratch(r: Reader, base: Stack) -> tuple[tuple[str, float], ...]:
+def _scratch(reader: Reader, base: Stack) -> tuple[tuple[str, float], ...]:
     """Return the scratch of Transformer Engine's GEMMs.
 
     A router runs on them whatever the layers are (megatron/core/transformer/moe/moe_utils.py router_gating_linear).
     """
-    return base.library_workspace if _modules(r) or r.whole("num_experts", 0) else (("other", 0.0),)
+    return base.library_workspace if _modules(reader) or reader.whole("num_experts", 0) else (("other", 0.0),)
 
 
-def _settings(r: Reader) -> Settings:
+def _settings(reader: Reader) -> Settings:
     """Return what the arguments set of buffers: how gradients are added, and masks that come with the data."""
     # Those of Megatron-FSDP are groups of replicas, which the plan has.
-    grouped = r.flag("use_megatron_fsdp") or r.flag("use_custom_fsdp")
+    grouped = reader.flag("use_megatron_fsdp") or reader.flag("use_custom_fsdp")
     wide = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-    narrow = precision(r).startswith(("fp8", "fp4")) and r.flag("first_last_layers_bf16")
-    first, last = ((r.whole(name, least=0) or 0) if narrow else 0 for name in wide)
+    narrow = precision(reader).startswith(("fp8", "fp4")) and reader.flag("first_last_layers_bf16")
+    first, last = ((reader.whole(name, least=0) or 0) if narrow else 0 for name in wide)
     return Settings(
-        separate_weight_gradients=not r.flag("gradient_accumulation_fusion"),
-        attention_mask=r.flag("create_attention_mask_in_dataloader"),
-        optimizer_instances=1 if grouped else r.count("num_distributed_optimizer_instances"),
-        fp8_recipe=_fp8_recipe(r) if precision(r).startswith("fp8") else "",
-        fp8_param_gather=r.flag("fp8_param_gather") or r.flag("fp4_param_gather"),
+        separate_weight_gradients=not reader.flag("gradient_accumulation_fusion"),
+        attention_mask=reader.flag("create_attention_mask_in_dataloader"),
+        optimizer_instances=1 if grouped else reader.count("num_distributed_optimizer_instances"),
+        fp8_recipe=_fp8_recipe(reader) if precision(reader).startswith("fp8") else "",
+        fp8_param_gather=reader.flag("fp8_param_gather") or reader.flag("fp4_param_gather"),
         bf16_first_layers=first,
         bf16_last_layers=last,
     )
 
 
-def settings_words(s: Settings) -> dict[str, Any]:
+def settings_words(settings: Settings) -> dict[str, Any]:
     """Return the arguments that `_settings` reads, but those of 8-bit types."""
     return {
-        "--no-gradient-accumulation-fusion": s.separate_weight_gradients,
-        "--no-create-attention-mask-in-dataloader": not s.attention_mask,
-        **({"--num-distributed-optimizer-instances": s.optimizer_instances} if s.optimizer_instances > 1 else {}),
+        "--no-gradient-accumulation-fusion": settings.separate_weight_gradients,
+        "--no-create-attention-mask-in-dataloader": not settings.attention_mask,
+        **(
+            {"--num-distributed-optimizer-instances": settings.optimizer_instances}
+            if settings.optimizer_instances > 1
+            else {}
+        ),
     }
 
 
-def _fp8_recipe(r: Reader) -> str:
+def _fp8_recipe(reader: Reader) -> str:
     """Return how GEMMs of 8 bits are scaled; a recipe of its user's own is read as Megatron-LM's default."""
-    word = r.word("fp8_recipe", *SCALINGS, "custom")
+    word = reader.word("fp8_recipe", *SCALINGS, "custom")
     if word == "custom":
-        r.assume(f"{r.option('fp8_recipe')} {word}: read as {SCALINGS[0]}")
+        reader.assume(f"{reader.option('fp8_recipe')} {word}: read as {SCALINGS[0]}")
     return word if word in SCALINGS else SCALINGS[0]
 
 
-def _loss(r: Reader, base: Stack) -> LossKernel:
+def _loss(reader: Reader, base: Stack) -> LossKernel:
     """Return the kernel of the loss: Megatron-LM's own, compiled, or Transformer Engine's in the logits."""
-    if not r.flag("cross_entropy_loss_fusion"):
+    if not reader.flag("cross_entropy_loss_fusion"):
         return base.loss
-    kind = r.word("cross_entropy_fusion_impl", "native", "te")
+    kind = reader.word("cross_entropy_fusion_impl", "native", "te")
     return "vocab-parallel-in-place" if kind == "te" else "vocab-parallel-compiled"
 
 
-def _vocab_multiple(r: Reader) -> int:
+def _vocab_multiple(reader: Reader) -> int:
     """Return what x tp the vocabulary is padded to; 1 where it was padded already."""
-    padded = r.has("padded_vocab_size") and not r.has("vocab_size")
-    return 1 if padded or not r.flag("pad_vocab_size") else r.count("make_vocab_size_divisible_by")
+    padded = reader.has("padded_vocab_size") and not reader.has("vocab_size")
+    return 1 if padded or not reader.flag("pad_vocab_size") else reader.count("make_vocab_size_divisible_by")
 
 
-def _dispatch(r: Reader, base: Stack) -> Literal["all-to-all", "deduplicated", "in-turn"]:
+def _dispatch(reader: Reader, base: Stack) -> Literal["all-to-all", "deduplicated", "in-turn"]:
     """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
-    kind = r.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
-    return "deduplicated" if kind == "flex" or r.flag("moe_enable_deepep") else base.dispatch
+    kind = reader.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
+    return "deduplicated" if kind == "flex" or reader.flag("moe_enable_deepep") else base.dispatch

@@ -35,28 +35,28 @@ _ACTIVATIONS: tuple[tuple[str, Activation, bool], ...] = (
 _HYBRID = {"M": "mamba", "*": "attention", "+": "latent", "D": "sparse", "G": "delta", "-": "mlp", "E": "moe"}
 
 
-def build(r: Reader, name: str) -> Model | None:
+def build(reader: Reader, name: str) -> Model | None:
     """Return the model, or None where its vocabulary is not known; problems are recorded."""
-    runs = _runs(r)
-    norm = _norm(r)
-    layers, mtp = _hybrid(r, norm, runs) if runs else _layers(r, norm)
-    if r.flag("mtp_use_repeated_layer"):
+    runs = _runs(reader)
+    norm = _norm(reader)
+    layers, mtp = _hybrid(reader, norm, runs) if runs else _layers(reader, norm)
+    if reader.flag("mtp_use_repeated_layer"):
         mtp = tuple(replace(one, also=_passes(one.also)) for one in _passes(mtp))
-    vocab = vocabulary(r)
+    vocab = vocabulary(reader)
     if vocab is None:
         return None
     return Model(
         name=name,
         family="megatron",
-        hidden=r.needed("hidden_size"),
+        hidden=reader.needed("hidden_size"),
         vocab=vocab,
         layers=layers,
-        tied=not r.flag("untie_embeddings_and_output_weights"),
+        tied=not reader.flag("untie_embeddings_and_output_weights"),
         norm=norm,
-        embedding_norm=r.flag("embed_layernorm"),
-        positions=r.needed("max_position_embeddings") if position(r) == "learned_absolute" else 0,
-        max_context=r.whole("max_position_embeddings") or 0,
-        dropout=max(r.number("attention_dropout"), r.number("hidden_dropout")) > 0,
+        embedding_norm=reader.flag("embed_layernorm"),
+        positions=reader.needed("max_position_embeddings") if position(reader) == "learned_absolute" else 0,
+        max_context=reader.whole("max_position_embeddings") or 0,
+        dropout=max(reader.number("attention_dropout"), reader.number("hidden_dropout")) > 0,
         mtp=mtp,
     )
 
@@ -66,44 +66,44 @@ def _passes(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(replace(block, shared_weights="mtp") for block in blocks)
 
 
-def _norm(r: Reader) -> NormKind:
-    return "rmsnorm" if r.word("normalization", "LayerNorm", "RMSNorm") == "RMSNorm" else "layernorm"
+def _norm(reader: Reader) -> NormKind:
+    return "rmsnorm" if reader.word("normalization", "LayerNorm", "RMSNorm") == "RMSNorm" else "layernorm"
 
 
-def position(r: Reader) -> str:
+def position(reader: Reader) -> str:
     """Return the kind of position embedding; the older switches for rotary and for none count."""
-    if r.flag("use_rotary_position_embeddings"):
+    if reader.flag("use_rotary_position_embeddings"):
         return "rope"
-    kind = r.word("position_embedding_type", "learned_absolute", "rope", "yarn", "mrope", "none", "alibi")
-    if not r.flag("add_position_embedding") and kind == "learned_absolute":
+    kind = reader.word("position_embedding_type", "learned_absolute", "rope", "yarn", "mrope", "none", "alibi")
+    if not reader.flag("add_position_embedding") and kind == "learned_absolute":
         rule = "contradicts learned positions, which are the default"
-        r.fail("add_position_embedding", rule, "use --position-embedding-type none or rope")
+        reader.fail("add_position_embedding", rule, "use --position-embedding-type none or rope")
     return kind
 
 
-def vocabulary(r: Reader) -> int | None:
+def vocabulary(reader: Reader) -> int | None:
     """Return the entries of the vocabulary before padding: as given, or those of the tokenizer."""
-    extra = r.whole("vocab_extra_ids", 0) or 0
-    padded, given = r.whole("padded_vocab_size"), r.whole("vocab_size")
-    if given and (padded is None or padded == padded_vocab(r, given + extra)):
+    extra = reader.whole("vocab_extra_ids", 0) or 0
+    padded, given = reader.whole("padded_vocab_size"), reader.whole("vocab_size")
+    if given and (padded is None or padded == padded_vocab(reader, given + extra)):
         return given + extra
     if padded:
         return padded
-    kind, known = r.word("tokenizer_type"), facts()["tokenizers"]
-    word = str(r.given.values.get("tokenizer_model", ""))
-    size = known.get(kind) if kind or not r.has("vocab_file") else known["GPT2BPETokenizer"]
+    kind, known = reader.word("tokenizer_type"), facts()["tokenizers"]
+    word = str(reader.given.values.get("tokenizer_model", ""))
+    size = known.get(kind) if kind or not reader.has("vocab_file") else known["GPT2BPETokenizer"]
     if size is None and kind == "HuggingFaceTokenizer":
         size = _catalogued(word)
     if size is None:
-        r.problems.add("--vocab-size", None, "is missing, and the tokenizer does not tell it", "give --vocab-size")
+        reader.problems.add("--vocab-size", None, "is missing, and the tokenizer does not tell it", "give --vocab-size")
         return None
-    r.assume(f"vocab_size {size}: of {kind or 'GPT2BPETokenizer'}" + (f" {word}" if word else ""))
+    reader.assume(f"vocab_size {size}: of {kind or 'GPT2BPETokenizer'}" + (f" {word}" if word else ""))
     return int(size) + extra
 
 
-def padded_vocab(r: Reader, entries: int) -> int:
+def padded_vocab(reader: Reader, entries: int) -> int:
     """Return a vocabulary padded to a multiple of --make-vocab-size-divisible-by x tp."""
-    multiple = r.count("make_vocab_size_divisible_by") * r.count("tensor_model_parallel_size")
+    multiple = reader.count("make_vocab_size_divisible_by") * reader.count("tensor_model_parallel_size")
     return -(-entries // multiple) * multiple
 
 
@@ -119,52 +119,54 @@ def _catalogued(word: str) -> int | None:
         return None
 
 
-def _runs(r: Reader) -> list[str]:
+def _runs(reader: Reader) -> list[str]:
     """Return the pattern of letters of a hybrid model and of its further predictions, or nothing."""
-    text = r.word("hybrid_layer_pattern") or r.word("hybrid_override_pattern")
-    if r.has("hybrid_layer_pattern") and r.has("hybrid_override_pattern"):
-        r.fail("hybrid_override_pattern", "is the old name of --hybrid-layer-pattern, given too", "give one")
+    text = reader.word("hybrid_layer_pattern") or reader.word("hybrid_override_pattern")
+    if reader.has("hybrid_layer_pattern") and reader.has("hybrid_override_pattern"):
+        reader.fail("hybrid_override_pattern", "is the old name of --hybrid-layer-pattern, given too", "give one")
     if not text:
         return []
     main, *more = text.replace("|", "").split("/")
-    if not more and r.has("mtp_hybrid_override_pattern"):
-        more = [r.word("mtp_hybrid_override_pattern")] * predictions(r)
+    if not more and reader.has("mtp_hybrid_override_pattern"):
+        more = [reader.word("mtp_hybrid_override_pattern")] * predictions(reader)
     unknown = sorted(set("".join([main, *more])) - set(_HYBRID))
     if unknown or not main:
-        r.problems.add("--hybrid-layer-pattern", text, f"has the unknown letters {unknown}", "use M, G, *, +, D, -, E")
+        reader.problems.add(
+            "--hybrid-layer-pattern", text, f"has the unknown letters {unknown}", "use M, G, *, +, D, -, E"
+        )
         return []
     return [main, *more]
 
 
-def predictions(r: Reader) -> int:
+def predictions(reader: Reader) -> int:
     """Return the number of layers that predict further tokens."""
-    number = r.whole("mtp_num_layers", 0) or 0
+    number = reader.whole("mtp_num_layers", 0) or 0
     if number > MOST_PREDICTIONS:
-        r.fail("mtp_num_layers", f"must be at most {MOST_PREDICTIONS}", "write a smaller number")
+        reader.fail("mtp_num_layers", f"must be at most {MOST_PREDICTIONS}", "write a smaller number")
     return min(number, MOST_PREDICTIONS)
 
 
-def num_layers(r: Reader) -> int:
+def num_layers(reader: Reader) -> int:
     """Return the number of layers: those of the pattern where there is one."""
-    runs = _runs(r)
+    runs = _runs(reader)
     if runs:
-        given = r.whole("num_layers")
+        given = reader.whole("num_layers")
         if given and given != len(runs[0]):
-            r.assume(f"num_layers {len(runs[0])}: of the pattern, which wins over --num-layers {given}")
+            reader.assume(f"num_layers {len(runs[0])}: of the pattern, which wins over --num-layers {given}")
         return len(runs[0])
-    return r.needed("encoder_num_layers" if r.has("encoder_num_layers") else "num_layers")
+    return reader.needed("encoder_num_layers" if reader.has("encoder_num_layers") else "num_layers")
 
 
-def _hybrid(r: Reader, norm: NormKind, runs: list[str]) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+def _hybrid(reader: Reader, norm: NormKind, runs: list[str]) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
     """Layers of one mixer or feed-forward each, by letters."""
     made: dict[str, Block] = {}
     for letter in dict.fromkeys("".join(runs)):
         one = Block(mixers=(), feed_forward=None, norm=norm, norms=1)
         kind = _HYBRID[letter]
         if kind in ("mlp", "moe"):
-            made[letter] = replace(one, feed_forward=_mlp(r) if kind == "mlp" else _moe(r))
+            made[letter] = replace(one, feed_forward=_mlp(reader) if kind == "mlp" else _moe(reader))
         else:
-            made[letter] = replace(one, mixers=(_mixer(r, kind),))
+            made[letter] = replace(one, mixers=(_mixer(reader, kind),))
     main, *more = runs
     mtp = []
     for run in more:
@@ -173,198 +175,206 @@ def _hybrid(r: Reader, norm: NormKind, runs: list[str]) -> tuple[tuple[Block, ..
     return tuple(made[letter] for letter in main), tuple(mtp)
 
 
-def _mixer(r: Reader, kind: str) -> Mixer:
+def _mixer(reader: Reader, kind: str) -> Mixer:
     if kind == "mamba":
-        return _mamba(r)
+        return _mamba(reader)
     if kind == "delta":
-        return _delta(r)
+        return _delta(reader)
     if kind == "attention":
-        return _attention(r, windowed=False)
-    return _latent(r, sparse=kind == "sparse")
+        return _attention(reader, windowed=False)
+    return _latent(reader, sparse=kind == "sparse")
 
 
-def _layers(r: Reader, norm: NormKind) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
+def _layers(reader: Reader, norm: NormKind) -> tuple[tuple[Block, ...], tuple[Block, ...]]:
     """Layers of attention and a feed-forward, and those that predict further tokens, which repeat the last."""
-    number = min(num_layers(r), 10_000)
-    sparse = _every(r, "moe_layer_freq", number, lambda i, n: i % n == 0) if _experts(r) else [False] * number
-    delta = _linear(r, number)
-    windowed = _windowed(r, number)
-    made = {key: _block(r, norm, *key) for key in dict.fromkeys(zip(sparse, delta, windowed, strict=True))}
+    number = min(num_layers(reader), 10_000)
+    sparse = _every(reader, "moe_layer_freq", number, lambda i, n: i % n == 0) if _experts(reader) else [False] * number
+    delta = _linear(reader, number)
+    windowed = _windowed(reader, number)
+    made = {key: _block(reader, norm, *key) for key in dict.fromkeys(zip(sparse, delta, windowed, strict=True))}
     layers = tuple(made[key] for key in zip(sparse, delta, windowed, strict=True))
-    return layers, (layers[-1],) * predictions(r)
+    return layers, (layers[-1],) * predictions(reader)
 
 
-def _every(r: Reader, name: str, number: int, chosen: object) -> list[bool]:
+def _every(reader: Reader, name: str, number: int, chosen: object) -> list[bool]:
     """Return for each layer whether a frequency or a list chooses it."""
-    given = r.pattern(name, number)
+    given = reader.pattern(name, number)
     if isinstance(given, list):
         return [bool(one) for one in given]
     return [chosen(i, given or 1) for i in range(number)]  # type: ignore[operator]
 
 
-def _linear(r: Reader, number: int) -> list[bool]:
+def _linear(reader: Reader, number: int) -> list[bool]:
     """Return which layers are linear attention: all but every n-th."""
-    variant = r.word("experimental_attention_variant", "gated_delta_net", "dsa")
+    variant = reader.word("experimental_attention_variant", "gated_delta_net", "dsa")
     if variant != "gated_delta_net":
         return [False] * number
-    if not r.has("linear_attention_freq"):  # experimental_attention_variant_module_specs.py raises as well
-        option = r.option("linear_attention_freq")
-        r.problems.add(option, None, "is missing beside linear attention", f"give {option} 4")
-    return _every(r, "linear_attention_freq", number, lambda i, n: (i + 1) % n != 0)
+    if not reader.has("linear_attention_freq"):  # experimental_attention_variant_module_specs.py raises as well
+        option = reader.option("linear_attention_freq")
+        reader.problems.add(option, None, "is missing beside linear attention", f"give {option} 4")
+    return _every(reader, "linear_attention_freq", number, lambda i, n: (i + 1) % n != 0)
 
 
-def _windowed(r: Reader, number: int) -> list[bool]:
-    if not r.has("window_size"):
+def _windowed(reader: Reader, number: int) -> list[bool]:
+    if not reader.has("window_size"):
         return [False] * number
-    if not r.has("window_attn_skip_freq"):
+    if not reader.has("window_attn_skip_freq"):
         return [True] * number
-    return _every(r, "window_attn_skip_freq", number, lambda i, n: (i + 1) % n != 0)
+    return _every(reader, "window_attn_skip_freq", number, lambda i, n: (i + 1) % n != 0)
 
 
-def _block(r: Reader, norm: NormKind, sparse: bool, delta: bool, windowed: bool) -> Block:
+def _block(reader: Reader, norm: NormKind, sparse: bool, delta: bool, windowed: bool) -> Block:
     if delta:
-        mixer: Mixer = _delta(r)
-    elif r.flag("multi_latent_attention"):
-        mixer = _latent(r, sparse=r.word("experimental_attention_variant") == "dsa")
+        mixer: Mixer = _delta(reader)
+    elif reader.flag("multi_latent_attention"):
+        mixer = _latent(reader, sparse=reader.word("experimental_attention_variant") == "dsa")
     else:
-        mixer = _attention(r, windowed)
-    feed: FeedForward = _moe(r) if sparse else _mlp(r)
+        mixer = _attention(reader, windowed)
+    feed: FeedForward = _moe(reader) if sparse else _mlp(reader)
     return Block(mixers=(mixer,), feed_forward=feed, norm=norm)
 
 
-def _attention(r: Reader, windowed: bool) -> Attention:
-    heads, hidden = r.needed("num_attention_heads"), r.needed("hidden_size")
-    width = r.whole("kv_channels") or 0
+def _attention(reader: Reader, windowed: bool) -> Attention:
+    heads, hidden = reader.needed("num_attention_heads"), reader.needed("hidden_size")
+    width = reader.whole("kv_channels") or 0
     if not width and hidden % heads:
-        r.fail("hidden_size", f"must be a multiple of the {heads} heads", "give --kv-channels")
-    groups = r.count("num_query_groups") if r.flag("group_query_attention") else r.whole("num_key_value_heads") or heads
-    if r.has("num_query_groups") and not r.flag("group_query_attention") and groups != r.count("num_query_groups"):
-        r.fail("num_query_groups", "has no effect without --group-query-attention", "give --group-query-attention")
+        reader.fail("hidden_size", f"must be a multiple of the {heads} heads", "give --kv-channels")
+    groups = (
+        reader.count("num_query_groups")
+        if reader.flag("group_query_attention")
+        else reader.whole("num_key_value_heads") or heads
+    )
+    if (
+        reader.has("num_query_groups")
+        and not reader.flag("group_query_attention")
+        and groups != reader.count("num_query_groups")
+    ):
+        reader.fail("num_query_groups", "has no effect without --group-query-attention", "give --group-query-attention")
     if heads % groups:
-        r.fail("num_query_groups", f"must divide the {heads} heads", "give a divisor")
+        reader.fail("num_query_groups", f"must divide the {heads} heads", "give a divisor")
         groups = heads
     return Attention(
         heads=heads,
         kv_heads=groups,
         head_dim=width or max(hidden // heads, 1),
-        qkv_bias=r.flag("add_bias_linear") or r.flag("add_qkv_bias"),
-        out_bias=r.flag("add_bias_linear"),
-        qk_norm="head" if r.flag("qk_layernorm") or r.flag("qk_l2_norm") else "none",
-        qk_norm_kind=_qk_norm(r),
-        sinks=r.word("softmax_type", "vanilla", "off-by-one", "learnable") == "learnable",
-        output_gate=r.flag("attention_output_gate"),
-        rotary=position(r) not in ("learned_absolute", "none", "alibi"),
-        window=_window(r) if windowed else 0,
+        qkv_bias=reader.flag("add_bias_linear") or reader.flag("add_qkv_bias"),
+        out_bias=reader.flag("add_bias_linear"),
+        qk_norm="head" if reader.flag("qk_layernorm") or reader.flag("qk_l2_norm") else "none",
+        qk_norm_kind=_qk_norm(reader),
+        sinks=reader.word("softmax_type", "vanilla", "off-by-one", "learnable") == "learnable",
+        output_gate=reader.flag("attention_output_gate"),
+        rotary=position(reader) not in ("learned_absolute", "none", "alibi"),
+        window=_window(reader) if windowed else 0,
     )
 
 
-def _qk_norm(r: Reader) -> NormKind:
+def _qk_norm(reader: Reader) -> NormKind:
     """Return the kind of norm on queries and keys; where there is none, the plain one."""
-    if r.flag("qk_l2_norm"):
+    if reader.flag("qk_l2_norm"):
         return "rmsnorm-no-weight"
-    return _norm(r) if r.flag("qk_layernorm") else "rmsnorm"
+    return _norm(reader) if reader.flag("qk_layernorm") else "rmsnorm"
 
 
-def _window(r: Reader) -> int:
+def _window(reader: Reader) -> int:
     """Return how many tokens a window sees: itself and those before it."""
-    text = ",".join(r.words("window_size")).strip("()").replace(" ", "")
+    text = ",".join(reader.words("window_size")).strip("()").replace(" ", "")
     try:
         before = int(text.split(",")[0])
     except ValueError:
-        r.fail("window_size", "must be two numbers of tokens", 'write for example "(128,0)"')
+        reader.fail("window_size", "must be two numbers of tokens", 'write for example "(128,0)"')
         return 0
     return before + 1 if before >= 0 else 0
 
 
-def _latent(r: Reader, sparse: bool) -> LatentAttention:
-    if r.flag("group_query_attention"):
-        r.fail("group_query_attention", "contradicts --multi-latent-attention", "give one of them")
-    if r.flag("add_bias_linear"):
-        r.assume("multi_latent_attention: the biases of its projections are left out")
+def _latent(reader: Reader, sparse: bool) -> LatentAttention:
+    if reader.flag("group_query_attention"):
+        reader.fail("group_query_attention", "contradicts --multi-latent-attention", "give one of them")
+    if reader.flag("add_bias_linear"):
+        reader.assume("multi_latent_attention: the biases of its projections are left out")
     indexer = None
     if sparse:
-        sizes = (r.needed(f"dsa_indexer_{part}") for part in ("n_heads", "head_dim", "topk"))
+        sizes = (reader.needed(f"dsa_indexer_{part}") for part in ("n_heads", "head_dim", "topk"))
         heads, width, top_k = sizes
         indexer = Indexer(heads=heads, head_dim=width, top_k=top_k)
     return LatentAttention(
-        heads=r.needed("num_attention_heads"),
-        q_lora_rank=r.whole("q_lora_rank", 0) or 0,
-        kv_lora_rank=r.count("kv_lora_rank"),
-        qk_nope_head_dim=r.count("qk_head_dim"),
-        qk_rope_head_dim=r.count("qk_pos_emb_head_dim"),
-        v_head_dim=r.count("v_head_dim"),
-        latent_norm=_norm(r) if r.flag("qk_layernorm") else "none",
+        heads=reader.needed("num_attention_heads"),
+        q_lora_rank=reader.whole("q_lora_rank", 0) or 0,
+        kv_lora_rank=reader.count("kv_lora_rank"),
+        qk_nope_head_dim=reader.count("qk_head_dim"),
+        qk_rope_head_dim=reader.count("qk_pos_emb_head_dim"),
+        v_head_dim=reader.count("v_head_dim"),
+        latent_norm=_norm(reader) if reader.flag("qk_layernorm") else "none",
         indexer=indexer,
     )
 
 
-def _delta(r: Reader) -> GatedDelta:
+def _delta(reader: Reader) -> GatedDelta:
     return GatedDelta(
-        key_heads=r.count("linear_num_key_heads"),
-        value_heads=r.count("linear_num_value_heads"),
-        key_dim=r.count("linear_key_head_dim"),
-        value_dim=r.count("linear_value_head_dim"),
-        conv=r.count("linear_conv_kernel_dim"),
+        key_heads=reader.count("linear_num_key_heads"),
+        value_heads=reader.count("linear_num_value_heads"),
+        key_dim=reader.count("linear_key_head_dim"),
+        value_dim=reader.count("linear_value_head_dim"),
+        conv=reader.count("linear_conv_kernel_dim"),
     )
 
 
-def _mamba(r: Reader) -> Mamba2:
+def _mamba(reader: Reader) -> Mamba2:
     """Megatron-Core's mixer: an inner width of twice the hidden size unless the heads are given, convolution of 4."""
-    width = r.count("mamba_head_dim")
+    width = reader.count("mamba_head_dim")
     return Mamba2(
-        heads=r.whole("mamba_num_heads") or max(2 * r.needed("hidden_size") // width, 1),
+        heads=reader.whole("mamba_num_heads") or max(2 * reader.needed("hidden_size") // width, 1),
         head_dim=width,
-        groups=r.count("mamba_num_groups"),
-        state=r.count("mamba_state_dim"),
+        groups=reader.count("mamba_num_groups"),
+        state=reader.count("mamba_state_dim"),
         conv=4,
         chunk=128,
     )
 
 
-def _activation(r: Reader) -> tuple[Activation, bool]:
+def _activation(reader: Reader) -> tuple[Activation, bool]:
     """Return the activation and whether it is gated; GELU where none is asked for."""
-    asked = [row for row in _ACTIVATIONS if r.flag(row[0])]
+    asked = [row for row in _ACTIVATIONS if reader.flag(row[0])]
     for row in asked[1:]:
-        r.fail(row[0], f"contradicts {r.option(asked[0][0])}", "give one of them")
+        reader.fail(row[0], f"contradicts {reader.option(asked[0][0])}", "give one of them")
     return (asked[0][1], asked[0][2]) if asked else ("gelu", False)
 
 
-def ffn(r: Reader) -> int:
+def ffn(reader: Reader) -> int:
     """Return the width of the feed-forward: as given, 4 times hidden, or with SwiGLU 8/3 in whole 64s."""
-    hidden = r.needed("hidden_size")
-    derived = int((4 * hidden * 2 / 3) / 64) * 64 if r.flag("swiglu") else 4 * hidden
-    return r.whole("ffn_hidden_size") or max(derived, 1)
+    hidden = reader.needed("hidden_size")
+    derived = int((4 * hidden * 2 / 3) / 64) * 64 if reader.flag("swiglu") else 4 * hidden
+    return reader.whole("ffn_hidden_size") or max(derived, 1)
 
 
-def _mlp(r: Reader) -> MLP:
-    activation, gated = _activation(r)
-    return MLP(ffn=ffn(r), gated=gated, bias=r.flag("add_bias_linear"), activation=activation)
+def _mlp(reader: Reader) -> MLP:
+    activation, gated = _activation(reader)
+    return MLP(ffn=ffn(reader), gated=gated, bias=reader.flag("add_bias_linear"), activation=activation)
 
 
-def _experts(r: Reader) -> int:
-    return r.whole("num_experts", 0) or 0
+def _experts(reader: Reader) -> int:
+    return reader.whole("num_experts", 0) or 0
 
 
-def _moe(r: Reader) -> MoE:
-    activation, gated = _activation(r)
-    experts, top_k = r.needed("num_experts"), r.count("moe_router_topk")
+def _moe(reader: Reader) -> MoE:
+    activation, gated = _activation(reader)
+    experts, top_k = reader.needed("num_experts"), reader.count("moe_router_topk")
     if top_k > experts:
-        r.fail("moe_router_topk", f"must not exceed the {experts} experts", f"use at most {experts}")
-    shared, bias = r.whole("moe_shared_expert_intermediate_size", 0) or 0, r.flag("add_bias_linear")
-    if not r.has("moe_ffn_hidden_size"):
-        r.assume(f"expert_ffn {ffn(r)}: --moe-ffn-hidden-size is not given, so the feed-forward's width")
+        reader.fail("moe_router_topk", f"must not exceed the {experts} experts", f"use at most {experts}")
+    shared, bias = reader.whole("moe_shared_expert_intermediate_size", 0) or 0, reader.flag("add_bias_linear")
+    if not reader.has("moe_ffn_hidden_size"):
+        reader.assume(f"expert_ffn {ffn(reader)}: --moe-ffn-hidden-size is not given, so the feed-forward's width")
     return MoE(
         experts=experts,
         top_k=top_k,
-        ffn=r.whole("moe_ffn_hidden_size") or ffn(r),
+        ffn=reader.whole("moe_ffn_hidden_size") or ffn(reader),
         gated=gated,
         bias=bias,
         activation=activation,
         router_bias=bias,
-        correction_bias=r.flag("moe_router_enable_expert_bias"),
+        correction_bias=reader.flag("moe_router_enable_expert_bias"),
         shared=MLP(ffn=shared, gated=gated, activation=activation) if shared else None,
-        shared_gate=bool(shared) and r.flag("moe_shared_expert_gate"),
-        latent=r.whole("moe_latent_size", 0) or 0,
-        normalised=r.word("moe_router_score_function") == "sigmoid" and top_k > 1,
-        clamped=r.has("activation_func_clamp_value"),
+        shared_gate=bool(shared) and reader.flag("moe_shared_expert_gate"),
+        latent=reader.whole("moe_latent_size", 0) or 0,
+        normalised=reader.word("moe_router_score_function") == "sigmoid" and top_k > 1,
+        clamped=reader.has("activation_func_clamp_value"),
     )

@@ -95,14 +95,14 @@ def from_megatron_args(args: Namespace | Mapping[str, object]) -> Imported:
 
 def imported(given: GivenArguments, launch: Launch) -> Imported:
     """Return the case of what was given; raises `InputError` with everything that is wrong."""
-    r = Reader(given)
-    _checkpoint.take(r, launch)
-    _refuse(r)
+    reader = Reader(given)
+    _checkpoint.take(reader, launch)
+    _refuse(reader)
     stem = os.path.splitext(os.path.basename(launch.source))[0]
-    model = _model.build(r, stem or "megatron")
-    plan = _plan.build(r, launch.num_devices)
-    job, stack = _job.build(r, plan), _job.stack(r)
-    _assume_defaults(r)
+    model = _model.build(reader, stem or "megatron")
+    plan = _plan.build(reader, launch.num_devices)
+    job, stack = _job.build(reader, plan), _job.stack(reader)
+    _assume_defaults(reader)
     given.problems.items[:] = dict.fromkeys(given.problems.items)
     given.problems.raise_if_any()
     given_arguments = {name: by_name()[name] for name in given.values if name in by_name()}
@@ -119,7 +119,7 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
         devices_per_node=launch.devices_per_node,
         source=launch.source,
         understood=tuple(ReadArgument(argument=a.option, value=v, meaning=a.meaning[5:]) for a, v in kept if a.read),
-        assumed=tuple(r.assumed),
+        assumed=tuple(reader.assumed),
         ignored=tuple(
             ReadArgument(argument=a.option, value=v, meaning=reasons[a.meaning])
             for a, v in kept
@@ -130,26 +130,26 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
     )
 
 
-def _refuse(r: Reader) -> None:
+def _refuse(reader: Reader) -> None:
     """Record arguments that describe something else, where they are not at their default."""
-    for name, value in list(r.given.values.items()):
+    for name, value in list(reader.given.values.items()):
         argument = by_name().get(name)
         if argument and argument.meaning.startswith("!") and value not in (argument.default, False, None):
             rule = facts()["refused"][argument.meaning[1:]]
-            r.problems.items.append(Problem(argument.option, plain(value), rule, "leave it out"))
+            reader.problems.items.append(Problem(argument.option, plain(value), rule, "leave it out"))
 
 
-def _assume_defaults(r: Reader) -> None:
+def _assume_defaults(reader: Reader) -> None:
     """Say which defaults of Megatron-LM matter and were not stated."""
     defaults = (
-        ("position_embedding_type", not r.flag("use_rotary_position_embeddings"), "learned positions"),
-        ("hidden_dropout", not r.has("attention_dropout"), "dropout of 0.1 on attention and hidden states"),
-        ("transformer_impl", not _job.era(r), "Transformer Engine's modules"),
-        ("bf16", not r.flag("fp16") and not r.has("fp8"), "parameters of 32 bits"),
+        ("position_embedding_type", not reader.flag("use_rotary_position_embeddings"), "learned positions"),
+        ("hidden_dropout", not reader.has("attention_dropout"), "dropout of 0.1 on attention and hidden states"),
+        ("transformer_impl", not _job.era(reader), "Transformer Engine's modules"),
+        ("bf16", not reader.flag("fp16") and not reader.has("fp8"), "parameters of 32 bits"),
     )
     for name, matters, text in defaults:
-        if matters and not r.has(name):
-            r.assume(f"{text}: Megatron-LM's default, as {r.option(name)} is not given")
-    padded = r.has("padded_vocab_size") or not r.flag("pad_vocab_size")
-    if not r.has("make_vocab_size_divisible_by") and not padded:
-        r.assume("vocabulary padded to a multiple of 128 x tp: Megatron-LM's default")
+        if matters and not reader.has(name):
+            reader.assume(f"{text}: Megatron-LM's default, as {reader.option(name)} is not given")
+    padded = reader.has("padded_vocab_size") or not reader.flag("pad_vocab_size")
+    if not reader.has("make_vocab_size_divisible_by") and not padded:
+        reader.assume("vocabulary padded to a multiple of 128 x tp: Megatron-LM's default")

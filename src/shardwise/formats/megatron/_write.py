@@ -107,37 +107,37 @@ def _first(model: Model, kind: type[T]) -> T | None:
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
-def _model(m: Model, job: Training) -> Words:
-    rms = "rms" in m.norm
-    core = _first(m, Attention)
-    position = "learned_absolute" if m.positions else ("rope" if core is None or core.rotary else "none")
-    both = m.dropout if job.dropout is None else job.dropout
+def _model(model: Model, job: Training) -> Words:
+    rms = "rms" in model.norm
+    core = _first(model, Attention)
+    position = "learned_absolute" if model.positions else ("rope" if core is None or core.rotary else "none")
+    both = model.dropout if job.dropout is None else job.dropout
     of_scores, of_stream = (both if one is None else one for one in (job.softmax_dropout, job.hidden_dropout))
     words: Words = {
-        "--num-layers": None if _is_hybrid(m) else m.num_layers,
-        "--hidden-size": m.hidden,
+        "--num-layers": None if _is_hybrid(model) else model.num_layers,
+        "--hidden-size": model.hidden,
         "--seq-length": job.seq_len,
-        "--max-position-embeddings": m.positions or max(m.max_context, job.seq_len),
+        "--max-position-embeddings": model.positions or max(model.max_context, job.seq_len),
         "--position-embedding-type": position,
-        "--vocab-size": m.vocab,
+        "--vocab-size": model.vocab,
         "--normalization": "RMSNorm" if rms else "LayerNorm",
-        "--untie-embeddings-and-output-weights": not m.tied,
+        "--untie-embeddings-and-output-weights": not model.tied,
         "--attention-dropout": 0.1 if of_scores else 0.0,
         "--hidden-dropout": 0.1 if of_stream else 0.0,
-        "--mtp-num-layers": len(m.mtp) if m.mtp and not _is_hybrid(m) else None,
-        "--mtp-use-repeated-layer": any(block.shared_weights for block in m.mtp),
-        "--hybrid-layer-pattern": _letters(m) if _is_hybrid(m) else None,
+        "--mtp-num-layers": len(model.mtp) if model.mtp and not _is_hybrid(model) else None,
+        "--mtp-use-repeated-layer": any(block.shared_weights for block in model.mtp),
+        "--hybrid-layer-pattern": _letters(model) if _is_hybrid(model) else None,
     }
-    return words | _mixers(m) | _feeds(m) | _patterns(m)
+    return words | _mixers(model) | _feeds(model) | _patterns(model)
 
 
-def _is_hybrid(m: Model) -> bool:
+def _is_hybrid(model: Model) -> bool:
     """Return whether a layer is a mixer or a feed-forward alone, which patterns of letters describe."""
-    return any(not block.mixers or block.feed_forward is None for block in m.kinds)
+    return any(not block.mixers or block.feed_forward is None for block in model.kinds)
 
 
-def _letters(m: Model) -> str:
-    return "/".join([_run(m.layers), *(_run((block, *block.also)) for block in m.mtp)])
+def _letters(model: Model) -> str:
+    return "/".join([_run(model.layers), *(_run((block, *block.also)) for block in model.mtp)])
 
 
 def _run(blocks: tuple[Block, ...]) -> str:
@@ -155,13 +155,13 @@ def _run(blocks: tuple[Block, ...]) -> str:
     return "".join(map(letter, blocks))
 
 
-def _check_layers(m: Model) -> None:
+def _check_layers(model: Model) -> None:
     """Raise `InputError` where a hybrid has layers that no letter stands for, or a block a mixer without arguments."""
-    blocks = (*m.kinds, *m.mtp)
+    blocks = (*model.kinds, *model.mtp)
     odd = [mixer for block in blocks for idle in block.idle for mixer in idle.mixers]
     if odd:
         rule = "has layers that attend to another part"
-    elif _is_hybrid(m):
+    elif _is_hybrid(model):
         odd = [block.mixers[0] for block in blocks if "?" in _run((block,)) and block.mixers]
         rule = "has layers that Megatron-LM's patterns have no letter for"
     else:
@@ -170,12 +170,12 @@ def _check_layers(m: Model) -> None:
     if odd:
         names = ", ".join(sorted({type(mixer).__name__ for mixer in odd}))
         remedy = "export another model, or this one to deepspeed or fsdp"
-        raise InputError([Problem("model", m.name, f"{rule}: {names}", remedy)])
+        raise InputError([Problem("model", model.name, f"{rule}: {names}", remedy)])
 
 
-def _mixers(m: Model) -> Words:
+def _mixers(model: Model) -> Words:
     words: Words = {}
-    core, latent, mamba, delta = (_first(m, kind) for kind in (Attention, LatentAttention, Mamba2, GatedDelta))
+    core, latent, mamba, delta = (_first(model, kind) for kind in (Attention, LatentAttention, Mamba2, GatedDelta))
     if isinstance(core, Attention):
         words |= _attention(core)
     if isinstance(latent, LatentAttention):
@@ -222,8 +222,8 @@ def _latent(a: LatentAttention) -> Words:
 _LIMIT = 7.0
 
 
-def _feeds(m: Model) -> Words:
-    core, dense, moe = _first(m, Attention), _first(m, MLP), _first(m, MoE)
+def _feeds(model: Model) -> Words:
+    core, dense, moe = _first(model, Attention), _first(model, MLP), _first(model, MoE)
     biased = (dense.bias if dense else False) or (moe.bias if moe else False) or (core.out_bias if core else False)
     feed = dense or moe
     words: Words = {"--disable-bias-linear": not biased}
@@ -246,15 +246,15 @@ def _feeds(m: Model) -> Words:
     }
 
 
-def _patterns(m: Model) -> Words:
+def _patterns(model: Model) -> Words:
     """Return which layers are MoE, have windows or are linear attention, where they differ."""
-    if _is_hybrid(m):
+    if _is_hybrid(model):
         return {}
     words: Words = {}
-    sparse = [isinstance(block.feed_forward, MoE) for block in m.layers]
+    sparse = [isinstance(block.feed_forward, MoE) for block in model.layers]
     if any(sparse) and not all(sparse):
         words["--moe-layer-freq"] = listed(sparse)
-    mixers = [block.mixers[0] if block.mixers else None for block in m.layers]
+    mixers = [block.mixers[0] if block.mixers else None for block in model.layers]
     windows = [mixer.window if isinstance(mixer, Attention) else 0 for mixer in mixers]
     if any(windows):
         words["--window-size"] = f"({max(windows) - 1},0)"
@@ -274,8 +274,8 @@ def listed(choices: list[bool]) -> str:
     return "(" + "+".join(f"[{int(one)}]*{len(list(run))}" for one, run in groupby(choices)) + ")"
 
 
-def _plan(p: Plan, m: Model) -> Words:
-    moe = _first(m, MoE) is not None
+def _plan(p: Plan, model: Model) -> Words:
+    moe = _first(model, MoE) is not None
     words: Words = {
         "--tensor-model-parallel-size": p.tp,
         "--pipeline-model-parallel-size": p.pp,
@@ -289,7 +289,7 @@ def _plan(p: Plan, m: Model) -> Words:
         "--num-distributed-optimizer-instances": p.dp // p.shard if p.shard > 1 else None,
         **dict.fromkeys(("--optimizer-cpu-offload", "--use-precision-aware-optimizer"), "optimizer" in p.offload),
     }
-    words |= _SHARDINGS.get(p.sharding, {}) | _pieces(p, len(m.mtp)) | _recompute(p)
+    words |= _SHARDINGS.get(p.sharding, {}) | _pieces(p, len(model.mtp)) | _recompute(p)
     return words | ({"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {})
 
 
@@ -338,24 +338,26 @@ def _job(case: ExportCase) -> Words:
 
 
 def _stack(case: ExportCase) -> Words:
-    s, p, moe = case.stack, case.plan, _first(case.model, MoE)
+    stack, p, moe = case.stack, case.plan, _first(case.model, MoE)
     sharded, feed = "--use-distributed-optimizer" in _SHARDINGS.get(p.sharding, {}), _first(case.model, MLP) or moe
     lets = p.ep > 1 and (p.pp == 1 or p.vpp > 1) and p.recompute != "full" and "moe" not in p.modules
     fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
     words: Words = {
         "--transformer-impl": "transformer_engine",
-        "--attention-backend": "unfused" if s.attention == "scores" else None,
-        "--overlap-grad-reduce": s.overlap_gradients,
-        "--overlap-param-gather": s.overlap_parameters and s.overlap_gradients and sharded,
-        "--tp-comm-overlap": s.overlap_tensor,
-        "--no-overlap-p2p-communication": "interleaved" not in s.overlap_sends,
-        "--make-vocab-size-divisible-by": s.vocab_multiple,
-        fusion: s.activation == "eager",
-        "--cross-entropy-loss-fusion": s.loss_kernel in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
-        "--cross-entropy-fusion-impl": "te" if s.loss_kernel == "vocab-parallel-in-place" else None,
+        "--attention-backend": "unfused" if stack.attention == "scores" else None,
+        "--overlap-grad-reduce": stack.overlap_gradients,
+        "--overlap-param-gather": stack.overlap_parameters and stack.overlap_gradients and sharded,
+        "--tp-comm-overlap": stack.overlap_tensor,
+        "--no-overlap-p2p-communication": "interleaved" not in stack.overlap_sends,
+        "--make-vocab-size-divisible-by": stack.vocab_multiple,
+        fusion: stack.activation == "eager",
+        "--cross-entropy-loss-fusion": stack.loss_kernel in ("vocab-parallel-compiled", "vocab-parallel-in-place"),
+        "--cross-entropy-fusion-impl": "te" if stack.loss_kernel == "vocab-parallel-in-place" else None,
     }
-    words |= dict.fromkeys(_BESIDE, lets and s.overlap_experts == "always")
-    return words | ({"--moe-token-dispatcher-type": "flex"} if s.dispatch == "deduplicated" and moe is not None else {})
+    words |= dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
+    return words | (
+        {"--moe-token-dispatcher-type": "flex"} if stack.dispatch == "deduplicated" and moe is not None else {}
+    )
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
@@ -371,8 +373,8 @@ def _lost(case: ExportCase, words: list[str]) -> Differences:
 
 def script(case: ExportCase, words: list[str]) -> str:
     """Return the text of a launch script with the arguments, one to a line."""
-    c, checked = case.cluster, facts()["checked"]
-    each = min(c.devices_per_node, case.plan.num_devices)
+    cluster, checked = case.cluster, facts()["checked"]
+    each = min(cluster.devices_per_node, case.plan.num_devices)
     nodes = -(-case.plan.num_devices // each)
     lines: list[str] = []
     for word in words:

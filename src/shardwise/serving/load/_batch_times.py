@@ -39,25 +39,25 @@ class BatchLoad(Generic[X]):
         return minimum(self.rate * self.prompt, FULL)
 
 
-def prompt_seconds(b: BatchLoad[X], policy: Policy) -> X:
+def prompt_seconds(batch: BatchLoad[X], policy: Policy) -> X:
     """Return seconds of a decode step's prompts: of those who arrive in it, and of those who arrive in theirs."""
-    return b.decode * (b.load if policy.mixed else b.rate * b.first_prompt) / (1 - b.load)
+    return batch.decode * (batch.load if policy.mixed else batch.rate * batch.first_prompt) / (1 - batch.load)
 
 
-def _batch_seconds(b: BatchLoad[X]) -> X:
+def _batch_seconds(batch: BatchLoad[X]) -> X:
     """Return the mean seconds of a step of prompts alone, as who arrives in one sees it."""
-    return b.prompt * (1 + b.rate * b.decode * (1 - b.load)) / (1 - b.load * b.load)
+    return batch.prompt * (1 + batch.rate * batch.decode * (1 - batch.load)) / (1 - batch.load * batch.load)
 
 
-def _backlogged(b: BatchLoad[X]) -> X:
+def _backlogged(batch: BatchLoad[X]) -> X:
     """Return seconds a prompt where every step is full of them."""
-    return b.decode / b.together + b.prompt
+    return batch.decode / batch.together + batch.prompt
 
 
-def _own_batch(b: BatchLoad[X]) -> X:
+def _own_batch(batch: BatchLoad[X]) -> X:
     """Return the prompts that share a step of prompts alone, as one of them sees it."""
-    arrived = b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
-    return minimum(maximum(b.together, 1.0), 1 + arrived)
+    arrived = batch.rate * ((1 - batch.load) * batch.decode + batch.load * _batch_seconds(batch))
+    return minimum(maximum(batch.together, 1.0), 1 + arrived)
 
 
 def exponential(x: X) -> X:
@@ -76,33 +76,35 @@ def bunched(ended: X, arrivals: X) -> X:
     return mean
 
 
-def lingering_seconds(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
+def lingering_seconds(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
     """Return seconds by which prompts delay a request beyond their mean share of its steps.
 
     Who has just got a first token came with others, whose prompts are still to run: the prompts left then, less those
     that are left at the end of a decode step.
     """
     if not policy.mixed:
-        behind = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load)) + b.decode / 2
-        own = _own_batch(b)
-        arrived = 1 + b.rate * ((1 - b.load) * b.decode + b.load * _batch_seconds(b))
-        left = b.load * (own * b.prompt + (1 - own / arrived) * behind)
-        return maximum((left - b.load * b.decode) / (1 - b.load), -0.9 * moments.steps * b.decode)
-    joint = b.prompt * b.load / ((1 - b.load) * (1 - b.load) * (1 + b.load))
-    each = _backlogged(b)
-    busy = minimum(b.rate * each, FULL)
+        behind = batch.rate * batch.prompt * batch.prompt * batch.spread / (2 * (1 - batch.load)) + batch.decode / 2
+        own = _own_batch(batch)
+        arrived = 1 + batch.rate * ((1 - batch.load) * batch.decode + batch.load * _batch_seconds(batch))
+        left = batch.load * (own * batch.prompt + (1 - own / arrived) * behind)
+        return maximum((left - batch.load * batch.decode) / (1 - batch.load), -0.9 * moments.steps * batch.decode)
+    joint = batch.prompt * batch.load / ((1 - batch.load) * (1 - batch.load) * (1 + batch.load))
+    each = _backlogged(batch)
+    busy = minimum(batch.rate * each, FULL)
     queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
     # Ends of steps see less than a moment in time does: steps with prompts are longer.
-    steps = busy / each / b.together
-    seen = (b.rate * b.prompt * queue + busy * b.prompt * moments.new_cv2 / 2) * (
-        steps / (steps + (1 - busy) / b.decode) / busy
+    steps = busy / each / batch.together
+    seen = (batch.rate * batch.prompt * queue + busy * batch.prompt * moments.new_cv2 / 2) * (
+        steps / (steps + (1 - busy) / batch.decode) / busy
     )
-    left = maximum(b.rate * b.prompt * (queue + each) - seen, 0.0) / (1 - b.load)
+    left = maximum(batch.rate * batch.prompt * (queue + each) - seen, 0.0) / (1 - batch.load)
     # A queue that outlasts a request delays it no more than others.
-    lasting = moments.steps * b.decode / (1 - b.load)
+    lasting = moments.steps * batch.decode / (1 - batch.load)
     left = left * lasting / (lasting + each * moments.new_cv2 / ((1 - busy) * (1 - busy)))
-    arriving = maximum(b.rate * (b.decode / (1 - b.load) + b.prompt * b.load / (1 - b.load * b.load)), 0.1)
-    single = exponential((1 - maximum(b.together, 1.0)) / arriving)
+    arriving = maximum(
+        batch.rate * (batch.decode / (1 - batch.load) + batch.prompt * batch.load / (1 - batch.load * batch.load)), 0.1
+    )
+    single = exponential((1 - maximum(batch.together, 1.0)) / arriving)
     return single * left + (1 - single) * joint
 
 
@@ -123,33 +125,33 @@ class FirstToken(Generic[X]):
         return self.rest + self.own + self.others
 
 
-def first_token(b: BatchLoad[X], moments: LengthMoments, policy: Policy) -> FirstToken[X]:
+def first_token(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> FirstToken[X]:
     """Return what the first token of a sequence with a place waits for."""
     if not policy.mixed:
         # M/G/1 with vacations (Doshi 1986): the decode step, those ahead, and those of the same step.
-        ahead = b.rate * b.prompt * b.prompt * b.spread / (2 * (1 - b.load))
-        rest = b.decode * policy.receive_steps / 2
+        ahead = batch.rate * batch.prompt * batch.prompt * batch.spread / (2 * (1 - batch.load))
+        rest = batch.decode * policy.receive_steps / 2
         # Who comes while a step runs, of prompts too, waits for the next: vacations are gated (Takagi 1991).
-        rest = rest + b.decode / (1 - b.load) if policy.async_scheduling and moments.steps else rest
-        return FirstToken(rest=rest, own=b.prompt, others=ahead + b.prompt * (_own_batch(b) - 1) / 2)
-    usual, each = b.decode + prompt_seconds(b, policy), _backlogged(b)
-    busy, many = minimum(b.rate * each, FULL), maximum(b.together, 1.0)
-    prompts = b.prompt * many
-    share = minimum(b.rate * usual / many, 0.99)
-    gated = b.rate * usual * b.prompt * b.prompt * b.spread / (1 - b.load * b.load)
+        rest = rest + batch.decode / (1 - batch.load) if policy.async_scheduling and moments.steps else rest
+        return FirstToken(rest=rest, own=batch.prompt, others=ahead + batch.prompt * (_own_batch(batch) - 1) / 2)
+    usual, each = batch.decode + prompt_seconds(batch, policy), _backlogged(batch)
+    busy, many = minimum(batch.rate * each, FULL), maximum(batch.together, 1.0)
+    prompts = batch.prompt * many
+    share = minimum(batch.rate * usual / many, 0.99)
+    gated = batch.rate * usual * batch.prompt * batch.prompt * batch.spread / (1 - batch.load * batch.load)
     variance = minimum(gated, prompts * prompts * share * (1 - share))
     present = usual + variance / usual
-    mates = b.prompt * minimum(b.rate * present, many - 1)
+    mates = batch.prompt * minimum(batch.rate * present, many - 1)
     # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
     left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
     # Without a token of its own a prompt runs no step: its cache joins those that decode.
-    own = b.decode + b.prompt if moments.new_tokens else 0.0 * b.decode
-    rest = above(b.together, 1, present / 2, (1 - busy) * b.decode / 2)
+    own = batch.decode + batch.prompt if moments.new_tokens else 0.0 * batch.decode
+    rest = above(batch.together, 1, present / 2, (1 - busy) * batch.decode / 2)
     queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
     return FirstToken(
         rest=rest + usual if policy.async_scheduling else rest,
-        own=above(b.together, 1, own, b.decode * b.pieces + b.prompt),
-        others=above(b.together, 1, mates + left * each, queue),
+        own=above(batch.together, 1, own, batch.decode * batch.pieces + batch.prompt),
+        others=above(batch.together, 1, mates + left * each, queue),
     )
 
 
