@@ -283,7 +283,7 @@ class AdapterPath(Generic[X]):
         """Run in fp32, whatever the type of the parameters."""
         self.t, self.w = replace(self.t, width=4), 4
 
-    def product(self, part: str, n: X | float, kept: Held = "trains", width: int = 0, size: X | float = 0) -> None:
+    def matmul(self, part: str, n: X | float, kept: Held = "trains", width: int = 0, size: X | float = 0) -> None:
         """Multiply by a matrix of n features out; one that was made is kept for the gradient of what it multiplies.
 
         `size` are its elements where they are not those of the GEMM.

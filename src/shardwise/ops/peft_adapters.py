@@ -37,8 +37,8 @@ def adalora(p: AdapterPath[X]) -> None:
     """LoRA with learned singular values, E, between (arXiv:2303.10512 section 3.1)."""
     p.enter()
     p.make("AE", p.r * p.m, p.r * p.m + p.r)
-    p.product("AE x", p.r, "made")
-    p.product("lora_B", p.n)
+    p.matmul("AE x", p.r, "made")
+    p.matmul("lora_B", p.n)
     # The sum is divided by a rank that is kept as a tensor, and is no parameter that trains.
     p.pointwise("scaled", saves=(p.kept("rank", p.w),))
 
@@ -46,9 +46,9 @@ def adalora(p: AdapterPath[X]) -> None:
 def gralora(p: AdapterPath[X]) -> None:
     """LoRA of blocks whose ranks are exchanged (arXiv:2505.20355 section 3): a copy between its products."""
     p.enter()
-    p.product("gralora_A", p.r)
+    p.matmul("gralora_A", p.r)
     p.pointwise("exchanged", saves=(p.kept("gralora_A", p.w * p.T * p.r),))
-    p.product("gralora_B", p.n)
+    p.matmul("gralora_B", p.n)
 
 
 def vblora(p: AdapterPath[X]) -> None:
@@ -60,23 +60,23 @@ def vblora(p: AdapterPath[X]) -> None:
         logits = p.kept(f"{part} vectors", p.w * chosen * elements, "weight")
         weights = p.kept(f"{part} shares", (p.w + 8) * chosen * slots, "weight")
         p.make(part, elements, vectors * slots, (logits, weights), kernels=6)
-        p.product(f"{part} x", out, "made")
+        p.matmul(f"{part} x", out, "made")
 
 
 def unilora(p: AdapterPath[X]) -> None:
     """LoRA whose elements are those of one short vector (arXiv:2506.00799 section 3)."""
     p.enter()
     p.make("A", p.r * p.m, 0, kernels=2)
-    p.product("A x", p.r, "made")
+    p.matmul("A x", p.r, "made")
     p.make("B", p.r * p.n, 0, kernels=2)
-    p.product("B x", p.n, "made")
+    p.matmul("B x", p.n, "made")
 
 
 def loha(p: AdapterPath[X]) -> None:
     """A Hadamard product of two products of rank r (arXiv:2108.06098 section 2.2)."""
     p.enter()
     p.make("delta", p.m * p.n, 2 * p.r * (p.m + p.n), (p.kept("scale", 4, "weight"),), flops=4 * p.r * p.m * p.n)
-    p.product("delta x", p.n, "made")
+    p.matmul("delta x", p.n, "made")
 
 
 def _smaller_factor(number: float) -> float:
@@ -106,20 +106,20 @@ def lokr(p: AdapterPath[X]) -> None:
     p.enter()
     made = p.kept("second matrix", above(half, p.r, p.w * whole, 0 * whole), "weight")
     p.make("delta", p.m * p.n, less_m * less_n + second, (made,), flops=p.m * p.n + 2 * p.r * whole, kernels=4)
-    p.product("delta x", p.n, "made")
+    p.matmul("delta x", p.n, "made")
 
 
 def lily(p: AdapterPath[X]) -> None:
     """LoRA whose B is a mean, by a router, of matrices that all layers share (arXiv:2407.09946 section 3)."""
     p.enter()
-    p.product("lily_A", p.r)
+    p.matmul("lily_A", p.r)
     low = p.at
-    p.product("router", LILY_B)
+    p.matmul("router", LILY_B)
     p.pointwise("shares", saves=(p.kept("shares", p.w * p.T * LILY_B),), kernels=2)
     mean = p.kept("mean shares", p.w * LILY_B, "weight")
     p.make("B", p.r * p.n, 0, (mean,), flops=2 * LILY_B * p.r * p.n, kernels=2)
     p.at, p._reached = low, p.r
-    p.product("B x", p.n, "made")
+    p.matmul("B x", p.n, "made")
 
 
 def _entries(features: X) -> X:
@@ -133,11 +133,11 @@ def frod(p: AdapterPath[X]) -> None:
     What multiplies by U is the product that the layer no longer runs. In 16 bits S is made dense.
     """
     a, entries = p.y.a, _entries(p.m)
-    p.product("V", p.m, "shared", a)
+    p.matmul("V", p.m, "shared", a)
     turned = p.at
     copies = 2 if p.w != a else 1
     p.make("S", p.m * p.m, entries, (p.kept("entries", (16 + copies * a) * entries, "weight"),), kernels=4)
-    p.product("S x", p.m, "made", a)
+    p.matmul("S x", p.m, "made", a)
     diagonal = (p.kept("diagonal", a * p.m, turned.name),) if p.w != a else ()
     p.pointwise("L", p.m, (replace(turned, read_for="weight"), *diagonal), kernels=2)
     size = 0 * p.T + p.m * p.n
@@ -151,7 +151,7 @@ def hira(p: AdapterPath[X]) -> None:
     """A Hadamard product of the weight with one of rank r (HiRA, ICLR 2025)."""
     p.enter()
     p.make("delta", p.m * p.n, p.r * (p.m + p.n), flops=2 * p.r * p.m * p.n)
-    p.product("delta x", p.n, "made")
+    p.matmul("delta x", p.n, "made")
 
 
 def fourierft(p: AdapterPath[X]) -> None:
@@ -159,7 +159,7 @@ def fourierft(p: AdapterPath[X]) -> None:
     p.enter()
     p.make("delta", p.m * p.n, FREQUENCIES, (p.kept("indices", 16 * FREQUENCIES, "weight"),), kernels=8,
            transient_bytes=8 * p.m * p.n)  # fmt: skip
-    p.product("delta x", p.n, "made")
+    p.matmul("delta x", p.n, "made")
 
 
 def glora(p: AdapterPath[X]) -> None:
@@ -168,7 +168,7 @@ def glora(p: AdapterPath[X]) -> None:
     bias = any(w.kind == "vector" and not w.adapter for w in p.op.weights)
     learned = 2 * p.r * (p.m + p.n) + (p.r * (p.m + 1) + 2 if bias else 0)
     p.make("weight", p.m * p.n, learned, flops=4 * p.r * p.m * p.n)
-    p.product("weight x", p.n, "made", a)
+    p.matmul("weight x", p.n, "made", a)
 
 
 def miss(p: AdapterPath[X]) -> None:
@@ -176,7 +176,7 @@ def miss(p: AdapterPath[X]) -> None:
     p.enter()
     p.pointwise("blocks summed")
     p.reach("blocks summed", p.r)
-    p.product("miss_block", p.n)
+    p.matmul("miss_block", p.n)
 
 
 def behind(p: AdapterPath[X], part: str, moved: tuple[X, X], learned: X, saves: tuple[Tensor[X], ...] = ()) -> None:
@@ -196,32 +196,32 @@ def tinylora(p: AdapterPath[X]) -> None:
     """A learned turn of the first singular vectors, which are frozen (peft tuners/tinylora)."""
     r, u = TINY
     p.enter()
-    p.product("tinylora_A", r, "frozen")
+    p.matmul("tinylora_A", r, "frozen")
     p.make("R", r * r, u)
-    p.product("R x", r, "made")
-    p.product("tinylora_B", p.n, "frozen")
+    p.matmul("R x", r, "made")
+    p.matmul("tinylora_B", p.n, "frozen")
 
 
 def psoft(p: AdapterPath[X]) -> None:
     """An orthogonal turn between frozen singular vectors (peft tuners/psoft), which has r (r - 1) / 2 parameters."""
     p.widen()
     p.enter()
-    p.product("psoft_A", p.r, "frozen")
+    p.matmul("psoft_A", p.r, "frozen")
     solved = p.kept("solved", 4 * (4 * p.r * p.r + p.r), "weight")
     p.make("R", p.r * p.r, divide(p.r * (p.r - 1), 2) + 2 * p.r, (solved,), kernels=12, flops=4 * p.r * p.r * p.r)
-    p.product("R x", p.r, "made")
-    p.product("psoft_B", p.n, "frozen")
+    p.matmul("R x", p.r, "made")
+    p.matmul("psoft_B", p.n, "frozen")
 
 
 def pvera(p: AdapterPath[X]) -> None:
     """VeRA with a mean and a variance of each of r features (peft tuners/pvera)."""
     p.enter()
-    p.product("pvera_A", 2 * p.r, "shared")
+    p.matmul("pvera_A", 2 * p.r, "shared")
     low = p.kept("pvera_A", p.w * p.T * 2 * p.r, "weight")
     p.pointwise("d", 2 * p.r, (low,))
     p.pointwise("drawn", 0, (p.kept("variance", 2 * p.w * p.T * p.r),), kernels=4)
     p.reach("drawn", p.r)
-    p.product("pvera_B", p.n, "shared")
+    p.matmul("pvera_B", p.n, "shared")
     p.pointwise("b", p.n, (p.kept("pvera_B", p.w * p.T * p.n, "weight"),))
 
 
@@ -232,8 +232,8 @@ def deft(p: AdapterPath[X]) -> None:
     wide = p.kept("wide result", 4 * p.T * p.n)
     p.enter()
     p.make("R", p.r * p.m, p.r * p.m)
-    p.product("R x", p.r, "made")
-    p.product("deft_P", p.n)
+    p.matmul("R x", p.r, "made")
+    p.matmul("deft_P", p.n)
     copies = 0 if given == 4 else 4 * p.r * p.n
     parts = (wide, p.kept("projection", 4 * p.T * p.r), p.kept("relu", 4 * p.r * p.n + copies))
     p.pointwise("projected", 0, parts, kernels=3)
@@ -242,8 +242,8 @@ def deft(p: AdapterPath[X]) -> None:
 def adamss(p: AdapterPath[X]) -> None:
     """Products of rank one in clusters of the outputs, of r frozen directions of the input (peft tuners/adamss)."""
     a = p.y.a
-    p.product("adamss_newB", p.r, "frozen", a)
-    p.product("adamss_A", SUBSPACES, "trains", a)
+    p.matmul("adamss_newB", p.r, "frozen", a)
+    p.matmul("adamss_A", SUBSPACES, "trains", a)
     p.pointwise("chosen", p.n, kernels=SUBSPACES)
     p.reach("chosen", p.n, a)
 
@@ -251,9 +251,9 @@ def adamss(p: AdapterPath[X]) -> None:
 def delora(p: AdapterPath[X]) -> None:
     """LoRA of normed products (arXiv:2503.18225 section 3)."""
     p.pointwise("normed")
-    p.product("delora_A", p.r)
+    p.matmul("delora_A", p.r)
     p.pointwise("scaled", 1, (p.kept("delora_A", p.w * p.T * p.r), p.kept("scaling", p.w * (6 * p.r + 1))), kernels=6)
-    p.product("delora_B", p.n)
+    p.matmul("delora_B", p.n)
 
 
 def randlora(p: AdapterPath[X]) -> None:
@@ -261,9 +261,9 @@ def randlora(p: AdapterPath[X]) -> None:
     less = minimum(p.m, p.n)
     bases = ceil(divide(less, p.r))
     p.enter()
-    p.product("randlora_B", p.r * bases, "shared")
+    p.matmul("randlora_B", p.r * bases, "shared")
     p.make("A", less * p.r * bases, p.r * bases + bases * less)
-    p.product("A x", p.n, "made", size=less * p.r * bases)
+    p.matmul("A x", p.n, "made", size=less * p.r * bases)
 
 
 def boft(p: AdapterPath[X]) -> None:
@@ -272,7 +272,7 @@ def boft(p: AdapterPath[X]) -> None:
     blocks = p.kept("blocks", (3 * 4 * BUTTERFLY + 4) * p.m, "weight")
     whole = p.kept("permutation", 2 * a * square, "weight")
     p.make("rotation", square, BUTTERFLY * p.m, (blocks, whole), kernels=24, flops=6 * p.m * square)
-    p.product("rotated", p.m, "made", a)
+    p.matmul("rotated", p.m, "made", a)
     scale = p.kept("scale", 4 * p.n + (a * p.n if p.w != a else 0), "weight")
     p.reach("rotated", p.n, a)
     p.pointwise("scaled", p.n, (scale, p.kept("result", a * p.T * p.n, "weight")))
