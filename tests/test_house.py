@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -152,12 +153,23 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
+def _types(tree: ast.Module) -> Iterator[str]:
+    """Yield the classes of a module and the names that it gives to types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and re.match("_?[A-Z][A-Za-z]*[a-z]", target.id):
+            yield target.id
+
+
 def test_names_say_what_they_are() -> None:
-    """No value is called by a participle that fits any value, and no class is defined twice."""
+    """No value is called by a participle that fits any value, and no class or type is defined twice."""
     named = ((path, line, name) for path, tree in trees().items() for line, name in _names(tree))
     assert [f"{path}:{line}: {name}" for path, line, name in named if name in VAGUE] == []
-    classes = [node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    assert sorted(name for name in set(classes) if classes.count(name) > 1) == []
+    types = [name for tree in trees().values() for name in _types(tree)]
+    assert sorted(name for name in set(types) if types.count(name) > 1) == []
 
 
 def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:

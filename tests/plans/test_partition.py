@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import PARTITIONS, Partition, Plan, Training, find_stack, split_layers, stack_names
+from shardwise.plans import PARTITIONS, PartitionRule, Plan, Training, find_stack, split_layers, stack_names
 from shardwise.training import TrainingOptions, train
 
 
@@ -39,7 +39,7 @@ def test_torchtitan_counts_embedding_and_head_as_layers(layers: int, pieces: int
 
 
 @given(st.integers(2, 200), st.integers(1, 64), st.sampled_from(PARTITIONS))
-def test_every_layer_lies_on_one_stage(layers: int, pieces: int, partition: Partition) -> None:
+def test_every_layer_lies_on_one_stage(layers: int, pieces: int, partition: PartitionRule) -> None:
     """Layers of all stages add up to the model, and no stage but the first and last differs by more than one."""
     pieces = min(pieces, layers)
     found = split_layers(layers, pieces, partition)

@@ -90,12 +90,12 @@ def _inputs(shared: dict[str, Any], side: _Side) -> tuple[str, Inputs]:
     return kind, inputs
 
 
-def _reports(inputs: Inputs) -> tuple[Report, Report]:
+def _reports(inputs: Inputs) -> tuple[EitherReport, EitherReport]:
     shared = {key: value for key, value in inputs.values.items() if key not in _OWN}
     first = inputs.get("first")
     if inputs.get("second") is None and isinstance(first, str):
         shared["model"] = first
-    reports: list[tuple[str, Report]] = []
+    reports: list[tuple[str, EitherReport]] = []
     problems: list[Problem] = []
     for side in _sides(inputs):
         try:
@@ -151,8 +151,8 @@ def _check_words(inputs: Inputs) -> None:
         inputs.fail("b", None, "is missing", 'say what differs: --a "--tp 8" --b "--tp 4 --pp 2"')
 
 
-Report = TrainReport | InferReport
-Row = tuple[str, float, float, str]
+EitherReport = TrainReport | InferReport
+ComparisonRow = tuple[str, float, float, str]
 _TRAIN = (
     ("memory", "memory.device_bytes", "bytes"),
     ("step", "step_seconds", "seconds"),
@@ -197,18 +197,18 @@ _SHOW: dict[str, Callable[[float], str]] = {
 }
 
 
-def tree_of(report: Report) -> dict[str, Any]:
+def tree_of(report: EitherReport) -> dict[str, Any]:
     """Return a report of either kind as plain values."""
     return train_tree(report) if isinstance(report, TrainReport) else infer_tree(report)
 
 
-def differences(a: Report, b: Report) -> dict[str, tuple[Any, Any]]:
+def differences(a: EitherReport, b: EitherReport) -> dict[str, tuple[Any, Any]]:
     """Return what differs between two cases: fields of model, cluster, plan and job with both values."""
     left, right = _case_of(a), _case_of(b)
     return {key: (left[key], right[key]) for key in left if key in right and left[key] != right[key]}
 
 
-def _case_of(report: Report) -> dict[str, Any]:
+def _case_of(report: EitherReport) -> dict[str, Any]:
     cluster = report.case.cluster
     runs = report.case.stack.name if isinstance(report, TrainReport) else report.case.engine.name
     where = {"model": report.case.model.name, "device": cluster.device.name, "num_devices": cluster.num_devices}
@@ -216,7 +216,7 @@ def _case_of(report: Report) -> dict[str, Any]:
     return {**where, **asdict(report.plan), **asdict(report.job), **settings, "stack": runs}
 
 
-def compare_tree(a: Report, b: Report) -> dict[str, Any]:
+def compare_tree(a: EitherReport, b: EitherReport) -> dict[str, Any]:
     """Return both reports, what differs and B over A for every headline."""
     left, right = tree_of(a), tree_of(b)
     rows = _headlines(a, left, right)
@@ -229,7 +229,7 @@ def compare_tree(a: Report, b: Report) -> dict[str, Any]:
     }
 
 
-def _headlines(report: Report, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Row]:
+def _headlines(report: EitherReport, left: Mapping[str, Any], right: Mapping[str, Any]) -> list[ComparisonRow]:
     names = _TRAIN if isinstance(report, TrainReport) else _INFER if report.job.output_tokens else _PASS
     pairs = ((label, _at(left, path), _at(right, path), kind) for label, path, kind in names)
     return [(label, x, y, kind) for label, x, y, kind in pairs if x is not None and y is not None]
@@ -242,7 +242,7 @@ def _at(tree: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def compare_page(a: Report, b: Report, width: int = 80) -> Page:
+def compare_page(a: EitherReport, b: EitherReport, width: int = 80) -> Page:
     """Return two reports as a page, the verdict first."""
     page = Page(width)
     left, right = tree_of(a), tree_of(b)
@@ -266,16 +266,16 @@ def compare_page(a: Report, b: Report, width: int = 80) -> Page:
     return page
 
 
-def _yes(report: Report) -> str:
+def _yes(report: EitherReport) -> str:
     return "yes" if report.fits else "no"
 
 
-def _title(report: Report) -> str:
+def _title(report: EitherReport) -> str:
     cluster = report.case.cluster
     return f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
 
 
-def _verdict(a: Report, b: Report) -> str:
+def _verdict(a: EitherReport, b: EitherReport) -> str:
     fits = {(True, True): "both fit", (True, False): "only A fits", (False, True): "only B fits"}
     verdict = fits.get((bool(a.fits), bool(b.fits)), "neither fits")
     rates = [_rate(r) for r in (a, b)]
@@ -285,7 +285,7 @@ def _verdict(a: Report, b: Report) -> str:
     return f"{verdict}; {word} is {max(rates) / min(rates) - 1:.1%} faster per device"
 
 
-def _rate(report: Report) -> float:
+def _rate(report: EitherReport) -> float:
     if isinstance(report, TrainReport):
         return report.tokens_per_second_per_gpu
     one_pass = not report.job.output_tokens
@@ -293,7 +293,7 @@ def _rate(report: Report) -> float:
     return tokens / report.plan.num_devices
 
 
-def compared(row: Row, whole: float) -> list[str]:
+def compared(row: ComparisonRow, whole: float) -> list[str]:
     """Return the words of a row: both amounts, and B over A; what rounding leaves of the whole is nothing.
 
     >>> compared(("bubble", 2e-16, 0.5, "seconds"), 1.0)
@@ -306,7 +306,7 @@ def compared(row: Row, whole: float) -> list[str]:
     return [label, show(x) if x else "-", show(y) if y else "-", change]
 
 
-def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Sequence[Row], float]]:
+def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, Sequence[ComparisonRow], float]]:
     """Return tables of memory and time by what they are made of, for training, and the whole that each is of."""
     if "step" not in left:
         return []
@@ -318,7 +318,7 @@ def _details(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
     for word, key in (("exposed", "exposed_seconds"), ("overlapped", "hidden_seconds")):
         x, y = (side["step"][key] for side in (left, right))
         time += [(f"{word} {axis}", x.get(axis, 0.0), y.get(axis, 0.0), "seconds") for axis in {**x, **y}]
-    sections: list[tuple[str, Sequence[Row], float]] = []
+    sections: list[tuple[str, Sequence[ComparisonRow], float]] = []
     for title, rows, path in (("MEMORY", memory, "memory.device_bytes"), ("TIME", time, "step_seconds")):
         whole = max(_at(left, path), _at(right, path))
         shown = [row for row in rows if without_residue(row[1], whole) or without_residue(row[2], whole)]

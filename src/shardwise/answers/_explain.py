@@ -17,7 +17,7 @@ from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._typed import quoted
 from shardwise.errors import InputError, Problem
-from shardwise.ledger.traced import Part, formula, operands, parts, plain, ratio
+from shardwise.ledger.traced import Contribution, formula, operands, parts, plain, ratio
 from shardwise.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _term(term: Any) -> dict[str, Any]:
     return {"name": _short(formula(term, False), _LONGEST_FORMULA), "value": float(plain(term))}
 
 
-def _part(at: ExplainedNumber, part: Part, depth: int) -> dict[str, Any]:
+def _part(at: ExplainedNumber, part: Contribution, depth: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "label": _short(part.label, _LONGEST_FORMULA),
         "amount": part.amount,
@@ -216,12 +216,12 @@ class _Scale:
         share = f"{amount / self.whole:8.1%}" if self.whole else " " * 8
         return f"{share}{show_value(amount, self.unit):>13}  {self.indent}"
 
-    def counts(self, part: Part) -> bool:
+    def counts(self, part: Contribution) -> bool:
         """Return whether `times` is a count worth printing."""
         return abs(part.times) >= A_COUNT
 
 
-def _rows(page: Page, at: ExplainedNumber, rows: Sequence[Part], scale: _Scale) -> None:
+def _rows(page: Page, at: ExplainedNumber, rows: Sequence[Contribution], scale: _Scale) -> None:
     printed: set[tuple[object, ...]] = set()
     for part in rows[:_MOST_ROWS]:
         amount = part.amount * scale.factor
@@ -249,7 +249,7 @@ def _times(times: float) -> str:
     return sign if abs(times) == 1.0 else f"{sign}{abs(times):.4g} x "
 
 
-def _against(page: Page, part: Part, scale: _Scale, indent: int) -> None:
+def _against(page: Page, part: Contribution, scale: _Scale, indent: int) -> None:
     """Append what a maximum chose against, and by how much."""
     for rival in part.against[:3]:
         amount, slack = (show_value(v * scale.factor, scale.unit) for v in (rival.amount, rival.slack))

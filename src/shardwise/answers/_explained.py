@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from shardwise.ledger.traced import Part, Traced, parts, plain
+from shardwise.ledger.traced import Contribution, Traced, parts, plain
 from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_seconds
 
@@ -50,7 +50,7 @@ def show_value(value: float, unit: str) -> str:
     return show_bytes(value) if unit == "bytes" else f"{value:.6g}"
 
 
-def opened(at: ExplainedNumber, part: Part) -> ExplainedNumber:
+def opened(at: ExplainedNumber, part: Contribution) -> ExplainedNumber:
     """Return what a part of a number opens to."""
     # Once divided by a rate, what is below is no longer in the unit of its parent.
     node = cast(Traced, part.node)
@@ -67,6 +67,6 @@ def unit_of(word: str) -> str:
     return {"s": "seconds", "B": "bytes"}.get(word, word)
 
 
-def below_of(at: ExplainedNumber) -> list[tuple[Part, ExplainedNumber | None]]:
+def below_of(at: ExplainedNumber) -> list[tuple[Contribution, ExplainedNumber | None]]:
     """Return the parts of a number, each with what it opens to."""
     return [(part, opened(at, part) if part.node is not None else None) for part in parts(at.node)]

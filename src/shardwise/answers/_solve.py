@@ -158,8 +158,8 @@ def solved(inputs: Inputs, width: int) -> Answer:
         from shardwise.answers._plots_search import vary_figure
 
         near = _near(points, best, field)
-        said = [replace(point, values={field: _shown(field, float(str(point.values[field])))}) for point in near]
-        return vary_figure(said, (field,), kind_of(inputs))
+        shown = [replace(point, values={field: _shown(field, float(str(point.values[field])))}) for point in near]
+        return vary_figure(shown, (field,), kind_of(inputs))
 
     return plotted(inputs, Answer(0 if best is not None else 1, tree, page), draw)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardwise.search import StudyQuestion, StudyResult
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 _SHOWN = 20
 _LATENCIES = ("step_seconds", "tpot_seconds", "request_seconds")
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -56,7 +56,7 @@ def sweep_page(result: StudyResult, asked: Sequence[StudyQuestion], shown: Seque
     return page
 
 
-def _line(row: Row, shown: Sequence[str]) -> tuple[str, ...]:
+def _line(row: TableRow, shown: Sequence[str]) -> tuple[str, ...]:
     seconds = next((row[name] for name in _LATENCIES if row.get(name)), 0.0)
     return ("", *(_text(row.get(name)) for name in shown), show_seconds(seconds), str(row["devices"]))
 
@@ -82,7 +82,7 @@ def _number(value: Any) -> float | None:
     return float(figure[1]) * _PREFIXES[figure[2]] if figure else None
 
 
-def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Figure:
+def sweep_figure(rows: Sequence[TableRow], shown: Sequence[str], headline: str) -> Figure:
     """Return the plots that a study has: seconds by devices and rates, landscapes of two of them, dollars by device."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -115,7 +115,7 @@ def sweep_figure(rows: Sequence[Row], shown: Sequence[str], headline: str) -> Fi
     return figure
 
 
-def _headings(best: Sequence[Row], count: int) -> tuple[str, list[str]]:
+def _headings(best: Sequence[TableRow], count: int) -> tuple[str, list[str]]:
     """Return the title, and how many rows there are and what of a name all of them share."""
     shared = [words for words in (_models(best), _devices(best)) if len(words) == 1]
     words = ", ".join(str(one[0]) for one in shared)
@@ -124,34 +124,34 @@ def _headings(best: Sequence[Row], count: int) -> tuple[str, list[str]]:
     ]
 
 
-def _spread(rows: Sequence[Row], name: str) -> bool:
+def _spread(rows: Sequence[TableRow], name: str) -> bool:
     values = [_number(row.get(name)) for row in rows]
     return None not in values and len(set(values)) > 1
 
 
-def _device(row: Row) -> str:
+def _device(row: TableRow) -> str:
     return re.sub(r"^(\d+\s*[xX]\s*)+", "", str(row.get("on")))
 
 
-def _models(rows: Sequence[Row]) -> list[str]:
+def _models(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(str(row.get("model")) for row in rows))
 
 
-def _devices(rows: Sequence[Row]) -> list[str]:
+def _devices(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(map(_device, rows)))
 
 
-def _series_of(row: Row, rows: Sequence[Row]) -> str:
+def _series_of(row: TableRow, rows: Sequence[TableRow]) -> str:
     """Return what tells the line of a row from others: its model, its device, or both where both vary."""
     words = [str(row.get("model"))] if len(_models(rows)) > 1 else []
     return " on ".join([*words, *([_device(row)] if len(_devices(rows)) > 1 or not words else [])])
 
 
-def _dollars(row: Row) -> str:
+def _dollars(row: TableRow) -> str:
     return "usd" if row.get("usd") else "usd_per_million_output_tokens"
 
 
-def _headline(name: str, rows: Sequence[Row], headline: str) -> str:
+def _headline(name: str, rows: Sequence[TableRow], headline: str) -> str:
     """Return what is drawn over an axis of a study: over prices dollars, where there are any."""
     return _dollars(rows[0]) if name == "price" and rows and rows[0].get(_dollars(rows[0])) else headline
 
@@ -165,7 +165,7 @@ def _title(headline: str) -> str:
     return re.sub("^usd", "dollars", headline).replace("_", " ")
 
 
-def _looks(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], str]]:
+def _looks(rows: Sequence[TableRow]) -> dict[str, tuple[dict[str, Any], str]]:
     """Return how each series is drawn, and what the legend calls it; of many series those of one device are alike."""
     series = {_series_of(row, rows): _device(row) for row in rows}
     named = list(series) if len(series) <= _MOST_SERIES else list(dict.fromkeys(series.values()))
@@ -174,7 +174,7 @@ def _looks(rows: Sequence[Row]) -> dict[str, tuple[dict[str, Any], str]]:
     return {one: (own[one], one) if one in own else (own[device], device) for one, device in series.items()}
 
 
-def _legend(figure: Figure, rows: Sequence[Row]) -> None:
+def _legend(figure: Figure, rows: Sequence[TableRow]) -> None:
     """Name the series of all lines once, below the plots."""
     from matplotlib.lines import Line2D
 
@@ -184,7 +184,7 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
         figure.legend(handles=handles, loc="outside lower center", ncols=fitting(3))
 
 
-def _lines(axes: Axes, rows: Sequence[Row], name: str, headline: str) -> None:
+def _lines(axes: Axes, rows: Sequence[TableRow], name: str, headline: str) -> None:
     """Draw the least of the headline at each value of an axis, a line for each model and device."""
     drawn: dict[str, dict[float, float]] = {}
     for row in rows:
@@ -203,13 +203,13 @@ def _lines(axes: Axes, rows: Sequence[Row], name: str, headline: str) -> None:
         axes.set_xticks([], minor=True)
 
 
-def _words(rows: Sequence[Row], name: str) -> dict[float, str]:
+def _words(rows: Sequence[TableRow], name: str) -> dict[float, str]:
     """Return the values of an axis in order, each as the study has it."""
     names = {_number(row[name]) or 0.0: row[name] for row in rows}
     return {at: f"{at:g}" if name == "on" else str(names[at]) for at in sorted(names)}
 
 
-def _landscape(axes: Axes, rows: Sequence[Row], names: Sequence[str], headline: str) -> None:
+def _landscape(axes: Axes, rows: Sequence[TableRow], names: Sequence[str], headline: str) -> None:
     """Draw the least of the headline of one model over two axes of the study."""
     least: dict[tuple[float, float], float] = {}
     for row in rows:
@@ -225,7 +225,7 @@ def _landscape(axes: Axes, rows: Sequence[Row], names: Sequence[str], headline: 
     axes.figure.colorbar(image, ax=axes, label=f"least {_title(headline)}")
 
 
-def _by_price(axes: Axes, rows: Sequence[Row]) -> None:
+def _by_price(axes: Axes, rows: Sequence[TableRow]) -> None:
     """Draw what the best plan of each device costs, the cheapest where there are many."""
     least: dict[str, float] = {}
     for row in rows:

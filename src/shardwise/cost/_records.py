@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from shardwise.records import dataclass
 
-Changes: TypeAlias = Mapping[str, Any]
+ConstantChanges: TypeAlias = Mapping[str, Any]
 """Fields of a record that hold for a part of what it speaks of: an engine, a kernel, a type."""
 Pair: TypeAlias = tuple[float, float]
 PROMPT_PARTS = (
@@ -91,7 +91,7 @@ class Gemm:
     """Whether nothing is cut into tiles."""
     launches: Any = None
     """Replays of a table, before power limits the clock; None in lasting runs."""
-    engines: Mapping[str, Changes] = partial()
+    engines: Mapping[str, ConstantChanges] = partial()
     """What differs in engines with a library of their own."""
     quantise: Mapping[str, Quantise] = by_name()
     source: str = ""
@@ -115,8 +115,8 @@ class AttentionFit:
     cached_compute: float = 0.0
     cached_memory: float = 0.0
     cached_start_seconds: float = 0.0
-    kernels: Mapping[str, Changes] = partial()
-    by_type: Mapping[str, Changes] = partial()
+    kernels: Mapping[str, ConstantChanges] = partial()
+    by_type: Mapping[str, ConstantChanges] = partial()
     source: str = ""
 
 
@@ -132,7 +132,7 @@ class GroupedGemm:
     measured_on: str = ""
     in_turn: bool = False
     """Whether experts run one after the other."""
-    kernels: Mapping[str, Changes] = partial()
+    kernels: Mapping[str, ConstantChanges] = partial()
     source: str = ""
 
 

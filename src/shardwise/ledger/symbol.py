@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.ledger.number import evaluate, positive_of_positive
 
-Key = tuple[Any, ...]
+NodeKey = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
 # Steps of a proof that one symbol is never less than another: longer ones find little.
 _DEEP = 3
@@ -26,7 +26,7 @@ class Graph:
 
     def __init__(self, proves: bool = True) -> None:
         self.proves = proves
-        self.known: dict[Key, Node] = {}
+        self.known: dict[NodeKey, Node] = {}
         self.nodes: list[Node] = []
         self.ordered: dict[tuple[Any, Any], int] = {}
 
@@ -37,7 +37,7 @@ class Graph:
         """
         return self.enter(("given", name), level, positive)
 
-    def enter(self, key: Key, level: int, positive: bool | None = None) -> Node:
+    def enter(self, key: NodeKey, level: int, positive: bool | None = None) -> Node:
         """Return the symbol of an operation and its arguments."""
         node = self.known.get(key)
         if node is None:
@@ -56,7 +56,7 @@ class Node:
     __slots__ = ("graph", "key", "level", "place", "positive")
     __array_ufunc__ = None
 
-    def __init__(self, graph: Graph, key: Key, level: int, positive: bool) -> None:
+    def __init__(self, graph: Graph, key: NodeKey, level: int, positive: bool) -> None:
         self.graph, self.key, self.level, self.positive = graph, key, level, positive
         self.place = len(graph.nodes)
 
@@ -66,7 +66,7 @@ class Node:
         return str(self.key[0])
 
     @property
-    def args(self) -> Key:
+    def args(self) -> NodeKey:
         """The arguments of the operation, nodes and plain numbers."""
         return self.key[1:]
 
@@ -210,7 +210,7 @@ def is_positive(value: Any) -> bool:
     return bool(value.positive if value.__class__ is Node else value >= 0)
 
 
-def _positive(key: Key) -> bool:
+def _positive(key: NodeKey) -> bool:
     """Return whether the result of an operation is proven never to be below zero."""
     op, *args = key
     if op == "subtract":

@@ -73,7 +73,7 @@ class Traced:
         return "\n".join([f"{self.name} = {_digits(self.value)}", *rows, *rest])
 
     @property
-    def contributions(self) -> tuple[Part, ...]:
+    def contributions(self) -> tuple[Contribution, ...]:
         """What sums to the number, largest first, each as `Part`; empty where it is an input or a formula."""
         return tuple(parts(self))
 
@@ -108,7 +108,7 @@ def named(x: _T, name: str, source: str = "", unit: str = "") -> _T:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class Branch:
     """A branch that a maximum or minimum did not take, in the unit of the number that is opened."""
 
     label: str
@@ -117,7 +117,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Contribution:
     """One contribution to a number: `amount` in the parent's unit, `times` how often the node counts in it.
 
     `against` are the branches that lost to this contribution, nearest first; `choice` is then "max" or "min".
@@ -127,7 +127,7 @@ class Part:
     amount: float
     times: float
     node: Traced | None
-    against: tuple[Rival, ...] = ()
+    against: tuple[Branch, ...] = ()
     choice: str = ""
 
 
@@ -279,7 +279,7 @@ def operands(x: Traced) -> list[Traced]:
     return list(named.values())
 
 
-_Choice = tuple[str, tuple[Rival, ...]]
+_Choice = tuple[str, tuple[Branch, ...]]
 _FREE: _Choice = ("", ())
 
 
@@ -292,7 +292,7 @@ class _Share:
     choice: _Choice = _FREE
 
 
-def parts(x: Traced, named_apart: bool = True) -> list[Part]:
+def parts(x: Traced, named_apart: bool = True) -> list[Contribution]:
     """Return the contributions that sum to a number, largest first, and what lost against them where it is to be told.
 
     Empty where the number is no sum but an input or a formula.
@@ -305,11 +305,11 @@ def parts(x: Traced, named_apart: bool = True) -> list[Part]:
     if not x.op:
         return []
     inner, top = _inner(x, True)
-    merged: dict[tuple[str, float], Part] = {}
+    merged: dict[tuple[str, float], Contribution] = {}
     for share in _shares(inner, top, named_apart):
         node, times, (choice, against) = share.node, share.times, share.choice
         label, known = formula(node, node is inner and top), node if isinstance(node, Traced) else None
-        part = Part(label, times * float(plain(node)), times, known, against, choice)
+        part = Contribution(label, times * float(plain(node)), times, known, against, choice)
         # One formula has two values where names in it stand for different numbers.
         key = (label, id(node) if getattr(node, "name", "") else float(plain(node)))
         if (old := merged.get(key)) is not None:
@@ -322,7 +322,7 @@ def parts(x: Traced, named_apart: bool = True) -> list[Part]:
     return _numbered(sorted(kept, key=lambda p: -abs(p.amount)))
 
 
-def _numbered(parts: list[Part]) -> list[Part]:
+def _numbered(parts: list[Contribution]) -> list[Contribution]:
     """Number the contributions that have a name in common."""
     seen: Counter[str] = Counter()
     for i, part in enumerate(parts):
@@ -352,7 +352,7 @@ def _shares(root: Any, top: bool, named_apart: bool) -> list[_Share]:
         for child, factor, choice in edges[id(node)]:
             below = shares[id(child)]
             if not below.times:
-                lost = tuple(Rival(r.label, share.times * r.amount, abs(share.times) * r.slack) for r in choice[1])
+                lost = tuple(Branch(r.label, share.times * r.amount, abs(share.times) * r.slack) for r in choice[1])
                 below.choice = (choice[0] or share.choice[0], (*share.choice[1], *lost))
             below.times += share.times * factor
     return [shares[id(node)] for node in order if not edges[id(node)]]
@@ -376,14 +376,14 @@ def _edges(x: Traced, named_apart: bool) -> list[tuple[Any, float, _Choice]]:
     return []
 
 
-def _rivals(others: list[Any], value: float) -> tuple[Rival, ...]:
+def _rivals(others: list[Any], value: float) -> tuple[Branch, ...]:
     """Return the branches that lost, nearest first, each once; ties and those that are nothing are left out."""
     rivals = {}
     for other in others:
         amount = float(plain(other))
         if amount and abs(value - amount) > 1e-9 * abs(amount):
             label = formula(other, False)
-            rivals[label] = Rival(label if len(label) <= 100 else _gist(other), amount, abs(value - amount))
+            rivals[label] = Branch(label if len(label) <= 100 else _gist(other), amount, abs(value - amount))
     return tuple(sorted(rivals.values(), key=lambda r: r.slack)[:8])
 
 

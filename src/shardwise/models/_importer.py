@@ -52,7 +52,7 @@ def architecture_from_config(
     name: str = "",
     overrides: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
-    part: Part = "",
+    part: FilePart = "",
 ) -> Architecture:
     """Return what `model_from_config` makes a model of."""
     if part not in PARTS:
@@ -187,8 +187,8 @@ def _defaults(stated: str, model_type: str, nested: bool) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in always}
 
 
-Part: TypeAlias = Literal["", "text"]
-PARTS: tuple[Part, ...] = ("", "text")
+FilePart: TypeAlias = Literal["", "text"]
+PARTS: tuple[FilePart, ...] = ("", "text")
 """What of a file is counted: all of it, or its language model alone."""
 
 _TEXT = ("text_config", "language_config", "llm_config", "thinker_config")

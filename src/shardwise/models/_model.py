@@ -14,7 +14,7 @@ from typing import Any, cast
 from shardwise.errors import InputError, Problem, near
 from shardwise.files import read_json
 from shardwise.models._architecture import Architecture
-from shardwise.models._importer import Part, architecture_from_config
+from shardwise.models._importer import FilePart, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Card, CardLine
 from shardwise.records import dataclass, replace
@@ -39,7 +39,7 @@ class Model(Architecture, Card):
 
     @classmethod
     def load(
-        cls, name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+        cls, name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: FilePart = ""
     ) -> Model:
         """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
 
@@ -66,7 +66,7 @@ class Model(Architecture, Card):
 
 
 def load_model(
-    name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+    name_or_path: str | PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: FilePart = ""
 ) -> Model:
     """Return the model of a catalogue name, a config.json, a directory that holds one, or a hub id.
 
@@ -87,7 +87,7 @@ def model_from_config(
     name: str = "",
     overrides: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
-    part: Part = "",
+    part: FilePart = "",
 ) -> Model:
     """Return the model that a Hugging Face style configuration describes.
 
@@ -118,7 +118,7 @@ _TUNED = ("-instruct", "-chat", "-it", "-base", "-hf", "-pt", "-deduped")
 
 
 def resolve_architecture(
-    name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: Part = ""
+    name_or_path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, *, part: FilePart = ""
 ) -> Architecture:
     """Return what `load_model` loads."""
     word = os.fspath(name_or_path)
@@ -164,7 +164,7 @@ def _own_config(file: OwnFile) -> Any:
     return content["config"] if nested else content
 
 
-def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+def _from_own(file: OwnFile, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:
     config = _own_config(file)
     if isinstance(config, dict) and "model_type" not in config:
         return _from_sizes(file, {**config, **(overrides or {})})
@@ -236,7 +236,7 @@ def _from_catalogue(name: str, overrides: Mapping[str, Any] | None, more: Sequen
     return architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
 
 
-def _from_path(path: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:
     folder = os.path.isdir(path)
     file = os.path.join(path, "config.json") if folder else path
     if folder and os.path.isfile(os.path.join(path, "model_index.json")):
@@ -254,7 +254,7 @@ def _read(file: str) -> Any:
     return read_json(file, "model", constants=True)
 
 
-def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: Part) -> Architecture:
+def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:
     if word.count("/") != 1 or not all(word.split("/")):
         raise _fail(word, "is neither a catalogue name, a path nor a hub id")
     try:

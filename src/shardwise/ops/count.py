@@ -24,7 +24,7 @@ from shardwise.plans import Tuning, find_stack
 from shardwise.records import dataclass, replace
 
 Coverage: TypeAlias = Literal["full", "masked"]
-Part: TypeAlias = Literal["embedding", "layers", "head", "mtp"]
+ModelPart: TypeAlias = Literal["embedding", "layers", "head", "mtp"]
 
 WHOLE: ParallelSizes[float] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)
 
@@ -54,7 +54,7 @@ def whole_layout(
 class PartOps:
     """Operators of one part of a model: how often they run and how often their weights exist, and their block."""
 
-    part: Part
+    part: ModelPart
     ops: tuple[Op[float], ...]
     times: int
     copies: int
@@ -98,7 +98,7 @@ def _by_tuning(y: Layout[float], model: Model) -> Iterator[tuple[Layout[float], 
         yield replace(y, choices=replace(y.choices, tuning=tuning)), kinds
 
 
-def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: Part) -> Iterator[PartOps]:
+def _blocks(y: Layout[float], kinds: Counter[Block], D: int, part: ModelPart) -> Iterator[PartOps]:
     flat: Counter[Block] = Counter()
     for block, times in kinds.items():
         for one, each in _opened(block).items():
@@ -117,7 +117,7 @@ def _opened(block: Block) -> Counter[Block]:
     return opened
 
 
-def component(part: Part, op: Op[float]) -> str:
+def component(part: ModelPart, op: Op[float]) -> str:
     """Return which component of the model an operator belongs to, one of `COMPONENTS`.
 
     >>> line = next(lines(Model.load("gpt2"), whole_layout()))

@@ -15,7 +15,7 @@ from shardwise.records import dataclass
 
 Value: TypeAlias = str | int | bool
 Values: TypeAlias = tuple[Value, ...]
-Conditions: TypeAlias = tuple[tuple[str, Values], ...]
+RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
 JOB_WORDS = ("precision", "optimizer", "method", "adapter_precision", "base")
@@ -28,8 +28,8 @@ class CapabilityRule:
     A value is a word, a number, ">1" for numbers above it, or the name of a field for the same as there.
     """
 
-    where: Conditions
-    needs: Conditions
+    where: RuleConditions
+    needs: RuleConditions
     source: str
 
     def judges(self, job: Mapping[str, Any]) -> bool:
@@ -117,7 +117,7 @@ def capabilities_of(row: Mapping[str, Any]) -> Capabilities:
 
 
 def _rule(row: Mapping[str, Any]) -> CapabilityRule:
-    def conditions(table: Mapping[str, Any]) -> Conditions:
+    def conditions(table: Mapping[str, Any]) -> RuleConditions:
         return tuple((name, tuple(values)) for name, values in table.items())
 
     return CapabilityRule(conditions(row["where"]), conditions(row["needs"]), row["source"])

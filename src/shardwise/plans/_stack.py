@@ -14,12 +14,12 @@ from shardwise.files import own_table
 from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
 from shardwise.plans._plan import Plan, alike
 from shardwise.plans._settings import LossKernel, Settings
-from shardwise.plans.partition import Partition
+from shardwise.plans.partition import PartitionRule
 from shardwise.records import dataclass
 
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
-AttentionKernel: TypeAlias = Literal["eager", "flash", "scores"]
+AttentionImplementation: TypeAlias = Literal["eager", "flash", "scores"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Stack:
     # Operators
     norm: NormKernel
     """With "widened" one kernel runs over fp32 copies of its rows."""
-    attention: AttentionKernel
+    attention: AttentionImplementation
     """The path "scores" keeps the matrix of scores as unfused Megatron-LM does, "eager" as transformers does."""
     attention_kernel: str
     """The fused kernel whose rates apply ("": the best of the device)."""
@@ -199,7 +199,7 @@ class Stack:
     """Schedules under which messages between stages run beside compute."""
     scattered_sends: bool
     """A message between stages is split over the tensor-parallel ranks."""
-    partition: Partition
+    partition: PartitionRule
     """How layers go to stages where a plan does not say."""
     stage_buffers: bool
     """The buffers of a stage's messages for all micro-batches of a step exist at once."""

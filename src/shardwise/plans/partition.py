@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias, get_args
 from shardwise.plans._plan import Plan
 from shardwise.records import replace
 
-Partition: TypeAlias = Literal["uniform", "megatron", "torchtitan", "middle"]
-PARTITIONS: tuple[str, ...] = get_args(Partition)
+PartitionRule: TypeAlias = Literal["uniform", "megatron", "torchtitan", "middle"]
+PARTITIONS: tuple[str, ...] = get_args(PartitionRule)
 SHIFTS: dict[str, tuple[bool, bool]] = {
     "usual": (False, False),
     "first-1": (True, False),
@@ -112,7 +112,7 @@ def split_layers(layers: int, pieces: int, partition: str) -> tuple[int, ...]:
     return shifted(_WAYS[way](layers, pieces), shift or "usual")
 
 
-def listed(layers: int, pieces: int, partition: Partition = "uniform") -> str:
+def listed(layers: int, pieces: int, partition: PartitionRule = "uniform") -> str:
     """Return layers cut into pieces as a list to copy.
 
     >>> listed(10, 4)

@@ -15,14 +15,14 @@ from shardwise.search._blocks import BlockKeys
 from shardwise.search._columns import Columns, runs
 from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid
-from shardwise.search._placements import GroupShapes
+from shardwise.search._placements import ShapeColumns
 from shardwise.search._program import SPLIT, ProgramShape
 from shardwise.training import TrainingCase
 
 # Fields in the order in which they break ties; words count by their place in the space.
-Key: TypeAlias = tuple[int, ...]
+PlanKey: TypeAlias = tuple[int, ...]
 # Choice of cluster and job, devices, degrees: plans that share them differ in how they run, and are one row.
-Degrees: TypeAlias = tuple[int, ...]
+DegreesKey: TypeAlias = tuple[int, ...]
 KEYED = ("devices", *(name for name in DEGREES if name != "vpp"))
 # Numbers of a key ahead of its fields: the choice of cluster and job, and the grid.
 AHEAD = 2
@@ -42,7 +42,7 @@ class RankedPlan:
     value: float
     step_seconds: float
     device_bytes: float
-    key: Key
+    key: PlanKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PlanBatch:
     fits: Any
     devices: Any
     group: Any
-    degrees: Mapping[Degrees, int]
+    degrees: Mapping[DegreesKey, int]
     key: Any
     host_short_bytes: Any = 0.0
 
@@ -87,7 +87,7 @@ def _key_fields(values: Columns, grid: PlanGrid, composed: tuple[str, int, str],
     return [grid.variant.choice, grid.variant.number, *(own[n] if n in own else values[n] for n in FIELDS)]
 
 
-def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> Key:
+def key_of(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], mode: int, place: int) -> PlanKey:
     """Return the fields of one plan as numbers, in the order that breaks ties."""
     return tuple(map(int, _key_fields(values, grid, composed, mode, place)))
 
@@ -98,18 +98,18 @@ def key_table(values: Columns, grid: PlanGrid, composed: tuple[str, int, str], m
     return np.column_stack([np.broadcast_to(field, mode.shape) for field in fields]).astype(np.int64)
 
 
-def degrees_of(key: Key) -> Degrees:
+def degrees_of(key: PlanKey) -> DegreesKey:
     """Return the choice of cluster and job, the devices and the degrees of a plan by its key."""
     devices, _, tp, tp2, cp, pp, _, dp, ep, etp = key[AHEAD : AHEAD + 10]
     return key[0], devices, tp, tp2, cp, pp, dp, ep, etp
 
 
-def grid_of(key: Key) -> int:
+def grid_of(key: PlanKey) -> int:
     """Return the number of the grid of a plan by its key."""
     return key[1]
 
 
-def plan_of(key: Key, grid: PlanGrid) -> Plan:
+def plan_of(key: PlanKey, grid: PlanGrid) -> Plan:
     """Return the plan of a key."""
     fields: dict[str, Any] = dict(zip(FIELDS[1:], key[AHEAD + 1 :], strict=True))
     fast = tuple(fields.pop(f"fast {axis}") for axis in AXES)
@@ -131,7 +131,7 @@ class PlanSelection:
     place: Any = field(default_factory=lambda: np.empty(0, np.int64))
     row: Any = field(default_factory=lambda: np.empty(0, np.int64))
     modes: Any = None
-    groups: dict[bool, GroupShapes] = field(default_factory=dict)
+    groups: dict[bool, ShapeColumns] = field(default_factory=dict)
     inputs: dict[tuple[str, int], Any] = field(default_factory=dict)
 
     @cached_property
@@ -158,7 +158,7 @@ class PlanKeys:
     composed: tuple[str, int, str]
     cells: PlanSelection
 
-    def __call__(self, index: int) -> Key:
+    def __call__(self, index: int) -> PlanKey:
         mode, row, place = self._at(index)
         values = {name: column[row] for name, column in self.columns.items()}
         return key_of(values, self.grid, self.composed, mode, place)
@@ -190,7 +190,7 @@ class PlanPart:
     """The rows of a part of the base from `start`, the sets of degrees that they have, and the keys of their blocks."""
 
     columns: Columns
-    degrees: dict[Degrees, int]
+    degrees: dict[DegreesKey, int]
     keys: BlockKeys
     start: int
     numbers: dict[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, STAGE_AXES, with_group
 from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, distinct, distinct_rows, pieces, runs, spread
 from shardwise.search._grid import PlanGrid, case_for
-from shardwise.search._placements import COLUMNS, GroupShapes
+from shardwise.search._placements import COLUMNS, ShapeColumns
 from shardwise.search._program import (
     BATCH,
     CELLS,
@@ -313,7 +313,9 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     return BlockKeys(blocks=blocks, grid=grid, part=part, columns=key_columns, key=key, values=keys)
 
 
-def _filled_columns(blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, GroupShapes, Any]) -> dict[str, Any]:
+def _filled_columns(
+    blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, ShapeColumns, Any]
+) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
     keys, groups, row = known
     columns: dict[str, Any] = {}
@@ -355,7 +357,7 @@ def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
     return group, start, count, at - start[owner], index[first]
 
 
-def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShapes:
+def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> ShapeColumns:
     """Return the ranks of each axis in one domain of each tier, for row keys with a place that has their domain."""
     dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.group_shapes.items()}
     if not grid.has_experts:
@@ -365,7 +367,7 @@ def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> GroupShap
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _given(program: Program, keys: Columns, groups: GroupShapes, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
+def _given(program: Program, keys: Columns, groups: ShapeColumns, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
     """Return the inputs of a program for some keys, their places and the first key of each split."""
     mine, at, first = chosen
     given: dict[str, Any] = {}

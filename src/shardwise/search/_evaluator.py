@@ -30,7 +30,7 @@ from shardwise.search._columns import Columns, distinct, distinct_rows, exact_su
 from shardwise.search._composition import Composition, Compositions, composed_rows, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
-from shardwise.search._placements import GroupShapes
+from shardwise.search._placements import ShapeColumns
 from shardwise.search._program import CELLS, PLACE, ROW, SPLIT, Program, axis_of
 from shardwise.search._result import PlanCounts
 
@@ -218,7 +218,7 @@ class _Job:
     def _first(self) -> int:
         return int(self.evaluator.grid.places.start[self.part.start])
 
-    def _groups(self, cells: PlanSelection, placed: bool) -> GroupShapes:
+    def _groups(self, cells: PlanSelection, placed: bool) -> ShapeColumns:
         """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each set."""
         known = cells.groups.get(placed)
         if known is None:

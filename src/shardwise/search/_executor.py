@@ -16,7 +16,7 @@ from shardwise.records import dataclass
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-Part = tuple[int, int]
+PartRange = tuple[int, int]
 # Seconds after which an interrupt is looked for.
 MOMENT = 0.1
 # Windows waits for 63 handles at once (WaitForMultipleObjects, of which CPython keeps one).
@@ -35,7 +35,7 @@ class PartTask(Protocol):
         """Take in what others found."""
         ...
 
-    def __call__(self, parts: Sequence[Part]) -> Any:
+    def __call__(self, parts: Sequence[PartRange]) -> Any:
         """Return what became of the parts; it has a `known` of its own."""
         ...
 
@@ -43,7 +43,7 @@ class PartTask(Protocol):
 class Executor(Protocol):
     """Runs a task over the parts of a space and yields what it returns, in any order."""
 
-    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         """Yield the result of each portion of the parts."""
         ...
 
@@ -52,7 +52,7 @@ class Executor(Protocol):
 class SerialExecutor:
     """Evaluates in this process, a few parts at a time so that progress can be shown."""
 
-    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         """Yield the result of each part."""
         for part in parts:
             yield work([part])
@@ -112,9 +112,9 @@ class _Worker:
 
     process: Any
     pipe: Connection
-    part: list[Part]
+    part: list[PartRange]
 
-    def give(self, part: Part, known: Any) -> None:
+    def give(self, part: PartRange, known: Any) -> None:
         """Send it a part to work on."""
         self.part[:] = [part]
         # Where it has died, the answer that does not come gives the part back.
@@ -139,7 +139,7 @@ class ProcessExecutor:
     count: int
     renewed: int = 0
 
-    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         """Yield the results as they come."""
         left = list(reversed(parts))
         started = count = min(self.count, _MOST_WAITED) if sys.platform == "win32" else self.count
@@ -192,7 +192,7 @@ def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
             yield result
 
 
-def _busy(workers: Sequence[_Worker], left: list[Part], known: Any) -> list[_Worker]:
+def _busy(workers: Sequence[_Worker], left: list[PartRange], known: Any) -> list[_Worker]:
     """Return the processes that work on a part, each that was idle given another; the others have ended.
 
     What a process that died worked on is left again.
@@ -218,7 +218,7 @@ _AHEAD = 2
 _TRIES = 10
 
 
-def _called(work: PartTask, part: Part) -> Any:
+def _called(work: PartTask, part: PartRange) -> Any:
     return work([part])
 
 
@@ -232,7 +232,7 @@ class RayExecutor:
     count: int
     address: str = ""
 
-    def run(self, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
+    def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         """Yield the results as they come."""
         if not parts:
             return
@@ -252,10 +252,10 @@ class RayExecutor:
         finally:
             ray.shutdown()
 
-    def _results(self, ray: Any, work: PartTask, parts: Sequence[Part]) -> Iterator[Any]:
+    def _results(self, ray: Any, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         remote, task = ray.remote(max_retries=0)(_called), ray.put(work)
         left, tries = list(reversed(parts)), dict.fromkeys(parts, 0)
-        running: dict[Any, Part] = {}
+        running: dict[Any, PartRange] = {}
         most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", self.count)))
         while left or running:
             while left and len(running) < most:

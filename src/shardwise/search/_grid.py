@@ -19,7 +19,7 @@ from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, check_degrees, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import STACK, launched, stack_law
-from shardwise.search._placements import COLUMNS, GroupShapes, Placements, places_of
+from shardwise.search._placements import COLUMNS, Placements, ShapeColumns, places_of
 from shardwise.search._space import SearchSpace
 from shardwise.training import PricedBlocks, TrainingCase, stage_layers
 from shardwise.training.schedules import find_schedule
@@ -134,7 +134,7 @@ class PlanGrid:
             sides.append({**side, "layout": np.full(int(here.sum()), LAYOUTS.index(name))})
         return {c: np.concatenate([side[c] for side in sides]) for c in sides[0]}
 
-    def groups(self, place: Any, experts: Columns) -> GroupShapes:
+    def groups(self, place: Any, experts: Columns) -> ShapeColumns:
         """Return the ranks of every group in one domain of each tier, as float64, for places and (ep, etp) of plans."""
         if not self.has_experts:
             return {axis: tuple(t[place] for t in tiers) for axis, tiers in self._dense_groups.items()}
@@ -150,7 +150,7 @@ class PlanGrid:
         return np.full_like(dp, self.case.plan.shard) if self.case.plan.shard > 1 else dp
 
     @cached_property
-    def _dense_groups(self) -> GroupShapes:
+    def _dense_groups(self) -> ShapeColumns:
         dense = {axis: tuple(t.astype(np.int64) for t in tiers) for axis, tiers in self.places.group_shapes.items()}
         dp = dense["dp"][-1]
         sizes = {"dp": dp, "shard": self.shard(dp), "ep": np.ones_like(dp), "etp": np.ones_like(dp)}

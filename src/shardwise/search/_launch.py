@@ -26,7 +26,7 @@ from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
 from shardwise.search._columns import Columns
 from shardwise.search._constraints import Law
-from shardwise.search._space import WORDS, IntRanges, Order, SearchSpace, upto
+from shardwise.search._space import WORDS, AxisOrder, IntRanges, SearchSpace, upto
 
 STACK = "stack"
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
@@ -91,7 +91,7 @@ def _degrees(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, 
     return kept
 
 
-def _orders(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, tuple[Order, ...]]:
+def _orders(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, tuple[AxisOrder, ...]]:
     """Return the orders of the framework where nobody names one and ranks cannot be placed otherwise."""
     if stack.runs.any_place:
         return {}

@@ -13,13 +13,13 @@ import numpy as np
 from shardwise.plans import AXES, WholeNumbers, dense_group_shapes, divisors
 from shardwise.records import dataclass
 from shardwise.search._columns import Columns, distinct, distinct_rows, spread
-from shardwise.search._space import Order, SearchSpace
+from shardwise.search._space import AxisOrder, SearchSpace
 
 COLUMNS = WholeNumbers(gcd=np.gcd, largest=np.maximum)
-GroupShapes = dict[str, tuple[Any, ...]]
+ShapeColumns = dict[str, tuple[Any, ...]]
 _AT_ONCE = 1 << 17
 """Rows that are placed together: every way to fill a domain is tried with all of them."""
-_DEFAULT: Order = AXES
+_DEFAULT: AxisOrder = AXES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Placements:
     count: Any
     fast: Any
     order: Any
-    group_shapes: GroupShapes
+    group_shapes: ShapeColumns
 
     def among(self, rows: Any) -> Placements:
         """Return the places of some rows of the base."""
@@ -137,18 +137,18 @@ def _ways(space: SearchSpace, domains: Sequence[int]) -> list[tuple[tuple[int, .
 
 
 def _group_shapes(
-    columns: Columns, rows: Any, fast: tuple[int, ...], order: Order, domains: Sequence[int]
-) -> GroupShapes:
+    columns: Columns, rows: Any, fast: tuple[int, ...], order: AxisOrder, domains: Sequence[int]
+) -> ShapeColumns:
     part: dict[str, int] | None = dict(zip(AXES, fast, strict=True)) if fast else None
     return dense_group_shapes({axis: columns[axis][rows] for axis in AXES}, order, domains, COLUMNS, part)
 
 
 def _all_group_shapes(
     columns: Columns, row: Any, chosen: tuple[Any, Any], space: SearchSpace, domains: Sequence[int]
-) -> GroupShapes:
+) -> ShapeColumns:
     """Return the group shapes of places, those of one way together."""
     ways, orders = chosen
-    shapes: GroupShapes = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
+    shapes: ShapeColumns = {axis: tuple(np.zeros(len(row)) for _ in domains) for axis in AXES}
     both = np.column_stack([ways, orders])
     chosen_ways, which = np.unique(both, axis=0, return_inverse=True)
     for i, one in enumerate(chosen_ways.tolist()):

@@ -81,7 +81,7 @@ def _above(args: list[Any], out: Any) -> Any:
 
 
 # One operation: its name, what does it, where its arguments and its result are kept, and the memory it may write to.
-_Line = tuple[str, Callable[..., Any] | None, Sequence[int], int, int]
+_Instruction = tuple[str, Callable[..., Any] | None, Sequence[int], int, int]
 
 
 _ARENA: dict[tuple[int, int], Any] = {}
@@ -115,7 +115,7 @@ class Program:
         self.inputs: dict[str, int] = {}
         self.plain: dict[str, Any] = {}
         self._constants: list[Any] = []
-        self._lines: list[_Line] = []
+        self._lines: list[_Instruction] = []
         self._kept: list[tuple[int, int]] = []
         self._given: dict[str, int] = {}
         self._where: dict[Any, int] = {}

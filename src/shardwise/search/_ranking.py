@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwise.errors import Problem
 from shardwise.records import dataclass, replace
-from shardwise.search._batch import Degrees, PlanBatch, RankedPlan, degrees_of
+from shardwise.search._batch import DegreesKey, PlanBatch, RankedPlan, degrees_of
 from shardwise.search._columns import distinct, tied
 from shardwise.search._options import OBJECTIVES
 from shardwise.search._result import PlanCounts
@@ -38,10 +38,10 @@ class TopN:
     size: int
     objective: str
     tie: float = 1.0
-    sets: dict[Degrees, list[RankedPlan]] = field(default_factory=dict)
+    sets: dict[DegreesKey, list[RankedPlan]] = field(default_factory=dict)
     last: float = math.inf
     worst: float = math.inf
-    bounds: tuple[Mapping[Degrees, int], Any] | None = field(default=None, repr=False, compare=False)
+    bounds: tuple[Mapping[DegreesKey, int], Any] | None = field(default=None, repr=False, compare=False)
     """Sets of degrees of batches, and for each the value above which its plans are not wanted by now."""
 
     @property
@@ -63,7 +63,7 @@ class TopN:
         ranges = tied([entry.value for entry in ranked], self.tie)[: self.size]
         return [ranked[start:end] for start, end in ranges if ranked[start].value <= last]
 
-    def like(self, degrees: Degrees) -> list[RankedPlan]:
+    def like(self, degrees: DegreesKey) -> list[RankedPlan]:
         """Return the best plans of a set of degrees, none behind the last of the best sets."""
         return [e for e in self.sets.get(degrees, ()) if e.value <= self.last]
 

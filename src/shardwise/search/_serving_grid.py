@@ -20,7 +20,7 @@ from shardwise.search._columns import distinct_rows
 from shardwise.search._options import SearchOptions
 from shardwise.search._placements import COLUMNS
 from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_keys
-from shardwise.search._space import Order
+from shardwise.search._space import AxisOrder
 from shardwise.serving import (
     Engine,
     ServingCase,
@@ -34,7 +34,7 @@ from shardwise.serving import (
 
 MEMORY = "memory"
 FORMATS = "formats"
-Word = tuple[Any, ...]
+SetupOutcome = tuple[Any, ...]
 _LAW_OF = {"tp": "tensor", "ep": "experts", "etp": "experts", "pp": "pipeline", "stage_layers": "pipeline"}
 LAUNCH = "launch"
 TITLES = {
@@ -196,7 +196,7 @@ class ServingGrid:
         row, order = np.nonzero(fresh.T)
         return {**{name: size[row] for name, size in sizes.items()}, "order": order, "place": codes.T[fresh.T]}
 
-    def _place(self, sizes: dict[str, Any], order: Order) -> list[Any]:
+    def _place(self, sizes: dict[str, Any], order: AxisOrder) -> list[Any]:
         """Return the ranks of each axis that sends messages in one domain of each tier."""
         one = np.ones_like(sizes["tp"])
         dense = dense_group_shapes({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
@@ -205,18 +205,18 @@ class ServingGrid:
         return [placed[axis][tier] for axis, tier in product(self._talking, range(len(self.domains) - 1))]
 
     @cached_property
-    def setups(self) -> list[tuple[Word, ServingCase]]:
+    def setups(self) -> list[tuple[SetupOutcome, ServingCase]]:
         """Every (engine, weights, kv_cache, compute) that the device can run, those that come to the same once."""
         return [(word, case) for word, case in self._judged.values() if isinstance(case, ServingCase)]
 
     @cached_property
-    def unusable(self) -> list[tuple[Word, Problem]]:
+    def unusable(self) -> list[tuple[SetupOutcome, Problem]]:
         """Every (engine, weights, kv_cache, compute) that the device cannot run, and why."""
         return [(word, why) for word, why in self._judged.values() if isinstance(why, Problem)]
 
     @cached_property
-    def _judged(self) -> dict[Any, tuple[Word, ServingCase | Problem]]:
-        outcomes: dict[Any, tuple[Word, ServingCase | Problem]] = {}
+    def _judged(self) -> dict[Any, tuple[SetupOutcome, ServingCase | Problem]]:
+        outcomes: dict[Any, tuple[SetupOutcome, ServingCase | Problem]] = {}
         for word in self.space.setups(self.job):
             engine, weights, kv_cache, compute = word
             job = replace(self.job, batch=1, weights=weights, kv_cache=kv_cache, compute=compute)

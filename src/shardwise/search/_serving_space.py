@@ -13,12 +13,12 @@ from shardwise.errors import Problem, Problems
 from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass, replace
-from shardwise.search._space import IntRanges, Order, upto
+from shardwise.search._space import AxisOrder, IntRanges, upto
 from shardwise.serving import Engine, cache_bytes, find_engine, find_format
 
 # Neighbours are ranks of tensor parallelism in every engine (vLLM vllm/distributed/parallel_state.py, SGLang's of the
 # same name, TensorRT-LLM tensorrt_llm/mapping.py); replicas are started where one likes.
-SERVING_ORDERS: tuple[Order, ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
+SERVING_ORDERS: tuple[AxisOrder, ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
 EVERY, BATCHES = IntRanges(), upto(4096)
 MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")
@@ -48,7 +48,7 @@ class ServingSpace:
     weights: tuple[str, ...] = ("",)
     kv_cache: tuple[str, ...] = ("",)
     compute: tuple[str, ...] = ("",)
-    orders: tuple[Order, ...] = SERVING_ORDERS
+    orders: tuple[AxisOrder, ...] = SERVING_ORDERS
 
     @property
     def open_batches(self) -> tuple[tuple[int, int], ...]:
@@ -116,7 +116,7 @@ class Layouts:
     """The layouts of a space as columns, and what the laws say of each; `order` is an index of the space's orders."""
 
     columns: dict[str, Any]
-    orders: tuple[Order, ...]
+    orders: tuple[AxisOrder, ...]
     law: Any
     laws: tuple[str, ...]
     complete: dict[tuple[Any, ...], tuple[Plan, tuple[Problem, ...]]]

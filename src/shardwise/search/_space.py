@@ -15,8 +15,8 @@ from shardwise.errors import Problems
 from shardwise.plans import AXES, CONTEXT_KINDS, LAYOUTS, OPTIMIZERS, RECOMPUTES, SCHEDULES, SHARDINGS, SHIFTS, Schedule
 from shardwise.records import dataclass
 
-Order = tuple[str, ...]
-ORDERS: tuple[Order, ...] = tuple(permutations(AXES))
+AxisOrder = tuple[str, ...]
+ORDERS: tuple[AxisOrder, ...] = tuple(permutations(AXES))
 WORDS = {"layout": LAYOUTS, "cp_kind": CONTEXT_KINDS}
 """The words of columns that hold an index whatever the space: all that plans may say."""
 _KNOWN = {
@@ -108,7 +108,7 @@ class SearchSpace:
     schedule: tuple[Schedule, ...] = ()
     sharding: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
-    orders: tuple[Order, ...] = ()
+    orders: tuple[AxisOrder, ...] = ()
     fast_tp: IntRanges = IntRanges()
     fast_tp2: IntRanges = IntRanges()
     fast_cp: IntRanges = IntRanges()
@@ -124,7 +124,7 @@ class SearchSpace:
     global_batch: tuple[int, ...] = ()
 
     @property
-    def placed_orders(self) -> tuple[Order, ...]:
+    def placed_orders(self) -> tuple[AxisOrder, ...]:
         """Orders of the axes outwards from the fastest domain: those given, or all, the plain one first."""
         return self.orders or (AXES, *(order for order in ORDERS if order != AXES))
 

@@ -21,9 +21,9 @@ from typing import Any
 from shardwise.errors import InputError, Problem
 from shardwise.files import CSV_BYTES, read_file
 from shardwise.records import dataclass
-from shardwise.search._executor import Executor, Part
+from shardwise.search._executor import Executor, PartRange
 
-Row = dict[str, Any]
+AnswerRow = dict[str, Any]
 _WHOLE_INTEGER = 2**63
 
 
@@ -69,7 +69,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip(".") or "_"
 
 
-def _kept(rows: Sequence[Row]) -> dict[str, Any]:
+def _kept(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     """Return what a file keeps of an answer: its rows and their digest, by which one that was changed is told."""
     return {"sha256": hashlib.sha256(json.dumps(rows).encode()).hexdigest(), "rows": rows}
 
@@ -84,17 +84,17 @@ class StudyFolder:
         """Return the file of an answer."""
         return self.path / "parts" / slug(question.model) / f"{question.name}.json"
 
-    def answered(self, question: StudyQuestion) -> list[Row] | None:
+    def answered(self, question: StudyQuestion) -> list[AnswerRow] | None:
         """Return the rows of an answer, None where there is none, it is not whole or was changed."""
         with suppress(InputError, ValueError, TypeError, KeyError, RecursionError):
             kept = json.loads(read_file(self.part(question), CSV_BYTES))
-            rows: list[Row] = kept["rows"]
+            rows: list[AnswerRow] = kept["rows"]
             return rows if kept == _kept(rows) else None
         return None
 
-    def keep(self, question: StudyQuestion, rows: Sequence[Row]) -> list[Row]:
+    def keep(self, question: StudyQuestion, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
         """Write an answer, and return its rows as a later run reads them."""
-        stored: list[Row] = json.loads(json.dumps(rows))
+        stored: list[AnswerRow] = json.loads(json.dumps(rows))
         # Not forced to the disk: an answer that a power failure cuts off is not whole, and is worked out again.
         written(self.part(question), json.dumps(_kept(stored)).encode(), durable=False)
         return stored
@@ -160,7 +160,7 @@ class AnsweredPart:
     """The rows of one question by its place in the study."""
 
     place: int
-    rows: list[Row]
+    rows: list[AnswerRow]
     known: None = None
 
 
@@ -169,13 +169,13 @@ class StudyTask:
     """Answers questions; it travels to other processes and machines. `answer` returns the rows of one question."""
 
     questions: Sequence[StudyQuestion]
-    answer: Callable[[Mapping[str, Any]], list[Row]]
+    answer: Callable[[Mapping[str, Any]], list[AnswerRow]]
     known: None = None
 
     def learn(self, known: None) -> None:
         """Take in what others found: questions have nothing in common."""
 
-    def __call__(self, parts: Sequence[Part]) -> AnsweredPart:
+    def __call__(self, parts: Sequence[PartRange]) -> AnsweredPart:
         """Return the rows of the question of a part."""
         place = parts[0][0]
         return AnsweredPart(place, self.answer(self.questions[place].values))
@@ -185,7 +185,7 @@ class StudyTask:
 class StudyResult:
     """The rows of all questions in their order, how many were answered before, and the files that are stale."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[AnswerRow] = field(default_factory=list)
     before: int = 0
     left: int = 0
     stale: list[Path] = field(default_factory=list)
@@ -221,13 +221,15 @@ def run_study(
     return result
 
 
-def _tables(folder: StudyFolder, questions: Sequence[StudyQuestion], known: Mapping[int, list[Row]]) -> Iterator[Path]:
+def _tables(
+    folder: StudyFolder, questions: Sequence[StudyQuestion], known: Mapping[int, list[AnswerRow]]
+) -> Iterator[Path]:
     """Write the table of each model and yield its file."""
     import io
 
     import polars
 
-    by_model: dict[str, list[Row]] = {}
+    by_model: dict[str, list[AnswerRow]] = {}
     for place, question in enumerate(questions):
         by_model.setdefault(slug(question.model), []).extend(known[place])
     names = list(dict.fromkeys(name for rows in by_model.values() for row in rows for name in row))

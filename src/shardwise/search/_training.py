@@ -16,10 +16,10 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
 from shardwise.records import dataclass, replace
-from shardwise.search._batch import FrontPlan, Key, PlanBatch, RankedPlan, grid_of, plan_of
+from shardwise.search._batch import FrontPlan, PlanBatch, PlanKey, RankedPlan, grid_of, plan_of
 from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator
-from shardwise.search._executor import Executor, Part, SerialExecutor
+from shardwise.search._executor import Executor, PartRange, SerialExecutor
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
@@ -78,15 +78,15 @@ class SearchTask:
         """Plans of all grids, legal or not."""
         return sum(task.grid.num_plans for task in self.tasks)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartRange]:
         """Return slices of the rows of all grids, numbered one after the other."""
-        tasks, start = list[Part](), 0
+        tasks, start = list[PartRange](), 0
         for task in self.tasks:
             tasks += [(start + low, start + high) for low, high in task.grid.chunks(self.options.rows)]
             start += len(task.grid.base["tp"])
         return tasks
 
-    def _own(self, part: Part) -> tuple[SearchTask, Part]:
+    def _own(self, part: PartRange) -> tuple[SearchTask, PartRange]:
         """Return the search that a part is of, and its rows there."""
         start = 0
         for task in self.tasks:
@@ -130,7 +130,7 @@ class SearchTask:
             self.evaluator = Evaluator(self.grid, self.limit_bytes, prune=self.options.prune, may=may)
         return self.evaluator
 
-    def __call__(self, parts: Sequence[Part]) -> PartialResult:
+    def __call__(self, parts: Sequence[PartRange]) -> PartialResult:
         """Return what became of the plans of the parts."""
         if not self.others:
             return self._searched(parts)
@@ -146,7 +146,7 @@ class SearchTask:
             partial.nearest = replace(partial.nearest, value=partial.nearest.value / self.limit_bytes)
         return partial
 
-    def _searched(self, parts: Sequence[Part]) -> PartialResult:
+    def _searched(self, parts: Sequence[PartRange]) -> PartialResult:
         evaluator = self.recorded().fresh()
         rejected, closest = Counter[str](), None
         for start, end in parts:
@@ -261,7 +261,7 @@ class TrainingResult(SearchResult[TrainReport]):
         return self._reports[entry.key]
 
     @cached_property
-    def _reports(self) -> dict[Key, TrainReport]:
+    def _reports(self) -> dict[PlanKey, TrainReport]:
         return {}
 
     def value(self, report: TrainReport) -> float:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from shardwise.shell._lexer import Budget
 
-Lookup: TypeAlias = Callable[[str], str | None]
+VariableLookup: TypeAlias = Callable[[str], str | None]
 MOST_DEPTH = 16
 _TOKEN = re.compile(
     r"\s*(?:(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})(?![0-9A-Za-z_#])|\$?\{?([A-Za-z_]\w*)\}?"
@@ -40,7 +40,7 @@ _PLAIN: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def value_of(text: str, lookup: Lookup, depth: int = MOST_DEPTH) -> int | None:
+def value_of(text: str, lookup: VariableLookup, depth: int = MOST_DEPTH) -> int | None:
     """Return the value of an expression, None where something in it is not known or it is none.
 
     A variable's value is an expression itself; one that is set to nothing is 0.
@@ -72,7 +72,7 @@ class _Unfinished(Exception):
 class _Expression:
     """Reads tokens from left to right; what is not known is None and makes all that needs it None."""
 
-    def __init__(self, tokens: list[str], lookup: Lookup, depth: int) -> None:
+    def __init__(self, tokens: list[str], lookup: VariableLookup, depth: int) -> None:
         self.tokens, self.lookup, self.depth, self.at = tokens, lookup, depth, 0
 
     def _here(self) -> str:

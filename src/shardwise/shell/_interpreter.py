@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shardwise.errors import cut
 from shardwise.shell._arithmetic import matches, test, value_of
 from shardwise.shell._lexer import Budget, Word, whole_of
-from shardwise.shell._parser import CaseCommand, If, Loop, Node, Simple, parsed
+from shardwise.shell._parser import CaseCommand, If, Loop, ShellNode, Simple, parsed
 from shardwise.shell._words import WORD
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=", re.ASCII)
@@ -36,7 +36,7 @@ class Shell:
 
     variables: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
-    functions: dict[str, list[Node]] = field(default_factory=dict)
+    functions: dict[str, list[ShellNode]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
     unset: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -192,12 +192,12 @@ class Shell:
             return self.expand(inside.strip()[4:].strip().strip('"'))
         return text if text.startswith("$(") else f"$({inside})"
 
-    def run(self, nodes: Sequence[Node]) -> None:
+    def run(self, nodes: Sequence[ShellNode]) -> None:
         """Run commands one after the other."""
         with self.budget.deeper():
             self._run(nodes)
 
-    def _run(self, nodes: Sequence[Node]) -> None:
+    def _run(self, nodes: Sequence[ShellNode]) -> None:
         truth = True
         for node in nodes:
             self.budget.spend()
@@ -241,7 +241,7 @@ class Shell:
         text = "".join(piece if quote == "single" else self.expand(piece) for quote, piece in word.pieces)
         return re.sub(r"\$\{\w+\}", "", text, flags=re.ASCII)
 
-    def holds(self, nodes: Sequence[Node]) -> bool:
+    def holds(self, nodes: Sequence[ShellNode]) -> bool:
         """Return whether a condition is true; one that is not a test counts as false, and is noted."""
         truth = False
         for node in nodes:

@@ -46,7 +46,7 @@ class Simple:
 class If:
     """Conditions with what follows each; one without a condition is the last."""
 
-    branches: list[tuple[list[Node], list[Node]]]
+    branches: list[tuple[list[ShellNode], list[ShellNode]]]
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Loop:
 
     name: str
     words: list[Word]
-    body: list[Node]
+    body: list[ShellNode]
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class CaseCommand:
     """A word, and what follows each list of patterns."""
 
     word: Word
-    arms: list[tuple[list[Word], list[Node]]]
+    arms: list[tuple[list[Word], list[ShellNode]]]
 
 
 @dataclass(slots=True)
@@ -71,10 +71,10 @@ class Function:
     """A named body."""
 
     name: str
-    body: list[Node]
+    body: list[ShellNode]
 
 
-Node: TypeAlias = Simple | If | Loop | CaseCommand | Function
+ShellNode: TypeAlias = Simple | If | Loop | CaseCommand | Function
 
 
 class Parser:
@@ -86,9 +86,9 @@ class Parser:
         self.at = 0
         self.left_open = ""
 
-    def nodes(self, *ends: str) -> list[Node]:
+    def nodes(self, *ends: str) -> list[ShellNode]:
         """Return commands up to one of the ends, which is left standing."""
-        nodes: list[Node] = []
+        nodes: list[ShellNode] = []
         after = ""
         while self.at < len(self.tokens) and self._here() not in ends:
             token = self.tokens[self.at]
@@ -128,8 +128,8 @@ class Parser:
         if not self._next(last) and self.at >= len(self.tokens):
             self.left_open = self.left_open or first
 
-    def _node(self, token: Word) -> Node:
-        makers: dict[str, Callable[[], Node]] = {
+    def _node(self, token: Word) -> ShellNode:
+        makers: dict[str, Callable[[], ShellNode]] = {
             "if": self._if,
             "for": self._for,
             "while": self._while,
@@ -159,7 +159,7 @@ class Parser:
         return Simple(words)
 
     def _if(self) -> If:
-        branches: list[tuple[list[Node], list[Node]]] = []
+        branches: list[tuple[list[ShellNode], list[ShellNode]]] = []
         while True:
             condition = self.nodes("then")
             self._next("then")
@@ -191,7 +191,7 @@ class Parser:
         self.nodes("do")
         return Loop("", [], self._body())
 
-    def _body(self) -> list[Node]:
+    def _body(self) -> list[ShellNode]:
         self.nodes("do")
         self._next("do")
         body = self.nodes("done")
@@ -201,7 +201,7 @@ class Parser:
     def _case(self) -> CaseCommand:
         word = self._take()
         self._next("in")
-        arms: list[tuple[list[Word], list[Node]]] = []
+        arms: list[tuple[list[Word], list[ShellNode]]] = []
         while not self._next("esac"):
             if self.at >= len(self.tokens):
                 self._closed("case", "esac")
@@ -229,7 +229,7 @@ class Parser:
         return Function(token.bare, body)
 
 
-def parsed(text: str, budget: Budget, whole: bool = False) -> tuple[list[Node], list[str]]:
+def parsed(text: str, budget: Budget, whole: bool = False) -> tuple[list[ShellNode], list[str]]:
     """Return the tree of a script, and its here-documents; a whole one is refused where it ends inside a construct.
 
     >>> parsed("A=1; python x.py --a $A", Budget())[0][1].words[2].text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
-from shardwise.ledger.traced import Part, Traced, named
+from shardwise.ledger.traced import Contribution, Traced, named
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass, replace
@@ -125,7 +125,7 @@ def categorized(category: MemoryCategory, size_bytes: X, name: str, source: str 
     return size
 
 
-def category_of(part: Part) -> str:
+def category_of(part: Contribution) -> str:
     """Return the category of memory of a contribution; what has none is temporaries."""
     return (part.node.category if part.node is not None else "") or "temporaries"
 

@@ -21,7 +21,7 @@ from shardwise.training._evaluate import Evaluation
 from shardwise.training._parts import StageMemory
 from shardwise.units import show_bytes
 
-Changes = dict[str, Any]
+FieldChanges = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
 # The framework with most savers, where that of the plan does not run a bundle.
@@ -84,13 +84,13 @@ class MemorySaver:
         return not self.problem and self.saved_bytes > 0
 
 
-def split_changes(changes: Changes) -> tuple[Changes, Changes, Changes]:
+def split_changes(changes: FieldChanges) -> tuple[FieldChanges, FieldChanges, FieldChanges]:
     """Return changes by what they are of: (plan, job, settings)."""
     plan, job, settings = ({k: v for k, v in changes.items() if k in names} for _, names in _RECORDS)
     return plan, job, settings
 
 
-def flags_of(changes: Changes) -> str:
+def flags_of(changes: FieldChanges) -> str:
     """Return changes as the flags that make them.
 
     >>> flags_of({"offload": ("optimizer", "gradients"), "updates_in_backward": True})
@@ -108,7 +108,7 @@ _DENSE = ("attention",)
 """Layers that a model with experts has once."""
 
 
-def singles(report: AnsweredPlan) -> Iterator[Changes]:
+def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield the single savers that differ from what a report has."""
     plan, job = report.case.plan, report.case.job
     offload = plan.offload
@@ -128,7 +128,7 @@ def singles(report: AnsweredPlan) -> Iterator[Changes]:
     yield from _adapters(job, report.case.model.has_experts)
 
 
-def _adapters(job: Training, experts: bool) -> Iterator[Changes]:
+def _adapters(job: Training, experts: bool) -> Iterator[FieldChanges]:
     """Yield fine-tuning with adapters, and less of those that a job has: none beside each of many experts."""
     if not job.adapter:
         yield {"adapter": "lora"}
@@ -143,13 +143,13 @@ def _adapters(job: Training, experts: bool) -> Iterator[Changes]:
         yield {"adapter_dropout": 0.0}
 
 
-def bundles(report: AnsweredPlan) -> Iterator[Changes]:
+def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield savers together, from what leaves a full fine-tune as it is to what trains adapters alone."""
-    lean: Changes = {"recompute": "full", "loss": "fused-linear"}
-    one: Changes = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
-    narrow: Changes = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
+    lean: FieldChanges = {"recompute": "full", "loss": "fused-linear"}
+    one: FieldChanges = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
+    narrow: FieldChanges = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
     # Frameworks send states away with what is sharded, on one device too.
-    away: Changes = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
+    away: FieldChanges = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
     away["offload"] = ("optimizer", "gradients", "parameters", "activations")
     if report.case.job.adapter:
         yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
@@ -160,7 +160,7 @@ def bundles(report: AnsweredPlan) -> Iterator[Changes]:
     yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
 
 
-def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> MemorySaver:
+def tried(report: AnsweredPlan, ask: Ask, changes: FieldChanges, stack: str = "") -> MemorySaver:
     """Return what changes of a report do, under its own framework or the one that is named."""
     flags = _flags_beside(report.case, changes, stack)
     try:
@@ -180,7 +180,7 @@ def tried(report: AnsweredPlan, ask: Ask, changes: Changes, stack: str = "") -> 
     )
 
 
-def _flags_beside(case: TrainingCase, changes: Changes, stack: str) -> str:
+def _flags_beside(case: TrainingCase, changes: FieldChanges, stack: str) -> str:
     """Return changes as flags beside those of a case, which stays as it is where a framework would do otherwise."""
     then = _changed(case, changes, stack)
     turned = usual_recompute(case.stack, case.job.base) != usual_recompute(then.stack, then.job.base)
@@ -188,7 +188,7 @@ def _flags_beside(case: TrainingCase, changes: Changes, stack: str) -> str:
     return flags_of({**kept, **changes, **({"stack": stack} if stack else {})})
 
 
-def _changed(case: TrainingCase, changes: Changes, stack: str = "") -> TrainingCase:
+def _changed(case: TrainingCase, changes: FieldChanges, stack: str = "") -> TrainingCase:
     """Return a case with changes, under its own framework or the one that is named."""
     plan, job, settings = split_changes(changes)
     own = replace(find_stack(stack) if stack else case.stack, settings=replace(case.stack.settings, **settings))
@@ -201,7 +201,7 @@ def _newly(report: AnsweredPlan, problems: Iterable[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.field not in refused]
 
 
-def _launches(report: AnsweredPlan, changes: Changes) -> bool:
+def _launches(report: AnsweredPlan, changes: FieldChanges) -> bool:
     """Return whether the report's framework may run a plan with changes: where not, nobody asks what it takes there."""
     case = _changed(report.case, changes)
     return not _newly(report, stack_problems(case.stack, case.plan, **case.job_words))
@@ -213,18 +213,18 @@ def savers_of(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
     return tuple(sorted(savers, key=lambda one: (bool(one.problem), -one.saved_bytes)))
 
 
-def _news(report: AnsweredPlan, changes: Changes) -> Changes:
+def _news(report: AnsweredPlan, changes: FieldChanges) -> FieldChanges:
     """Return those of some changes that ask for something else than the report has."""
-    has: Changes = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
+    has: FieldChanges = {"precision": report.case.recipe.precision.name, "loss": report.case.stack.loss_kernel}
     records = (report.case.plan, report.case.job, report.case.stack.settings)
     for record, (_, names) in zip(records, _RECORDS, strict=True):
         has = {**{name: getattr(record, name) for name in names}, **has}
     return {name: value for name, value in changes.items() if has[name] != value}
 
 
-def _distinct(report: AnsweredPlan, bundles: Iterable[Changes]) -> list[Changes]:
+def _distinct(report: AnsweredPlan, bundles: Iterable[FieldChanges]) -> list[FieldChanges]:
     """Return bundles without what the report has already, each once."""
-    distinct: list[Changes] = []
+    distinct: list[FieldChanges] = []
     for changes in bundles:
         news = _news(report, changes)
         if news and news not in distinct:
@@ -260,7 +260,7 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
 
 
 # A job without its fine-tuning.
-_WHOLE: Changes = {
+_WHOLE: FieldChanges = {
     name: getattr(Training(seq_len=1, global_batch=1), name)
     for name in (
         *("adapter", "rank", "oft_block_size", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision"),
@@ -292,14 +292,14 @@ def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     if tuning is None:
         return
 
-    def kept(changes: Changes) -> float:
+    def kept(changes: FieldChanges) -> float:
         """Return the bytes of activations with other words of the job, as many where those do not go together."""
         try:
             return ask(replace(case, job=replace(job, **changes))).memory.activations
         except InputError:
             return own
 
-    def fewer(changes: Changes) -> float:
+    def fewer(changes: FieldChanges) -> float:
         """Return the bytes that other words of the job save, 0 for less than a hundredth of all."""
         saved = tried(report, ask, changes).saved_bytes
         return saved if saved > 0.01 * report.device_bytes else 0.0

@@ -34,7 +34,7 @@ from shardwise.training._state import (
 )
 from shardwise.training.schedules import PipelineShape, find_schedule, sends_of
 
-Phase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]
+MessagePhase: TypeAlias = Literal["forward", "backward", "recompute", "gradients", "weights"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Message:
     group: str
     part: str
     where: str
-    phase: Phase
+    phase: MessagePhase
     verb: Verb
     tensor: str
     shape: tuple[float, ...]
@@ -146,7 +146,7 @@ def _shape(traffic: Traffic, collective: Collective[float]) -> tuple[float, ...]
 
 
 def _message(
-    traffic: Traffic, lines: PartLedger[float], op: Op[float], phase: Phase, collective: Collective[float]
+    traffic: Traffic, lines: PartLedger[float], op: Op[float], phase: MessagePhase, collective: Collective[float]
 ) -> Message:
     group = traffic.machine.group_shapes[collective.axis]
     return Message(
@@ -172,7 +172,7 @@ def operator_messages(traffic: Traffic, lines: PartLedger[float]) -> Iterator[Ti
         seconds = op_seconds(traffic.evaluation.rates, op)
         ahead = exposed_and_hidden(traffic.machine, op.forward, seconds.forward)
         back = exposed_and_hidden(traffic.machine, op.backward, seconds.backward_input, seconds.backward_weight)
-        passes: list[tuple[Phase, tuple[Collective[float], ...], list[tuple[float, float]]]] = [
+        passes: list[tuple[MessagePhase, tuple[Collective[float], ...], list[tuple[float, float]]]] = [
             ("forward", op.forward, ahead)
         ]
         if lines.again(op):
@@ -192,7 +192,9 @@ def part_messages(traffic: Traffic, lines: PartLedger[float], folded: BlockCost[
         yield replace(one, exposed=one.exposed - gone, hidden=one.hidden + gone)
 
 
-def _state(traffic: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: Phase) -> list[Message]:
+def _state(
+    traffic: Traffic, messages: tuple[StateMessage[float], ...], part: str, phase: MessagePhase
+) -> list[Message]:
     """Return the messages of state that are sent: those of more than nothing over more than one rank."""
     sent = []
     for one in messages:
@@ -285,7 +287,9 @@ def _once(traffic: Traffic, index: int) -> Iterator[Flow]:
         )
 
 
-def _sends(traffic: Traffic, stage: Stages[float], shape: PipelineShape[float]) -> Iterator[tuple[Phase, int, float]]:
+def _sends(
+    traffic: Traffic, stage: Stages[float], shape: PipelineShape[float]
+) -> Iterator[tuple[MessagePhase, int, float]]:
     """Yield (phase, direction, messages a micro-batch) of what a stage sends along the pipeline."""
     ahead, back = sends_of(shape, stage.position)
     rules = find_rules(traffic.case.plan.schedule)

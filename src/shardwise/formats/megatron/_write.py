@@ -33,8 +33,8 @@ from shardwise.plans.schedules import round_size
 from shardwise.records import replace
 
 T = TypeVar("T")
-Words = dict[str, str | int | float | bool | tuple[str, ...] | None]
-_PRECISIONS: dict[str, Words] = {
+Args = dict[str, str | int | float | bool | tuple[str, ...] | None]
+_PRECISIONS: dict[str, Args] = {
     "bf16": {"--bf16": True},
     "bf16-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True},
     "fp16": {"--fp16": True, "--accumulate-allreduce-grads-in-fp32": True},
@@ -44,12 +44,12 @@ _PRECISIONS: dict[str, Words] = {
     "fp4": {"--bf16": True, "--fp4-format": "e2m1"},
     "fp4-grads16": {"--bf16": True, "--grad-reduce-in-bf16": True, "--fp4-format": "e2m1"},
 }
-_ACTIVATIONS: dict[tuple[Activation, bool], Words] = {
+_ACTIVATIONS: dict[tuple[Activation, bool], Args] = {
     ("silu", True): {"--swiglu": True}, ("gelu", True): {"--quick-geglu": True},
     ("relu2", False): {"--squared-relu": True}, ("gelu-tanh", False): {"--openai-gelu": True},
     ("gelu-new", False): {"--openai-gelu": True},
 }  # fmt: skip
-_SHARDINGS: dict[str, Words] = {
+_SHARDINGS: dict[str, Args] = {
     "distributed-optimizer": {"--use-distributed-optimizer": True},
     "zero2": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads"},
     "fsdp": {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"},
@@ -89,12 +89,12 @@ def arguments(case: ExportCase) -> list[str]:
     return list(spelled(_model(case.model, case.job) | plan_words(case) | settings_words(case.stack.settings)))
 
 
-def plan_words(case: ExportCase) -> Words:
+def plan_words(case: ExportCase) -> Args:
     """Return the arguments of a case but those of its model."""
     return {**_plan(case.plan, case.model), **_job(case), **_stack(case)}
 
 
-def spelled(words: Words) -> Iterator[str]:
+def spelled(words: Args) -> Iterator[str]:
     """Yield arguments with their values as words; switches that are off are left out."""
     for option, value in words.items():
         if value is not None and value is not False:
@@ -107,13 +107,13 @@ def _first(model: Model, kind: type[T]) -> T | None:
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
-def _model(model: Model, job: Training) -> Words:
+def _model(model: Model, job: Training) -> Args:
     rms = "rms" in model.norm
     core = _first(model, Attention)
     position = "learned_absolute" if model.positions else ("rope" if core is None or core.rotary else "none")
     both = model.dropout if job.dropout is None else job.dropout
     of_scores, of_stream = (both if one is None else one for one in (job.softmax_dropout, job.hidden_dropout))
-    words: Words = {
+    words: Args = {
         "--num-layers": None if _is_hybrid(model) else model.num_layers,
         "--hidden-size": model.hidden,
         "--seq-length": job.seq_len,
@@ -173,8 +173,8 @@ def _check_layers(model: Model) -> None:
         raise InputError([Problem("model", model.name, f"{rule}: {names}", remedy)])
 
 
-def _mixers(model: Model) -> Words:
-    words: Words = {}
+def _mixers(model: Model) -> Args:
+    words: Args = {}
     core, latent, mamba, delta = (_first(model, kind) for kind in (Attention, LatentAttention, Mamba2, GatedDelta))
     if isinstance(core, Attention):
         words |= _attention(core)
@@ -191,7 +191,7 @@ def _mixers(model: Model) -> Words:
     return words
 
 
-def _attention(a: Attention) -> Words:
+def _attention(a: Attention) -> Args:
     grouped = a.kv_heads != a.heads
     return {
         "--num-attention-heads": a.heads,
@@ -206,8 +206,8 @@ def _attention(a: Attention) -> Words:
     }
 
 
-def _latent(a: LatentAttention) -> Words:
-    words: Words = {
+def _latent(a: LatentAttention) -> Args:
+    words: Args = {
         "--multi-latent-attention": True, "--qk-layernorm": a.latent_norm != "none", "--num-attention-heads": a.heads,
         "--q-lora-rank": a.q_lora_rank or None, "--kv-lora-rank": a.kv_lora_rank, "--qk-head-dim": a.qk_nope_head_dim,
         "--qk-pos-emb-head-dim": a.qk_rope_head_dim, "--v-head-dim": a.v_head_dim,
@@ -222,11 +222,11 @@ def _latent(a: LatentAttention) -> Words:
 _LIMIT = 7.0
 
 
-def _feeds(model: Model) -> Words:
+def _feeds(model: Model) -> Args:
     core, dense, moe = _first(model, Attention), _first(model, MLP), _first(model, MoE)
     biased = (dense.bias if dense else False) or (moe.bias if moe else False) or (core.out_bias if core else False)
     feed = dense or moe
-    words: Words = {"--disable-bias-linear": not biased}
+    words: Args = {"--disable-bias-linear": not biased}
     if feed is not None:
         words |= _ACTIVATIONS.get((feed.activation, feed.gated), {})
     words["--ffn-hidden-size"] = dense.ffn if dense else None
@@ -246,11 +246,11 @@ def _feeds(model: Model) -> Words:
     }
 
 
-def _patterns(model: Model) -> Words:
+def _patterns(model: Model) -> Args:
     """Return which layers are MoE, have windows or are linear attention, where they differ."""
     if _is_hybrid(model):
         return {}
-    words: Words = {}
+    words: Args = {}
     sparse = [isinstance(block.feed_forward, MoE) for block in model.layers]
     if any(sparse) and not all(sparse):
         words["--moe-layer-freq"] = listed(sparse)
@@ -274,9 +274,9 @@ def listed(choices: list[bool]) -> str:
     return "(" + "+".join(f"[{int(one)}]*{len(list(run))}" for one, run in groupby(choices)) + ")"
 
 
-def _plan(p: Plan, model: Model) -> Words:
+def _plan(p: Plan, model: Model) -> Args:
     moe = _first(model, MoE) is not None
-    words: Words = {
+    words: Args = {
         "--tensor-model-parallel-size": p.tp,
         "--pipeline-model-parallel-size": p.pp,
         "--context-parallel-size": p.cp if p.cp > 1 else None,
@@ -293,7 +293,7 @@ def _plan(p: Plan, model: Model) -> Words:
     return words | ({"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {})
 
 
-def _pieces(p: Plan, mtp: int) -> Words:
+def _pieces(p: Plan, mtp: int) -> Args:
     """Return how layers are cut: evenly, in chunks, or as a layout that lists every piece.
 
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout.
@@ -305,10 +305,10 @@ def _pieces(p: Plan, mtp: int) -> Words:
     return {"--num-virtual-stages-per-pipeline-rank": p.vpp if p.vpp > 1 else None}
 
 
-def _recompute(p: Plan) -> Words:
+def _recompute(p: Plan) -> Args:
     if p.recompute == "full":
         block = bool(p.recompute_layers)
-        words: Words = {"--recompute-granularity": "full", "--recompute-method": "block" if block else "uniform"}
+        words: Args = {"--recompute-granularity": "full", "--recompute-method": "block" if block else "uniform"}
         return words | {"--recompute-num-layers": p.recompute_layers // p.vpp if block else 1}
     modules = [*(["core_attn"] if p.recompute == "selective" else []), *p.modules]
     if not modules:
@@ -316,11 +316,11 @@ def _recompute(p: Plan) -> Words:
     return {"--recompute-granularity": "selective", "--recompute-modules": tuple(modules)}
 
 
-def _job(case: ExportCase) -> Words:
+def _job(case: ExportCase) -> Args:
     job, p = case.job, case.plan
     count = job.global_batch // (p.dp * p.micro_batch)
     samples = round(job.run_tokens / job.seq_len)
-    words: Words = {
+    words: Args = {
         "--global-batch-size": job.global_batch,
         "--train-samples": samples or None,
         "--moe-expert-capacity-factor": job.capacity_factor or None,
@@ -331,18 +331,18 @@ def _job(case: ExportCase) -> Words:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
     words |= _PRECISIONS.get(job.precision or case.stack.precision, {})
     own, narrow = case.stack.settings, next((word[:5] for word in words if word.endswith("-format")), "")
-    more: Words = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
+    more: Args = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
     ends = {"--num-layers-at-start-in-bf16": own.bf16_first_layers, "--num-layers-at-end-in-bf16": own.bf16_last_layers}
     more |= {"--first-last-layers-bf16": True, **ends} if narrow and any(ends.values()) else {}
     return words | more | ({f"{narrow}-param-gather": own.fp8_param_gather} if narrow else {})
 
 
-def _stack(case: ExportCase) -> Words:
+def _stack(case: ExportCase) -> Args:
     stack, p, moe = case.stack, case.plan, _first(case.model, MoE)
     sharded, feed = "--use-distributed-optimizer" in _SHARDINGS.get(p.sharding, {}), _first(case.model, MLP) or moe
     lets = p.ep > 1 and (p.pp == 1 or p.vpp > 1) and p.recompute != "full" and "moe" not in p.modules
     fusion = "--no-bias-swiglu-fusion" if feed is not None and feed.gated else "--no-bias-gelu-fusion"
-    words: Words = {
+    words: Args = {
         "--transformer-impl": "transformer_engine",
         "--attention-backend": "unfused" if stack.attention == "scores" else None,
         "--overlap-grad-reduce": stack.overlap_gradients,

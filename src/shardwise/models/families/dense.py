@@ -14,7 +14,7 @@ from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.records import replace
 
-Flag = bool | str
+StyleFlag = bool | str
 
 
 class Style(NamedTuple):
@@ -24,15 +24,15 @@ class Style(NamedTuple):
     norms: int = 2
     gated: bool = True
     act: str = "silu"
-    qkv_bias: Flag = "attention_bias"
-    out_bias: Flag = "attention_bias"
-    mlp_bias: Flag = "mlp_bias"
+    qkv_bias: StyleFlag = "attention_bias"
+    out_bias: StyleFlag = "attention_bias"
+    mlp_bias: StyleFlag = "mlp_bias"
     qk_norm: Literal["none", "head", "heads", "full"] = "none"
     qk_norm_kind: NormKind = "rmsnorm"
-    qk_norm_flag: Flag = True
-    parallel: Flag = False
+    qk_norm_flag: StyleFlag = True
+    parallel: StyleFlag = False
     parallel_norms: int = 2
-    head_bias: Flag = False
+    head_bias: StyleFlag = False
     windows: Literal["", "all", "types", "switched", "upper"] = ""
     pattern: tuple[str, ...] = ("full",)
     fused_qkv: bool = False
@@ -202,7 +202,7 @@ def _further(config: Config) -> int:
     return config.size("hidden_size") + config.size("ffn") if config.model_type == "bitnet" else 0
 
 
-def _is(config: Config, flag: Flag) -> bool:
+def _is(config: Config, flag: StyleFlag) -> bool:
     return config.flag(flag) if isinstance(flag, str) else flag
 
 

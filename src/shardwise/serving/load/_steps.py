@@ -23,7 +23,7 @@ from shardwise.serving._sizes import ServingSizes, sizes_of
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import decode_cost, step_cost
 
-Phase = Literal["prefill", "decode"]
+StepPhase = Literal["prefill", "decode"]
 
 
 def grid(most: float, each: int, first: int) -> list[int]:
@@ -61,7 +61,7 @@ def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any
     return cost.seconds, cost.of_sequences, cost.sampling, cost.routed
 
 
-def _prices(case: ServingCase, phase: Phase, sequences: Any, tokens: Any, context: Any) -> _Prices:
+def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, context: Any) -> _Prices:
     import numpy
 
     sizes = sizes_of(case.model, case.plan, case.job, case.domains)

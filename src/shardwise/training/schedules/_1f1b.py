@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
 from shardwise.training.schedules._stage_times import Pipeline, StageTimes, longest, pipeline, running_largest, there
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
+from shardwise.training.schedules._types import FULL, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder
 
 
-def one_f_one_b_order(p: int, v: int, m: int, i: int) -> Order:
+def one_f_one_b_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """Device i runs p-1-i forwards ahead, then one forward, one backward (arXiv:2104.04473, section 2.2.1)."""
     return alternate([Task(F, k) for k in range(m)], [Task(FULL, k) for k in range(m)], p - 1 - i)
 
 
-def alternate(forwards: list[Task], backwards: list[Task], warm_up: int) -> Order:
+def alternate(forwards: list[Task], backwards: list[Task], warm_up: int) -> TaskOrder:
     """Return so many forwards, then a backward after each forward."""
-    order: Order = [(task,) for task in forwards[:warm_up]]
+    order: TaskOrder = [(task,) for task in forwards[:warm_up]]
     ahead = len(order)
     for k, task in enumerate(backwards):
         order += [(f,) for f in forwards[ahead + k : ahead + k + 1]] + [(task,)]

@@ -45,13 +45,13 @@ from shardwise.training.schedules._types import (
     B,
     F,
     Kind,
-    Order,
     PipelineSchedule,
     PipelineShape,
     PipelineTime,
     Slot,
     StageRun,
     Task,
+    TaskOrder,
     W,
 )
 
@@ -159,7 +159,7 @@ def schedule_problems(schedule: Schedule, num_stages: int, num_micro: int, num_c
     return problems
 
 
-def device_order(schedule: Schedule, shape: tuple[int, int, int], device: int) -> Order:
+def device_order(schedule: Schedule, shape: tuple[int, int, int], device: int) -> TaskOrder:
     """Return the slots of one device of (p, v, m), in the order in which it runs them.
 
     >>> [f"{task.kind} {task.micro_batch}" for slot in device_order("1f1b", (2, 1, 2), 0) for task in slot]

@@ -20,11 +20,11 @@ from shardwise.training.schedules._types import (
     B,
     F,
     Kind,
-    Order,
     PipelineSchedule,
     PipelineShape,
     StageRun,
     Task,
+    TaskOrder,
     W,
 )
 
@@ -278,7 +278,7 @@ class PairedRank:
     """Emits the slots of one device, counting micro-batches per chunk from the `first` of each."""
 
     def __init__(self, flip: int = 0, first: tuple[int, int] = (0, 0)) -> None:
-        self.order: Order = []
+        self.order: TaskOrder = []
         self.flip, self.first = flip, first
         self.next = {F: [0, 0], FULL: [0, 0]}
         self.late: list[Task] = []
@@ -306,7 +306,7 @@ class PairedRank:
         self.order.append((self.task(F, forward_phase), self.task(FULL, backward_phase)))
 
 
-def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
+def dualpipe_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """The eight steps of DualPipe (arXiv:2412.19437, figure 5; deepseek-ai/DualPipe, dualpipe/dualpipe.py)."""
     if p == 1:
         return one_f_one_b_order(p, v, m, i)
@@ -315,7 +315,7 @@ def dualpipe_order(p: int, v: int, m: int, i: int) -> Order:
     return paired_order(rank, half, p // 2 - 1 - half, m // 2 - p + half + 1)
 
 
-def paired_order(rank: PairedRank, half: int, outer: int, steady: int) -> Order:
+def paired_order(rank: PairedRank, half: int, outer: int, steady: int) -> TaskOrder:
     """Return the steps of a device with `half` devices outside of it, `outer` inside, and so many rounds of pairs."""
     for _ in range(2 * outer):
         rank.forward(0)

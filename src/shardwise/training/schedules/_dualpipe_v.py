@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, minimum
 from shardwise.training.schedules._dualpipe import PairedRank, paired_order
 from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
-from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
+from shardwise.training.schedules._types import PipelineSchedule, PipelineShape, StageRun, TaskOrder
 
 
-def dualpipe_v_order(p: int, v: int, m: int, i: int) -> Order:
+def dualpipe_v_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """The steps of DualPipe on a device that holds both directions of its own stage."""
     return paired_order(PairedRank(), i, p - 1 - i, m - 2 * p + i + 1)
 

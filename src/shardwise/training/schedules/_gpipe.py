@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, largest
 from shardwise.training.schedules._stage_times import pipeline
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
+from shardwise.training.schedules._types import FULL, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder
 
 
-def gpipe_order(p: int, v: int, m: int, i: int) -> Order:
+def gpipe_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """All forwards, then all backwards in reverse (arXiv:1811.06965, figure 2c)."""
-    forwards: Order = [(Task(F, k),) for k in range(m)]
+    forwards: TaskOrder = [(Task(F, k),) for k in range(m)]
     return forwards + [(Task(FULL, k),) for k in reversed(range(m))]
 
 

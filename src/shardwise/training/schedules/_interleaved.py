@@ -16,7 +16,16 @@ from shardwise.plans.schedules import round_size
 from shardwise.records import replace
 from shardwise.training.schedules._1f1b import alternate, diving
 from shardwise.training.schedules._stage_times import Pipeline, StageTimes, longest, pipeline, running_largest
-from shardwise.training.schedules._types import FULL, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task
+from shardwise.training.schedules._types import (
+    FULL,
+    F,
+    Kind,
+    PipelineSchedule,
+    PipelineShape,
+    StageRun,
+    Task,
+    TaskOrder,
+)
 
 
 def round_tasks(p: int, v: int, m: int, kind: Kind) -> list[Task]:
@@ -26,7 +35,7 @@ def round_tasks(p: int, v: int, m: int, kind: Kind) -> list[Task]:
     return [Task(kind, k, chunk) for members in rounds for chunk in chunks for k in members]
 
 
-def interleaved_order(p: int, v: int, m: int, i: int) -> Order:
+def interleaved_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """Warm-up of 2(p-1-i) + (v-1)p chunks, then one forward, one backward chunk (arXiv:2104.04473, section 2.2.2)."""
     ahead = p - 1 - i if v == 1 else 2 * (p - 1 - i) + (v - 1) * round_size(p, m)
     return alternate(round_tasks(p, v, m, F), round_tasks(p, v, m, FULL), ahead)

@@ -11,14 +11,14 @@ from shardwise.ledger.number import X, minimum
 from shardwise.plans.schedules import round_size
 from shardwise.training.schedules._interleaved import round_tasks, rounds
 from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, W
+from shardwise.training.schedules._types import B, F, PipelineSchedule, PipelineShape, StageRun, TaskOrder, W
 
 
-def interleaved_zb_order(p: int, v: int, m: int, i: int) -> Order:
+def interleaved_zb_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """Warm-up of p-1-i chunks beyond the first rounds; weight gradients of device i run i chunks late."""
     forwards, late = round_tasks(p, v, m, F), round_tasks(p, v, m, W)
     ahead = min(p - 1 - i + (v - 1) * round_size(p, m), len(forwards))
-    order: Order = [(task,) for task in forwards[:ahead]]
+    order: TaskOrder = [(task,) for task in forwards[:ahead]]
     for k, task in enumerate(round_tasks(p, v, m, B)):
         order += [(f,) for f in forwards[ahead + k : ahead + k + 1]] + [(task,)]
         order += [(late[k - i],)] if k >= i else []

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from shardwise.ledger.number import X, largest, maximum, minimum
 from shardwise.records import replace
 from shardwise.training.schedules._stage_times import pipeline
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
+from shardwise.training.schedules._types import FULL, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder
 
 
-def looped_bfs_order(p: int, v: int, m: int, i: int) -> Order:
+def looped_bfs_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """All forwards of each chunk in turn, then all backwards in reverse (ScheduleLoopedBFS of torch)."""
-    forwards: Order = [(Task(F, k, chunk),) for chunk in range(v) for k in range(m)]
+    forwards: TaskOrder = [(Task(F, k, chunk),) for chunk in range(v) for k in range(m)]
     return forwards + [(Task(FULL, k, chunk),) for chunk in reversed(range(v)) for k in reversed(range(m))]
 
 

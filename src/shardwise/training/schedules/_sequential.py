@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X
 from shardwise.training.schedules._stage_times import pipeline
-from shardwise.training.schedules._types import FULL, F, Order, PipelineSchedule, PipelineShape, StageRun, Task
+from shardwise.training.schedules._types import FULL, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder
 
 
-def sequential_order(p: int, v: int, m: int, i: int) -> Order:
+def sequential_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """Each forward pass, and its backward pass behind it."""
     return [(Task(kind, k),) for k in range(m) for kind in (F, FULL)]
 

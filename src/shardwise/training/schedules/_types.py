@@ -72,7 +72,7 @@ class Task:
 
 
 Slot = tuple[Task, ...]
-Order = list[Slot]
+TaskOrder = list[Slot]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class PipelineSchedule:
     """
 
     name: Schedule
-    order: Callable[[int, int, int, int], Order]
+    order: Callable[[int, int, int, int], TaskOrder]
     seconds: Callable[..., Any]
     in_flight: Callable[..., Any]
     tolerance: float

@@ -12,13 +12,13 @@ from itertools import accumulate
 
 from shardwise.ledger.number import X, ceil, minimum
 from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
+from shardwise.training.schedules._types import B, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder, W
 
 Pattern = tuple[int, ...]
 # Of a stage, the slots of all micro-batches: forward down and up, backward down and up, weight gradients if placed.
 _Slots = list[list[int]]
 _PERIOD, _WEIGHT = 6, 4
-Row = tuple[tuple[float, float, float], ...]
+UnitRow = tuple[tuple[float, float, float], ...]
 
 
 def v_half_pattern(p: int, i: int) -> Pattern:
@@ -101,7 +101,7 @@ def _squeezed(stages: list[_Slots]) -> list[_Slots]:
 
 
 @cache
-def controlled_orders(patterns: tuple[Pattern, ...], m: int) -> tuple[Order, ...]:
+def controlled_orders(patterns: tuple[Pattern, ...], m: int) -> tuple[TaskOrder, ...]:
     """Return the order of every device whose first micro-batch runs in these slots (schedule_from_pattern)."""
     stages = [[list(range(slot, slot + _PERIOD * m, _PERIOD)) for slot in pattern] for pattern in patterns]
     for filling in (True, False):
@@ -109,10 +109,10 @@ def controlled_orders(patterns: tuple[Pattern, ...], m: int) -> tuple[Order, ...
     return tuple(map(_tasks, stages))
 
 
-def _tasks(slots: _Slots) -> Order:
+def _tasks(slots: _Slots) -> TaskOrder:
     """Return the tasks of a device; a weight gradient of the piece on the way up goes before one on the way down."""
     passes = {slot: (kind, k) for kind, several in enumerate(slots) for k, slot in enumerate(several)}
-    order: Order = []
+    order: TaskOrder = []
     waiting: tuple[list[int], list[int]] = ([], [])
     for slot in range(max(passes) + 1):
         if slot in passes:
@@ -126,7 +126,7 @@ def _tasks(slots: _Slots) -> Order:
     return order + [(Task(W, k, chunk),) for chunk in (1, 0) for k in waiting[chunk]]
 
 
-def v_half_order(p: int, v: int, m: int, i: int) -> Order:
+def v_half_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """The authors' order: the pattern of V-Half, filled and drained as early as its memory allows."""
     return controlled_orders(tuple(v_half_pattern(p, stage) for stage in range(p)), m)[i]
 
@@ -135,7 +135,7 @@ def v_half_order(p: int, v: int, m: int, i: int) -> Order:
 # stage, once and once more where p is odd, and messages (a micro-batch, a stage, once). Fitted to the longest paths of
 # the order at fourteen costs, 3 to 14 stages: within 0.1 passes of them with equal passes, 0.9 at worst. The steady
 # state waits where an input gradient takes longer than a forward and half of a weight gradient, or a forward than they.
-_WAYS: tuple[Row, ...] = (
+_WAYS: tuple[UnitRow, ...] = (
     ((0, 0, 0), (3, 1, -1), (-2, -7.5, 2.5), (0, 3, 0), (0, 6.6, -5.6)),
     ((0, 0, 0), (2, 1, 0), (0.5, -7.5, 0), (-0.5, 3, 0), (0, 4.4, -4)),
     ((0, 0, 0), (0.8, 3.2, -1), (-2, -4, -1), (2, 0, 1), (0, 6.3, -7.8)),
@@ -146,7 +146,7 @@ _WAYS: tuple[Row, ...] = (
 )
 
 
-def ways_around(rows: Sequence[Row], shape: PipelineShape[X], steady: X, odd: X) -> list[StageWait[X]]:
+def ways_around(rows: Sequence[UnitRow], shape: PipelineShape[X], steady: X, odd: X) -> list[StageWait[X]]:
     """Return the ways of a table as what a stage waits for, with the times that the steady state comes round."""
     p, m = shape.num_stages, shape.num_micro
     ways = []

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, above, ceil, minimum
 from shardwise.training.schedules._stage_times import SendSeconds, waiting_seconds
-from shardwise.training.schedules._types import Order, PipelineSchedule, PipelineShape, StageRun
-from shardwise.training.schedules._v_half import Pattern, Row, controlled_orders, ways_around
+from shardwise.training.schedules._types import PipelineSchedule, PipelineShape, StageRun, TaskOrder
+from shardwise.training.schedules._v_half import Pattern, UnitRow, controlled_orders, ways_around
 
 
 def v_min_pattern(p: int, i: int) -> Pattern:
@@ -19,14 +19,14 @@ def v_min_pattern(p: int, i: int) -> Pattern:
     return i, 2 * p - i - 1, 2 * p + gap + i, 4 * p + gap - i - 1
 
 
-def v_min_order(p: int, v: int, m: int, i: int) -> Order:
+def v_min_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """The authors' order: the pattern of V-Min, filled and drained as early as its memory allows."""
     return controlled_orders(tuple(v_min_pattern(p, stage) for stage in range(p)), m)[i]
 
 
 # As the ways of V-Half, with more where three divides p. A micro-batch takes six of the longest kind of pass where the
 # three differ, which is why it is worth its memory with equal ones alone (section 4 of the paper).
-_WAYS: tuple[Row, ...] = (
+_WAYS: tuple[UnitRow, ...] = (
     ((-1, 2, -1), (2, 2, 0), (0.4, -6.7, 1.4), (-0.5, -1, -0.5), (5, 6.9, -30)),
     ((-1, 2, -1), (2, 2, 0), (1.1, -7.1, 1), (-1.4, -0.6, 0), (5, 6.9, -30)),
     ((2, -1, -1), (1.35, 2.4, 0.25), (-10.4, 3.2, 2.3), (-0.5, -1.4, 0), (5, 6.7, -30)),
@@ -34,7 +34,7 @@ _WAYS: tuple[Row, ...] = (
     ((2, -1, -1), (1.12, 2.7, 0.18), (-9, 3.2, 0.9), (0, -1.2, 0), (5, 6.2, -31)),
 )
 # Of two stages: six of a pass never follow one another.
-_TWO: tuple[Row, ...] = (
+_TWO: tuple[UnitRow, ...] = (
     ((1, 1, -2), (0, 0, 0), (1, 1, 1), (0, 0, 0), (2, 0, 0)),
     ((-1, 2, -1), (0, 0, 0), (3, 0, 0), (0, 0, 0), (2, 0, 0)),
 )

@@ -14,12 +14,12 @@ from shardwise.ledger.number import X, above, ceil, largest, maximum, minimum
 from shardwise.records import dataclass
 from shardwise.training.schedules._1f1b import diving
 from shardwise.training.schedules._stage_times import StageTimes, longest, pipeline, running_largest, there
-from shardwise.training.schedules._types import B, F, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
+from shardwise.training.schedules._types import B, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder, W
 
 
-def zb_h1_order(p: int, v: int, m: int, i: int) -> Order:
+def zb_h1_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """1F1B with the weight gradients of device i running i micro-batches late (arXiv:2401.10241, section 2.1)."""
-    order: Order = [(Task(F, k),) for k in range(min(p - 1 - i, m))]
+    order: TaskOrder = [(Task(F, k),) for k in range(min(p - 1 - i, m))]
     ahead = len(order)
     for k in range(m):
         order += [(Task(F, f),) for f in range(ahead + k, min(ahead + k + 1, m))] + [(Task(B, k),)]

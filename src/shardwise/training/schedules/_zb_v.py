@@ -10,14 +10,24 @@ from collections.abc import Sequence
 
 from shardwise.ledger.number import X, minimum
 from shardwise.training.schedules._stage_times import SendSeconds, StageWait, waiting_seconds
-from shardwise.training.schedules._types import B, F, Kind, Order, PipelineSchedule, PipelineShape, StageRun, Task, W
+from shardwise.training.schedules._types import (
+    B,
+    F,
+    Kind,
+    PipelineSchedule,
+    PipelineShape,
+    StageRun,
+    Task,
+    TaskOrder,
+    W,
+)
 
 
 class _Rank:
     """The tasks of one device in the making; of micro-batches that fill the pipeline beyond those there are, none."""
 
     def __init__(self, num_micro: int) -> None:
-        self.num_micro, self.order = num_micro, Order()
+        self.num_micro, self.order = num_micro, TaskOrder()
         self.count: Counter[tuple[Kind, int]] = Counter()
 
     def run(self, *kinds: Kind, chunk: int) -> None:
@@ -29,7 +39,7 @@ class _Rank:
                 self.order.append((Task(kind, k, chunk),))
 
 
-def zb_v_order(p: int, v: int, m: int, i: int) -> Order:
+def zb_v_order(p: int, v: int, m: int, i: int) -> TaskOrder:
     """Forwards down, forwards down and up by turns, then each piece forward and backward by turns, and the rest."""
     rank = _Rank(m)
     for _ in range(2 * (p - i) - 1):

@@ -14,10 +14,10 @@ from shardwise.training.schedules import (
     FULL,
     F,
     Kind,
-    Order,
     PipelineShape,
     Slot,
     Task,
+    TaskOrder,
     W,
     device_order,
     schedule_problems,
@@ -178,7 +178,7 @@ def _check(schedule: Schedule, stages: Sequence[SimulatedStage], sizes: tuple[in
     problems.raise_if_any()
 
 
-def _peak(order: Order) -> int:
+def _peak(order: TaskOrder) -> int:
     """The most chunks held at once; a slot takes up what its forward makes before its backward gives any back."""
     in_flight = peak = 0
     for slot in order:
