@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from shardwise.answers._canvas import GREY, INK, RED, SIZES, fitting, narrow, paper_width
 from shardwise.answers._plan_page import searched_on
@@ -348,8 +348,7 @@ def _tick(text: str) -> str:
 
 def _band(report: Any, head: Headline) -> tuple[float, float]:
     """Return the ends between which 8 of 10 published runs lie, zeros where none are known for a headline."""
-    low, high = getattr(report, "interval", {}).get(head.key, (0.0, 0.0))
-    return low, high
+    return cast(tuple[float, float], getattr(report, "interval", {}).get(head.key, (0.0, 0.0)))
 
 
 def _bands(axes: Axes, reports: Sequence[tuple[float, Any]], head: Headline, colour: str) -> None:

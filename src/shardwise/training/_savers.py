@@ -232,7 +232,7 @@ def _distinct(report: AnsweredPlan, bundles: Iterable[FieldChanges]) -> list[Fie
     return distinct
 
 
-def _tried_anywhere(report: AnsweredPlan, ask: Ask, changes: Changes) -> MemorySaver:
+def _tried_anywhere(report: AnsweredPlan, ask: Ask, changes: FieldChanges) -> MemorySaver:
     """Return what changes do under the report's framework, or under another one where it does not run them."""
     if report.case.stack.name == _ELSE or _launches(report, changes):
         one = tried(report, ask, changes)
