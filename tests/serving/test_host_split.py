@@ -101,7 +101,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 @pytest.mark.parametrize(
     ("words", "field", "rule"),
     [
-        ("--engine vllm -ngl 8 --host cpu-generic", "gpu_layers", "which vllm does not"),
+        ("--engine vllm -ngl 8 --host cpu-generic", "gpu_layers", "splits no model with the host"),
         ("--engine llama.cpp -ngl 8", "host", "is needed"),
         ("--engine llama.cpp -ngl 8 --host cpu-none", "host", "is neither a device"),
         ("--engine llama.cpp -ncmoe 8 --host cpu-generic", "cpu_experts", "has no experts"),
