@@ -174,6 +174,15 @@ class Device:
         """
         return self.fact(f"achieved_{name}") if self.knows(f"achieved_{name}") else None
 
+    def built(self, title: str) -> str:
+        """Return what a framework is called in its build for the device: that for ROCm on AMD's.
+
+        >>> from shardwise.hardware import find_device
+        >>> find_device("mi300x").device.built("vLLM"), find_device("a100-sxm-80gb").device.built("vLLM")
+        ('vLLM, its build for ROCm', 'vLLM')
+        """
+        return f"{title}, its build for ROCm" if self.vendor == "AMD" and "ROCm" not in title else title
+
     @property
     def memory_bytes(self) -> int:
         """Return the memory on the nameplate in bytes: 80 GiB is 85899345920."""

@@ -289,7 +289,8 @@ def _stated(case: ServingCase) -> list[str]:
         "static": f"weights and cache within {share} of usable memory",
         "free": f"cache within {share} of what weights and activations leave",
     }
-    notes = [f"engine {engine.name}: {engine.title}", f"memory budget: {spelled[engine.memory.budget]}"]
+    title = case.cluster.device.built(engine.title)
+    notes = [f"engine {engine.name}: {title}", f"memory budget: {spelled[engine.memory.budget]}"]
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")

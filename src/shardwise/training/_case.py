@@ -208,7 +208,7 @@ def reported_otherwise(case: TrainingCase) -> list[str]:
 
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
-    notes = [f"stack {case.stack.name}: {case.stack.title}", *reported_otherwise(case)]
+    notes = [f"stack {case.stack.name}: {case.cluster.device.built(case.stack.title)}", *reported_otherwise(case)]
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
     experts = case.model.has_experts
