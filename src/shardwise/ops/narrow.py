@@ -84,7 +84,7 @@ def quantised_inputs(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         kept = (
             own.get(t.name, t)
             for t in op.saves
-            if t.name in own or op.kind in ("matmul", "grouped") or t.read_for != "weight" or t.name not in gone
+            if op.kind in ("matmul", "grouped") or t.read_for != "weight" or t.name not in gone
         )
         quantised_ops.append(replace(op, saves=tuple(kept)))
     return tuple(quantised_ops)
