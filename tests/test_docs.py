@@ -169,6 +169,15 @@ def test_shown_outputs_are_up_to_date(path: Path) -> None:
     assert update_docs.updated(text) == text
 
 
+def test_the_readme_shows_what_its_first_command_prints() -> None:
+    """Line by line, up to where a line of the block breaks off with dots."""
+    texts = [block.text for block in blocks(ROOT / "README.md")]
+    words = shlex.split(next(text for text in texts if "shardwise train" in text).partition("/shardwise ")[2])
+    printed = " ".join(run(*words).out.split())
+    shown = next(text for text in texts if text.startswith("FITS"))
+    assert [line for line in shown.splitlines() if " ".join(line.partition("...")[0].split()) not in printed] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_documents_are_plain_text(path: Path) -> None:
     """Pages are ASCII without trailing blanks, and tables have as many cells in every row as in their head."""
