@@ -184,6 +184,16 @@ def test_messages_between_unequal_stages(schedule: Schedule, v: int, overlap: bo
         )
 
 
+@pytest.mark.parametrize("v", [2, 3, 4, 6])
+def test_exposed_messages_of_equal_interleaved_stages_match_the_simulation(v: int) -> None:
+    """Where stages are equal and nothing hides messages, the form is the simulation to 1e-9 for any chunks."""
+    for p in (2, 4, 8):
+        for m in (p, 2 * p, 4 * p):
+            shape = shape_of(p, m, v, 0.3, overlap=False)
+            seconds = pipeline_time("interleaved", (run_of(p, (1, 1, 1)),), shape).total
+            assert seconds == pytest.approx(simulated("interleaved", [(1, 1, 1)] * p, shape).seconds, rel=1e-9), (p, m)
+
+
 @pytest.mark.parametrize(
     ("schedule", "bubble"),
     [
