@@ -60,9 +60,8 @@ class CostModel(Generic[X]):
         at = self.group_shapes[group]
         return self.replicas.lost_share(at) if self.replicas else 0 * at[-1]
 
-    def message(self, collective: Collective[X]) -> X:
+    def message(self, one: Collective[X]) -> X:
         """Return seconds of one message of a collective."""
-        one = collective
         copies: Copies[X] | None = None
         if one.fanout:
             copies = Copies(fanout=one.fanout, copy_bytes=one.copy_bytes, beside_bytes=one.beside_bytes)

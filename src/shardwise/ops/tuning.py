@@ -100,11 +100,8 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
         trained = part and (w.kind != "embedding" or w.role == "embedding")
         if not trained or tuning.copies:
             stored_bytes = stored(tuning, op, w)
-            apart = (
-                stored_bytes - packed_bytes(tuning.base, w.elements)
-                if tuning.scales_apart and quantised(tuning, op, w)
-                else 0
-            )
+            scaled = tuning.scales_apart and quantised(tuning, op, w)
+            apart = stored_bytes - packed_bytes(tuning.base, w.elements) if scaled else 0
             weights.append(replace(w, trainable=False, stored_bytes=stored_bytes, apart_bytes=apart))
         if trained:
             # The copy is no second weight of the model.
