@@ -2,7 +2,7 @@
 
 import sys
 
-from shardwise.cli import main
+from shardwise.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())
