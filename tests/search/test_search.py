@@ -54,12 +54,14 @@ def _model(kind: str, layers: int = 8) -> Model:
     return Model(name=kind, family="llama", hidden=1024, vocab=32000, layers=blocks, tied=kind == "dense", mtp=mtp)
 
 
-def _rows(kind: str, space: SearchSpace, *, devices: int = 32, batch: int = 48, layers: int = 8) -> PlanGrid:
+def _rows(
+    kind: str, space: SearchSpace, *, devices: int = 32, batch: int = 48, layers: int = 8, stack: str = ""
+) -> PlanGrid:
     cluster = Cluster.parse(f"{devices}xa100-sxm-80gb")
     tuned: dict[str, Any] = {"adapter": "lora", "base": "nf4"} if kind == "adapters" else {}
     job = Training(seq_len=1024, global_batch=batch, **tuned)
     # Its expert messages hide behind another micro-batch where they leave the node, under some schedules.
-    stack = "megatron-bridge" if kind == "between nodes" else EXPLORE.stack
+    stack = stack or ("megatron-bridge" if kind == "between nodes" else EXPLORE.stack)
     return work_of(_model(kind, layers), cluster, job, space, replace(EXPLORE, stack=stack)).grid
 
 
@@ -84,6 +86,15 @@ def test_experts_hide_under_the_schedules_under_which_they_do() -> None:
     """Messages of experts that hide between nodes under interleaving alone do so in a search as in `train`."""
     space = SearchSpace(schedule=("1f1b", "interleaved"), recompute=("none",), sharding=("zero1",), tp=upto(1))
     assert _agreeing(_rows("between nodes", space), False, 4) >= 12
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("stack", ["torchtitan", "transformers"])
+def test_layouts_whose_tensors_differ_share_a_table(kind: str, stack: str) -> None:
+    """Shards that pad single tensors are searched over layouts of which one has fewer of them."""
+    grid = _rows(kind, replace(WIDE, sharding=("zero1", "fsdp")), devices=16, batch=24, layers=4, stack=stack)
+    assert len(set(grid.base["layout"].tolist())) > 1
+    assert _agreeing(grid, False, 2) >= 12
 
 
 def _agreeing(grid: PlanGrid, pruned: bool, most: int) -> int:

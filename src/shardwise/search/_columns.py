@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from shardwise.errors import InputError, Problem
 
 Columns = dict[str, Any]
+ColumnsRead = Mapping[str, Any]
 # Codes stay below it, so that one more column never wraps around.
 _MOST = 2**62
 MOST_DEGREES = 3_000_000
@@ -22,6 +23,29 @@ def check_degrees(size: int, num_devices: int) -> None:
         rule = f"can be written as a product of degrees in more than {MOST_DEGREES:,} ways, more than a search holds"
         remedy = "name fewer counts of devices, or fewer degrees, such as tp 1..8"
         raise InputError([Problem("devices", num_devices, rule, remedy)])
+
+
+class ChosenRows(Mapping[str, Any]):
+    """Some rows of columns, each gathered when it is first read: most laws read few of them.
+
+    >>> ChosenRows({"tp": np.array([1, 2, 4]), "pp": np.array([4, 2, 1])}, np.array([0, 2]))["tp"].tolist()
+    [1, 4]
+    """
+
+    def __init__(self, columns: ColumnsRead, rows: Any) -> None:
+        self.columns, self.rows = columns, rows
+        self.gathered: Columns = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.gathered:
+            self.gathered[name] = self.columns[name][self.rows]
+        return self.gathered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
 
 
 def distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:

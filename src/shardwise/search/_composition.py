@@ -12,22 +12,16 @@ import numpy as np
 from shardwise.errors import Problem
 from shardwise.ledger.number import above, maximum, minimum
 from shardwise.ledger.symbol import Graph
-from shardwise.ops.overlap import pairing
+from shardwise.ops.overlap import Pairing, pairing
 from shardwise.plans import DEGREES, Plan, Schedule, find_rules
 from shardwise.records import dataclass, replace
-from shardwise.search._blocks import (
-    NESTED,
-    PlanBlocks,
-    RecordedBlocks,
-    blocks_of,
-    known_sizes,
-    sizes_given,
-)
-from shardwise.search._columns import Columns, distinct, exact_sum, scattered
+from shardwise.search._blocks import PlanBlocks
+from shardwise.search._columns import ChosenRows, Columns, ColumnsRead, distinct, exact_sum, scattered
 from shardwise.search._constraints import Constraints, Law, staged
 from shardwise.search._grid import PlanGrid, case_for
 from shardwise.search._launch import STACK
 from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, BlockColumn, Program
+from shardwise.search._recorded import NESTED, RecordedBlocks, blocks_of, known_sizes, sizes_given
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
 from shardwise.search._result import PlanCounts
 from shardwise.search._space import WORDS
@@ -92,12 +86,11 @@ class Composition:
         return kept.programs.get(name) or kept.put(name, Program(outputs()))
 
     def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
-        # Proofs pay where a program runs on all rows; at their places few plans are timed.
-        graph, plan = Graph(proves=flat), self.case.plan
+        plan = self.case.plan
+        graph, parts = self.owner.symbols(flat, pairing(self.case.stack, plan.schedule))
         # Chunks of a stage only divide: one recording does for all numbers of them.
         vpp = graph.given("vpp", 0, True) if find_rules(plan.schedule).chunked else 1.0
-        sizes = sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp})
-        return graph, sizes, _filled(self.owner.recorded.parts[pairing(self.case.stack, plan.schedule)], graph, flat)
+        return graph, sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp}), parts
 
     def _send(self, graph: Graph, sizes: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
@@ -107,6 +100,11 @@ class Composition:
             send_of(case_for(self.case, sequence_parallel=split), machine, sizes, boundary) for split in (True, False)
         )
         return one if one is other else above(graph.given("sequence_parallel", SPLIT, True), 0.5, one, other)
+
+    @cached_property
+    def _flat(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
+        """Symbols of plans wherever their ranks are, which bytes and bounds share."""
+        return self._start(flat=True)
 
     @cached_property
     def _placed(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
@@ -169,7 +167,7 @@ class Composition:
         return self._program("least", self._least)
 
     def _least(self) -> Mapping[str, Any]:
-        _, sizes, parts = self._start(flat=True)
+        _, sizes, parts = self._flat
         machine, stages = machine_of(self.case, sizes.group_shapes), stages_of(self.case)
         piped = least_piped_seconds(machine, sizes, self.case.recipe, parts, stages, self.case.plan.schedule)
         bounds: dict[str, Any] = {}
@@ -183,7 +181,24 @@ class Composition:
     @cached_property
     def memory(self) -> Program:
         """Bytes on a device, by sharding."""
-        return self._program("memory", lambda: self._bytes(*self._start(flat=True)[1:]))
+        return self._program("memory", lambda: self._bytes(*self._flat[1:]))
+
+    @cached_property
+    def state(self) -> Program:
+        """Bytes that no micro-batch and no recomputation brings a device below, by sharding."""
+
+        def outputs() -> Mapping[str, Any]:
+            _, sizes, parts = self._flat
+            return {f"state {s}": self._state(case_for(self.case, sharding=s), sizes, parts) for s in self.shardings}
+
+        return self._program("state", outputs)
+
+    def _state(self, case: TrainingCase, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> Any:
+        """Bytes of a device whose stage holds weights, gradients and optimizer state alone, as the update finds it."""
+        stages = stages_of(self.case)
+        memory = memory_of(case, sizes, padded(case.recipe, sizes, parts), stages)
+        least = tuple(replace(m, peak=m.weights + m.gradients + m.optimizer, late_block=0.0) for m in memory)
+        return device_bytes(case.stack, sizes, reserved_of(case.stack, stages, least), case.workspace_bytes)
 
     @cached_property
     def whole(self) -> Program:
@@ -220,6 +235,17 @@ class Compositions:
     def __post_init__(self) -> None:
         self._known: dict[tuple[Any, ...], Composition] = {}
         self._asked: dict[tuple[Schedule, int, int, tuple[str, ...]], Composition] = {}
+        # What stages of different pipelines have in common is one symbol, made once. Proofs pay where a program runs on
+        # all rows; at their places few plans are timed.
+        self._graphs = {flat: Graph(proves=flat) for flat in (True, False)}
+        self._parts: dict[tuple[bool, Pairing], ModelBlocks[Any]] = {}
+
+    def symbols(self, flat: bool, paired: Pairing) -> tuple[Graph, ModelBlocks[Any]]:
+        """Return the graph of formulas at all places, or of `flat` ones, and a symbol for each number of the blocks."""
+        graph, key = self._graphs[flat], (flat, paired)
+        if key not in self._parts:
+            self._parts[key] = _filled(self.recorded.parts[paired], graph, flat)
+        return graph, self._parts[key]
 
     @cached_property
     def recorded(self) -> RecordedBlocks:
@@ -302,7 +328,7 @@ def composed_rows(
     reads = {name for rule in rules for name, _ in (*rule.where, *rule.needs)}
     for pp in distinct(columns["pp"]).tolist():
         mine = np.flatnonzero(columns["pp"] == pp)
-        rows = {c: v[mine] for c, v in columns.items()}
+        rows = ChosenRows(columns, mine)
         launched_as, ran = dict[Any, _Runs](), dict[Any, tuple[Any, dict[str, Any], int, int]]()
         for schedule, vpp in grid.compositions(pp):
             fixed = {"schedule": schedule, "vpp": vpp, "pp": pp}
@@ -326,7 +352,7 @@ def composed_rows(
             yield (schedule, pp, vpp), allowed, legal
 
 
-def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Mapping[str, Any]) -> _Runs:
+def _launches(grid: PlanGrid, constraints: Constraints, rows: ColumnsRead, fixed: Mapping[str, Any]) -> _Runs:
     """Return which rows of a pipeline are launched with each sharding."""
     columns, copied = dict[str, Any](), grid.copied(rows)
     weights, refused_plans = rows["places"] * len(grid.space.recompute), 0
@@ -338,7 +364,7 @@ def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Ma
         if refused.any():
             refused_plans += exact_sum(weights[refused])
             if STACK not in constraints.examples:
-                first = {c: v[refused] for c, v in rows.items()}
+                first = ChosenRows(rows, refused)
                 problem = example(grid.laws[STACK], first, {"sharding": sharding, **fixed})
                 if problem is not None:
                     constraints.examples[STACK] = problem
@@ -346,7 +372,7 @@ def _launches(grid: PlanGrid, constraints: Constraints, rows: Columns, fixed: Ma
     return _Runs(columns, ways * weights, refused_plans)
 
 
-def example(law: Law, columns: Columns, fixed: Mapping[str, Any]) -> Problem | None:
+def example(law: Law, columns: ColumnsRead, fixed: Mapping[str, Any]) -> Problem | None:
     """Return what the law of a framework says of the first of some rows."""
     row = {name: int(columns[name][0]) for name in DEGREES if name in columns and name != "vpp"}
     sequence = bool(columns["sequence_parallel"][0])

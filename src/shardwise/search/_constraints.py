@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from shardwise.plans.laws import (
 )
 from shardwise.plans.schedules import Rounds, find_rules, runnable_count
 from shardwise.records import dataclass, replace
-from shardwise.search._columns import Columns, distinct_rows, exact_sum
+from shardwise.search._columns import Columns, ColumnsRead, distinct_rows, exact_sum
 from shardwise.search._space import WORDS
 
 if TYPE_CHECKING:
@@ -150,13 +151,13 @@ class Constraints:
     rejected: dict[str, int] = field(default_factory=dict)
     examples: dict[str, Problem] = field(default_factory=dict)
 
-    def check(self, name: str, columns: Columns, **fixed: Any) -> Any:
+    def check(self, name: str, columns: ColumnsRead, **fixed: Any) -> Any:
         """Return which rows of the columns a law allows; `fixed` are fields of the plan that all rows share."""
         law = self.laws[name]
         if not len(columns[law.reads[0]]):
             return np.ones(0, bool)
         if law.holds is not None:
-            legal = law.holds({**columns, **fixed})
+            legal = law.holds(ChainMap(fixed, columns))  # type: ignore[arg-type]
             self._note(name, columns, ~legal, fixed)
             return legal
         first, back = distinct_rows([columns[column] for column in law.reads])
@@ -164,7 +165,7 @@ class Constraints:
         legal = np.array([not self._problems(name, row, fixed) for row in rows])
         return legal[back]
 
-    def _note(self, name: str, columns: Columns, rejected: Any, fixed: dict[str, Any]) -> None:
+    def _note(self, name: str, columns: ColumnsRead, rejected: Any, fixed: dict[str, Any]) -> None:
         """Word the first by its values of some rows that a law rejected."""
         rows, law = np.flatnonzero(rejected), self.laws[name]
         for column in law.reads if len(rows) else ():

@@ -1,56 +1,44 @@
-"""Memory and time of meshes of plans: recompute modes by rows of plans by places.
+"""Memory and time of meshes of plans, those alone that may be wanted.
 
-The formulas are those of `shardwise.training`, recorded and run on arrays (`_compose`). Memory does not depend on which
-ranks share a domain, so it is computed for rows; of what fits, time is computed for every place.
+The formulas are those of `shardwise.training`, recorded and run on arrays (`_composition`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
-from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from shardwise.plans import Schedule
 from shardwise.records import dataclass
-from shardwise.search._batch import (
-    KEYED,
-    FeasiblePlans,
-    PlanBatch,
-    PlanKeys,
-    PlanPart,
-    PlanSelection,
-    RankedPlan,
-    key_of,
-)
-from shardwise.search._blocks import BlockKeys, BlockTable, tabulate
-from shardwise.search._columns import Columns, distinct, distinct_rows, exact_sum, pieces, runs, scattered, spread
-from shardwise.search._composition import Composition, Compositions, composed_rows, compositions_of
+from shardwise.search._batch import KEYED, FeasiblePlans, PlanBatch, PlanPart, PlanSelection, RankedPlan
+from shardwise.search._blocks import BlockTable, tabulate
+from shardwise.search._columns import distinct_rows, pieces, runs
+from shardwise.search._composition import Compositions, composed_rows, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
-from shardwise.search._placements import ShapeColumns
-from shardwise.search._program import CELLS, PLACE, ROW, SPLIT, Program, axis_of
+from shardwise.search._hopeless import HopelessRows, hopeful, settle
+from shardwise.search._jobs import Bounded, Job, alike_jobs, bounds_of
+from shardwise.search._program import CELLS
+from shardwise.search._ranking import WantedPlans
 from shardwise.search._result import PlanCounts
 
 # Plans of a job that are timed at each visit to it.
 _VISITS = (512, 2**62)
-# Jobs share the rows of another one of which they run at least so many: columns are gathered once for all.
-_SHARED = 0.7
 
 
 @dataclass(slots=True)
 class Evaluator:
     """Evaluates slices of the rows of a space. With `prune`, time is computed of plans that may be wanted alone.
 
-    `may` says which those are, given seconds that their steps are never shorter than in the place of their seconds.
+    `wanted` says which those are.
     """
 
     grid: PlanGrid
     limit_bytes: float
     prune: bool = True
-    may: Callable[[PlanBatch], Any] | None = None
+    wanted: WantedPlans | None = None
     counts: PlanCounts = field(default_factory=PlanCounts)
     nearest: RankedPlan | None = None
     constraints: Constraints = field(init=False)
@@ -86,7 +74,7 @@ class Evaluator:
         columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
         judged = composed_rows(grid, self.constraints, self.counts, columns)
-        jobs = [(_Job(self, composed, known, legal), allowed) for composed, allowed, legal in judged]
+        jobs = [(Job(self, composed, known, legal), allowed) for composed, allowed, legal in judged]
         most = CELLS // self.num_modes
         if not self.prune:
             table = keys.timed(np.arange(len(columns["tp"])))
@@ -95,292 +83,28 @@ class Evaluator:
                     yield from job.all(chosen, table)
             return
         # What is not timed has one cell for all of its places. Blocks are timed of rows that fit alone.
-        fitting = [some for same in _alike(jobs) for some in self._fitting(*same, most) if some]
+        fitting, hopeless = list[list[tuple[Job, FeasiblePlans]]](), list[HopelessRows]()
+        for alike, allowed in alike_jobs(jobs):
+            # Of few rows bytes take no longer than their state alone.
+            many = len(allowed) > most
+            rows, others = hopeful(alike, allowed, columns["set"], self.limit_bytes) if many else (allowed, [])
+            fitting += [some for some in self._fitting(alike, rows, most) if some]
+            hopeless += others
+        settle(hopeless, columns["set"], most)
         if fitting:
             table = keys.timed(np.concatenate([fit.rows for some in fitting for _, fit in some]))
-            bounded = [one for some in fitting for one in _bounds_of(some, table)]
+            bounded = [one for some in fitting for one in bounds_of(some, table)]
             yield from self._best_first(bounded, table)
 
-    def _fitting(self, jobs: Sequence[_Job], allowed: Any, most: int) -> Iterator[list[tuple[_Job, FeasiblePlans]]]:
+    def _fitting(self, jobs: Sequence[Job], allowed: Any, most: int) -> Iterator[list[tuple[Job, FeasiblePlans]]]:
         """Yield what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
         for rows in pieces(allowed, np.ones(len(allowed), np.int64), most):
             chosen = PlanSelection(rows, jobs[0].columns["set"])
             yield [(job, fit) for job in jobs for fit in job.fitting(chosen)]
 
-    def _best_first(self, bounded: Sequence[_Bounded], table: BlockTable) -> Iterator[PlanBatch]:
+    def _best_first(self, bounded: Sequence[Bounded], table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""
-        for size in _VISITS if self.may is not None else _VISITS[-1:]:
+        for size in _VISITS if self.wanted is not None else _VISITS[-1:]:
             for one in sorted(bounded, key=lambda one: one.least):
                 if one.least < np.inf:
                     yield from one.job.pruned(one, size, table)
-
-
-def _alike(jobs: Sequence[tuple[_Job, Any]]) -> Iterator[tuple[list[_Job], Any]]:
-    """Yield jobs of about the same rows, and those rows: what some of them cannot run is not legal there."""
-    alike: list[tuple[list[_Job], Any, Any]] = []
-    for job, allowed in sorted(jobs, key=lambda one: -len(one[1])):
-        if not len(allowed):
-            continue
-        for same, rows, mask in alike:
-            if len(allowed) >= _SHARED * len(rows) and mask[allowed].all():
-                same.append(job)
-                break
-        else:
-            alike.append(([job], allowed, scattered(True, allowed, len(job.columns["pp"]))))
-    yield from ((same, rows) for same, rows, _ in alike)
-
-
-@dataclass(slots=True)
-class _Bounded:
-    """What fits of a job and is not timed yet, with seconds that no step is shorter than by sharding; their least."""
-
-    job: _Job
-    fitting: FeasiblePlans
-    bounds: dict[str, Any]
-    least: float = np.inf
-
-    def keep(self, some: Any) -> None:
-        """Keep some of the rows."""
-        known = self.fitting
-        if len(some) < len(known.rows):
-            kept_columns, fits, self.bounds = (
-                {s: v.take(some, axis=1) for s, v in one.items()}
-                for one in (known.device_bytes, known.fits, self.bounds)
-            )
-            self.fitting = FeasiblePlans(known.rows[some], kept_columns, fits)
-
-
-def _bounds_of(some: Sequence[tuple[_Job, FeasiblePlans]], table: BlockTable) -> list[_Bounded]:
-    """Return what fits of jobs of about the same rows with its bounds; columns are gathered once for all of them."""
-    cells = PlanSelection(distinct(np.concatenate([fit.rows for _, fit in some])), some[0][0].columns["set"])
-    return [job.bounded(fit, cells, table) for job, fit in some]
-
-
-def _least_of(bounds: Mapping[str, Any], fits: Mapping[str, Any]) -> Any:
-    """Return the least bound of each mode and row over the shardings that are left, infinity where none is."""
-    return reduce(np.minimum, [np.where(fits[s], bounds[s], np.inf) for s in fits])
-
-
-@dataclass(slots=True)
-class _Job:
-    """One composition of some rows of a part of the base; `legal` says by sharding which rows of the part have it."""
-
-    evaluator: Evaluator
-    composed: tuple[Schedule, int, int]
-    part: PlanPart
-    legal: dict[str, Any]
-    shardings: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.shardings = tuple(sharding for sharding, rows in self.legal.items() if rows.any())
-
-    @property
-    def columns(self) -> Columns:
-        """The rows of the part."""
-        return self.part.columns
-
-    @property
-    def composition(self) -> Composition:
-        """The composition of the job, with the shardings that some of its rows have."""
-        return self.evaluator.compositions.of(*self.composed, self.shardings)
-
-    def _given(
-        self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
-    ) -> dict[str, Any]:
-        """Return the inputs of a program for some plans, each gathered once for all programs that read it."""
-        known: dict[tuple[int, int], Any] = {}
-        for name, level in program.inputs.items():
-            if (name, level) in cells.inputs or name == "vpp":
-                continue
-            axis = axis_of(level)
-            if name.startswith("block "):
-                column, key = table.column(name, least)
-                at = known.get((id(key), axis))
-                if at is None:
-                    at = key.take(cells.among(axis if axis != PLACE else ROW))
-                    if axis == PLACE and isinstance(table, BlockTable):
-                        at = table.first[at][cells.row] + table.domain_of[cells.place - self._first]
-                    known[id(key), axis] = at
-                if column.ndim == 1 or cells.modes is None:
-                    columns = column.take(at, axis=-1)
-                else:
-                    columns = column[cells.modes if axis != PLACE else cells.modes[cells.row], at]
-            elif "/" in name:
-                group, tier = name.split("/")
-                columns = self._groups(cells, bool(level & PLACE))[group][int(tier)]
-            else:
-                columns = self.part.number(name).take(cells.among(axis))
-            cells.inputs[name, level] = columns
-        chunks = float(self.composed[2])
-        return {n: chunks if n == "vpp" else cells.inputs[n, level] for n, level in program.inputs.items()}
-
-    @property
-    def _first(self) -> int:
-        return int(self.evaluator.grid.places.start[self.part.start])
-
-    def _groups(self, cells: PlanSelection, placed: bool) -> ShapeColumns:
-        """Return the ranks of every group in one domain of each tier, for each place or, whole groups, for each set."""
-        known = cells.groups.get(placed)
-        if known is None:
-            rows = cells.rows[cells.row] if placed else cells.among(SPLIT)
-            place = cells.place if placed else self.evaluator.grid.places.start[self.columns["base"][rows]]
-            known = cells.groups[placed] = self.evaluator.grid.groups(
-                place, {n: self.columns[n][rows] for n in ("ep", "etp")}
-            )
-        return known
-
-    def _cells(self, chosen: Any) -> PlanSelection:
-        """Return all places of some rows, for all modes."""
-        places, base = self.evaluator.grid.places, self.columns["base"][chosen]
-        place, count = spread(places.start[base], places.count[base])
-        return PlanSelection(chosen, self.columns["set"], place, np.repeat(np.arange(len(chosen)), count))
-
-    def all(self, chosen: Any, table: BlockTable) -> Iterator[PlanBatch]:
-        """Yield memory and time of all plans of some rows."""
-        composition, modes = self.composition, self.evaluator.num_modes
-        cells = self._cells(chosen)
-        program = composition.whole
-        outputs = program.run(self._given(program, cells, table), cells.shape(modes))
-        for sharding in composition.shardings:
-            device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(chosen)))
-            legal, fits = self._judged(sharding, chosen, device_bytes)
-            shape = (modes, len(cells.row))
-            self.evaluator.counts.evaluated += modes * int(np.count_nonzero(legal[cells.row]))
-            if fits.any():
-                device, short = outputs.get(f"device {sharding}", device_bytes), outputs.get(f"short {sharding}", 0.0)
-                yield PlanBatch(
-                    step_seconds=np.broadcast_to(outputs[f"step {sharding}"], shape),
-                    device_bytes=np.broadcast_to(device, device_bytes.shape).take(cells.row, axis=-1),
-                    host_short_bytes=np.broadcast_to(short, device_bytes.shape).take(cells.row, axis=-1),
-                    fits=fits.take(cells.row, axis=-1),
-                    key=self._keys(cells, sharding),
-                    **self._kind(chosen[cells.row]),
-                )
-
-    def fitting(self, cells: PlanSelection) -> Iterator[FeasiblePlans]:
-        """Yield those of some rows of which a plan fits, if any."""
-        composition, modes, chosen, limit = self.composition, self.evaluator.num_modes, cells.rows, len(cells.rows)
-        outputs = composition.memory.run(self._given(composition.memory, cells, self.part.keys), cells.shape(modes))
-        bytes_of, fits = {}, {}
-        for s in composition.shardings:
-            bytes_of[s] = np.broadcast_to(outputs[f"bytes {s}"], (modes, limit))
-            fits[s] = self._judged(s, chosen, bytes_of[s])[1]
-        mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
-        if len(mine):
-            rows = chosen[mine]
-            yield FeasiblePlans(
-                rows,
-                {s: h.take(mine, axis=1) for s, h in bytes_of.items()},
-                {s: f.take(mine, axis=1) for s, f in fits.items()},
-            )
-
-    def bounded(self, fitting: FeasiblePlans, cells: PlanSelection, table: BlockTable) -> _Bounded:
-        """Return seconds that no step of what fits is shorter than; its rows are among those of the cells."""
-        program, modes, size = self.composition.least, self.evaluator.num_modes, len(cells.rows)
-        outputs = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
-        # Results of a program stay until the next run alone.
-        own = np.searchsorted(cells.rows, fitting.rows)
-        bounds = {s: np.broadcast_to(outputs[f"least {s}"], (modes, size)).take(own, axis=1) for s in fitting.fits}
-        return self._wanted(_Bounded(self, fitting, bounds))
-
-    def _wanted(self, bounded: _Bounded) -> _Bounded:
-        """Drop what is behind what was found by now: rows by their least seconds and bytes, then single plans."""
-        may, lows = self.evaluator.may, _least_of(bounded.bounds, bounded.fitting.fits)
-        if may is not None:
-            seconds = lows.min(axis=0)
-            some = np.flatnonzero(seconds < np.inf)
-            bounded.keep(some)
-            fewest_bytes = reduce(np.minimum, bounded.fitting.device_bytes.values()).min(axis=0)
-            bounded.keep(np.flatnonzero(may(self._bounds(bounded, seconds[some], fewest_bytes, True))))
-            known = bounded.fitting
-            for s, fits in known.fits.items():
-                if fits.any():
-                    fits &= may(self._bounds(bounded, bounded.bounds[s], known.device_bytes[s], fits))
-            bounded.keep(np.flatnonzero(reduce(np.logical_or, known.fits.values()).any(axis=0)))
-            lows = _least_of(bounded.bounds, bounded.fitting.fits)
-        bounded.least = float(lows.min(initial=np.inf))
-        return bounded
-
-    def _bounds(self, bounded: _Bounded, seconds: Any, device_bytes: Any, fits: Any) -> PlanBatch:
-        """Return rows, or plans of them, with seconds that no step is shorter than; nobody asks for their keys."""
-        kind = self._kind(bounded.fitting.rows)
-        return PlanBatch(step_seconds=seconds, device_bytes=device_bytes, fits=fits, key=None, **kind)
-
-    def pruned(self, bounded: _Bounded, size: int, table: BlockTable) -> Iterator[PlanBatch]:
-        """Yield about so many of the plans that may be wanted: those whose bound is not behind, the least first."""
-        known = self._wanted(bounded).fitting
-        composition, chosen, device_bytes, fits = self.composition, known.rows, known.device_bytes, known.fits
-        if not len(chosen):
-            return
-        bounds = _least_of(bounded.bounds, fits)
-        last = np.partition(bounds.ravel(), size - 1)[size - 1] if bounds.size > size else np.inf
-        now = {s: fits[s] & (bounds <= last) for s in fits}
-        for s in fits:
-            fits[s] &= ~now[s]
-        bounded.least = float(_least_of(bounded.bounds, fits).min())
-        for group in composition.groups:
-            wanted = np.flatnonzero(np.any([now[s] for s in group], axis=0))
-            yield from self._timed(group, wanted, FeasiblePlans(chosen, device_bytes, now), table)
-
-    def _timed(
-        self, group: tuple[str, ...], wanted: Any, known: FeasiblePlans, table: BlockTable
-    ) -> Iterator[PlanBatch]:
-        """Yield the time of plans, given by mode and row, of a group of shardings, at all of their places."""
-        chosen, device_bytes, fits = known.rows, known.device_bytes, known.fits
-        places, size = self.evaluator.grid.places, len(chosen)
-        for some in pieces(wanted, self.columns["places"][chosen[wanted % size]], CELLS):
-            rows = chosen[some % size]
-            base = self.columns["base"][rows]
-            place, count = spread(places.start[base], places.count[base])
-            row = np.repeat(np.arange(len(rows)), count)
-            cells = PlanSelection(rows, self.columns["set"], place, row, some // size)
-            program = self.composition.steps(group)
-            outputs = program.run(self._given(program, cells, table), cells.shape(1))
-            for s in group:
-                fit = fits[s].ravel()[some][row]
-                self.evaluator.counts.evaluated += int(np.count_nonzero(fit))
-                yield PlanBatch(
-                    step_seconds=np.broadcast_to(outputs[f"step {s}"], row.shape),
-                    device_bytes=device_bytes[s].ravel()[some][row],
-                    fits=fit,
-                    key=self._keys(cells, s),
-                    **self._kind(rows[row]),
-                )
-
-    def _kind(self, rows: Any) -> dict[str, Any]:
-        """Return the devices and the degrees of rows, as a batch has them."""
-        columns = self.columns
-        return {"devices": columns["devices"][rows], "group": columns["group"][rows], "degrees": self.part.degrees}
-
-    def _keys(self, cells: PlanSelection, sharding: str) -> PlanKeys:
-        """Return the keys of plans by their flat index."""
-        schedule, _, vpp = self.composed
-        return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
-
-    def _judged(self, sharding: str, chosen: Any, device_bytes: Any) -> tuple[Any, Any]:
-        """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
-        evaluator, columns = self.evaluator, self.columns
-        legal = self.legal[sharding][chosen]
-        fits = (device_bytes <= evaluator.limit_bytes) & legal
-        places = columns["places"][chosen]
-        fitting = exact_sum(sum(mode.view(np.int8) for mode in fits) * places)
-        evaluator.counts.fitting += fitting
-        evaluator.counts.too_large += exact_sum(places * legal) * evaluator.num_modes - fitting
-        self._miss(sharding, chosen, device_bytes, legal & ~fits)
-        return legal, fits
-
-    def _miss(self, sharding: str, chosen: Any, device_bytes: Any, missed: Any) -> None:
-        """Note the plan that is short of the least memory."""
-        evaluator = self.evaluator
-        if evaluator.nearest is not None:
-            missed = missed & (device_bytes <= evaluator.nearest.value)
-        if not missed.any():
-            return
-        least = float(device_bytes[missed].min())
-        schedule, _, vpp = self.composed
-        for mode, row in zip(*np.nonzero(missed & (device_bytes == least)), strict=True):
-            values = {name: v[chosen[row]] for name, v in self.columns.items()}
-            place = int(evaluator.grid.places.start[values["base"]])
-            key = key_of(values, evaluator.grid, (schedule, vpp, sharding), int(mode), place)
-            entry = RankedPlan(least, 0.0, least, key)
-            evaluator.nearest = min(evaluator.nearest or entry, entry)

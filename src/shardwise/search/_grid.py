@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.plans import CONTEXT_KINDS, LAYOUTS, Schedule, divisors, find_rules, split_layers, with_groups
 from shardwise.plans.laws import all_blocks
 from shardwise.records import dataclass, replace
-from shardwise.search._columns import Columns, check_degrees, distinct, exact_sum, products, spread
+from shardwise.search._columns import Columns, ColumnsRead, check_degrees, distinct, exact_sum, products, spread
 from shardwise.search._constraints import Constraints, Law, laws_of
 from shardwise.search._launch import STACK, launched, stack_law
 from shardwise.search._placements import COLUMNS, Placements, ShapeColumns, places_of
@@ -68,7 +68,7 @@ class PlanGrid:
         """What of the job a framework may not run."""
         return self.case.job_words
 
-    def launched(self, columns: Columns, **fixed: Any) -> Any:
+    def launched(self, columns: ColumnsRead, **fixed: Any) -> Any:
         """Return which rows the framework launches; `fixed` are fields that all of them share."""
         if self.explore:
             return np.ones(len(columns["pp"]), bool)
@@ -215,7 +215,7 @@ class PlanGrid:
             "composition": _looked_up(columns["pp"], pipes) * len(space.recompute),
         }
 
-    def copied(self, columns: Columns) -> Any:
+    def copied(self, columns: ColumnsRead) -> Any:
         """Return which rows hold something more than once, so that it matters what is sharded: a layer, or experts."""
         ranks = columns["tp"] * columns["tp2"] * columns["cp"] * columns["dp"]
         copies = columns["dp"] * columns["cp"] > 1

@@ -24,7 +24,7 @@ from shardwise.plans import (
 )
 from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
-from shardwise.search._columns import Columns
+from shardwise.search._columns import ColumnsRead
 from shardwise.search._constraints import Law
 from shardwise.search._space import WORDS, AxisOrder, IntRanges, SearchSpace, upto
 
@@ -107,7 +107,7 @@ def stack_law(stack: Stack, job: Mapping[str, str]) -> Law:
     return Law(f"{stack.name} launches it", reads, lambda plan: stack_problems(stack, plan, **job))
 
 
-def launched(runs: Capabilities, columns: Columns, fixed: Mapping[str, Any]) -> Any:
+def launched(runs: Capabilities, columns: ColumnsRead, fixed: Mapping[str, Any]) -> Any:
     """Return which rows of plans obey the rules of a framework; `fixed` are fields that all rows share.
 
     >>> from shardwise.plans import find_stack

@@ -214,26 +214,29 @@ class Program:
         for a, i in {a: i for i, line in enumerate(lines) for a in line[1]}.items():
             if a in made_here:
                 ends.setdefault(i, []).append(a)
-        free: dict[int, list[int]] = {}
-        made: dict[int, int] = {}
+        levels = {level for *_, level in lines}
+        free: dict[int, list[int]] = {level: [] for level in levels}
+        made = dict.fromkeys(levels, 0)
         slots: dict[int, tuple[int, int]] = {}
         places: dict[tuple[int, int], int] = {}
         for i, (op, args, into, level) in enumerate(lines):
-            pool = free.setdefault(level, [])
-            # An operation may write over an argument of its own that nothing reads later, but for a choice.
-            done = ends.get(i, ())
-            early = [a for a in done if slots[a][0] == level] if op in _IN_PLACE else []
-            for a in early:
-                pool.append(slots[a][1])
-            slot = pool.pop() if pool else made.setdefault(level, 0)
-            if slot == made.get(level):
-                made[level] = slot + 1
-            for a in done:
-                if a not in early:
-                    free[slots[a][0]].append(slots[a][1])
-            slots[into] = (level, slot)
-            place = places.setdefault((level, slot), len(places))
-            self._lines.append((op, _IN_PLACE.get(op), args, into, place))
+            run, pool = _IN_PLACE.get(op), free[level]
+            late = []
+            for a in ends.get(i, ()):
+                # An operation may write over an argument of its own that nothing reads later, but for a choice.
+                if run is not None and slots[a][0] == level:
+                    pool.append(slots[a][1])
+                else:
+                    late.append(slots[a])
+            if pool:
+                slot = (level, pool.pop())
+            else:
+                slot = (level, made[level])
+                made[level] += 1
+            for one, number in late:
+                free[one].append(number)
+            slots[into] = slot
+            self._lines.append((op, run, args, into, places.setdefault(slot, len(places))))
         self._kept = list(places)
 
     def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:

@@ -232,6 +232,26 @@ class ParetoFront:
         return plans_of
 
 
+@dataclass(frozen=True, slots=True)
+class WantedPlans:
+    """Says which plans may belong to the best or to the front; `weight` makes seconds comparable to other grids'."""
+
+    top: TopN
+    front: ParetoFront
+    weight: float = 1.0
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing is known by now, so that every plan may."""
+        return not (self.top.sets or self.front.entries)
+
+    def may(self, batch: PlanBatch) -> Any:
+        """Return which plans may, given seconds that their steps are never shorter than."""
+        if self.weight != 1:
+            batch = replace(batch, step_seconds=batch.step_seconds * self.weight)
+        return self.top.may(batch) | self.front.may(batch)
+
+
 def _counts(devices: Any) -> list[int]:
     """Return the counts of devices of a batch; nearly all have one."""
     first = np.ravel(devices)[:1]

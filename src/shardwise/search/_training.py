@@ -23,7 +23,7 @@ from shardwise.search._executor import Executor, PartRange, SerialExecutor
 from shardwise.search._grid import PlanGrid
 from shardwise.search._limits import PlanLimits, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
-from shardwise.search._ranking import ParetoFront, PartialResult, TopN, least
+from shardwise.search._ranking import ParetoFront, PartialResult, TopN, WantedPlans, least
 from shardwise.search._remedies import Remedies, case_of, report_on
 from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
 from shardwise.search._space import SearchSpace
@@ -108,11 +108,6 @@ class SearchTask:
         band = self.grid.case.memory_band
         return self.grid.case.cluster.device.usable_memory_bytes / max(1.0, band.at(self.options.risk))
 
-    def _may(self, batch: PlanBatch) -> Any:
-        if self.weight != 1:
-            batch = replace(batch, step_seconds=batch.step_seconds * self.weight)
-        return self.top.may(batch) | self.front.may(batch)
-
     @property
     def known(self) -> tuple[TopN, ParetoFront]:
         """The best plans and the front so far."""
@@ -126,8 +121,8 @@ class SearchTask:
     def recorded(self) -> Evaluator:
         """Return what evaluates parts, with the blocks of the model recorded."""
         if self.evaluator is None:
-            may = None if self.exhaustive else self._may
-            self.evaluator = Evaluator(self.grid, self.limit_bytes, prune=self.options.prune, may=may)
+            wanted = None if self.exhaustive else WantedPlans(self.top, self.front, self.weight)
+            self.evaluator = Evaluator(self.grid, self.limit_bytes, prune=self.options.prune, wanted=wanted)
         return self.evaluator
 
     def __call__(self, parts: Sequence[PartRange]) -> PartialResult:
