@@ -9,6 +9,7 @@ over what is known without them.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +43,16 @@ def use_catalogue(*folders: str | Path) -> None:
 
 def folders() -> tuple[Path, ...]:
     """Return the user's folders that exist, the first to be asked first."""
-    variable = [Path(os.path.expanduser(one)) for one in os.environ.get(VARIABLE, "").split(os.pathsep) if one]
-    home = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "shardwise"
-    return tuple(dict.fromkeys(one for one in (*_named, *variable, home) if os.path.isdir(one)))
+    homes = os.environ.get("XDG_CONFIG_HOME") or "~/.config", os.environ.get("HOME")
+    asked = (*_named, *_paths(os.environ.get(VARIABLE, ""), *homes))
+    return tuple(dict.fromkeys(one for one in asked if os.path.isdir(one)))
+
+
+@lru_cache(maxsize=4)
+def _paths(variable: str, config: str, home: str | None) -> tuple[Path, ...]:
+    """Return the folders that the environment names; `home` is what `~` stands for in them."""
+    named = [Path(os.path.expanduser(one)) for one in variable.split(os.pathsep) if one]
+    return *named, Path(os.path.expanduser(config)) / "shardwise"
 
 
 def own_files(kind: str) -> tuple[OwnFile, ...]:

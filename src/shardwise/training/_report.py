@@ -41,6 +41,8 @@ class TrainReport(Card):
     case: TrainingCase
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
+    priced: PricedBlocks | None = field(default=None, repr=False, compare=False)
+    """Blocks of plans of the same question, for those that differ in one field."""
 
     def __repr__(self) -> str:
         """Return the verdict in one line, as a notebook shows it."""
@@ -326,7 +328,7 @@ class TrainReport(Card):
         """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
         if self.fits:
             return ()
-        priced = PricedBlocks()
+        priced = self.priced or PricedBlocks()
         return changes_of(self, lambda case: report_of(case, (), priced))
 
 
@@ -343,7 +345,8 @@ class TrainingOptions:
 def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
     """Return the report of a complete case; `priced` has blocks of other plans of the question."""
     sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
-    return TrainReport(case=case, evaluation=evaluate(case, sizes, stages_of(case), priced), assumptions=notes)
+    evaluation = evaluate(case, sizes, stages_of(case), priced)
+    return TrainReport(case=case, evaluation=evaluation, assumptions=notes, priced=priced)
 
 
 def asked_again(case: TrainingCase) -> TrainReport:
