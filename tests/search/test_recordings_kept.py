@@ -16,8 +16,8 @@ from shardwise.records import replace
 from shardwise.search import (
     SearchOptions,
     SearchSpace,
-    _blocks,
     _composition,
+    _recorded,
     _recordings,
     _serving_table,
     plan_serving,
@@ -71,7 +71,7 @@ def test_kept_programs_answer_as_recorded_ones(folder: Path, monkeypatch: pytest
         raise AssertionError("recorded again")
 
     monkeypatch.setattr(_composition, "blocks_of", recorded)
-    monkeypatch.setattr(_blocks, "_recorded", recorded)
+    monkeypatch.setattr(_recorded, "_recorded", recorded)
     assert _asked(MODELS[kind]) == first
     assert len(list(folder.iterdir())) == 1
 

@@ -21,6 +21,7 @@ from shardwise.search._program import BATCH, MODE, PLACE, ROW, SPLIT, BlockColum
 from shardwise.training import (
     BlockCost,
     FrozenWeights,
+    KnownPrices,
     ModelBlocks,
     ParameterCounts,
     PlanSizes,
@@ -95,7 +96,7 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
     if not space.sequence_parallel or False not in space.sequence_parallel:
         ways += [(layout, False, kind) for layout, sequence, kind in ways if sequence]
     # Operators that two ways to split a layer have in common are recorded and priced once.
-    shared = sizes_given(Graph(), grid, {}), dict[Any, Any]()
+    shared = sizes_given(Graph(), grid, {}), KnownPrices[Any]()
     recorded = {(a, int(b), c): _recorded(grid, (a, bool(b), c), *shared) for a, b, c in ways}
     leaves: dict[tuple[Any, ...], BlockColumn] = {}
     named: dict[tuple[int, int, int], dict[str, Any]] = {way: {} for way in recorded}
@@ -180,7 +181,7 @@ def _pairings(grid: PlanGrid) -> tuple[Pairing, ...]:
 
 
 def _recorded(
-    grid: PlanGrid, way: tuple[int, bool, int], sizes: PlanSizes[Any], priced: dict[Any, Any]
+    grid: PlanGrid, way: tuple[int, bool, int], sizes: PlanSizes[Any], priced: KnownPrices[Any]
 ) -> list[tuple[Any, ...]]:
     """Return for each recompute mode the bytes sent, and the blocks of one way to split them for each pairing.
 

@@ -6,7 +6,7 @@ The reports of messages and of the timeline are loaded when they are first asked
 from typing import TYPE_CHECKING
 
 from shardwise._lazy import lazily
-from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts, checkpoints
+from shardwise.training._blocks import BlockCost, KnownPrices, checkpoints
 from shardwise.training._case import TrainingCase, stages_of, stated
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import (
@@ -49,6 +49,7 @@ from shardwise.training._step import (
     with_update,
 )
 from shardwise.training._tuning import TuningSummary, fine_tuning_problems, tuning_summary
+from shardwise.training._weights import FrozenWeights, ParameterCounts
 
 if TYPE_CHECKING:
     from shardwise.training._comm import AxisMessages, CommReport, comm

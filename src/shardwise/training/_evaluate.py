@@ -19,16 +19,7 @@ from shardwise.ops.overlap import CostModel, pairing
 from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass, replace
-from shardwise.training._blocks import (
-    BlockCost,
-    ParameterCounts,
-    PricedOp,
-    elements,
-    fold,
-    frozen_weights,
-    gradient_shapes,
-    tensor_sides,
-)
+from shardwise.training._blocks import BlockCost, KnownPrices, fold
 from shardwise.training._case import TrainingCase
 from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
@@ -40,6 +31,7 @@ from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
 from shardwise.training._step import StepJob, StepSeconds, boundary_seconds, stage_seconds, step_seconds
 from shardwise.training._update import with_adapter_states, with_states
+from shardwise.training._weights import ParameterCounts, elements, frozen_weights, gradient_shapes, tensor_sides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +92,7 @@ def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
 
 
 def parts_of(
-    case: TrainingCase, y: Layout[X], costs: CostModel[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, y: Layout[X], costs: CostModel[X], known: KnownPrices[X] | None = None
 ) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
     model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
@@ -202,7 +194,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
 
 
 def tables_of(
-    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: KnownPrices[X] | None = None
 ) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, as it runs under their schedule."""
     tables = tables_apart(case, costs, sizes, known)
@@ -210,11 +202,11 @@ def tables_of(
 
 
 def tables_apart(
-    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: dict[Op[X], PricedOp[X]] | None = None
+    case: TrainingCase, costs: CostModel[X], sizes: PlanSizes[X], known: KnownPrices[X] | None = None
 ) -> Tables[X]:
     """Return every block of a model folded for the sizes of plans, no micro-batch beside another.
 
-    `known` keeps operators for other ways to recompute the same.
+    `known` keeps prices for other ways to recompute the same.
     """
     y = layout_of(case, sizes)
     return Tables(layout=y, parts=parts_of(case, y, costs, known), boundary_bytes=boundary_bytes(case, y))
@@ -301,7 +293,7 @@ class PricedBlocks:
     def __init__(self) -> None:
         self._tables: dict[tuple[object, ...], Tables[float]] = {}
         self._machines: dict[bool, CostModel[float]] = {}
-        self._operators: dict[tuple[object, ...], dict[Op[float], PricedOp[float]]] = {}
+        self._prices: dict[tuple[object, ...], KnownPrices[float]] = {}
 
     def machine(self, case: TrainingCase, sizes: PlanSizes[float]) -> CostModel[float]:
         """Return what the blocks of a plan run on."""
@@ -316,7 +308,7 @@ class PricedBlocks:
         key = (*fields, bool(case.plan.recompute_layers), *(sizes.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
             placed = (case.recipe.uses_host, *sizes.group_shapes.items())
-            self._tables[key] = tables_of(case, machine, sizes, self._operators.setdefault(placed, {}))
+            self._tables[key] = tables_of(case, machine, sizes, self._prices.setdefault(placed, KnownPrices()))
         return self._tables[key]
 
 

@@ -11,7 +11,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, is_plain, largest, maximum, minimum, total
 from shardwise.records import dataclass, replace
-from shardwise.training._blocks import BlockCost, ParameterCounts
+from shardwise.training._blocks import BlockCost
 from shardwise.training._parts import (
     ModelBlocks,
     Recipe,
@@ -24,6 +24,7 @@ from shardwise.training._parts import (
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
+from shardwise.training._weights import ParameterCounts
 
 
 def padded(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X]) -> ModelBlocks[X]:

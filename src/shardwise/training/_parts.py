@@ -10,9 +10,10 @@ from shardwise.ledger.traced import Contribution, Traced, named
 from shardwise.ops.overlap import pairing
 from shardwise.plans import Optimizer, Precision, Schedule, Sharding, Stack, find_rules, find_scaling, find_sharding
 from shardwise.records import dataclass, replace
-from shardwise.training._blocks import BlockCost, FrozenWeights, ParameterCounts, elements
+from shardwise.training._blocks import BlockCost
 from shardwise.training._sizes import PlanSizes, micro_batches_a_run
 from shardwise.training._stages import Stages
+from shardwise.training._weights import FrozenWeights, ParameterCounts, elements
 from shardwise.training.schedules import PipelineShape, find_schedule, in_flight
 
 

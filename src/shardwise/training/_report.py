@@ -36,13 +36,12 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "rec
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainReport(Card):
-    """Memory, time and cost of one training plan. Build one with `train`."""
+    """Memory, time and cost of one training plan. Build one with `train`; plans beside it share what is `priced`."""
 
     case: TrainingCase
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
     priced: PricedBlocks | None = field(default=None, repr=False, compare=False)
-    """Blocks of plans of the same question, for those that differ in one field."""
 
     def __repr__(self) -> str:
         """Return the verdict in one line, as a notebook shows it."""
@@ -328,8 +327,7 @@ class TrainReport(Card):
         """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
         if self.fits:
             return ()
-        priced = self.priced or PricedBlocks()
-        return changes_of(self, lambda case: report_of(case, (), priced))
+        return changes_of(self, lambda case: report_of(case, (), self.priced))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,9 +342,8 @@ class TrainingOptions:
 
 def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks | None = None) -> TrainReport:
     """Return the report of a complete case; `priced` has blocks of other plans of the question."""
-    sizes = sizes_of(case.plan, case.job.global_batch, case.domains)
-    evaluation = evaluate(case, sizes, stages_of(case), priced)
-    return TrainReport(case=case, evaluation=evaluation, assumptions=notes, priced=priced)
+    whole = evaluate(case, sizes_of(case.plan, case.job.global_batch, case.domains), stages_of(case), priced)
+    return TrainReport(case=case, evaluation=whole, assumptions=notes, priced=priced)
 
 
 def asked_again(case: TrainingCase) -> TrainReport:

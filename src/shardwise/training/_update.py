@@ -12,11 +12,11 @@ from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel
 from shardwise.plans import PAGED_ELEMENTS, Moments
 from shardwise.records import replace
-from shardwise.training._blocks import ParameterCounts
 from shardwise.training._offload import host_traffic, host_update_seconds
 from shardwise.training._parts import ModelBlocks, Recipe, owned, owned_states, trained
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
+from shardwise.training._weights import ParameterCounts
 
 
 def tensor_bytes(moments: Moments, sides: tuple[X, X, X], width: float) -> X:
