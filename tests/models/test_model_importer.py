@@ -133,6 +133,34 @@ def test_mpt_is_the_class_that_its_file_names(architecture: str, more: int) -> N
     assert any("MosaicML" in note for note in model_from_config(silent).assumptions)
 
 
+MPT = {"model_type": "mpt", "d_model": 1024, "n_layers": 24, "n_heads": 16, "vocab_size": 100, "max_seq_len": 64}
+BARE = 24 * (12 * 1024**2 + 2 * 1024) + 1024 + 100 * 1024
+
+
+@pytest.mark.parametrize(
+    ("said", "more"),
+    [
+        ({"no_bias": True, "attn_config": {"alibi": True}}, 0),
+        ({"no_bias": True}, 64 * 1024),
+        ({"no_bias": True, "attn_config": {"rope": True}}, 0),
+        ({"attn_config": {"alibi": True}}, 24 * (3 + 1 + 4 + 1 + 2) * 1024 + 1024),
+        ({"no_bias": True, "attn_config": {"alibi": True, "attn_type": "multiquery_attention"}}, -24 * 1920 * 1024),
+        ({"no_bias": True, "attn_config": {"alibi": True}, "ffn_config": {"ffn_type": "mptglu"}}, 24 * 4 * 1024**2),
+        ({"no_bias": True, "attn_config": {"alibi": True}, "ffn_config": {"ffn_hidden_size": 1024}}, -24 * 6 * 1024**2),
+    ],
+)
+def test_what_a_file_of_mosaicml_leaves_out_is_its_own_class(said: dict[str, object], more: int) -> None:
+    """MPTForCausalLM has biases, learned positions and no gate unless told; each word of its parts counts."""
+    config = MPT | {"architectures": ["MPTForCausalLM"], "tie_word_embeddings": True} | said
+    assert count_parameters(model_from_config(config)) == BARE + more
+
+
+def test_feed_forwards_of_mosaicml_that_are_not_read_are_refused() -> None:
+    """Experts of llm-foundry are no dense feed-forward."""
+    with pytest.raises(InputError, match="mb_dmoe"):
+        model_from_config(MPT | {"architectures": ["MPTForCausalLM"], "ffn_config": {"ffn_type": "mb_dmoe"}})
+
+
 @pytest.mark.parametrize(
     ("name", "period"),
     [

@@ -107,7 +107,8 @@ def mpt(config: Config) -> Architecture:
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     own = any(name.startswith("Mpt") for name in config.words("architectures"))
     core, bias, width, learned = _transformers_mpt(config, heads, hidden) if own else _mosaic_mpt(config, heads, hidden)
-    ffn = MLP(ffn=width, gated=False, bias=bias, activation=parts.activation(config, "gelu"))
+    gated = not own and _is_gated(config)
+    ffn = MLP(ffn=width, gated=gated, bias=bias, activation=parts.activation(config, "gelu"))
     norm: NormKind = "layernorm" if bias else "layernorm-no-bias"
     model = parts.language_model(
         config, (Block(mixers=(core,), feed_forward=ffn, norm=norm),) * config.layers(), norm=norm
@@ -124,25 +125,40 @@ def _transformers_mpt(config: Config, heads: int, hidden: int) -> tuple[Attentio
 
 
 def _mosaic_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, bool, int, bool]:
-    """The same, as the file says."""
+    """The same, as the file says; where it names the class, what it leaves out is as in that class.
+
+    Source: github.com/mosaicml/llm-foundry llmfoundry/models/mpt/configuration_mpt.py and models/layers/attention.py
+    attn_config_defaults: biases, no ALiBi, and learned positions without ALiBi and rotation.
+    """
     inner = config.section("attn_config")
-    bias, alibi = not config.flag("no_bias", default=True), inner.flag("alibi", default=True)
-    learned = config.flag("learned_pos_emb", default=True) and not alibi
+    named = bool(config.words("architectures")) or "auto_map" in config.raw
+    bias = named if named and not config.has("no_bias") else not config.flag("no_bias", default=True)
+    alibi, rotary = inner.flag("alibi", default=not named), inner.flag("rope")
+    learned = config.flag("learned_pos_emb", default=True) and not alibi and not rotary
+    shared = inner.text("attn_type") == "multiquery_attention"
     core = Attention(
         heads=heads,
-        kv_heads=inner.size("kv_n_heads", default=heads),
+        kv_heads=inner.size("kv_n_heads", default=1 if shared else heads),
         head_dim=parts.head_dim(config, heads),
         qkv_bias=bias,
         out_bias=bias,
         qk_norm="full" if inner.flag("qk_ln") else "none",
         qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
-        rotary=not alibi and not learned,
+        rotary=rotary,
     )
     config.expect(heads % core.kv_heads == 0, "kv_n_heads", f"must divide the {heads} heads", "use a divisor")
-    width = config.count("ffn") or round(config.scaled("expansion_ratio", hidden, default=4))
-    if bias and not config.words("architectures") and "auto_map" not in config.raw:
+    width = config.section("ffn_config").count("ffn") or config.count("ffn")
+    width = width or round(config.scaled("expansion_ratio", hidden, default=4))
+    if bias and not named:
         config.note("read as MosaicML's MPT, which has biases; MptForCausalLM of transformers never has any")
     return core, bias, width, learned
+
+
+def _is_gated(config: Config) -> bool:
+    """Return whether MosaicML's feed-forward has a gate (llmfoundry/models/layers/ffn.py MPTMLP, MPTGLU)."""
+    kind = config.section("ffn_config").text("ffn_type", default="mptmlp")
+    config.expect(kind in ("mptmlp", "mptglu"), "ffn_config", f"{kind} is not read", "use mptmlp or mptglu")
+    return kind == "mptglu"
 
 
 def falcon(config: Config) -> Architecture:
