@@ -312,6 +312,29 @@ SERVED = {
 }
 
 
+def test_the_checkpointing_that_torchtitan_does_unless_told_is_launched_and_written(tmp_path: Path) -> None:
+    """A file that says nothing recomputes every second layer of each stage, which its own framework can launch."""
+    file = tmp_path / "titan.toml"
+    file.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\npipeline_parallel_degree = 2\n')
+    asked = ("--from", str(file), "--on", "8xh100-sxm-80gb")
+    found = run("train", *asked, "--json").tree
+    assert found["plan"]["recompute_layers"] == 8 and not found.get("unlaunched")
+    assert "no launch" not in run("train", *asked).out
+    assert 'selective_ac_option = "2"' in run("export", "torchtitan", *asked).out
+
+
+def test_weights_gathered_anew_for_each_micro_batch_of_a_pipeline_are_refused(tmp_path: Path) -> None:
+    """Pipelines of torchtitan keep them gathered unless told always, which no plan says."""
+    file = tmp_path / "titan.toml"
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\nfsdp_reshard_after_forward = "always"\n'
+    file.write_text(text)
+    assert run("train", "--from", str(file), "--on", "8xh100-sxm-80gb").status != 2
+    file.write_text(text + "pipeline_parallel_degree = 2\n")
+    done = run("train", "--from", str(file), "--on", "8xh100-sxm-80gb", "--json")
+    (problem,) = done.tree["error"]["problems"]
+    assert done.status == 2 and problem["field"] == "parallelism.fsdp_reshard_after_forward"
+
+
 @pytest.mark.parametrize("name", SET)
 def test_what_a_file_says_of_buffers_and_kernels_is_in_its_answer(name: str, tmp_path: Path) -> None:
     """What a file sets of its framework reaches the answer and the file that is exported from it; a flag wins."""

@@ -55,6 +55,18 @@ def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[s
     assert all(problem.rule.startswith(name) and problem.remedy.startswith("use ") for problem in found)
 
 
+def test_torchtitan_recomputes_every_second_layer_or_third_and_so_on() -> None:
+    """Its default is every second layer; numbers that no such count gives are refused with those nearest."""
+    stack, layers = find_stack("torchtitan"), {"layers": "32"}
+    for limit in (16, 10, 8, 32):
+        assert stack_problems(stack, Plan(recompute="full", recompute_layers=limit), **layers) == ()
+    assert stack_problems(stack, Plan(pp=2, sharding="fsdp", recompute="full", recompute_layers=8), **layers) == ()
+    (found,) = stack_problems(stack, Plan(recompute="full", recompute_layers=12), **layers)
+    assert found.field == "recompute_layers" and found.remedy.startswith("use one of 10, 16, or stack megatron")
+    (found,) = stack_problems(find_stack("accelerate"), Plan(recompute="full", recompute_layers=16), **layers)
+    assert "all layers of a stage or none" in found.rule
+
+
 def test_a_refusal_names_first_who_runs_the_whole_plan() -> None:
     """Who splits over an axis in another schedule alone comes after who runs the plan as it is."""
     (pp,) = (

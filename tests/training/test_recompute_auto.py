@@ -30,10 +30,20 @@ def test_what_fits_without_recomputes_nothing() -> None:
 
 def test_one_layer_less_does_not_fit() -> None:
     """As few layers of a stage are recomputed as fit: with one less the plan does not."""
-    report = asked(2, 8192)
+    model, cluster = LLAMA, Cluster.parse("8xh100-sxm-80gb")
+    plan = Plan(tp=2, dp=4, sharding="distributed-optimizer", micro_batch=3, recompute="auto")
+    report = train(model, cluster, plan, Training(seq_len=8192, global_batch=12))
     assert report.fits and report.plan.recompute == "full" and report.plan.recompute_layers > 1
     less = replace(report.plan, recompute_layers=report.plan.recompute_layers - 1)
     assert not train(LLAMA, CLUSTER, less, report.job).fits
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "accelerate"])
+def test_what_is_settled_is_what_the_framework_launches(stack: str) -> None:
+    """Of 32 layers torchtitan recomputes every one or every second and so on, accelerate all or none."""
+    plan = Plan(dp=8, sharding="fsdp", micro_batch=2, recompute="auto")
+    report = train(LLAMA, CLUSTER, plan, Training(seq_len=8192, global_batch=16), TrainingOptions(stack=stack))
+    assert report.fits and report.plan.recompute == "full" and report.unlaunched == ()
 
 
 def test_all_layers_where_nothing_fits() -> None:

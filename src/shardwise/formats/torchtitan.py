@@ -200,8 +200,12 @@ def _sharding(keys: Keys, copies: int, shards: int) -> Sharding:
     """Return what data parallelism shards: nothing under DDP, weights too unless they are kept after forward."""
     if shards == 1:
         return "none"
-    if keys.word(_P + "fsdp_reshard_after_forward") == "never":
+    word = keys.word(_P + "fsdp_reshard_after_forward")
+    if word == "never":
         return "shard-grad-op"
+    if word == "always" and (keys.whole(_P + "pipeline_parallel_degree") or 1) > 1:
+        rule = "gathers weights again for each micro-batch of a pipeline, which no plan says"
+        keys.fail(_P + "fsdp_reshard_after_forward", rule, "leave it out, which keeps them gathered")
     return "hsdp" if copies > 1 else "fsdp"
 
 

@@ -7,7 +7,7 @@ that are wrong by themselves are left to `field_problems`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._plan import AXES, DEGREES, Plan, alike
 from shardwise.plans.schedules import Rounds
@@ -72,8 +72,8 @@ class Capabilities:
     """What it can recompute by the names of Megatron-Core."""
     offload: tuple[str, ...]
     """What it can keep in the host's memory."""
-    partial_recompute: bool
-    """Full recompute can be limited to some layers of a stage."""
+    partial_recompute: Literal["none", "any", "every"]
+    """To which layers of a stage full recompute can be limited: to none, to any number, or to every nth."""
     uneven_stages: bool
     """Layers of each stage can be listed."""
     order: tuple[str, ...]
@@ -141,7 +141,7 @@ def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
     ['tp2', 'schedule']
     """
     seen = set()
-    for one in (*_refused_degrees(runs, plan), *_refused_words(runs, plan, job), *_refused_layers(runs, plan)):
+    for one in (*_refused_degrees(runs, plan), *_refused_words(runs, plan, job), *_refused_layers(runs, plan, job)):
         seen.add(one.field)
         yield one
     yield from _refused_places(runs, plan)
@@ -176,23 +176,41 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
             yield Refusal(name, job[name], "does not run this", known)
 
 
-def _refused_layers(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
+def _refused_layers(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
     for name in plan.modules:
         if name not in runs.modules:
             yield Refusal("modules", name, "does not recompute this by itself", runs.modules or ("none",))
     for name in plan.offload:
         if name not in runs.offload:
             yield Refusal("offload", name, "does not keep this in the host's memory", runs.offload or ("none",))
-    if plan.recompute_layers and not runs.partial_recompute:
-        yield Refusal("recompute_layers", plan.recompute_layers, "recomputes all layers of a stage or none", (0,))
-    elif plan.recompute_layers % plan.vpp:
-        because, least = (
-            f"recomputes as many layers of each of the {plan.vpp} chunks",
-            plan.recompute_layers // plan.vpp,
-        )
-        yield Refusal("recompute_layers", plan.recompute_layers, because, (least * plan.vpp,))
+    yield from _refused_limits(runs, plan, int(job.get("layers", 0)) // plan.pp)
     if len(set(plan.stage_layers)) > 1 and not runs.uneven_stages:
         yield Refusal("stage_layers", ",".join(map(str, plan.stage_layers)), "has equal stages", ("equal stages",))
+
+
+def every_nth(layers: int) -> Values:
+    """Return how many of so many layers are every one, every second, every third and so on, the most first.
+
+    >>> every_nth(10)
+    (10, 5, 3, 2, 1)
+    """
+    return tuple(dict.fromkeys(layers // n for n in range(1, layers + 1)))
+
+
+def _refused_limits(runs: Capabilities, plan: Plan, layers: int) -> Iterator[Refusal]:
+    """Yield a limit of recompute that a framework does not have, for stages of so many layers (0: not known)."""
+    limit, chunks = plan.recompute_layers, plan.vpp
+    if not limit:
+        return
+    if runs.partial_recompute == "none":
+        yield Refusal("recompute_layers", limit, "recomputes all layers of a stage or none", (0,))
+    elif runs.partial_recompute == "any" and limit % chunks:
+        because, least = f"recomputes as many layers of each of the {chunks} chunks", limit // chunks
+        yield Refusal("recompute_layers", limit, because, (least * chunks,))
+    elif runs.partial_recompute == "every" and 0 < limit < layers and limit not in every_nth(layers):
+        near = sorted(every_nth(layers), key=lambda n: abs(int(n) - limit))[:2]
+        because = f"recomputes every second of the {layers} layers of a stage, or every third and so on"
+        yield Refusal("recompute_layers", limit, because, tuple(sorted(near)))
 
 
 def _refused_places(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:

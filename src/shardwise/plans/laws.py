@@ -10,7 +10,7 @@ from math import prod
 
 from shardwise.errors import Problem, Problems
 from shardwise.models import Model
-from shardwise.plans._capabilities import Refusal, refusals, shown
+from shardwise.plans._capabilities import Refusal, every_nth, refusals, shown
 from shardwise.plans._laws import (
     MODULE_NAMES,
     all_blocks,
@@ -40,6 +40,7 @@ __all__ = [
     "context_laws",
     "divisors",
     "domain_problems",
+    "every_nth",
     "expert_laws",
     "field_problems",
     "is_count",

@@ -94,7 +94,8 @@ class TrainingCase:
         job = self.job
         base = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
         return {
-            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method, **base
+            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method,
+            "layers": str(self.model.num_layers), **base
         }  # fmt: skip
 
     @property

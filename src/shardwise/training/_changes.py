@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from shardwise.errors import InputError, Problem
 from shardwise.models import Model
 from shardwise.plans import Capabilities, Plan, Recompute, Stack
-from shardwise.plans.laws import module_names, refusals
+from shardwise.plans.laws import every_nth, module_names, refusals
 from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._resolve import Question, complete
@@ -139,7 +139,7 @@ def recompute_steps(model: Model, stack: Stack) -> tuple[tuple[Recompute, tuple[
 def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan], A]) -> A:
     """Return the answer with the least recomputation that fits; with all layers recomputed where nothing fits.
 
-    After the steps of the stack come whole layers, as few of each stage as do.
+    After the steps of the stack come whole layers, as few of each stage as do and as the stack can say.
     """
     for name, value in (("modules", plan.modules), ("recompute_layers", plan.recompute_layers)):
         if value:
@@ -150,13 +150,20 @@ def least_recompute(plan: Plan, model: Model, stack: Stack, ask: Callable[[Plan]
         if report.fits:
             return report
     most = ask(replace(plan, recompute="full"))
-    low, high = 0, -(-model.num_layers // plan.pp)
+    limits = _limits(-(-model.num_layers // plan.pp), stack)
+    low, high = -1, len(limits)
     while most.fits and high - low > 1:
         middle = (low + high) // 2
-        report = ask(replace(plan, recompute="full", recompute_layers=middle))
+        report = ask(replace(plan, recompute="full", recompute_layers=limits[middle]))
         low, high = (low, middle) if report.fits else (middle, high)
         most = report if report.fits else most
     return most
+
+
+def _limits(layers: int, stack: Stack) -> tuple[int, ...]:
+    """Return to how many of so many layers of a stage the framework can limit recompute, the fewest first."""
+    ways = {"none": (), "any": range(1, layers), "every": sorted(map(int, every_nth(layers)[1:]))}
+    return tuple(ways[stack.runs.partial_recompute])
 
 
 def settled(plan: Plan, fits: bool) -> str:
