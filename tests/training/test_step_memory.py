@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters
-from shardwise.plans import Plan, Training
+from shardwise.plans import Plan, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 
 DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
@@ -81,6 +82,36 @@ def test_the_peak_of_a_sharded_step_is_what_the_tracker_saw(run: dict[str, Any])
     It counts inputs, rotary buffers and the optimizer's step counters besides.
     """
     assert tracked(run).evaluation.peak == pytest.approx(run["peak_bytes"], rel=1e-4)
+
+
+# (layers, tp, vocabulary, tokens, sequences, micro-batches) -> bytes at the peak, and what is at work there.
+SPLIT = {
+    (2, 2, 16384, 256, 1, 1): (111_174_744, "optimizer step"),
+    (2, 4, 16384, 512, 1, 1): (73_394_272, "loss"),
+    (2, 8, 32768, 512, 1, 1): (76_051_544, "optimizer step"),
+    (3, 8, 16384, 256, 2, 1): (42_765_436, "optimizer step"),
+    (2, 4, 32768, 256, 1, 2): (139_077_216, "loss"),
+    (2, 8, 32768, 512, 1, 2): (106_354_528, "loss"),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT, ids=lambda case: "-".join(map(str, case)))
+def test_the_peak_under_sequence_parallelism_is_what_torch_allocated(case: tuple[int, ...]) -> None:
+    """DTensor's loss has four fp32 copies of a rank's logits; it makes the table's gradient whole on each rank.
+
+    Every storage of real tensors was followed through the second of two steps of torchtitan's plan, with loss_parallel
+    (torch 2.13.0, transformers 5.23.0, the fake process group). The optimizer's step counters are not in ours.
+    """
+    layers, tp, vocab, seq_len, batch, micro = case
+    config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": layers, "num_attention_heads": 16,
+              "num_key_value_heads": 8, "intermediate_size": 1024, "vocab_size": vocab, "tie_word_embeddings": False,
+              "max_position_embeddings": 8192, "hidden_act": "silu", "rms_norm_eps": 1e-05}  # fmt: skip
+    stack = replace(find_stack("fsdp2-2024"), optimizer_step="single")
+    job = Training(seq_len=seq_len, global_batch=batch * micro, precision="bf16-pure")
+    plan, cluster = Plan(tp=tp, micro_batch=batch), Cluster.parse(f"{tp}xa100-sxm-80gb")
+    report = train(model_from_config(config, name="traced"), cluster, plan, job, TrainingOptions(stack=stack))
+    peak, moment = SPLIT[case]
+    assert report.evaluation.peak == pytest.approx(peak, rel=5e-4) and report.peak_moment == moment
 
 
 def test_gpipe_holds_the_logits_of_every_waiting_micro_batch() -> None:

@@ -137,6 +137,8 @@ class Stack:
     """The vocabulary is padded to a multiple of this on each tensor-parallel rank."""
     vocab_parallel: bool
     """The tables of words are split over the tensor-parallel ranks."""
+    whole_table_gradient: bool
+    """The gradient of a table that is split is made whole on each rank, which keeps a view of its rows."""
 
     # Gradients and optimizer
     gradients: Literal["persistent", "transient"]

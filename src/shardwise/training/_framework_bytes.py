@@ -57,6 +57,47 @@ def late_block(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
     return named(above(stage.embeddings, 0, size, zero), "segment of the table's gradient")
 
 
+def whole_table(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return by how many bytes the gradient of the table of words is larger than the rows of a rank.
+
+    DTensor makes it whole on each tensor-parallel rank and keeps a view of its rows
+    (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: no output by rows).
+    """
+    if not (recipe.stack.whole_table_gradient and recipe.stack.vocab_parallel) or parts.tuned:
+        return 0 * stage.count
+    width = recipe.precision.activation_bytes if recipe.shards_weights else recipe.precision.gradient_bytes
+    return named(width * (sizes.tp * sizes.tp2 - 1) * stage.embeddings * parts.table, "rows of other ranks")
+
+
+def table_gradients(
+    recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], flowing: X
+) -> tuple[X, X, X]:
+    """Return gradients of tables: there before those of layers, made after them, and what is beside all at the end.
+
+    Autograd makes the head's first and the embedding's last. Those of a shared table wait for each other, then are
+    added into a third tensor (torch/csrc/autograd/input_buffer.cpp); a later micro-batch makes each anew beside
+    what is added up. Checked to 1,300 bytes against every allocation of whole steps on a CPU
+    (accuracy/notes/measuring.md).
+    """
+    zero, over = 0 * stage.count, whole_table(recipe, sizes, parts, stage)
+    if recipe.stack.gradients != "transient" or recipe.offloads("gradients"):
+        return zero, zero, zero
+    if recipe.shards_gradients:
+        return zero, zero, over
+    width = recipe.precision.gradient_bytes
+    shared = (
+        above(stage.heads, 0, above(stage.embeddings, 0, width * parts.table, zero), zero)
+        if parts.shared_table
+        else zero
+    )
+    tables = width * stage.embeddings * parts.embedding.elements.dense + (zero if parts.shared_table else over)
+    head = width * stage.heads * parts.head.elements.dense
+    early = named(above(sizes.num_micro, 1, shared, head + shared), "gradient of the head")
+    late = named(above(sizes.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
+    second = above(sizes.num_micro, 1, width * stage.embeddings * parts.embedding.elements.largest + over, zero)
+    return early, late, named(maximum(flowing + second + shared, 2 * shared + second), "gradients of tables at work")
+
+
 def flat_gradients(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X], table: X) -> X:
     """Return the bytes of new segments for a shard of 16-bit gradients, made flat for the step, then flat in fp32.
 

@@ -22,7 +22,9 @@ from shardwise.training._framework_bytes import (
     shares,
     stage_buffers,
     stand_in_bytes,
+    table_gradients,
     update_bytes,
+    whole_table,
     widened_bytes,
 )
 from shardwise.training._fsdp_units import GatheredWeights, end_units, gathered_bytes, layer_units
@@ -178,6 +180,8 @@ def stage_memory(
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
     params, classes = owned(parts, stage), trained(recipe, parts)
     weights, gradients, optimizer = stage_state(recipe, sizes, parts, stage)
+    if not (recipe.shards_gradients or parts.shared_table):
+        gradients = categorized("gradients", gradients + whole_table(recipe, sizes, parts, stage), "gradients")
     if recipe.stack.settings.updates_in_backward:
         one = largest([own.precision.gradient_bytes * _biggest_tensor(some, stage) for own, some in classes])
         gradients = categorized("gradients", minimum(one, gradients), "gradient of the largest tensor")
@@ -325,37 +329,6 @@ def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) 
     return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
-def _table_gradients(
-    recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]
-) -> tuple[X, X, X]:
-    """Return gradients of tables: there before those of layers, made after them, and what is beside all at the end.
-
-    Autograd makes the head's first and the embedding's last. Those of a shared table wait for each other, then are
-    added into a third tensor (torch/csrc/autograd/input_buffer.cpp); a later micro-batch makes each anew beside
-    what is added up. Checked to 1,300 bytes against every allocation of whole steps on a CPU
-    (accuracy/notes/measuring.md).
-    """
-    zero = 0 * stage.count
-    if recipe.stack.gradients != "transient" or recipe.shards_gradients or recipe.offloads("gradients"):
-        return zero, zero, zero
-    width = recipe.precision.gradient_bytes
-    shared = (
-        above(stage.heads, 0, above(stage.embeddings, 0, width * parts.table, zero), zero)
-        if parts.shared_table
-        else zero
-    )
-    tables = width * stage.embeddings * parts.embedding.elements.dense
-    head = width * stage.heads * parts.head.elements.dense
-    early = named(above(sizes.num_micro, 1, shared, head + shared), "gradient of the head")
-    late = named(above(sizes.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
-    second = above(sizes.num_micro, 1, width * stage.embeddings * parts.embedding.elements.largest, zero)
-    return (
-        early,
-        late,
-        named(maximum(moment.flowing + second + shared, 2 * shared + second), "gradients of tables at work"),
-    )
-
-
 def moments_of(
     recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]
 ) -> dict[MemoryMoment, X]:
@@ -370,7 +343,7 @@ def moments_of(
     # Where tensors are gathered one by one the head's weight is there while it is used.
     one = in_compute(recipe, parts).head.elements.largest if recipe.stack.gathers_tensors else 0
     apart = recipe.precision.activation_bytes * stage.heads * one
-    early, late, last = _table_gradients(recipe, sizes, parts, stage, moment)
+    early, late, last = table_gradients(recipe, sizes, parts, stage, moment.flowing)
     complete = (
         moment.lasting
         + moment.buckets
