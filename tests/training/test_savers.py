@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,17 @@ def test_trainers_recompute_as_they_do_unless_told(stack: str, recompute: str, o
     found = run(*words).tree["plan"]
     assert (found["recompute"], found["offload"]) == (recompute, offload)
     assert run(*words, "--recompute", "none").tree["plan"]["recompute"] == "none"
+
+
+def test_experts_padded_to_a_larger_group_are_said_with_what_they_cost() -> None:
+    """FSDP2 holds and sends 8 experts over 64 ranks 8 times; groups of 8 and torchtitan's columns do not."""
+    model, cluster = load_model("mixtral-8x7b"), Cluster.parse("64xh100-sxm-80gb")
+    job = Training(seq_len=2048, global_batch=64)
+
+    def said(stack: str, **fields: Any) -> tuple[str, ...]:
+        plan = Plan(**{"dp": 64, "sharding": "fsdp", "micro_batch": 1, **fields})
+        return train(model, cluster, plan, job, TrainingOptions(stack=stack)).surprises
+
+    (line,) = said("transformers")
+    assert line.startswith("8 experts are padded to the 64 ranks that share them, held and sent 8 times, ")
+    assert said("transformers", sharding="hsdp", shard=8) == () == said("torchtitan")

@@ -272,7 +272,22 @@ _WHOLE: FieldChanges = {
 def surprises_of(report: AnsweredPlan, ask: Ask) -> tuple[str, ...]:
     """Return what takes memory that users of a trainer do not expect, each against the plan without it."""
     adapted = report.case.tuning and report.case.job.adapter
-    return (*(_surprises(report, ask) if adapted else ()), *_whole_gradients(report, ask))
+    own = _surprises(report, ask) if adapted else ()
+    return (*own, *_whole_gradients(report, ask), *_padded_experts(report, ask))
+
+
+def _padded_experts(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
+    """Yield how often experts are held and sent where the sharding group has more ranks than there are experts."""
+    case, ranks = report.case, int(report.evaluation.sizes.expert_share)
+    most = max((block.experts.experts for block in case.model.kinds if block.experts is not None), default=0)
+    own = most // case.plan.ep
+    if not case.plan.sharding_rules.weights or case.stack.fsdp_padding != "rows" or not 0 < own < ranks:
+        return
+    flat = replace(case, stack=replace(case.stack, fsdp_padding="flat"))
+    more = report.device_bytes - ask(flat).device_bytes
+    if more > 0.01 * report.device_bytes:
+        times = f"{own} experts are padded to the {ranks} ranks that share them, held and sent {ranks / own:.3g} times"
+        yield f"{times}, {show_bytes(more)} more: --sharding hsdp --shard {own} pads nothing, nor does torchtitan"
 
 
 def _whole_gradients(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
