@@ -122,6 +122,26 @@ def test_plans_are_derived_as_megatron_derives_them(
     assert {name: getattr(plan, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("group", "told"),
+    [(None, "5"), (5, ""), (6, "rounds of 5"), (10, "2.5 more"), (7, "5"), (3, "5"), (11, "5")],
+)
+def test_rounds_that_megatron_does_not_run_are_refused(group: int | None, told: str) -> None:
+    """Of ten micro-batches on four stages two would be left of groups of four, which stops Megatron-Core at its start.
+
+    Larger groups hold more micro-batches than are counted, which is said.
+    """
+    name = "microbatch_group_size_per_virtual_pipeline_stage"
+    more = {"pipeline_model_parallel_size": 4, "num_virtual_stages_per_pipeline_rank": 2, "global_batch_size": 10}
+    more |= {"micro_batch_size": 1, **({name: group} if group else {})}
+    if told == "5":
+        with pytest.raises(InputError, match="give --microbatch-group-size-per-virtual-pipeline-stage 5"):
+            read(4, **more)
+    else:
+        assumed = [line for line in read(4, **more).assumed if "rounds of" in line]
+        assert all(told in line for line in assumed) and bool(assumed) == bool(told)
+
+
 JOBS: tuple[tuple[dict[str, Any], str], ...] = (
     ({}, "bf16"),
     ({"grad_reduce_in_bf16": True}, "bf16-grads16"),

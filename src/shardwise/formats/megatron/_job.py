@@ -11,6 +11,7 @@ from typing import Any, Literal
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
+from shardwise.plans.schedules import round_size
 from shardwise.records import replace
 
 _OPTIMIZERS = {
@@ -36,6 +37,8 @@ def build(reader: Reader, plan: Plan) -> Training:
         reader.fail(
             "global_batch_size", f"must be a multiple of micro-batch x dp = {unit}", "change the batch or the launch"
         )
+    elif unit:
+        _check_rounds(reader, plan, batch // unit)
     if reader.has("rampup_batch_size"):
         reader.assume(f"global_batch {batch}: the final one; --rampup-batch-size starts with fewer")
     return Training(
@@ -47,6 +50,24 @@ def build(reader: Reader, plan: Plan) -> Training:
         **_dropouts(reader),
         **_capacity(reader),
     )
+
+
+def _check_rounds(reader: Reader, plan: Plan, count: int) -> None:
+    """Record rounds of so many micro-batches that Megatron does not run, and assume the least where more are given.
+
+    megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving: of a group, as many as
+    stages unless given, what is left over is nothing or at least as many as there are stages.
+    """
+    name, size = "microbatch_group_size_per_vp_stage", round_size(plan.pp, count)
+    if plan.schedule != "interleaved" or plan.pp < 2 or count < plan.pp:
+        return
+    group = reader.whole(name) or plan.pp
+    if not plan.pp <= group <= count or 0 < count % group < plan.pp:
+        rule = f"{group} of {count} micro-batches at once do not go through {plan.pp} stages"
+        reader.fail(name, rule, f"give {reader.option(name)} {size}")
+    elif group != size:
+        more = f"{(plan.vpp - 1) * (group - size) / plan.vpp:.3g} more micro-batches are held than is counted"
+        reader.assume(f"rounds of {size} micro-batches: with {group} {more}")
 
 
 def _capacity(reader: Reader) -> dict[str, Any]:
