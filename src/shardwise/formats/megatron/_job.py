@@ -11,7 +11,7 @@ from typing import Any, Literal
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
-from shardwise.plans.schedules import round_size
+from shardwise.plans.schedules import find_rules, round_size
 from shardwise.records import replace
 
 _OPTIMIZERS = {
@@ -59,7 +59,7 @@ def _check_rounds(reader: Reader, plan: Plan, count: int) -> None:
     stages unless given, what is left over is nothing or at least as many as there are stages.
     """
     name, size = "microbatch_group_size_per_vp_stage", round_size(plan.pp, count)
-    if plan.schedule != "interleaved" or plan.pp < 2 or count < plan.pp:
+    if not find_rules(plan.schedule).rounds or plan.pp < 2 or count < plan.pp:
         return
     group = reader.whole(name) or plan.pp
     if not plan.pp <= group <= count or 0 < count % group < plan.pp:
