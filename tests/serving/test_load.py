@@ -241,6 +241,19 @@ def test_users_of_a_running_server_do_not_come_all_at_once() -> None:
     assert sorted(r.arrival for r in benchmark.requests)[:65].count(0.0) == 64
 
 
+@pytest.mark.parametrize("engine", ["vllm", "vllm-v0", "vllm-0.2", "sglang", "fastertransformer"])
+@pytest.mark.parametrize("arrivals", [Arrivals(kind="closed", users=24), Arrivals(kind="poisson", rate=3.0)])
+def test_gaps_between_tokens_add_up_to_the_time_of_answers(engine: str, arrivals: Arrivals) -> None:
+    """Whether prompts run beside other tokens or hold them up, every second between two tokens is in one gap."""
+    asked = workload(count=200, arrivals=arrivals, output_tokens=Length(mean=65))
+    model, cluster, plan, _ = CASES["dense"]
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    found = serve(load_model(model), Cluster.parse(cluster), plan, asked, Serving(), options)
+    means = {name: found.latencies[name]["mean"] for name in ("itl", "tpot")}
+    assert means["itl"] == pytest.approx(means["tpot"], rel=1e-9)
+    assert found.latencies["itl"]["p99"] > 1.5 * found.latencies["itl"]["p50"]
+
+
 def test_a_shared_prefix_shortens_first_tokens() -> None:
     """A system prompt that all share is computed once: the share of it is the hit rate."""
     plain, shared = (answer("dense", workload(5.0, prefix_tokens=n)) for n in (0, 512))

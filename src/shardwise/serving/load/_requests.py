@@ -248,6 +248,28 @@ class Trace:
     most_cache_tokens: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Seconds between two tokens of a sequence, and of how many tokens."""
+    stalls: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds of each step of prompts since the last token, and the sequences that waited for it."""
+
+    def decoded(self, seconds: float, tokens: int, steps: int, made: float) -> None:
+        """Book the gaps of so many steps of as many seconds, each a token of each sequence or `made` of them.
+
+        Before the first, sequences wait for the steps of prompts that ran since their last token.
+        """
+        left, waited = sum(own for own, _ in self.stalls), 0
+        for own, count in self.stalls:
+            here = max(min(count, tokens) - waited, 0)
+            self.gaps.append(((seconds + left) / made, round(here * made)))
+            left, waited = left - own, waited + here
+        self.stalls.clear()
+        self.gaps.append((seconds / made, round((tokens * steps - waited) * made)))
+
+    def prompted(self, seconds: float, tokens: int, made: float) -> None:
+        """Book a step of prompts, beside which sequences make so many tokens each, or wait where they make none."""
+        if made:
+            self.decoded(seconds, tokens, 1, made)
+        elif tokens:
+            self.stalls.append((seconds, tokens))
 
 
 def gaps_of(traces: Sequence[Trace]) -> dict[str, float]:

@@ -132,7 +132,7 @@ class Scheduler:
             return
         if seconds != step.seconds:
             self.spent = self.spent[0], self.spent[1] + steps * (seconds - self.repriced(step, steps))
-        self.trace.gaps.append((seconds / self.made, round(self.decoding * steps * self.made)))
+        self.trace.decoded(seconds, self.decoding, steps, self.made)
         self._pass_time(seconds * steps, seconds)
         self.trace.iterations += steps
         self.unseen = (self.unseen + steps) % self.policy.receive_steps
@@ -284,8 +284,7 @@ class Scheduler:
 
     def _run_prompts(self, pieces: Sequence[tuple[Request, int]], seconds: float) -> None:
         """Book a step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
-        if self.decoding:
-            self.trace.gaps.append((seconds / self.made, round(self.decoding * self.policy.mixed * self.made)))
+        self.trace.prompted(seconds, self.decoding, self.made if self.policy.mixed else 0.0)
         self._pass_time(seconds, seconds)
         self.trace.iterations += 1
         self.unseen = 0
