@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations
 from typing import Any
 
+from accuracy.typical import beside_record, beyond, slower_of, waiting_of
 from shardwise import Plan
-from shardwise.cost import Conditions, Paired, Spread, joined, memory_conditions, typical_slack
+from shardwise.cost import Conditions, Paired, Spread, joined, memory_conditions
 from shardwise.measured import Comparison
 
 SHARE = 0.8
@@ -68,6 +69,8 @@ class Residual:
     """The question and the plan that were predicted."""
     typical: bool = False
     """Whether the run counts for how much longer than a record typical ones take: training of all weights does."""
+    waits: float = 0.0
+    """The share of a record's step in messages that nothing hides."""
 
     @property
     def stack(self) -> str:
@@ -95,7 +98,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             if ratio <= 0:
                 continue
         typical = quantity == "step_seconds" and any(said.startswith("tuning: how well") for said in row.assumed)
-        slack = math.log1p(typical_slack(row.conditions.family)) if typical else 0.0
+        slack, waits = beside_record(row.case) if typical else (0.0, 0.0)
         one = Residual(
             quantity=quantity,
             conditions=memory_conditions(row.conditions.stack, "fine-tuning" in row.conditions.words)
@@ -110,6 +113,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
             case=row.case,
             parts=row.parts if len(row.parts) > 1 else {},
             typical=typical and "fine-tuning" not in row.conditions.words,
+            waits=waits,
             error=(ratio if "per_second" in row.metric else 1 / ratio) - 1,
         )
         found.setdefault((quantity, row.case_id, row.conditions.words), one)
@@ -210,11 +214,10 @@ def _scaled(runs: Sequence[Residual], fitted: Spread) -> list[float]:
     without = {}
     for source in fitted.source.split(", "):
         rest = [one for one in runs if one.source != source]
-        without[source] = _fitted(rest) if len({one.source for one in rest}) >= FEWEST_SOURCES else fitted
+        enough = len({one.source for one in rest}) >= FEWEST_SOURCES
+        without[source] = _fitted(rest, fitted.waiting) if enough else fitted
     return [
-        beyond_typical(one, made.slower) / made.scale_of(one.conditions)
-        for one in runs
-        for made in (without[one.source],)
+        beyond_typical(one, made) / made.scale_of(one.conditions) for one in runs for made in (without[one.source],)
     ]
 
 
@@ -226,19 +229,22 @@ def _weights(runs: Sequence[Residual]) -> Any:
     return np.array([1 / math.sqrt(counts[one.source]) for one in runs])
 
 
-def _fitted(runs: Sequence[Residual]) -> Spread:
+def _fitted(runs: Sequence[Residual], waiting: float | None = None) -> Spread:
     """Return the scale of the residuals of one headline and what widens it, its ends one scale from none.
 
     The logarithm of the size of a residual is a sum of what the conditions of its run add (ridge regression); a
-    condition that no more than its own source brings is taken as a run of that source would meet it.
+    condition that no more than its own source brings is taken as a run of that source would meet it. `waiting` is
+    fitted where it is not given.
     """
     import numpy as np
 
     sources = sorted({one.source for one in runs})
     seen = {source: (stacks_of(runs, source), devices_of(runs, source)) for source in sources}
     said = [one.conditions.known(*seen[one.source]) for one in runs]
-    slower = slower_of([one for one in runs if one.typical])
-    logs = np.array([beyond_typical(one, slower) for one in runs])
+    usual = [one for one in runs if one.typical]
+    waiting = waiting_of(usual) if waiting is None else waiting
+    slower = slower_of(usual, waiting)
+    logs = np.array([beyond(one, slower, waiting) if one.typical else one.log for one in runs])
     words, added = _widening(said, np.log(np.maximum(np.abs(logs), FLOOR)), _weights(runs))
     return Spread(
         low=-1.0,
@@ -252,31 +258,13 @@ def _fitted(runs: Sequence[Residual]) -> Spread:
         sources=len(sources),
         source=", ".join(sources),
         slower=slower,
+        waiting=waiting,
     )
 
 
-def beyond_typical(one: Residual, slower: Mapping[str, float]) -> float:
+def beyond_typical(one: Residual, made: Spread) -> float:
     """Return the residual of a run as it is predicted: of those that are typical, what is left of it."""
-    return one.log - slower.get(one.family, slower.get("", 0.0)) if one.typical else one.log
-
-
-def slower_of(runs: Sequence[Residual]) -> dict[str, float]:
-    """Return the logarithm of how much longer than predicted runs take, by family of devices, of all under "".
-
-    The median of runs, a source weighing as the square root of them, drawn to none as if one more source had no bias:
-    a family that one laboratory alone has run says less than one of ten.
-    """
-    found: dict[str, float] = {}
-    for family in ("", *sorted({one.family for one in runs})):
-        own = sorted((one for one in runs if family in ("", one.family)), key=lambda one: one.log)
-        counts = Counter(one.source for one in own)
-        half, passed = sum(math.sqrt(n) for n in counts.values()) / 2, 0.0
-        for one in own:
-            passed += 1 / math.sqrt(counts[one.source])
-            if passed >= half:
-                found[family] = max(one.log, 0.0) * len(counts) / (len(counts) + 1)
-                break
-    return found
+    return beyond(one, made.slower, made.waiting) if one.typical else one.log
 
 
 def _matrix(said: Sequence[tuple[str, ...]], words: Sequence[str]) -> Any:
@@ -319,12 +307,11 @@ def left_out(
         if any(len({one.source for one in runs_of}) < FEWEST_SOURCES for runs_of in rest.values()):
             continue
         made = {name: spread_of(runs_of) for name, runs_of in rest.items()}
-        slower = {} if made_of else made[runs[0].quantity].slower
         for one in runs:
             if key(one) == value:
                 shares = one.parts or {one.quantity: 1.0}
                 band = joined([(share, made[name].band(one.conditions)) for name, share in shares.items()])
-                log = beyond_typical(one, slower)
+                log = one.log if made_of else beyond_typical(one, made[one.quantity])
                 found[one] = math.log(band.low) - 1e-12 <= log <= math.log(band.high) + 1e-12
     return found
 

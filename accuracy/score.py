@@ -40,9 +40,9 @@ KEYS: dict[str, Callable[[Residual], str]] = {"source": lambda one: one.source, 
 _HEAD = """# Made by `python -m accuracy update`: how far published runs were off, by headline. `low`, `typical` and
 # `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a scale: `scale` times the
 # factor of every condition of a run (`wider`), beyond what typical runs take longer (`slower`, logarithms by family of
-# devices; "" is any other). `paired` is what 80 % of pairs of runs lie within, two plans of one job of one source: the
-# logarithm of the measured ratio of their values over the predicted one. `seen` are families of devices with runs, by
-# stack or engine, `devices` all devices.
+# devices; "" is any other; `waiting`, a share of their exposed messages). `paired` is what 80 % of pairs of runs lie
+# within, two plans of one job of one source: the logarithm of the measured ratio of their values over the predicted
+# one. `seen` are families of devices with runs, by stack or engine, `devices` all devices.
 # Method: accuracy/residuals.py.
 """
 
@@ -85,6 +85,7 @@ def bands_text(made: Mapping[str, Spread]) -> str:
         lines += [f'["{quantity}"]', *(f"{name} = {value:.4f}" for name, value in ends.items())]
         lines.append(f'rows = {one.rows}\nsources = {one.sources}\nsource = "{one.source}"')
         lines.append(f"devices = {json.dumps(one.devices)}")
+        lines += [f"waiting = {one.waiting:.2f}"] if one.waiting else []
         if one.paired:
             lines += [f'["{quantity}".paired]', f"log = {one.paired.log:.4f}", f"pairs = {one.paired.pairs}"]
             lines.append(f'source = "{one.paired.source}"')

@@ -17,6 +17,7 @@ from shardwise.cost._bands import (
     spreads,
     tie_factor,
     typical_slack,
+    typical_waiting,
 )
 from shardwise.cost._copies import Copies, exchanged_bytes, leaving_share
 from shardwise.cost._kernels import (

@@ -130,8 +130,9 @@ class Spread:
     `low`, `typical` and `high` are 10 %, median and 90 % of the logarithm of measured over predicted, in units of a
     scale: `scale` times the factor of every condition of a run (`wider`).
     `seen` are families of devices with runs, by stack or engine, `devices` all devices with runs. `slower` are the
-    logarithms of how much longer typical runs take than predicted, by family, of all where none is named: residuals are
-    those that this leaves. `paired` is known where sources ran several plans of one job.
+    logarithms of how much longer typical runs take than predicted, by family, of all where none is named, `waiting` the
+    share of their exposed messages that they take longer beside: residuals are those that this leaves. `paired` is
+    known where sources ran several plans of one job.
     """
 
     low: float
@@ -145,6 +146,7 @@ class Spread:
     source: str
     devices: tuple[str, ...] = ()
     slower: Mapping[str, float] = field(default_factory=dict)
+    waiting: float = 0.0
     paired: Paired | None = None
 
     def scale_of(self, known: Conditions) -> float:
@@ -202,6 +204,15 @@ def typical_slack(family: str) -> float:
     """
     slower = spreads()["step_seconds"].slower
     return math.expm1(slower.get(family, slower.get("", 0.0)))
+
+
+def typical_waiting() -> float:
+    """Return the share of its exposed messages that a step of published runs takes longer beside its slack.
+
+    >>> 0 < typical_waiting() < 1
+    True
+    """
+    return spreads()["step_seconds"].waiting
 
 
 def memory_band(stack: str, tuned: bool = False) -> Band:

@@ -6,7 +6,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any
 
-from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_band, typical_slack
+from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_band, typical_slack, typical_waiting
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
@@ -60,6 +60,7 @@ class TrainingCase:
             splits_replicas=splits_replicas(self.plan),
             offload=self.plan.offload,
             slack=self.slack,
+            waiting=typical_waiting() if self.is_typical else 0.0,
             copies=int(reference_of(self.job, self.stack.reference) == "copy"),
             critics=int(self.objective.critic and not self.job.adapter),
             scorings=self.scorings,
@@ -83,10 +84,14 @@ class TrainingCase:
         return referred + one.mismatched + one.rollout + one.critic
 
     @property
+    def is_typical(self) -> bool:
+        """Whether the run is tuned as most are, not for a record."""
+        return self.job.tuning == "typical" and not self.efficiencies.ideal
+
+    @property
     def slack(self) -> float:
         """Share of a step that runs tuned as most are take longer than those for a record, 0 of the latter."""
-        typical = self.job.tuning == "typical" and not self.efficiencies.ideal
-        return typical_slack(family_of(self.cluster.device)) if typical else 0.0
+        return typical_slack(family_of(self.cluster.device)) if self.is_typical else 0.0
 
     @property
     def job_words(self) -> dict[str, str]:

@@ -23,7 +23,8 @@ class Recipe:
 
     `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
     copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
-    share of a step that it takes longer than a run tuned for a record. `copies` are frozen copies of all weights beside
+    share of a step that it takes longer than a run tuned for a record, `waiting` that of its exposed messages beside
+    it. `copies` are frozen copies of all weights beside
     them, `critics` models as large that train beside, `scorings` passes over a batch without gradients.
     `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient.
     """
@@ -36,6 +37,7 @@ class Recipe:
     splits_replicas: bool = False
     offload: tuple[str, ...] = ()
     slack: float = 0.0
+    waiting: float = 0.0
     copies: int = 0
     critics: int = 0
     scorings: int = 0

@@ -290,6 +290,15 @@ def scoring_seconds(sizes: PlanSizes[X], stages: tuple[StageSeconds[X], ...]) ->
     return named((sizes.num_micro + divide(sizes.pp - 1, sizes.vpp)) * slowest, "pass without gradients")
 
 
+def exposed_seconds(sizes: PlanSizes[X], stages: tuple[Stages[X], ...], piped: PipelinedStep[X]) -> X:
+    """Return the seconds of a step's micro-batches in messages that nothing hides, of the stage with the most."""
+    each = (
+        above(s.count, 0, total((x for axis, x in t.exposed.items() if axis != "host"), 0 * s.count), 0 * s.count)
+        for s, t in zip(stages, piped.stages, strict=True)
+    )
+    return sizes.num_micro * largest([0 * sizes.pp, *each]) + piped.pipeline.exposed_send
+
+
 def with_update(
     costs: CostModel[X],
     sizes: PlanSizes[X],
@@ -318,8 +327,9 @@ def with_update(
         scoring = recipe.scorings * scoring_seconds(sizes, per_stage) + recipe.critics * (whole - overhead)
         scoring = named(scoring, "passes without gradients, and other models that train")
         whole, overhead = whole + scoring, overhead + scoring
-    if recipe.slack:
-        slower = named(recipe.slack * whole, "tuned as most runs", "cost/bands.toml, step_seconds")
+    if recipe.slack or recipe.waiting:
+        slower = recipe.slack * whole + recipe.waiting * (exposed_seconds(sizes, stages, piped) + grads + gather)
+        slower = named(slower, "tuned as most runs", "cost/bands.toml, step_seconds")
         whole, overhead = whole + slower, overhead + slower
     return StepSeconds(
         total=named(whole, "step"),
