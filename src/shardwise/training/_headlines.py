@@ -146,6 +146,7 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
     nodes = cluster.num_devices / cluster.devices_per_node
     conditions_of = {
         "experts": case.model.has_experts,
+        "experts on Hopper": case.model.has_experts and family == "hopper",
         "experts on many ranks": case.plan.ep > _MANY_RANKS,
         "nodes": nodes > 1,
         "many nodes": nodes > _MANY_NODES,
