@@ -262,7 +262,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
     """Return the device and links as prefill steps meet them; decode steps are `decoding`."""
     device, wanted = case.cluster.device, case.efficiencies
     case = _alone(case)
-    fitted = rates_of(device, case.dtype, 0.0, wanted)
+    fitted = rates_of(device, case.dtype, 0.0, wanted, ("", "", case.engine.operators.library))
     apart = case.compute == ("fp8" if case.format.base == "fp8-block" else case.dtype)
     kernels = kernels_of(device, fitted.family, case.format.base if apart else case.compute, case.engine, wanted)
     narrow = engine_rates(case, fitted)

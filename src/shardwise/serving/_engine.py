@@ -102,6 +102,8 @@ class EngineOperators:
     """Shares that its GEMMs reach of a device's rates of compute and of memory: (device, compute, memory)."""
     fp8_shares: tuple[tuple[str, tuple[float, float]], ...] = ()
     """The same of its GEMMs of 8-bit floats with one scale a tensor."""
+    library: str = ""
+    """The release of the library whose rates of 16-bit GEMMs apply ("": one before CUDA 12.8)."""
     accumulation: Literal["fp32", "fp16"] = "fp32"
     """The type that GEMMs are summed in."""
     experts_as: str = ""
@@ -370,17 +372,6 @@ def static_row(device: Device) -> dict[str, Any]:
     """
     rows: list[dict[str, Any]] = engine_tables()["static_share"]["devices"]
     return next(row for row in rows if device.usable_memory_bytes < row["below"] * 2**30)
-
-
-def host_slowness(device: Device) -> float:
-    """Return how much longer the processor beside a device takes for a call from Python than those measured.
-
-    >>> from shardwise.hardware import find_device
-    >>> [host_slowness(find_device(name).device) for name in ("b200-sxm-180gb", "gb200")]
-    [1.0, 2.3]
-    """
-    hosts: list[dict[str, Any]] = engine_tables()["hosts"]["processors"]
-    return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.name)), 1.0)
 
 
 def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

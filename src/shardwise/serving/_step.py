@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
 from shardwise.cost import collective_seconds
+from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel
-from shardwise.serving._engine import host_slowness
+from shardwise.serving._engine import engine_tables
 from shardwise.serving._ledger import (
     EngineStep,
     StepLedger,
@@ -196,6 +198,17 @@ def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
 
 def _fused(case: ServingCase, op: Op[X]) -> bool:
     return op.role in case.engine.operators.fused
+
+
+def host_slowness(device: Device) -> float:
+    """Return how much longer the processor beside a device takes for a call from Python than those measured.
+
+    >>> from shardwise.hardware import find_device
+    >>> [host_slowness(find_device(name).device) for name in ("b200-sxm-180gb", "gb200")]
+    [1.0, 2.3]
+    """
+    hosts: list[dict[str, Any]] = engine_tables()["hosts"]["processors"]
+    return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.name)), 1.0)
 
 
 def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
