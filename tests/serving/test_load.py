@@ -220,6 +220,21 @@ def test_a_full_cache_preempts_and_every_request_still_ends() -> None:
     assert len(found.requests) == 300
 
 
+def test_a_prompt_that_does_not_fit_whole_waits() -> None:
+    """Since 0.19 vLLM admits who has room for all of the prompt; before, who had room for the first piece of it."""
+    pairs = ((25_000, 3000), (25_000, 10))
+    asked = workload(arrivals=Arrivals(kind="trace", times=(0.0, 5.0)), pairs=pairs, count=2)
+    job, model, machine = Serving(max_batched_tokens=2048), load_model("llama-3.1-8b"), Cluster.parse("1xrtx-4090")
+    found = {}
+    for engine in ("vllm", "vllm-0.13"):
+        report = serve(model, machine, Plan(), asked, job, LoadOptions(serving=ServingOptions(engine=engine)))
+        assert 28_000 < report.base.kv_cache_tokens < 50_000
+        found[engine] = sorted(report.requests, key=lambda one: one.arrival)
+    (first, last), (_, pieces) = found["vllm"], found["vllm-0.13"]
+    assert last.scheduled >= first.end
+    assert pieces.scheduled < last.scheduled
+
+
 def test_a_closed_loop_never_has_more_than_its_users() -> None:
     """Users wait for their answers: as many run as there are users at most, and all requests are asked."""
     found = answer("dense", workload(count=500, arrivals=Arrivals(kind="closed", users=16)))
