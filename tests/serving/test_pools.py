@@ -37,6 +37,21 @@ def pools(engine: str, asked: Workload, prefill: int, decode: int = 1) -> ServeR
     return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=decode), asked, None, options)
 
 
+def test_prompts_set_memory_aside_for_their_own_sequences() -> None:
+    """What a pool that decodes may run at once takes no memory of the one that computes prompts."""
+    options = LoadOptions(prefill=Plan(dp=1))
+
+    def cache(most: int) -> tuple[int, int]:
+        asked, job = workload(count=1, arrivals=Arrivals(kind="burst")), Serving(max_sequences=most)
+        found = serve(load_model("llama-3.1-8b"), Cluster.parse("2xh100-sxm-80gb"), Plan(), asked, job, options)
+        assert found.prefill is not None
+        return found.prefill.base.kv_cache_tokens, found.base.kv_cache_tokens
+
+    few, usual, many = cache(256), cache(1024), cache(4096)
+    assert few[0] > usual[0] == many[0]
+    assert few[1] > usual[1] > many[1]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_request_passes_a_prompt_a_transfer_and_decode_steps(engine: str) -> None:
     """A single request takes what `infer` says of its prompt and of its decode steps, and the transfer between."""

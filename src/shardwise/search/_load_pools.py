@@ -80,17 +80,20 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
     """Return the closed forms of one stage of a group's layouts; None where the model fits on none."""
     prompt, made = search.workload.longest
     policy: Policy = group.policy
+    usual = limits_of(case.engine.name, case.cluster.device)
+    prompts = stage == "prefill"
     asked: Serving = replace(
-        group.job, batch=1, input_tokens=prompt, output_tokens=1 if stage == "prefill" else made,
-        max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences,
+        group.job, batch=1, input_tokens=prompt, output_tokens=1 if prompts else made,
+        max_batched_tokens=policy.step_tokens,
+        max_sequences=policy.of_prompts_set_aside(usual) if prompts else policy.max_sequences,
     )  # fmt: skip
     limited = replace(case, job=asked)
     cache_tokens = search.room(limited)
     rows = np.flatnonzero(cache_tokens >= asked.total_tokens)
     if not len(rows):
         return None
-    if stage == "prefill":
-        policy = policy.of_prompts(limits_of(case.engine.name, case.cluster.device))
+    if prompts:
+        policy = policy.of_prompts(usual)
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
     sizes = take_rows(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())

@@ -80,6 +80,13 @@ class Policy:
         most = max(self.max_sequences, own.sequences)
         return replace(self, mixed=False, reserved_share=0.0, max_sequences=most)
 
+    def of_prompts_set_aside(self, own: SchedulerLimits) -> int:
+        """Return the sequences for which a pool that computes prompts alone sets memory aside.
+
+        They are the engine's own limit, or the lower one of the pool that decodes.
+        """
+        return min(self.max_sequences, own.sequences)
+
     def sent_tokens(self, prompt: float) -> float:
         """Return the tokens of a prompt whose cache is still to be sent when it has been computed."""
         return (prompt - 1) % self.step_tokens + 1 if self.transfer == "chunk" else prompt

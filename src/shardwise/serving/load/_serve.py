@@ -126,7 +126,9 @@ def serve(
     base = infer(model, decode, plan, limits, options.serving)
     first = None
     if prefill is not None and options.prefill is not None:
-        first = _prefill(model, prefill, options.prefill, replace(limits, output_tokens=1), options)
+        own = policy.of_prompts_set_aside(limits_of(base.case.engine.name, cluster.device))
+        alone = replace(limits, output_tokens=1, max_sequences=own)
+        first = _prefill(model, prefill, options.prefill, alone, options)
     problems = _problems(base, workload, options)
     if problems.items:
         raise InputError(dict.fromkeys(problems.items))
