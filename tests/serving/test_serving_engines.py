@@ -321,3 +321,22 @@ def test_16_bit_products_on_hopper_are_of_the_library_of_the_engine() -> None:
     today, before = (products(engine, "h100-sxm-80gb") for engine in ("vllm", "vllm-v0"))
     assert 1.03 < before / today < 1.055
     assert products("vllm", "a100-sxm-80gb") == pytest.approx(products("vllm-v0", "a100-sxm-80gb"))
+
+
+def test_prompts_beyond_captured_sizes_are_launched_by_python() -> None:
+    """Steps of vLLM are replayed of up to 512 tokens, or twice the sequences that may run; none of TPUs is launched."""
+
+    def late(tokens: int, sequences: int, device: str = "b200", engine: str = "vllm") -> float:
+        job = Serving(batch=1, input_tokens=tokens, output_tokens=2, max_sequences=sequences)
+        return ask("qwen3-30b-a3b", job, Plan(), device, engine=engine).evaluation.prefill.overhead
+
+    assert late(512, 256) < 2e-3 < 10e-3 < late(513, 256)
+    assert late(128, 64) < 2e-3 < late(129, 64)
+    assert late(513, 256, "trillium") < 2e-3
+    assert late(100, 256, engine="vllm-eager") > late(513, 256)
+
+
+def test_eager_engines_launch_decode_steps_too() -> None:
+    """A short decode step takes as long as its launches where nothing is captured."""
+    captured, eager = (step(engine, "qwen3-30b-a3b", batch=1) for engine in ("vllm-2025", "vllm-eager"))
+    assert eager > 2 * captured

@@ -143,7 +143,7 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     unstated = not version and record.text("serving_mode") in FIXED
     conditions = {"device": device.name, "vendor": device.vendor}
-    conditions |= {name: record.notes.get(name, "") for name in ("sampler", "experts")}
+    conditions |= {name: record.notes.get(name, "") for name in ("sampler", "experts", "launch")}
     for row in table["release"]:
         if row["engine"] == engine and _holds(row, conditions, release(version), unstated):
             if "says" in row:

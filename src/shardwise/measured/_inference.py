@@ -110,10 +110,9 @@ class InferenceRows:
         )
 
     def _prompts(self, record: Record, context: Context, base: InferReport) -> tuple[Plan, str]:
-        """Return the plan and the engine of the workers that compute prompts; notes may say their experts apart."""
-        notes = record.text("notes")
-        if "prefill_experts" in record.notes:
-            notes += f"; experts={record.notes['prefill_experts']}"
+        """Return the plan and the engine of the workers that compute prompts; notes may say their kernels apart."""
+        own = {name: record.notes.get(f"prefill_{name}") for name in ("experts", "launch")}
+        notes = "; ".join([record.text("notes"), *(f"{name}={word}" for name, word in own.items() if word)])
         engine = engine_of(context.engines, record.with_cells({"notes": notes}), base.case.cluster.device)
         return _prefill_plan(record, base.case.model), engine
 

@@ -15,7 +15,7 @@ from shardwise.measured._record import Record, read, refuse
 from shardwise.models import Model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.records import replace
-from shardwise.serving import InferReport, ServingOptions
+from shardwise.serving import Engine, InferReport, ServingOptions
 from shardwise.serving.load import (
     LoadOptions,
     ServeReport,
@@ -178,6 +178,7 @@ def report_of(
     """
     prefill, engine = prompts or (None, "")
     case, device = base.case, base.case.cluster.device
+    case = replace(case, engine=_captured(record, case.engine))
     limits = limits_of(case.engine.name, device)
     job = Serving(
         weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
@@ -220,6 +221,14 @@ def report_of(
     if asked.arrivals.kind == "closed":
         _check_cache(report, asked)
     return report
+
+
+def _captured(record: Record, engine: Engine) -> Engine:
+    """Return the engine of a row with the tokens that its captured graphs hold, where the notes say them."""
+    if "captured_tokens" not in record.notes:
+        return engine
+    tokens = int(record.noted("captured_tokens"))
+    return replace(engine, host=replace(engine.host, captured_tokens=tokens, captured_per_sequence=0))
 
 
 def _check_cache(report: ServeReport, asked: Workload) -> None:

@@ -60,10 +60,18 @@ class HostSeconds:
     """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
     eager_prompts: bool = False
     """Steps with prompts are launched module by module from Python, as those of transformers."""
+    eager_decode: bool = False
+    """Steps without prompts are launched so too."""
+    captured_tokens: int = 0
+    """Steps with prompts of up to so many tokens are replayed from captured graphs instead."""
+    captured_per_sequence: int = 0
+    """The same for each of the sequences that may run at once, where that is less (0: no such bound)."""
+    compiled_prompts: bool = False
+    """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
 
     @property
     def module_launch_seconds(self) -> float:
-        """Seconds of the host for each kernel of a step with prompts, which run behind the kernels before."""
+        """Seconds of the host for each kernel of a step that Python launches, which run behind the kernels before."""
         return find_stack("transformers").module_launch_seconds if self.eager_prompts else 0.0
 
 

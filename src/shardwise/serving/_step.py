@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
-from shardwise.cost import collective_seconds
+from shardwise.cost import collective_seconds, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
@@ -189,6 +189,8 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
 def launches(case: ServingCase, ledger: StepLedger[X]) -> float:
     """Return the kernels that a step launches, those that quantise the inputs of narrow GEMMs among them."""
     narrow = {type_of(case, form) for form in case.format.narrow} - {case.dtype}
+    if case.engine.host.compiled_prompts:
+        narrow &= set(case.engine.quantisation.unfused_types)
     counts = (
         sum(op.launches + (op.dtype in narrow and bool(op.weights)) for op in ops if not _fused(case, op))
         for _, ops in ledger.lines
@@ -211,12 +213,24 @@ def host_slowness(device: Device) -> float:
     return next((float(row["slowness"]) for row in hosts if re.fullmatch(row["devices"], device.name)), 1.0)
 
 
+def replayed_tokens(case: ServingCase) -> int:
+    """Return the tokens up to which steps with prompts are replayed from captured graphs, 0 where none is."""
+    host = case.engine.host
+    most = host.captured_per_sequence * case.profiled.sequences or host.captured_tokens
+    return min(most, host.captured_tokens)
+
+
 def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
     """Return seconds by which the host is behind the device in a step that Python launches kernel by kernel."""
-    each = case.engine.host.module_launch_seconds * host_slowness(case.cluster.device)
-    if ledger.step.phase == "decode" or not each or case.efficiencies.ideal:
+    host, step = case.engine.host, ledger.step
+    each = host.module_launch_seconds * host_slowness(case.cluster.device)
+    captured = step.phase == "decode" and not host.eager_decode
+    # XLA compiles whole steps.
+    if captured or not each or case.efficiencies.ideal or family_of(case.cluster.device).startswith("tpu"):
         return 0 * device
-    return named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
+    late = named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
+    replayed = replayed_tokens(case) if step.phase == "prefill" else 0
+    return above(step.sequences * step.tokens, replayed, late, 0 * late) if replayed else late
 
 
 def step_cost(

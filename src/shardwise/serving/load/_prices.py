@@ -19,10 +19,11 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
+from shardwise.serving._step import replayed_tokens
 from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._requests import LengthMoments
-from shardwise.serving.load._steps import grid, launched_ahead, step_parts, verified_tokens
+from shardwise.serving.load._steps import grid, launched_ahead, never_replayed, step_parts, verified_tokens
 from shardwise.units import counted
 
 # Prompts of one step that are priced apart; more cost in proportion.
@@ -216,7 +217,8 @@ class _Steps:
             many = np.minimum(k, fit)
             times = np.maximum(k / fit, 1.0) * steps
             # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
-            cost = (np.maximum(step(many) + kept, np.maximum(prompts.least, alone)) - alone) * times
+            floor = prompts.floor(decoding + many * size)
+            cost = (np.maximum(step(many) + kept, np.maximum(floor, alone)) - alone) * times
             run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
             costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
             before = prompts.expert(decoding) if policy.mixed else 0.0
@@ -303,6 +305,13 @@ class _PromptPrices:
     attention: Any
     least: Any
     """A step with any prompt."""
+    launched: Any
+    """The same of more tokens than are `replayed` from a captured graph."""
+    replayed: int
+
+    def floor(self, tokens: Any) -> Any:
+        """Return the seconds that a step with prompts takes at least, by its tokens."""
+        return np.where(tokens > self.replayed, self.launched, self.least)
 
     def expert(self, tokens: Any) -> Any:
         """Return seconds of GEMMs of experts in a step of so many tokens."""
@@ -326,7 +335,8 @@ def _prompt_prices(
     step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
     seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
     one = np.ones(1)
-    least, *_ = _priced(case, sizes, rows, EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one))
+    shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
+    least, launched = (_priced(some, sizes, rows, shortest)[0] for some in (case, never_replayed(case)))
     end = len(tokens)
     return _PromptPrices(
         tokens=tokens,
@@ -335,4 +345,6 @@ def _prompt_prices(
         start=cached[:, end, None],
         attention=cached[:, end + 1 :],
         least=least,
+        launched=launched,
+        replayed=replayed_tokens(case),
     )

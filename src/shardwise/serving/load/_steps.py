@@ -21,7 +21,7 @@ from shardwise.serving._cost_model import engine_cost_model
 from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import ServingSizes, sizes_of
 from shardwise.serving._speculation import tokens_per_step
-from shardwise.serving._step import decode_cost, step_cost
+from shardwise.serving._step import decode_cost, replayed_tokens, step_cost
 
 StepPhase = Literal["prefill", "decode"]
 
@@ -68,6 +68,11 @@ def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, co
     step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
     parts, count = step_parts(case, sizes, step), len(context)
     return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
+
+
+def never_replayed(case: ServingCase) -> ServingCase:
+    """Return a case whose steps with prompts are never replayed from captured graphs."""
+    return replace(case, engine=replace(case.engine, host=replace(case.engine.host, captured_tokens=0)))
 
 
 def launched_ahead(case: ServingCase) -> ServingCase:
@@ -123,6 +128,8 @@ class StepTable:
 
         one = numpy.ones(1)
         self._least = float(_prices(case, "prefill", one, one, 0 * one).seconds[0])
+        self._launched = float(_prices(never_replayed(case), "prefill", one, one, 0 * one).seconds[0])
+        self._replayed = replayed_tokens(case)
         case = launched_ahead(case)
         tokens = numpy.array(grid(step_tokens, 12, 16), float)
         one = numpy.ones(len(tokens))
@@ -194,8 +201,9 @@ class StepTable:
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
         seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
+        least = self._least if tokens <= self._replayed else self._launched
         if not count:
-            return max(seconds, self._least)
+            return max(seconds, least)
         own = self._decode_attention(count, context)
         # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
-        return max(seconds + self._guesses[count] + own, self._least, self._rest[count] + own)
+        return max(seconds + self._guesses[count] + own, least, self._rest[count] + own)
