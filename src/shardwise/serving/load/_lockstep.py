@@ -194,8 +194,6 @@ class Cycles:
     """What a cycle takes longer for each prompt more in the mean."""
     share: Any
     """Batches that run prompts alone in a cycle, over all."""
-    first: Any
-    """A cycle with one prompt alone."""
     pieces: Any
     """Prompts of all these count as so many."""
     ends: Cycles | None = None
@@ -218,7 +216,8 @@ class Cycles:
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
-        share = np.clip((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 0.0, 1.0)
+        # What is fewer than the first mean, none at all too, lies on the line through the first two.
+        share = np.minimum((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 1.0)
         low, high = (_at(table, j) for j in (i, i + 1))
         return low + share * (high - low)
 
@@ -356,5 +355,5 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
         square=_sums(weights, whole**2) + means * prices.variance, after=_sums(after, own),
-        share=share, first=whole[1] - (decode if policy.mixed else 0.0),
+        share=share,
     )  # fmt: skip

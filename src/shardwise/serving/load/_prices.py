@@ -48,6 +48,8 @@ class LoadPrices:
     """Steps that a prompt is spread over."""
     together: Any
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
+    alone: Any
+    """A prompt where nobody decodes: [layout, 1]."""
     cycles: Cycles
     """What steps of all batches take that go round together, where a step has room for all who arrive."""
 
@@ -191,6 +193,8 @@ class _Steps:
             spread=1 + (added.seconds[:, 0].var(axis=0) / mean[0] ** 2 if mean[0].all() else np.zeros_like(counts)),
             pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
             together=together,
+            alone=sum(self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts))
+            / len(moments.prompts),
             cycles=replace(first.named(counts), ends=ends[0].named(counts) if ends else None),
         )
 
@@ -225,6 +229,23 @@ class _Steps:
             experts.append((prompts.expert(decoding + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
         return _Added(seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size)
+
+    def _alone(self, index: int, new: float, batches: Batches) -> Any:
+        """Return seconds of a prompt of a class in steps of its own; its tokens go to the experts of all groups."""
+        prompts, zero = self.prompts, np.zeros_like(batches.many)
+        if not new:
+            return zero
+        size = min(new, self.policy.step_tokens) if self.policy.chunked else new
+        spread = np.where(batches.piped, 1.0, batches.many)
+
+        def step(tokens: float, share: float) -> Any:
+            cost = prompts.step(index, zero + tokens, share) + _between(zero + 1, self.known, self.sampled)
+            elsewhere = prompts.expert(tokens / spread) - prompts.expert(zero + tokens)
+            return np.maximum(cost, prompts.least) + np.where(spread > 1, elsewhere, 0.0)
+
+        whole, rest = divmod(new, size)
+        named = named_each(step(size, 1.0), lambda _: f"a prompt of {size:.0f} tokens in a step of its own")
+        return whole * named + (step(rest, rest / size) if rest >= 1 else zero)
 
     def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
         """Return the prices of cycles; prompts that are cut count once a piece."""

@@ -168,7 +168,7 @@ class Replicas:
     def _tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of one batch at every number of its sequences."""
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
-        empty = b.prompt[:, :1] + b.rate * b.prompt[:, :1] ** 2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
+        empty = p.alone + b.rate * p.alone**2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
         first = first_token(b, moments, policy)
         times = BatchTimes(
             decode=b.decode, prompts=prompt_seconds(b, policy), lingering=lingering_seconds(b, moments, policy),
@@ -253,7 +253,7 @@ class Replicas:
             decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             rest=rest + at.cycle if policy.async_scheduling and self.moments.steps else rest, own=own, others=0.0 * own,
-            empty=cycles.first[:, :1] + 0 * step, placed=at.cycle * p.pieces,
+            empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
         return self._gathered(times, rate) if policy.batch_wait[0] else times
 
