@@ -76,6 +76,15 @@ def bunched(ended: X, arrivals: X) -> X:
     return mean
 
 
+def as_they_came(ended: X, added: X) -> X:
+    """Return how many times the prompts of steps that have any, by chance, equal answers that end as they came have.
+
+    So many end in a step in the mean; a prompt adds so many times a decode step.
+    """
+    size = bunched(ended, ended / (1 + ended * added))
+    return size / (1 - exponential(-1 * size)) * (1 - exponential(-1 * ended)) / ended
+
+
 def lingering_seconds(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
     """Return seconds by which prompts delay a request beyond their mean share of its steps.
 

@@ -114,6 +114,15 @@ def lanes_of(plan: Plan) -> int:
     return plan.pp if plan.ep * plan.etp <= plan.tp else 1
 
 
+def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
+    """Return sequences of a batch that run at once at most: as many as the engine takes and the cache holds on average.
+
+    Batches that are in flight at once share both.
+    """
+    most = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
+    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), most), 1.0)
+
+
 @cache
 def _weights() -> tuple[Any, Any]:
     """Return the weights of 0 and `PRICED` prompts in means over Poisson numbers of them, and over one prompt more."""

@@ -28,6 +28,7 @@ from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
     BatchTimes,
+    as_they_came,
     bunched,
     first_token,
     lingering_seconds,
@@ -36,7 +37,7 @@ from shardwise.serving.load._batch_times import (
     slot_factor,
 )
 from shardwise.serving.load._bulk import PromptSteps
-from shardwise.serving.load._lockstep import Batches, batches_of
+from shardwise.serving.load._lockstep import Batches, batches_of, most_running
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
 from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._why import MATES, OWN_DECODE, OWN_PROMPT, WAITS
@@ -82,15 +83,6 @@ class Steady(Generic[X]):
     def row(self: Steady[Any], index: int) -> Steady[float]:
         """Return one layout, as plain numbers; as traced ones where columns open."""
         return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
-
-
-def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
-    """Return sequences of a batch that run at once at most: as many as the engine takes and the cache holds on average.
-
-    Batches that are in flight at once share both.
-    """
-    most = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
-    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), most), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +213,12 @@ class Replicas:
         prompts = ends.ended(p.counts, steps)
         if self.moments.overlap > _EQUAL:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
-            bunch = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
-            bunch = np.sqrt(prompts * np.maximum(bunch, prompts))
+            fit = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
+            bunch = np.sqrt(prompts * np.maximum(fit, prompts))
+            # Where no batch waits for prompts of others, or none decodes beside them, bunches stay as they came.
+            ended = prompts / self.batches.many
+            came = prompts * as_they_came(ended, np.asarray(self._added(np.maximum(ended, 1.0))) / p.decode)
+            bunch = np.where(self.batches.piped | (not self.policy.mixed), came, bunch)
             less = prompts / bunch
             cycle = ends.decode + (ends.look(ends.mean, bunch) - ends.decode) * less
             return 1 - ends.look(ends.share, bunch) * less, cycle
