@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from command_line import run
 from shardwise.errors import InputError
-from shardwise.formats.traces import read_latencies, read_lengths, read_trace
+from shardwise.formats.latencies import read_latencies
+from shardwise.formats.traces import read_lengths, read_trace
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
@@ -533,6 +534,28 @@ def test_lengths_without_times_arrive_as_is_said(tmp_path: Path) -> None:
     assert "add --rate or --users" in run(*asked[:-1]).err
     rated = read_lengths(str(path), Arrivals(rate=2.0))
     assert rated is not None and rated.pairs == ((100, 200), (20, 10))
+
+
+@pytest.mark.parametrize(
+    ("run_of", "kind", "number"),
+    [
+        # Two in flight for 0.6 seconds each are 3.3 a second; an open loop of 2 a second has 1.2 in flight.
+        ({"num_concurrency": 2, "arrival_requests_per_second": 3.3, "run_duration": 60.0}, "closed", 2),
+        ({"num_concurrency": 2, "arrival_requests_per_second": 2.02, "run_duration": 60.0}, "poisson", 2.02),
+        ({"num_concurrency": 0.5, "arrival_requests_per_second": 0.5, "run_duration": 60.0}, "poisson", 0.5),
+        ({"request_rate": 7, "iteration_type": "request_rate"}, "poisson", 7.0),
+    ],
+)
+def test_open_loops_of_genai_bench_are_no_users(
+    run_of: dict[str, Any], kind: str, number: float, tmp_path: Path
+) -> None:
+    """It writes requests a second where a closed loop has those in flight: the mean in flight tells them apart."""
+    path = tmp_path / "run.json"
+    row = {"ttft": 0.1, "tpot": 0.01, "e2e_latency": 0.6, "num_input_tokens": 9, "num_output_tokens": 5}
+    path.write_text(json.dumps({"aggregated_metrics": run_of, "individual_request_metrics": [row, row]}))
+    found = read_lengths(str(path))
+    assert found is not None and found.arrivals.kind == kind
+    assert number in (found.arrivals.users, found.arrivals.rate)
 
 
 @pytest.mark.parametrize(("text", "said"), list(wrong()))

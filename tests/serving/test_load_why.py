@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from command_line import run
 from shardwise.answers._canvas import styled
 from shardwise.answers._plots_load import curve_of, knee_of, load_figure, series_of
-from shardwise.formats.traces import read_latencies, read_trace
+from shardwise.formats.latencies import read_latencies
+from shardwise.formats.traces import read_trace
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import operands
 from shardwise.models import load_model
@@ -268,18 +269,34 @@ def _tail_of(report: ServeReport) -> float:
 
 
 VLLM = json.dumps({"ttfts": [0.1, 0.2], "itls": [[0.01, 0.03], []]})
+# vllm/benchmarks/serve.py (2026-11): a request that failed has a first token at 0; two tokens came in the last chunk.
+VLLM_DETAILED = json.dumps(
+    {"ttfts": [0.1, 0.0, 0.2], "itls": [[0.04], [], []], "output_lens": [3, 0, 1], "errors": ["", "HTTP 500", ""]}
+)
 GUIDELLM = json.dumps({"benchmarks": [{"requests": {"successful": [
-    {"time_to_first_token_ms": 100.0, "inter_token_latency_ms": 20.0, "request_latency": 0.14}]}}]})  # fmt: skip
+    {"time_to_first_token_ms": 100.0, "inter_token_latency_ms": 20.0, "request_latency": 0.14},
+    {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": None, "request_latency": 0.2}]}}]})  # fmt: skip
 ROWS = "ttft_seconds,request_seconds,output_tokens\n0.1,0.14,3\n0.2,0.2,1\n"
+# inference_perf/apis/base.py (2026-11), and before 2026 with times and tokens in `info` itself.
+PERF = json.dumps([
+    {"start_time": 7.0, "end_time": 7.14, "error": None, "info": {"request_metrics": {"text": {"input_tokens": 9}},
+     "response_metrics": {"output_tokens": 3, "output_token_times": [7.1, 7.12, 7.14]}}},
+    {"start_time": 8.0, "end_time": 8.0, "error": {"error_type": "timeout"}, "info": {}},
+    {"start_time": 9.0, "end_time": 9.2, "error": None, "info": {"output_tokens": 1, "output_token_times": [9.2]}},
+])  # fmt: skip
+# genai_bench/metrics/metrics.py: `_time_unit` is what the run was told with --metrics-time-unit.
+GENAI_MS = json.dumps({"_time_unit": "ms", "individual_request_metrics": [
+    {"ttft": 100.0, "tpot": 20.0, "e2e_latency": 140.0, "error_code": None},
+    {"ttft": 200.0, "tpot": None, "e2e_latency": 200.0, "error_code": None}]})  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [VLLM, GUIDELLM, ROWS])
+@pytest.mark.parametrize("text", [VLLM, VLLM_DETAILED, GUIDELLM, ROWS, PERF, GENAI_MS])
 def test_measured_requests_are_read(text: str, tmp_path: Path) -> None:
     """Results of benchmarks and CSV files give the same seconds; what has one token has no time between them."""
     path = tmp_path / "measured"
     path.write_text(text)
     found = read_latencies(str(path))
-    assert found["ttft"][0] == pytest.approx(0.1) and found["e2e"][0] == pytest.approx(0.14)
+    assert found["ttft"] == pytest.approx([0.1, 0.2]) and found["e2e"] == pytest.approx([0.14, 0.2])
     assert found["tpot"] == [pytest.approx(0.02)]
 
 

@@ -228,8 +228,8 @@ _SHARE = k.number(parse_count, "SHARE", k.Range(least=0, most=1, example="0.5"))
 
 
 _MEASURED = (
-    "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, JSON of GuideLLM or "
-    "genai-bench, or a CSV of ttft_seconds, request_seconds, output_tokens"
+    "measured requests, drawn beside the predicted ones: vLLM's --save-detailed result, JSON of GuideLLM, "
+    "inference-perf or genai-bench, or a CSV of ttft_seconds, request_seconds, output_tokens"
 )
 AGAINST = flag_table("output", ("against", k.FILE, _MEASURED))
 

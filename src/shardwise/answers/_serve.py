@@ -296,7 +296,7 @@ def measured_of(inputs: Inputs) -> dict[str, list[float]]:
     """Return the measured latencies that are drawn beside predicted ones; none where none were given."""
     if "against" not in inputs.values:
         return {}
-    from shardwise.formats.traces import read_latencies
+    from shardwise.formats.latencies import read_latencies
 
     try:
         latencies = read_latencies(inputs.values["against"])

@@ -10,7 +10,7 @@ that succeeded by the time they were sent: vLLM (bench serve --save-result --sav
 start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
 guidellm/schemas/request_stats.py) and inference-perf (per_request_lifecycle_metrics.json: start_time, info;
 inference_perf/apis/base.py). Lengths without times are those of genai-bench (genai_bench/metrics/metrics.py), which
-keeps so many requests in flight, and of ShareGPT's conversations, of which vLLM's benchmark sends the first question.
+says how many requests are in flight or come, and of ShareGPT's conversations, of which vLLM's benchmark sends the first question.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import read_csv_text
+from shardwise.formats.latencies import document, genai_bench_latencies, inside
 from shardwise.plans import MOST_REQUESTS, Arrivals, Length, Workload
 
 # Columns of each system: when, tokens in, tokens out, and seconds of one unit of time (0: a date).
@@ -77,42 +78,35 @@ def _of_vllm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any
 
 def _of_guidellm(path: str, data: Mapping[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
     for number, run in enumerate(data["benchmarks"], 1):
-        requests = _at(run, "requests", "successful")
+        requests = inside(run, "requests", "successful")
         if not isinstance(requests, list):
             raise _fail(path, 0, f"lists no requests of benchmark {number}", "write GuideLLM's whole benchmarks.json")
-        count = _at(run, "metrics", "request_totals", "successful")
+        count = inside(run, "metrics", "request_totals", "successful")
         if isinstance(count, int) and count > len(requests):
             rule = f"lists {len(requests)} of the {count} requests of benchmark {number}"
             raise _fail(path, 0, rule, "run GuideLLM without --sample-requests")
         for one in requests:
-            sent = _at(one, "request_start_time")
-            yield _at(one, "start_time") if sent is None else sent, _at(one, "prompt_tokens"), _at(one, "output_tokens")
+            sent = inside(one, "request_start_time")
+            yield (
+                inside(one, "start_time") if sent is None else sent,
+                inside(one, "prompt_tokens"),
+                inside(one, "output_tokens"),
+            )
 
 
 def _of_inference_perf(path: str, data: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
     for one in data:
-        if _at(one, "error") is None:
-            asked, made = _at(one, "info", "input_tokens"), _at(one, "info", "output_tokens")
-            asked = _at(one, "info", "request_metrics", "text", "input_tokens") if asked is None else asked
-            made = _at(one, "info", "response_metrics", "output_tokens") if made is None else made
-            yield _at(one, "start_time"), asked, made
-
-
-def _at(value: Any, *keys: str) -> Any:
-    """Return what lies under keys of JSON objects within each other, None where one is missing.
-
-    >>> _at({"a": {"b": 3}}, "a", "b"), _at({"a": 1}, "a", "b")
-    (3, None)
-    """
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+        if inside(one, "error") is None:
+            asked, made = inside(one, "info", "input_tokens"), inside(one, "info", "output_tokens")
+            asked = inside(one, "info", "request_metrics", "text", "input_tokens") if asked is None else asked
+            made = inside(one, "info", "response_metrics", "output_tokens") if made is None else made
+            yield inside(one, "start_time"), asked, made
 
 
 def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     """Return when each request of a benchmark was sent, its tokens in and out; sorted, as results are by their end."""
     if isinstance(data, list):
-        if data and _at(data[0], "conversations") is not None:
+        if data and inside(data[0], "conversations") is not None:
             rule = "holds texts, as ShareGPT does, without times"
             raise _fail(path, 0, rule, "add --rate or --users")
         benchmark_rows = _of_inference_perf(path, data)
@@ -135,18 +129,9 @@ def _of_benchmark(path: str, data: Any) -> list[tuple[Any, Any, Any]]:
     return sorted(rows)
 
 
-def _document(text: str) -> Any:
-    """Return the one JSON document that a text is, None where it is none or a line of a trace."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return None if isinstance(document, dict) and "timestamp" in document else document
-
-
 def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, str, str, float]]]:
     """Yield each row with the columns of its system."""
-    if text.lstrip()[:1] in ("{", "[") and (data := _document(text)) is not None:
+    if text.lstrip()[:1] in ("{", "[") and (data := document(text)) is not None:
         own = _CSV["own columns"]
         for sent, asked, made in _of_benchmark(path, data):
             yield {own[0]: sent, own[1]: asked, own[2]: made}, own
@@ -265,13 +250,12 @@ def read_lengths(path: str, arrivals: Arrivals | None = None) -> Workload | None
     A run of genai-bench itself says how many requests are in flight. Tokens of texts are their characters over four.
     """
     text = read_csv_text(path, "trace")
-    data = _document(text) if text.lstrip()[:1] in ("{", "[") else None
+    data = document(text) if text.lstrip()[:1] in ("{", "[") else None
     if isinstance(data, dict) and isinstance(data.get("individual_request_metrics"), list):
-        done = [one for one in data["individual_request_metrics"] if _at(one, "error_code") is None]
-        pairs = [(_at(one, "num_input_tokens"), _at(one, "num_output_tokens")) for one in done]
-        users = _at(data, "aggregated_metrics", "num_concurrency")
-        arrivals = arrivals or (Arrivals(kind="closed", users=users) if type(users) is int and users > 0 else None)
-    elif isinstance(data, list) and data and _at(data[0], "conversations") is not None:
+        done = [one for one in data["individual_request_metrics"] if inside(one, "error_code") is None]
+        pairs = [(inside(one, "num_input_tokens"), inside(one, "num_output_tokens")) for one in done]
+        arrivals = arrivals or _genai_bench_arrivals(data, len(done))
+    elif isinstance(data, list) and data and inside(data[0], "conversations") is not None:
         pairs = [pair for one in data if (pair := _first_turns(one)) is not None]
     else:
         return None
@@ -286,65 +270,39 @@ def read_lengths(path: str, arrivals: Arrivals | None = None) -> Workload | None
     )  # fmt: skip
 
 
+def _genai_bench_arrivals(data: Mapping[str, Any], done: int) -> Arrivals | None:
+    """Return the arrivals of a run of genai-bench, None where it does not say them.
+
+    Its open loop writes requests a second in the place of those in flight (genai_bench/cli/cli.py): what is in flight
+    on average tells which they are.
+    """
+    said = {name: inside(data, "aggregated_metrics", name) for name in (
+        "num_concurrency", "request_rate", "arrival_requests_per_second", "run_duration", "iteration_type",
+    )}  # fmt: skip
+    rate, users = said["request_rate"], said["num_concurrency"]
+    arrived, seconds = said["arrival_requests_per_second"], said["run_duration"]
+    if said["iteration_type"] == "request_rate" and _count(rate):
+        return Arrivals(rate=float(rate))
+    if not isinstance(users, int | float) or isinstance(users, bool) or not 0 < users < math.inf:
+        return None
+    if isinstance(arrived, int | float) and isinstance(seconds, int | float) and arrived > 0 and seconds > 0:
+        waits = [row[2] for row in genai_bench_latencies(data)]
+        in_flight = arrived * sum(waits) / max(done, 1)
+        if in_flight <= 0 or abs(math.log(arrived / users)) < abs(math.log(in_flight / users)):
+            return Arrivals(rate=float(arrived))
+    return Arrivals(kind="closed", users=int(users)) if users == int(users) else None
+
+
 def _count(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 10**8
 
 
 def _first_turns(one: Any) -> tuple[int, int] | None:
     """Return the tokens of a conversation's first question and answer, None where it is left out."""
-    turns = _at(one, "conversations")
-    texts = [_at(turn, "value") for turn in turns[:2]] if isinstance(turns, list) else []
+    turns = inside(one, "conversations")
+    texts = [inside(turn, "value") for turn in turns[:2]] if isinstance(turns, list) else []
     if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
         return None
     asked, made = (round(len(text) / _CHARACTERS) for text in texts)
     short = min(asked, made) < _LEAST
     return None if short or asked > _MOST_IN or asked + made > _MOST_ALL else (asked, made)
-
-
-# Latencies of a request by a benchmark: of GuideLLM the seconds of one unit of each field.
-_GUIDELLM = {"ttft": ("time_to_first_token_ms", 1e-3), "tpot": ("inter_token_latency_ms", 1e-3),
-             "e2e": ("request_latency", 1.0)}  # fmt: skip
-
-
-def read_latencies(path: str) -> dict[str, list[float]]:
-    """Return the measured ttft, tpot and e2e of the requests of a run, in seconds.
-
-    Read are the results of vLLM's benchmark (ttfts and itls of --save-detailed), GuideLLM's benchmarks.json,
-    genai-bench's requests, and CSV files with the columns ttft_seconds, request_seconds and output_tokens.
-    """
-    text = read_csv_text(path, "against")
-    data = _document(text) if text.lstrip()[:1] in ("{", "[") else None
-    rows: list[tuple[float, ...]] = []
-    try:
-        if data is None:
-            rows = list(_measured_rows(path, text))
-        elif isinstance(data, dict) and isinstance(data.get("benchmarks"), list):
-            requests = [one for run in data["benchmarks"] for one in _at(run, "requests", "successful") or ()]
-            rows = [tuple(_at(one, key) * unit for key, unit in _GUIDELLM.values()) for one in requests]
-        elif isinstance(data, dict) and isinstance(data.get("individual_request_metrics"), list):
-            done = (one for one in data["individual_request_metrics"] if _at(one, "error_code") is None)
-            rows = [tuple(float(_at(one, key)) for key in ("ttft", "tpot", "e2e_latency")) for one in done]
-        elif isinstance(data, dict) and isinstance(data.get("itls"), list):
-            rows = [
-                (ttft, sum(gaps) / len(gaps) if gaps else math.nan, ttft + sum(gaps))
-                for ttft, gaps in zip(data["ttfts"], data["itls"], strict=True)
-            ]
-        else:
-            rows = []
-    except (KeyError, TypeError, ValueError):
-        rows = []
-    if not rows:
-        rule = "has no latencies of single requests"
-        remedy = (
-            "give vLLM's --save-detailed result, GuideLLM's or genai-bench's JSON, or ttft_seconds,request_seconds,..."
-        )
-        raise InputError([Problem("against", path, rule, remedy)])
-    columns = dict(zip(_GUIDELLM, zip(*rows, strict=True), strict=True))
-    return {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
-
-
-def _measured_rows(path: str, text: str) -> Iterator[tuple[float, float, float]]:
-    """Yield ttft, tpot and e2e of the rows of a CSV file."""
-    for row in csv.DictReader(io.StringIO(text)):
-        first, whole, made = (float(row[key]) for key in ("ttft_seconds", "request_seconds", "output_tokens"))
-        yield first, (whole - first) / (made - 1) if made > 1 else math.nan, whole
