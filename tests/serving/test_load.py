@@ -482,6 +482,7 @@ def wrong() -> Iterator[tuple[str, str]]:
     sums = {"total_input_tokens": 9, "request_throughput": 2.0}
     yield json.dumps(sums), "save-detailed"
     yield json.dumps({**sums, "input_lens": [9], "output_lens": [9]}), "no start_times"
+    yield json.dumps(sums) + "\n" + json.dumps(sums), "append-result"
     yield json.dumps({**sums, "input_lens": [9], "output_lens": [9], "start_times": [1, 2]}), "as many start_times"
     yield json.dumps({**sums, "input_lens": 9, "output_lens": 9, "start_times": [9]}), "as many start_times"
     yield json.dumps({**sums, "input_lens": [9], "output_lens": ["x"], "start_times": [1]}), "no number for when"

@@ -10,7 +10,8 @@ that succeeded by the time they were sent: vLLM (bench serve --save-result --sav
 start_times; vllm/benchmarks/serve.py), GuideLLM (benchmarks.json: request_start_time, prompt_tokens, output_tokens;
 guidellm/schemas/request_stats.py) and inference-perf (per_request_lifecycle_metrics.json: start_time, info;
 inference_perf/apis/base.py). Lengths without times are those of genai-bench (genai_bench/metrics/metrics.py), which
-says how many requests are in flight or come, and of ShareGPT's conversations, of which vLLM's benchmark sends the first question.
+says how many requests are in flight or come, and of ShareGPT's conversations, of which vLLM's benchmark sends the first
+question.
 """
 
 from __future__ import annotations
@@ -145,6 +146,9 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
                     raise _fail(path, number, "is no JSON") from None
                 if not isinstance(row, dict):
                     raise _fail(path, number, "is not a JSON object")
+                if "input_lens" in row or "request_throughput" in row:
+                    rule = "is one of several results of vLLM's benchmark (--append-result)"
+                    raise _fail(path, number, rule, "give one of them, a line of its own, as a file")
                 yield row, _JSON
         return
     reader = csv.DictReader(io.StringIO(text))
