@@ -308,6 +308,35 @@ def test_pools_in_tandem_are_the_simulation(seed: int, metric: str) -> None:
     assert getattr(steady, f"{metric}_seconds") == pytest.approx(stored["means"]["0.85"][metric], rel=0.06)
 
 
+@pytest.mark.parametrize(("engine", "stages", "tokens"), [("vllm", 3, 2000), ("vllm", 4, 300), ("sglang", 2, 2000)])
+def test_prefill_workers_of_several_stages_carry_what_their_devices_compute(
+    engine: str, stages: int, tokens: int
+) -> None:
+    """Hundreds of prompts in flight at once take their time one after another: within 2 % of a full queue."""
+    asked = Workload(
+        input_tokens=Length(mean=tokens), output_tokens=Length(mean=300), arrivals=Arrivals(rate=1.0), count=2000
+    )
+    plan, cluster = Plan(dp=1, tp=4), Cluster.parse(f"{4 + stages}xh200-sxm-141gb")
+    options = LoadOptions(serving=ServingOptions(engine=engine), prefill=Plan(pp=stages))
+    prefill = serve(load_model("llama-3.1-70b"), cluster, plan, asked, Serving(), options).fleet.prefill
+    assert prefill is not None
+    assert float(prefill.form.capacity[0]) == pytest.approx(prefill.saturated(asked), rel=0.02)
+
+
+def test_a_queue_that_grows_is_stable_below_its_rate() -> None:
+    """Where a simulation shows a queue that the closed form did not expect, what is carried is less than what comes."""
+    asked = Workload(
+        input_tokens=Length(mean=500), output_tokens=Length(mean=100), arrivals=Arrivals(rate=2.0), count=2000
+    )
+    found = serve(load_model("llama-3.1-8b"), Cluster.parse("1xl40s"), Plan(), asked, Serving())
+    more = replace(asked, arrivals=Arrivals(rate=2.0 * found.capacity_per_second))
+    traces = tuple(found.fleet.run(more, "round-robin")[1])
+    steady = replace(found.steady, rate=more.arrivals.rate, full_seconds=1e-3)
+    grown = replace(found, workload=more, steady=steady, traces=traces)
+    assert not grown.stable and grown.saturated is None
+    assert grown.capacity_per_second == pytest.approx(more.arrivals.rate - grown.growth_per_second)
+
+
 def test_prompts_of_vllm_go_where_fewest_run() -> None:
     """Groups that take prompts by their queues have some more than others: a full queue of short answers within 3 %."""
     drawn = drawn_of("groups", 209)

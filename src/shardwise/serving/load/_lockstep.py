@@ -225,8 +225,8 @@ class Cycles:
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
-        # What is fewer than the first mean, none at all too, lies on the line through the first two.
-        share = np.minimum((mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i]), 1.0)
+        # What is fewer than the first mean, none at all too, or more than the last lies on the line through two.
+        share = (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
         low, high = (_at(table, j) for j in (i, i + 1))
         return low + share * (high - low)
 
@@ -321,7 +321,8 @@ def _crossing(function: Callable[[Any], Any], like: Any) -> Any:
     >>> _crossing(lambda i: 2.5 + 0.0 * i, np.zeros((1, 1))).round(6).tolist()
     [[2.5]]
     """
-    low, high = np.zeros(like.shape, int), np.full(like.shape, len(_MEANS) - 1)
+    last = len(_MEANS) - 1
+    low, high = np.zeros(like.shape, int), np.full(like.shape, last)
     while (high - low > 1).any():
         middle = (low + high) // 2
         more = np.asarray(function(middle)) > _MEANS[middle]
@@ -329,7 +330,11 @@ def _crossing(function: Callable[[Any], Any], like: Any) -> Any:
     below, over = (np.asarray(function(i)) - _MEANS[i] for i in (low, high))
     share = np.clip(below / np.maximum(below - over, 1e-12), 0.0, 1.0)
     between = _MEANS[low] + share * (_MEANS[high] - _MEANS[low])
-    return np.where(below < 0, below + _MEANS[low], np.where(over > 0, _MEANS[-1], between))
+    # Beyond the last mean on a line, too.
+    before, end = (np.asarray(function(np.full(like.shape, i))) for i in (last - 1, last))
+    slope = np.minimum((end - before) / (_MEANS[last] - _MEANS[last - 1]), FULL)
+    beyond = _MEANS[last] + np.maximum(end - _MEANS[last], 0.0) / (1 - slope)
+    return np.where(below < 0, below + _MEANS[low], np.where(over > 0, beyond, between))
 
 
 def _sums(weights: Any, values: Any) -> Any:

@@ -277,11 +277,11 @@ class ServeReport(Card):
     @property
     def capacity_per_second(self) -> float:
         """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
-        if self.saturated is None:
-            return self.steady.capacity * self.base.plan.dp
         # While replicas start a queue grows that all of them would carry.
         if self.growth_per_second and (self.overloaded or self.options.autoscale is None):
             return self.steady.rate * self.base.plan.dp - self.growth_per_second
+        if self.saturated is None:
+            return self.steady.capacity * self.base.plan.dp
         return max(self.saturated, self.steady.rate) * self.base.plan.dp
 
     @property

@@ -214,11 +214,11 @@ class Replicas:
         if self.moments.overlap > _EQUAL:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
             fit = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
-            bunch = np.sqrt(prompts * np.maximum(fit, prompts))
+            fit, ended = np.maximum(fit, prompts), prompts / self.batches.many
             # Where no batch waits for prompts of others, or none decodes beside them, bunches stay as they came.
-            ended = prompts / self.batches.many
             came = prompts * as_they_came(ended, np.asarray(self._added(np.maximum(ended, 1.0))) / p.decode)
-            bunch = np.where(self.batches.piped | (not self.policy.mixed), came, bunch)
+            own = self.batches.piped | (not self.policy.mixed)
+            bunch = np.where(own, np.minimum(came, fit), np.sqrt(prompts * fit))
             less = prompts / bunch
             cycle = ends.decode + (ends.look(ends.mean, bunch) - ends.decode) * less
             return 1 - ends.look(ends.share, bunch) * less, cycle
