@@ -28,7 +28,7 @@ from shardwise.serving.load._fleet import Fleet, Transfer, ended_rate
 from shardwise.serving.load._serve import _pool, policy_for
 
 STORED = Path(__file__).parent / "data" / "steady.json"
-LOADS = (0.5, 0.7, 0.85)
+LOADS = (0.2, 0.5, 0.7, 0.85)
 # Requests of a run over those that run at once: of four, whose answers are 800 tokens, time per token was 17 % short.
 _TURNOVERS = 20
 METRICS = ("ttft", "tpot", "e2e")
@@ -67,6 +67,8 @@ PLACES = {
         ("llama-3.1-70b", "h100-sxm-80gb", Plan(tp=4)),
     ),
 }  # fmt: skip
+# Prompts that begin with what all share, and steps that verify guesses.
+PLACES |= dict.fromkeys(("shared", "guesses"), (*PLACES["replica"], *PLACES["groups"][:2], *PLACES["stages"][:2]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +147,22 @@ def draw(kind: str, seed: int) -> Drawn:
         workers, prompts = random.choice(((1, 1), (2, 1), (1, 2), (3, 1), (2, 2)))
         plan, first = replace(plan, dp=workers), replace(plan, dp=prompts)
         devices = f"{plan.num_devices}x{devices}"
-    engine = random.choice(ENGINES[:3] if kind in ("pools", "groups") else ENGINES)
+    engine = random.choice(ENGINES if kind in ("replica", "stages") else ENGINES[:3])
     job = Serving(
         weights="fp8" if model == "deepseek-v3" or model == "qwen3-235b-a22b" else "",
         max_sequences=random.choice((0, 32, 64, 128)), max_batched_tokens=random.choice((0, 0, 2048)),
     )  # fmt: skip
     asked = Workload(**_lengths(random), arrivals=Arrivals(rate=1e-3), count=8000, seed=seed)
+    more = ""
+    if kind == "shared":
+        asked = replace(asked, prefix_tokens=round(random.choice((0.25, 0.5, 0.9)) * asked.input_tokens.mean))
+        more = f" shared={asked.prefix_tokens}"
+    if kind == "guesses":
+        job = replace(
+            job, speculative_method="ngram" if load_model(model).has_experts else random.choice(("eagle", "ngram")),
+            num_speculative_tokens=random.choice((1, 3, 5)), acceptance_rate=random.choice((0.5, 0.8)),
+        )  # fmt: skip
+        more = f" {job.speculative_method}={job.num_speculative_tokens}x{job.acceptance_rate:g}"
     options = LoadOptions(
         serving=ServingOptions(engine=engine),
         balance_steps=random.choice((None, 10)) if engine == "tensorrt-llm" and kind == "groups" else None,
@@ -171,6 +183,7 @@ def draw(kind: str, seed: int) -> Drawn:
     said += f" seqs={policy.max_sequences} step={policy.step_tokens}"
     if policy.balance_steps:
         said += f" balance={policy.balance_steps}"
+    said += more
     fleet = Fleet(decode=_pool(base, policy, asked, "decode" if first else "both"))
     if first is not None:
         one = infer(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, Generic
 
+import numpy as np
+
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.ledger.opened import called
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import LengthMoments
 
@@ -210,3 +212,16 @@ class BatchTimes(Generic[X]):
     def first(self) -> X:
         """From arrival to the first token, where a sequence has a place at once."""
         return self.rest + self.own + self.others
+
+
+def as_many_as_end(pace: BatchTimes[Any], seconds: Any, room: Any, steps: float) -> BatchTimes[Any]:
+    """Return the pace where no prompt starts unless there is room, until a sequence ends.
+
+    At so many seconds a token as many end as come: prompts make no step of as many sequences as fit longer than that,
+    however much longer they make one of fewer.
+    """
+    if not steps:
+        return pace
+    at_most = np.where(room, np.inf, np.maximum(seconds - pace.decode, 0.0))
+    prompts = np.minimum(pace.prompts, at_most)
+    return replace(pace, prompts=prompts, lingering=np.minimum(pace.lingering, (at_most - prompts) * steps))

@@ -28,6 +28,7 @@ from shardwise.serving.load._batch_times import (
     FULL,
     BatchLoad,
     BatchTimes,
+    as_many_as_end,
     as_they_came,
     bunched,
     first_token,
@@ -169,7 +170,7 @@ class Replicas:
         )  # fmt: skip
         other, several = self._cycle_tempo(b.rate), self.batches.many > 1
         # A cycle has room for all who arrive: how likely a step of one batch has not, the more so as lengths differ.
-        arriving = np.maximum(b.rate * other.step, 0.1) * moments.new_cv2**2
+        arriving = np.maximum(b.rate * other.placed / np.maximum(p.pieces, 1.0), 0.1) * moments.new_cv2**2
         full = np.exp((1 - np.maximum(p.together, 1.0)) / arriving)
         if not policy.mixed:
             # Prompts that cost in proportion are an M/G/1 queue; those that wait for Python cost nothing more together.
@@ -306,7 +307,7 @@ class Replicas:
         p, moments = self.prices, self.moments
         most_served = np.asarray(1 / self._seconds[:, -1])
         n, steps = p.counts, max(moments.steps, 1e-9)
-        pace = self._tempo(rate)
+        pace = as_many_as_end(self._tempo(rate), n / (rate[:, None] * steps), n < n[:, -1:], moments.steps)
         # How often something happens is not opened, what it takes is.
         load, seconds = np.asarray(pace.load), np.asarray(pace.step + pace.lingering / steps)
         # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
