@@ -258,14 +258,18 @@ class Cycles:
         own = quick * self.look(self.after, none) + (1 - quick) * later
         return CycleMix(none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own)
 
-    def held_back(self, at: CycleMix, rate: Any, steps: Any) -> CycleMix:
-        """Return what cycles are where prompts wait until every batch has one, or for so many cycles."""
+    def held_back(self, at: CycleMix, rate: Any, steps: Any, in_turns: bool) -> CycleMix:
+        """Return what cycles are where prompts wait until every batch has one, or for so many cycles.
+
+        Where sequences end as they came, so do requests go to one batch after another.
+        """
         cycle, with_prompts = at.cycle, self.look(self.mean, at.some)
-        for _ in range(4):
-            wait = self._until_all(rate * with_prompts, rate * self.decode, steps)
+        for _ in range(8):
+            first, more = rate * with_prompts, rate * self.decode
+            wait = self._until_as_many(first, more, steps) if in_turns else self._until_all(rate * cycle, steps)
             together = rate * cycle * wait
             with_prompts = self.look(self.mean, together)
-            cycle = ((wait - 1) * self.decode + with_prompts) / wait
+            cycle = (cycle + ((wait - 1) * self.decode + with_prompts) / wait) / 2
         same = wait <= 1
         other = replace(
             at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
@@ -275,7 +279,7 @@ class Cycles:
             **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
         )
 
-    def _until_all(self, first: Any, more: Any, steps: Any) -> Any:
+    def _until_as_many(self, first: Any, more: Any, steps: Any) -> Any:
         """Return the mean cycles until as many prompts have come as there are batches, or so many cycles.
 
         So many come in the first, in each of the others more.
@@ -288,6 +292,16 @@ class Cycles:
                 chance = chance * mean / k
                 fewer = fewer + np.where(k < self.batches, chance, 0.0)
             wait = wait + np.where(step + 1 < steps, fewer, 0.0)
+        return wait
+
+    def _until_all(self, ended: Any, steps: Any) -> Any:
+        """Return the mean cycles until every batch has a prompt, or so many: of so many sequences that end in each.
+
+        A request goes where the fewest run, to a batch of which one has ended: the longest of as many geometric times.
+        """
+        wait = np.ones_like(ended)
+        for step in range(1, int(np.max(steps))):
+            wait = wait + np.where(step < steps, 1 - (-np.expm1(-ended * step / self.batches)) ** self.batches, 0.0)
         return wait
 
     def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:

@@ -238,7 +238,8 @@ class Replicas:
         at = cycles.going(rate)
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
-            at = cycles.held_back(at, rate, np.where(in_lockstep, policy.balance_steps, 1))
+            steps = np.where(in_lockstep, policy.balance_steps, 1)
+            at = cycles.held_back(at, rate, steps, self.moments.overlap > _EQUAL)
         step = at.cycle / (1 - cycles.over(cycles.share, at))
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
