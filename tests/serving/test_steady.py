@@ -132,12 +132,17 @@ def test_the_closed_form_is_the_simulation(load: float) -> None:
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.sampled_from(list(SEEDS)), share=st.floats(0.01, 0.98))
 def test_less_load_never_waits_longer(seed: int, share: float) -> None:
-    """Requests, tokens and first tokens take no longer at nine tenths of a load, and all are finite below capacity."""
+    """Requests, tokens and first tokens take no longer at nine tenths of a load, and all are finite below capacity.
+
+    Not tokens where as many run as fit: prompts that run before decode steps fill an engine long before its capacity,
+    and the more come then, the fewer of them interrupt (case 4 simulated: 57 ms at 84 % of load, 54 at 97).
+    """
     form = case_of(seed).form
     more, less = (form.at(one * share * float(form.capacity[0])).row(0) for one in (1.0, 0.9))
     assert more.stable and np.isfinite(more.e2e_seconds)
+    full = not form.policy.mixed and less.running > 0.9 * form.prices.counts[0, -1]
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "running"):
-        assert getattr(less, name) <= getattr(more, name) * 1.001, name
+        assert (full and name == "tpot_seconds") or getattr(less, name) <= getattr(more, name) * 1.001, name
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -247,6 +252,14 @@ def test_batches_that_go_round_together_are_the_simulation(kind: str, seed: int)
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         mean = sum(getattr(r, name) for r in found) / len(found)
         assert getattr(steady, name) == pytest.approx(mean, rel=0.08), name
+
+
+@pytest.mark.parametrize("seed", [108, 110])
+def test_a_batch_of_a_pipeline_that_is_idle_waits_for_no_step(seed: int) -> None:
+    """At a fifth of what four stages carry most first tokens come to a batch with nothing under way: within 8 %."""
+    drawn = drawn_of("stages", seed)
+    found, steady = drawn.at(0.2 * drawn.capacity, 2000, 0), drawn.fleet.at(0.2 * drawn.capacity)
+    assert steady.ttft_seconds == pytest.approx(sum(r.ttft_seconds for r in found) / len(found), rel=0.08)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)

@@ -246,12 +246,14 @@ class Replicas:
         own = own if self.moments.new_tokens else 0.0 * own
         rest = np.asarray(at.square / at.cycle**2) * at.cycle / 2
         rest = rest + at.short * cycles.decode * (policy.receive_steps - 1) / 2
+        rest = rest + at.cycle if policy.async_scheduling and self.moments.steps else rest
+        # Of a pipeline's batches one that has nothing to run waits for none.
+        rest = np.where(self.batches.piped, np.minimum(p.counts, 1.0) * rest, rest)
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
         times = BatchTimes(
             decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
-            rest=rest + at.cycle if policy.async_scheduling and self.moments.steps else rest, own=own, others=0.0 * own,
-            empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
+            rest=rest, own=own, others=0.0 * own, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
         return self._gathered(times, rate) if policy.batch_wait[0] else times
 
