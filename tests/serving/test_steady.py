@@ -134,15 +134,17 @@ def test_the_closed_form_is_the_simulation(load: float) -> None:
 def test_less_load_never_waits_longer(seed: int, share: float) -> None:
     """Requests, tokens and first tokens take no longer at nine tenths of a load, and all are finite below capacity.
 
-    Not tokens where as many run as fit: prompts that run before decode steps fill an engine long before its capacity,
-    and the more come then, the fewer of them interrupt (case 4 simulated: 57 ms at 84 % of load, 54 at 97).
+    Not tokens, and requests of them, where as many run as fit: prompts that run before decode steps fill an engine long
+    before its capacity, and the more come then, the sooner as many must end (case 4 simulated: 57 ms at 84 % of load,
+    54 at 97; a benchmark's short prompts: 22.8 s a request at 20 %, 8.6 at 85).
     """
     form = case_of(seed).form
     more, less = (form.at(one * share * float(form.capacity[0])).row(0) for one in (1.0, 0.9))
     assert more.stable and np.isfinite(more.e2e_seconds)
     full = not form.policy.mixed and less.running > 0.9 * form.prices.counts[0, -1]
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds", "running"):
-        assert (full and name == "tpot_seconds") or getattr(less, name) <= getattr(more, name) * 1.001, name
+        sooner = full and name in ("tpot_seconds", "e2e_seconds")
+        assert sooner or getattr(less, name) <= getattr(more, name) * 1.001, name
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
