@@ -235,8 +235,9 @@ def table(rows: list[Compared]) -> str:
     for kind in dict.fromkeys(row.kind for row in rows):
         own = [row for row in rows if row.kind == kind]
         off = [abs(row.capacity - 1) for row in own]
-        for load in own[0].ratios:
-            cells = [f"{median(off):.1%} ({max(off):.0%})"] if load == next(iter(own[0].ratios)) else [""]
+        loads = [load for load in own[0].ratios if all(load in row.ratios for row in own)]
+        for load in loads:
+            cells = [f"{median(off):.1%} ({max(off):.0%})"] if load == loads[0] else [""]
             for name in METRICS:
                 errors = [abs(row.ratios[load][name] - 1) for row in own]
                 cells.append(f"{median(errors):.1%} ({max(errors):.0%})")
