@@ -47,15 +47,15 @@ def read_latencies(path: str) -> dict[str, list[float]]:
     except (AttributeError, KeyError, TypeError, ValueError):
         rows = []
     columns = dict(zip(("ttft", "tpot", "e2e"), zip(*rows, strict=True), strict=bool(rows)))
-    found = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
-    if not any(found.values()):
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
+    if not any(finite.values()):
         rule = "has no latencies of single requests"
         remedy = (
             "give vLLM's --save-detailed result, GuideLLM's, inference-perf's or genai-bench's JSON, or "
             "ttft_seconds,request_seconds,..."
         )
         raise InputError([Problem("against", path, rule, remedy)])
-    return found
+    return finite
 
 
 def _measured(value: Any) -> float:

@@ -280,12 +280,12 @@ def _genai_bench_arrivals(data: Mapping[str, Any], done: int) -> Arrivals | None
     Its open loop writes requests a second in the place of those in flight (genai_bench/cli/cli.py): what is in flight
     on average tells which they are.
     """
-    said = {name: inside(data, "aggregated_metrics", name) for name in (
+    run = {name: inside(data, "aggregated_metrics", name) for name in (
         "num_concurrency", "request_rate", "arrival_requests_per_second", "run_duration", "iteration_type",
     )}  # fmt: skip
-    rate, users = said["request_rate"], said["num_concurrency"]
-    arrived, seconds = said["arrival_requests_per_second"], said["run_duration"]
-    if said["iteration_type"] == "request_rate" and _count(rate):
+    rate, users = run["request_rate"], run["num_concurrency"]
+    arrived, seconds = run["arrival_requests_per_second"], run["run_duration"]
+    if run["iteration_type"] == "request_rate" and isinstance(rate, int | float) and 0 < rate < math.inf:
         return Arrivals(rate=float(rate))
     if not isinstance(users, int | float) or isinstance(users, bool) or not 0 < users < math.inf:
         return None
