@@ -9,7 +9,8 @@ from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import Attention, NormKind
 from shardwise.ops.adapters import prefix
-from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output
+from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output
+from shardwise.ops.core_kernels import attention_core
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace

@@ -10,7 +10,8 @@ from shardwise.ledger.number import X, divide, minimum
 from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.models import CompressedAttention
 from shardwise.ops.attention import REGION, head_norm, rotary
-from shardwise.ops.core import CORE, AttentionCore, AttentionMask, attention_core, core_output, whole_chunks
+from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output, whole_chunks
+from shardwise.ops.core_kernels import attention_core
 from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.latent import down, gathered, scoring, small_norm, up
 from shardwise.ops.layout import Layout, LinearShape, matmul_flops

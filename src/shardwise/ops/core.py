@@ -221,15 +221,6 @@ def _exchanged(y: Layout[X], core: AttentionCore[X]) -> tuple[Collective[X], ...
     )
 
 
-def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
-    """Return the operators between projected queries, keys, values and the attention output.
-
-    `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
-    """
-    ops = (_fused(y, core, inputs),) if y.stack.attention == "flash" else _unfused(y, core, inputs)
-    return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
-
-
 def exchange_copies(y: Layout[X], core: AttentionCore[X]) -> tuple[Op[X], ...]:
     """Return the copies around an all-to-all of context parallelism: its heads are sorted by rank, its chunks in order.
 
@@ -271,7 +262,7 @@ def core_output(y: Layout[X], core: AttentionCore[X]) -> Tensor[X]:
     return y.activation("attention.out", core.heads * core.value_dim, CORE)
 
 
-def _fused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
+def fused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> Op[X]:
     """One kernel: keeps q, k, v, its output and a logsumexp; backward runs 5/2 of forward (arXiv:2205.14135)."""
     T, flops = y.tokens, core_flops(y, core)
     out = core_output(y, core)
@@ -313,7 +304,7 @@ def _repeated(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...
     return (queries, *copies)
 
 
-def _unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+def unfused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
     """Two batched GEMMs around a softmax over the whole score matrix, which is kept.
 
     "scores": softmax output, dropout mask and dropped copy (5 bytes a score with dropout, arXiv:2205.05198 section

@@ -15,11 +15,11 @@ from shardwise.ops.core import (
     AttentionCore,
     AttentionMask,
     attended_pairs,
-    attention_core,
     core_output,
     read_tokens,
     share,
 )
+from shardwise.ops.core_kernels import attention_core
 from shardwise.ops.elementwise import Norm, norm_op, with_statistics
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace

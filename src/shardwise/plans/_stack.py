@@ -64,6 +64,8 @@ class Stack:
     """Attention over a split sequence is a kernel a chunk of keys; others merge outputs and gradients in fp32."""
     repeats_kv: bool
     """Keys and values are repeated to the query heads before attention, and a split sequence sends them so."""
+    leaves_groups: Literal["", "narrow", "all"]
+    """Heads that share keys are left to PyTorch's attention, fused there or not: those of up to 256 values, or all."""
     rotary_passes: tuple[int, int]
     """How often rotary embedding, kernel by kernel, moves what it turns, forward and backward."""
     bias_gradients_apart: bool

@@ -10,6 +10,7 @@ from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_ba
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
+from shardwise.ops.core_kernels import WIDEST_GROUP, leaves_heads
 from shardwise.plans import (
     OBJECTIVES,
     Objective,
@@ -31,6 +32,8 @@ from shardwise.records import dataclass
 from shardwise.training._ledger import idle_layers
 from shardwise.training._parts import Recipe
 from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages, kinds_of, order_of, runs_of
+
+_FIRST_GROUPS = 2020
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,18 @@ class TrainingCase:
             "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method,
             "layers": str(self.model.num_layers), **base
         }  # fmt: skip
+
+    @property
+    def widest_group(self) -> int:
+        """Up to how many values a head a fused kernel of PyTorch's takes heads that share keys, 0 where none does.
+
+        On NVIDIA's devices since compute capability 8.0, A100 of 2020 the first
+        (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Types of 16 bits alone have one there; fp32 is counted
+        as if it had, as on a CPU, on which whole steps were recorded, and `stated` says so.
+        """
+        device = self.cluster.device
+        older = device.vendor == "NVIDIA" and device.knows("year") and device.year < _FIRST_GROUPS
+        return 0 if older else WIDEST_GROUP
 
     @property
     def shapes_gradients(self) -> bool:
@@ -215,6 +230,7 @@ def reported_otherwise(case: TrainingCase) -> list[str]:
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
     notes = [f"stack {case.stack.name}: {case.cluster.device.built(case.stack.title)}", *reported_otherwise(case)]
+    notes += _attention_notes(case)
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
     experts = case.model.has_experts
@@ -242,3 +258,23 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return tuple(notes)
+
+
+def _attention_notes(case: TrainingCase) -> list[str]:
+    """Return what is said of heads that share keys where PyTorch has no fused kernel for them."""
+    mixers = [m for block in case.model.kinds for m in block.mixers if m.attends and not any(m.cost_breakpoints())]
+    sizes = [size for size in (m.core(False) for m in mixers) if size is not None]
+    shared = [size.head for size in sizes if size.kind == "prefill" and size.group > 1]
+    device = case.cluster.device
+    if any(leaves_heads(case.stack, width, case.widest_group) for width in shared):
+        return [
+            f"attention in steps, which keep fp32 scores: PyTorch has no fused kernel on {device.name} for heads that "
+            "share keys; sequences of equal lengths, since padding makes a mask and fused kernels"
+        ]
+    wide = case.recipe.precision.activation_bytes == 4 and device.vendor == "NVIDIA"
+    if wide and any(leaves_heads(case.stack, width, 0) for width in shared):
+        return [
+            "attention fused: in fp32 PyTorch has no kernel for heads that share keys on a GPU, and a batch without "
+            "padding holds 13 bytes a score of a layer more"
+        ]
+    return []

@@ -76,6 +76,7 @@ def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
         imbalance=case.job.expert_imbalance,
         capacity_factor=case.job.capacity_factor,
         pad_to_capacity=case.job.pad_to_capacity,
+        widest_group=case.widest_group,
     )
     choices = LayoutOptions(
         stack=case.stack,

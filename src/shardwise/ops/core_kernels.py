@@ -1,0 +1,129 @@
+"""Which kernels run the core of attention: a fused one, or steps over the whole matrix of scores.
+
+Letters: T tokens on the rank, S keys of a sequence, N query and K key-value heads on the rank, H key dim, Hv value dim.
+"""
+
+from __future__ import annotations
+
+from shardwise.ledger.number import X, divide
+from shardwise.ledger.op import Op, Tensor
+from shardwise.ops.core import (
+    CORE,
+    AttentionCore,
+    context_messages,
+    core_flops,
+    exchange_copies,
+    fused,
+    merged_outputs,
+    unfused,
+)
+from shardwise.ops.layout import Layout, memory_op
+from shardwise.plans import Stack
+from shardwise.records import replace
+
+WIDEST_GROUP = 256
+"""The widest head of a group that a fused kernel of PyTorch takes (sdp_utils.cpp, check_head_dim_size_flash)."""
+
+
+def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+    """Return the operators between projected queries, keys, values and the attention output.
+
+    `inputs` are those three as they are kept for backward; the output is the tensor "attention.out".
+    """
+    if y.stack.attention != "flash":
+        ops = unfused(y, core, inputs)
+    else:
+        ops = _in_steps(y, core, inputs) if lacks_kernel(y, core) else (fused(y, core, inputs),)
+    return (*ops, *exchange_copies(y, core), *merged_outputs(y, core))
+
+
+def lacks_kernel(y: Layout[X], core: AttentionCore[X]) -> bool:
+    """Return whether heads that share keys are left to PyTorch's attention where no fused kernel takes them.
+
+    FlashAttention takes groups of up to 256 values, in 16 bits, from compute capability 8.0 on; the memory-efficient
+    kernel takes none (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). A window makes a mask, before which
+    transformers repeats keys and values.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> lacks_kernel(whole_layout(1, 64), AttentionCore(heads=8, kv_heads=2, key_dim=512, value_dim=512, repeats=4))
+    False
+    """
+    if core.repeats == 1 or core.mask.window or core.mask.chunk or y.work.phase != "train":
+        return False
+    return leaves_heads(y.stack, core.key_dim, y.work.widest_group)
+
+
+def leaves_heads(stack: Stack, width: int, widest_group: int) -> bool:
+    """Return whether a framework leaves heads of a width that share keys to PyTorch though no fused kernel takes them.
+
+    `widest_group` is the widest head of which a fused kernel takes groups on the device.
+
+    >>> from shardwise.plans import find_stack
+    >>> [leaves_heads(find_stack("transformers"), width, widest) for width, widest in ((64, 0), (64, 256), (512, 256))]
+    [True, False, False]
+    """
+    left = stack.leaves_groups
+    return bool(left) and width > widest_group and (left == "all" or width <= WIDEST_GROUP)
+
+
+def _in_steps(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:
+    """Return PyTorch's attention in fp32, kernel by kernel, which keeps its operands and the softmax.
+
+    Queries, keys and values are widened and scaled, those that are shared repeated; the causal mask is added, and the
+    softmax looks for rows without a key. Its steps hold 13 bytes a score at once, of which 4 are kept. Source:
+    aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math; what it keeps was recorded
+    with saved-tensor hooks of torch 2.13.0 (tests/data/tuning/sdpa_math.json).
+    """
+    T, S = y.tokens, y.work.S + y.work.context
+    scores, half = T * core.heads * S, core_flops(y, core) / 2
+    names = ("attention.wide queries", "attention.wide keys", "attention.wide values")
+    wide = (core.key_dim, core.key_dim, core.value_dim)
+    queries, keys, values = (
+        Tensor(name=name, size_bytes=4 * T * core.heads * width, born=CORE, read_for=other)
+        for name, width, other in zip(names, wide, (names[1], names[0], "attention.softmax"), strict=True)
+    )
+    softmax = Tensor(name="attention.softmax", size_bytes=4 * scores, born=CORE)
+    ahead, back = context_messages(y, core)
+    casts = [
+        _cast(y, wide_one, source, kernels)
+        for wide_one, source, kernels in zip((queries, keys, values), inputs, (2, 3, 2), strict=True)
+    ]
+    first = _wide_product(y, "attention.scores", (T, S, core.key_dim + 0 * T), core.heads, (queries, keys), half)
+    # Mask added 8, softmax 8, keys without weight 5 and 1, choice of rows 8, a copy in the type of the input.
+    moved = (30 + (4 + y.a) * (y.a < 4)) * scores
+    steps = memory_op(
+        y, "attention.softmax", CORE, (moved, 12 * scores), saves=(softmax,), kernels=6, output_bytes=4 * scores,
+        transient_bytes=9 * scores, role="softmax", takes=("attention.scores",), makes=("attention.softmax",),
+    )  # fmt: skip
+    kept = replace(softmax, read_for=names[2])
+    last = _wide_product(y, "attention.context", (T, core.value_dim + 0 * T, S), core.heads, (kept, values), half)
+    first = replace(first, forward=ahead, backward=back, role="scores", takes=names[:2], makes=("attention.scores",))
+    return (*casts, first, steps, replace(last, role="context", takes=("attention.softmax", names[2]), kernels=2))
+
+
+def _cast(y: Layout[X], wide: Tensor[X], source: Tensor[X], kernels: int) -> Op[X]:
+    """Return what widens, scales or repeats one of queries, keys and values: a read and a write each."""
+    moved = 2 * wide.size_bytes + source.size_bytes
+    return memory_op(
+        y, wide.name, CORE, (moved, moved), kernels=kernels, output_bytes=wide.size_bytes, role="steps",
+        takes=(source.name,), makes=(wide.name,),
+    )  # fmt: skip
+
+
+def _wide_product(
+    y: Layout[X], name: str, mnk: tuple[X, X, X], batch: X, inputs: tuple[Tensor[X], ...], model_flops: X
+) -> Op[X]:
+    """Return a batched fp32 GEMM of two activations over the whole square; `model_flops` are those that a mask leaves.
+
+    It runs without matrix units unless its user lets torch round to TF32.
+    """
+    m, n, k = mnk
+    flops = 2 * m * n * k * batch
+    moved = 4 * batch * (m * k + m * n) + 4 * batch * k * n * divide(m, y.work.S)
+    zero = 0 * flops
+    return Op(
+        name=name, kind="matmul", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2 * flops,
+        backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=m, columns=n, inner=k, batch=batch,
+        reads=inputs, saves=inputs, model_flops=model_flops, dtype=y.work.dtype, output_bytes=4 * m * n * batch,
+        vector_units=y.work.dtype != "tf32",
+    )  # fmt: skip
