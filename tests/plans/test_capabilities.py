@@ -109,6 +109,27 @@ DEFAULTS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
+@pytest.mark.parametrize(
+    ("fields", "asked", "name"),
+    [
+        ({}, {"adapter": "lora"}, "transformers"),
+        ({"offload": ("activations",)}, {"adapter": "lora"}, "trl"),
+        ({"sharding": "zero3", "dp": 8}, {"adapter": "lora"}, "deepspeed"),
+        ({"tp": 2}, {"adapter": "lora"}, "megatron"),
+        *(
+            ({"sharding": "fsdp", "dp": 8}, {"method": word}, "transformers")
+            for word in ("dpo", "kto", "reward", "ppo")
+        ),
+        ({"dp": 8}, {"method": "grpo"}, "transformers"),
+        ({"dp": 8}, {"method": "sft"}, "megatron"),
+        ({"tp": 8}, {"method": "ppo"}, "megatron"),
+    ],
+)
+def test_fine_tuning_without_a_stack_has_one_of_its_own(fields: dict[str, Any], asked: Any, name: str) -> None:
+    """Adapters, preferences and rewards run where people run them: on transformers, or on TRL what that offloads."""
+    assert default_stack(Plan(**fields), **asked) == name
+
+
 @pytest.mark.parametrize(("fields", "name"), DEFAULTS)
 def test_a_plan_without_a_stack_has_one_that_runs_it(fields: dict[str, Any], name: str) -> None:
     """ZeRO-1 beside axes that split the model is Megatron's distributed optimizer, and not DeepSpeed."""

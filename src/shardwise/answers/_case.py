@@ -306,15 +306,19 @@ def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     if vendor in STACKS:
         inputs.notes.append(f"stack {STACKS[vendor]}: not given, and the devices are of {vendor}")
         return STACKS[vendor]
-    adapter = str(inputs.values.get("adapter") or "")
+    asked = str(inputs.values.get("adapter") or ""), str(inputs.values.get("method") or "sft")
     tried = any(isinstance(inputs.values.get(name), str) for name in DEGREES)
     if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):
         # Values to try, of a search.
-        return default_stack(Plan(), adapter)
+        return default_stack(Plan(), *asked)
     plan = make_plan(inputs)
-    name, alone = default_stack(plan, adapter), default_stack(Plan(sharding=plan.sharding), adapter)
+    name, alone = default_stack(plan, *asked), default_stack(Plan(sharding=plan.sharding), *asked)
     if name != alone:
-        usual = replace(plan, schedule=Plan().schedule)
-        lacks = f"run {plan.schedule}" if default_stack(usual, adapter) != name else "split a model as this plan does"
+        without = {
+            f"run {plan.schedule}": replace(plan, schedule=Plan().schedule),
+            f"offload {', '.join(plan.offload)}": replace(plan, offload=()),
+        }
+        reasons = (words for words, usual in without.items() if default_stack(usual, *asked) != name)
+        lacks = next(reasons, "split a model as this plan does")
         inputs.notes.append(f"stack {name}: not given, and {alone} does not {lacks}")
     return name

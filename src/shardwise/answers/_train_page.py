@@ -224,7 +224,10 @@ def say_change(report: TrainReport, change: Change) -> str:
     stack = report.case.stack.name
     if (
         change.field == "sharding"
-        and default_stack(replace(report.plan, sharding=cast(Sharding, change.value))) != stack
+        and default_stack(
+            replace(report.plan, sharding=cast(Sharding, change.value)), report.job.adapter, report.job.method
+        )
+        != stack
     ):
         flags += f" --stack {stack}"
     host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""

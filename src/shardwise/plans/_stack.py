@@ -294,18 +294,24 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return {**base, **row, "sources": {**base["sources"], **row.get("sources", {})}, "runs": runs}
 
 
-def default_stack(plan: Plan, adapter: str = "") -> str:
+_FINE_TUNERS = ("transformers", "trl")
+
+
+def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
     """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
 
     DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer. A pipeline schedule
     that the framework of the sharding does not run is of the framework that brought the schedule.
 
-    Replicas with an adapter run on transformers, where peft is, sharded as it shards them.
+    Replicas with an adapter, and those of preferences and rewards, run on transformers, where peft and TRL are, sharded
+    as it shards them; on TRL what its Trainer alone does not run.
 
     >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
     ('fsdp2', 'deepspeed')
     >>> [default_stack(Plan(sharding=word), adapter="lora") for word in ("none", "fsdp", "zero3")]
     ['transformers', 'transformers', 'deepspeed']
+    >>> default_stack(Plan(offload=("activations",)), adapter="lora"), default_stack(Plan(), method="dpo")
+    ('trl', 'transformers')
     >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
     ('megatron', 'fsdp2')
     >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
@@ -313,9 +319,11 @@ def default_stack(plan: Plan, adapter: str = "") -> str:
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     table = _table()
-    peft = find_stack("transformers")
-    if adapter and replicas and plan.sharding in peft.runs.sharding and not any(refusals(peft.runs, plan)):
-        return peft.name
+    if replicas and (adapter or method != "sft"):
+        for name in _FINE_TUNERS:
+            runs = find_stack(name).runs
+            if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
+                return name
     first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
     brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
     own = [name for name in brought if plan.sharding in table[name]["brought"]]

@@ -366,7 +366,7 @@ def train(
     """
     options = options or TrainingOptions()
     own = options.stack
-    stack = find_stack(own or default_stack(plan, job.adapter)) if isinstance(own, str) else own
+    stack = find_stack(own or default_stack(plan, job.adapter, job.method)) if isinstance(own, str) else own
     if plan.recompute == "auto":
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
