@@ -88,6 +88,17 @@ def test_a_critic_trains_beside_the_policy() -> None:
     assert wide.memory.weights < 1.1 * narrow.memory.weights
 
 
+@pytest.mark.parametrize("job", [{}, ADAPTERS])
+def test_a_critic_takes_a_pass_of_its_own_to_train(job: dict[str, Any]) -> None:
+    """An update of PPO is that of the policy and that of the critic, on one base with adapters too."""
+    alone, critic = trained(method="grpo", **job), trained(method="ppo", **job)
+    (update,) = (one for one in alone.phases if one.name == "update")
+    updates = [one for one in critic.phases if one.name.endswith("update")]
+    assert [one.name for one in updates] == ["policy update", "critic update"]
+    assert sum(one.seconds for one in updates) == pytest.approx(2 * update.seconds, rel=0.05)
+    assert critic.step_seconds > alone.step_seconds + 0.95 * update.seconds
+
+
 @pytest.mark.parametrize("adapter", ["lora", "dora", "oft"])
 def test_adapters_beside_that_of_the_policy_are_whole(adapter: str) -> None:
     """A reference adds what its adapter weighs and nothing that trains; a critic adds all that the policy's takes."""

@@ -66,6 +66,7 @@ class TrainingCase:
             waiting=typical_waiting() if self.is_typical else 0.0,
             copies=int(reference_of(self.job, self.stack.reference) == "copy"),
             critics=int(self.objective.critic and not self.job.adapter),
+            critic_adapters=int(self.objective.critic and bool(self.job.adapter)),
             scorings=self.scorings,
             turns_weights=family_of(self.cluster.device) in ("hopper", "ada"),
         )

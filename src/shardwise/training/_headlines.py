@@ -83,7 +83,7 @@ def phases_of(case: TrainingCase, evaluation: Evaluation[float]) -> tuple[Phase,
     passes["reference log-probabilities"] = recipe.scorings - sum(passes.values())
     rest = evaluation.step.total - recipe.scorings * scoring
     update = max(value for m in evaluation.memory for name, value in m.moments.items() if name != "scoring")
-    models = ["policy update", *["critic update"] * recipe.critics] if objective.critic else ["update"]
+    models = ["policy update", "critic update"] if objective.critic else ["update"]
     return (
         *(Phase(name=name, seconds=n * scoring, peak_bytes=peak) for name, n in passes.items() if n),
         *(Phase(name=name, seconds=rest / len(models), peak_bytes=float(update)) for name in models),

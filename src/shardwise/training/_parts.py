@@ -24,8 +24,8 @@ class Recipe:
     `splits_replicas` says that the optimizer is sharded over groups of replicas, not over all of them, `offload` which
     copies lie in the host's memory. `adapters` is the precision of adapters, None where there are none, `slack` the
     share of a step that it takes longer than a run tuned for a record, `waiting` that of its exposed messages beside
-    it. `copies` are frozen copies of all weights beside
-    them, `critics` models as large that train beside, `scorings` passes over a batch without gradients.
+    it. `copies` are frozen copies of all weights beside them, `critics` models as large that train beside,
+    `critic_adapters` adapters that do so on the same weights, `scorings` passes over a batch without gradients.
     `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient.
     """
 
@@ -40,6 +40,7 @@ class Recipe:
     waiting: float = 0.0
     copies: int = 0
     critics: int = 0
+    critic_adapters: int = 0
     scorings: int = 0
     turns_weights: bool = False
 

@@ -324,7 +324,9 @@ def with_update(
     parts_of_it = named(grads, "gradients exposed") + named(gather, "weight gather exposed") + update
     whole = named(pipeline.total, "pipeline") + parts_of_it + overhead
     if recipe.scorings or recipe.critics:
-        scoring = recipe.scorings * scoring_seconds(sizes, per_stage) + recipe.critics * (whole - overhead)
+        # The adapter of a critic is within the update and the messages of all that trains; its passes are its own.
+        trained = recipe.critics * (whole - overhead) + recipe.critic_adapters * pipeline.total
+        scoring = recipe.scorings * scoring_seconds(sizes, per_stage) + trained
         scoring = named(scoring, "passes without gradients, and other models that train")
         whole, overhead = whole + scoring, overhead + scoring
     if recipe.slack or recipe.waiting:
