@@ -193,7 +193,8 @@ def request_seconds(case: ServingCase, cost: BatchCost[X]) -> tuple[X, X]:
     queued = named(busy * prompt / (2 * (1 - busy)), "prompts under way")
     first = named(alone, "own prompt") + named(others * decoding / 2, "rest of a decode step") + queued
     steps = max(case.job.output_tokens - 1, 0)
-    return first, named((whole - first) / steps, "decode step with prompts") if steps else each
+    # A prompt alone may take as long as all at once, where it is launches that take time; tokens never outrun steps.
+    return first, named(maximum((whole - first) / steps, each), "decode step with prompts") if steps else each
 
 
 def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X] | None = None) -> BatchCost[X]:
