@@ -166,17 +166,18 @@ def centred(row: dict[str, Any]) -> dict[str, Any]:
     found = dict(row)
     for table, name in FACTORS.items():
         if row.get(table):
-            mean = _mean(row[table].values())
-            found[table] = {key: value / mean for key, value in row[table].items()}
-            found |= {name: found[name] * mean} if name in found else {}
-            own = {e: c | {name: c[name] * mean} for e, c in found.get("engines", {}).items()}
+            middle = mean(row[table].values())
+            found[table] = {key: value / middle for key, value in row[table].items()}
+            found |= {name: found[name] * middle} if name in found else {}
+            own = {e: c | {name: c[name] * middle} for e, c in found.get("engines", {}).items()}
             found |= {"engines": own} if own else {}
     for part in (found, *found.get("engines", {}).values()):
         part |= {"compute": min(part["compute"], 1.0)} if "compute" in part else {}
     return found
 
 
-def _mean(values: Iterable[float]) -> float:
+def mean(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
     return float(np.exp(np.mean(np.log(list(values)))))
 
 
@@ -209,12 +210,12 @@ def fit_narrow(groups: Groups, dtype: str, base: dict[str, Any]) -> tuple[dict[s
         factors = {name: table for name, table in factors.items() if FACTORS[name] in own}
         factors["quantise"] = {e: dict(QUANTISE) for e in engines}
     row = factors | ({"engines": {e: dict(own) for e in engines}} if len(engines) > 1 else own)
-    row, best = _solved(groups, dtype, row, base), _left_out(groups, dtype, row, base)
+    row, best = solved(groups, dtype, row, base), _left_out(groups, dtype, row, base)
     while better := _better(groups, dtype, row, base, best):
         row, best = better
     row = centred(row)
     # Who names no engine, as training does, takes the middle of them.
-    means = {name: _mean(c[name] for c in row["engines"].values()) for name in own} if "engines" in row else {}
+    means = {name: mean(c[name] for c in row["engines"].values()) for name in own} if "engines" in row else {}
     return means | row | (NO_VECTORS if dtype not in WIDE_INPUT else {}), np.exp(best) - 1
 
 
@@ -224,13 +225,14 @@ def _better(
     """Return a row with one constant more and its errors on shapes that are left out, where these are lower."""
     more = _more(row, base)
     for path in _promising(groups, dtype, row, base, more)[:TRIES] if more else ():
-        tried = _solved(groups, dtype, _placed(row, [path], [more[path]]), base)
+        tried = solved(groups, dtype, _placed(row, [path], [more[path]]), base)
         if _loss(best) - _loss(found := _left_out(groups, dtype, tried, base)) >= GAIN:
             return tried, found
     return None
 
 
-def _solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+def solved(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Return the constants of a row, searched from those that it states."""
     search = Search(groups, dtype, row, base)
     return search.row(search.solve(search.start, search.top, 30))
 
@@ -246,7 +248,7 @@ def _left_out(groups: Groups, dtype: str, row: dict[str, Any], base: dict[str, A
         kept = {key: where(rows, masks[key] != fold) for key, rows in groups.items()}
         out = {key: found for key, rows in groups.items() if size(found := where(rows, masks[key] == fold))}
         if out and all(map(size, kept.values())):
-            logs.append(np.log1p(_errors(out, dtype, base | _solved(kept, dtype, row, base))))
+            logs.append(np.log1p(_errors(out, dtype, base | solved(kept, dtype, row, base))))
     return np.concatenate(logs)
 
 
