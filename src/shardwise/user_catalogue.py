@@ -43,13 +43,13 @@ def use_catalogue(*folders: str | Path) -> None:
 
 def folders() -> tuple[Path, ...]:
     """Return the user's folders that exist, the first to be asked first."""
-    homes = os.environ.get("XDG_CONFIG_HOME") or "~/.config", os.environ.get("HOME")
+    homes = os.environ.get("XDG_CONFIG_HOME") or "~/.config", os.path.expanduser("~")
     asked = (*_named, *_paths(os.environ.get(VARIABLE, ""), *homes))
     return tuple(dict.fromkeys(one for one in asked if os.path.isdir(one)))
 
 
 @lru_cache(maxsize=4)
-def _paths(variable: str, config: str, home: str | None) -> tuple[Path, ...]:
+def _paths(variable: str, config: str, home: str) -> tuple[Path, ...]:
     """Return the folders that the environment names; `home` is what `~` stands for in them."""
     named = [Path(os.path.expanduser(one)) for one in variable.split(os.pathsep) if one]
     return *named, Path(os.path.expanduser(config)) / "shardwise"

@@ -293,24 +293,25 @@ def test_what_is_carried_is_what_a_full_queue_is_served_at(kind: str, seed: int)
     assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.05)
 
 
+def _served(drawn: Drawn, load: float, count: int) -> float:
+    """Return the requests a second that end in the second half of a run above the capacity."""
+    requests = drawn.at(load * drawn.capacity, count, 3)
+    late = max(r.arrival for r in requests)
+    return ended_rate(sorted(r.end for r in requests if late / 2 < r.end <= late))
+
+
 @pytest.mark.parametrize("seed", [102, 114])
 def test_equal_answers_of_a_pipeline_end_as_they_came(seed: int) -> None:
     """Prompts that came one by one to batches in flight keep coming one by one when these are full: within 3 %."""
     drawn = drawn_of("stages", seed)
-    found = drawn.at(1.5 * drawn.capacity, 3000, 3)
-    late = max(r.arrival for r in found)
-    served = ended_rate(sorted(r.end for r in found if late / 2 < r.end <= late))
-    assert drawn.capacity == pytest.approx(served, rel=0.03)
+    assert drawn.capacity == pytest.approx(_served(drawn, 1.5, 3000), rel=0.03)
 
 
 @pytest.mark.parametrize("seed", [309, 317, 323])
 def test_a_queue_that_begins_by_and_by_is_served_at_the_capacity(seed: int) -> None:
     """Equal answers whose prompts came one by one, and prompts of more than a step: within 3 % of a long run."""
     drawn = drawn_of("replica", seed)
-    found = drawn.at(1.05 * drawn.capacity, 12_000, 3)
-    late = max(r.arrival for r in found)
-    served = ended_rate(sorted(r.end for r in found if late / 2 < r.end <= late))
-    assert drawn.capacity == pytest.approx(served, rel=0.03)
+    assert drawn.capacity == pytest.approx(_served(drawn, 1.05, 12_000), rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,10 @@ from shardwise.ops.core import (
     merged_outputs,
     unfused,
 )
+from shardwise.ops.inputs import WIDEST_GROUP
 from shardwise.ops.layout import Layout, memory_op
 from shardwise.plans import Stack
 from shardwise.records import replace
-
-WIDEST_GROUP = 256
-"""The widest head of a group that a fused kernel of PyTorch takes (sdp_utils.cpp, check_head_dim_size_flash)."""
 
 
 def attention_core(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -> tuple[Op[X], ...]:

@@ -8,6 +8,9 @@ from shardwise.ledger.number import X
 from shardwise.plans import ContextKind, LayoutKind, Stack, Tuning
 from shardwise.records import dataclass
 
+WIDEST_GROUP = 256
+"""The widest head of a group that a fused kernel of PyTorch takes (sdp_utils.cpp, check_head_dim_size_flash)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelSizes(Generic[X]):
@@ -51,7 +54,7 @@ class TokenBatch(Generic[X]):
     capacity_factor: float = 0.0
     pad_to_capacity: bool = False
     copies: X | float = 1.0
-    widest_group: int = 256
+    widest_group: int = WIDEST_GROUP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
-from shardwise.cost import collective_seconds, family_of
+from shardwise.cost import collective_seconds
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
@@ -225,8 +225,8 @@ def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
     host, step = case.engine.host, ledger.step
     each = host.module_launch_seconds * host_slowness(case.cluster.device)
     captured = step.phase == "decode" and not host.eager_decode
-    # XLA compiles whole steps.
-    if captured or not each or case.efficiencies.ideal or family_of(case.cluster.device).startswith("tpu"):
+    # XLA, which TPUs need, compiles whole steps.
+    if captured or not each or case.efficiencies.ideal or case.cluster.device.vendor == "Google":
         return 0 * device
     late = named(maximum(each * launches(case, ledger) - device, 0.0), "launches by Python modules")
     replayed = replayed_tokens(case) if step.phase == "prefill" else 0

@@ -10,7 +10,8 @@ from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_ba
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.ops import count_parameters
-from shardwise.ops.core_kernels import WIDEST_GROUP, leaves_heads
+from shardwise.ops.core_kernels import leaves_heads
+from shardwise.ops.inputs import WIDEST_GROUP
 from shardwise.plans import (
     OBJECTIVES,
     Objective,
