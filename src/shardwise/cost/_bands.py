@@ -50,10 +50,8 @@ class Band:
         >>> round(Band(low=0.5, typical=1.0, high=1.1, rows=3, source="").at(0.9), 12)
         1.1
         """
-        from statistics import NormalDist
-
         side = self.high if chance > 0.5 else self.low
-        return self.typical * math.exp(math.log(side / self.typical) * abs(NormalDist().inv_cdf(chance)) / _EDGE)
+        return self.typical * math.exp(math.log(side / self.typical) * _deviations(chance) / _EDGE)
 
     def chance(self, factor: float) -> float:
         """Return the chance that measured over predicted lies below a factor.
@@ -66,6 +64,20 @@ class Band:
             return float(factor >= self.typical)
         deviations = _EDGE * math.log(factor / self.typical) / abs(math.log(side / self.typical))
         return (1 + math.erf(deviations / math.sqrt(2))) / 2
+
+
+def _deviations(chance: float) -> float:
+    """Return how many deviations from the middle of a normal distribution a chance lies.
+
+    >>> _deviations(0.9) == _EDGE, round(_deviations(0.75), 3)
+    (True, 0.674)
+    """
+    if chance in (0.1, 0.9):
+        return _EDGE
+    # To load it takes longer than a plan to be answered, and most ask for the ends of a band.
+    from statistics import NormalDist
+
+    return abs(NormalDist().inv_cdf(chance))
 
 
 def joined(parts: Collection[tuple[float, Band]]) -> Band:
