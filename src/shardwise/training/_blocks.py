@@ -96,7 +96,10 @@ PricedOp: TypeAlias = tuple[PassSeconds[X], Messages[X], Messages[X]]
 
 @dataclass(slots=True)
 class KnownPrices(Generic[X]):
-    """Operators and lists of them that were priced on one machine, for those that come again."""
+    """Operators, and lists of them that were priced on one machine, for those that come again."""
+
+    ledgers: dict[object, dict[tuple[object, ...], tuple[Op[X], ...]]] = field(default_factory=dict)
+    """Operators of the parts of a model by layout."""
 
     operators: dict[Op[X], PricedOp[X]] = field(default_factory=dict)
     blocks: dict[tuple[tuple[Op[X], ...], tuple[Checkpoint, ...], str], BlockCost[X]] = field(default_factory=dict)

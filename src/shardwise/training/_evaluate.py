@@ -96,7 +96,8 @@ def parts_of(
     case: TrainingCase, y: Layout[X], costs: CostModel[X], known: KnownPrices[X] | None = None
 ) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
-    model, written = case.model, ledger_of(case.model, case.plan, case.kinds, y)
+    model, known_ops = case.model, None if known is None else known.ledgers.setdefault(y, {})
+    written = ledger_of(model, case.plan, case.kinds, y, known_ops)
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
         cost = fold(lines.ops or ledgers.nothing(y), costs, lines.units, f"{lines.label}: ", known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Generic, TypeAlias
 
 from shardwise.ledger.flow import flow
 from shardwise.ledger.number import X, divide, total
@@ -68,11 +68,13 @@ def layer_ops(y: Layout[X], model: Model, plan: Plan, kind: LayerKind) -> tuple[
         ops = tiled(ops, y.stack.settings.tile_mlp)
     if y.choices.tuning is not None:
         ops = flow(ops, kind.entry).ops
-    split = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
-    # Sequence parallelism and the two-dimensional layout have split the stream already.
-    if not split or plan.sequence_parallel or plan.layout != "1d":
-        return ops
-    return partitioned(y, ops)
+    return partitioned(y, ops) if partitions(y, plan, kind) else ops
+
+
+def partitions(y: Layout[X], plan: Plan, kind: LayerKind) -> bool:
+    """Return whether a kind of layer keeps a share of its input; what splits the stream already leaves none to."""
+    asked = y.stack.settings.partition_activations and plan.recompute == "full" and kind.recomputed
+    return asked and not plan.sequence_parallel and plan.layout == "1d"
 
 
 def tiles(y: Layout[X], kind: LayerKind) -> bool:
@@ -132,21 +134,34 @@ def idle_layers(model: Model, tuning: Tuning | None) -> int:
     return next(reached, model.num_layers - 1) + 1
 
 
-def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[X]) -> Ledger[X]:
-    """Return the operators of a model under a layout; the head has the final norm and prediction layers."""
-    mtp, extra = ledgers.predictions(y, model)
+# Operators of parts of a model by what they are and, of a kind of layer, what of it decides them.
+KnownOps: TypeAlias = dict[tuple[object, ...], tuple[Op[X], ...]]
+
+
+def ledger_of(
+    model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[X], known: KnownOps[X] | None = None
+) -> Ledger[X]:
+    """Return the operators of a model under a layout; the head has the final norm and prediction layers.
+
+    What plans of one layout have in common is taken from what is `known` of it, and added to it.
+    """
+    known = {} if known is None else known
     whole = y.stack.settings.recompute_by_operator and plan.recompute == "full"
     early, prunes = y.stack.checkpoint_stops_early, y.stack.checkpoint_prunes
-    head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
-    table = ledgers.embedding(y, model)
-    losses = (*ledgers.loss(y, model), *extra)
-    if y.choices.tuning is not None:
-        table, head = flow(table, False).ops, flow(head).ops
+    if ("head",) not in known:
+        known |= {(name,): ops for name, ops in _ends(model, y).items()}
+
+    def ops_of(kind: LayerKind) -> tuple[Op[X], ...]:
+        key = kind.block, kind.entry, kind.at, partitions(y, plan, kind)
+        if key not in known:
+            known[key] = layer_ops(y, model, plan, kind)
+        return known[key]
+
     return Ledger(
         kinds=tuple(
             PartLedger(
                 label=f"layer kind {i}" if len(kinds) > 1 else "layer",
-                ops=layer_ops(y, model, plan, kind),
+                ops=ops_of(kind),
                 units=(
                     *(
                         replace(u, stops_early=early, alternates=whole, prunes=prunes)
@@ -157,7 +172,17 @@ def ledger_of(model: Model, plan: Plan, kinds: tuple[LayerKind, ...], y: Layout[
             )
             for i, kind in enumerate(kinds)
         ),
-        embedding=PartLedger(label="embedding", ops=table),
-        head=PartLedger(label="head", ops=head),
-        loss=PartLedger(label="loss", ops=losses),
+        embedding=PartLedger(label="embedding", ops=known["embedding",]),
+        head=PartLedger(label="head", ops=known["head",]),
+        loss=PartLedger(label="loss", ops=known["loss",]),
     )
+
+
+def _ends(model: Model, y: Layout[X]) -> dict[str, tuple[Op[X], ...]]:
+    """Return the operators of the embedding, of the head with what predicts further tokens, and of the losses."""
+    mtp, extra = ledgers.predictions(y, model)
+    head = (*ledgers.final_norm(y, model), *ledgers.head(y, model), *mtp)
+    table = ledgers.embedding(y, model)
+    if y.choices.tuning is not None:
+        table, head = flow(table, False).ops, flow(head).ops
+    return {"embedding": table, "head": head, "loss": (*ledgers.loss(y, model), *extra)}
