@@ -254,7 +254,13 @@ def largest(items: Iterable[X]) -> X:
     >>> largest([3, 7, 5])
     7
     """
-    return reduce(maximum, items)
+    values = [*items]
+    for value in values:
+        # Symbols compare all of them at once.
+        together = getattr(value, "largest_of", None)
+        if together is not None:
+            return cast(X, together(values))
+    return reduce(maximum, values)
 
 
 def quantile(values: Iterable[float], share: float) -> float:

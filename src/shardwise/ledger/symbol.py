@@ -7,13 +7,15 @@ a smallest, what is proven never to be it is left out; rounding keeps order, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shardwise.ledger.number import evaluate, positive_of_positive
 
 NodeKey = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
+# Operations on two numbers whose result is never below zero where both are not: all but differences and the larger one.
+_POSITIVE_OF_TWO = frozenset(("add", "multiply", "true_divide", "min"))
 # Steps of a proof that one symbol is never less than another: longer ones find little.
 _DEEP = 3
 _PROVEN = _DEEP + 1
@@ -40,10 +42,12 @@ class Graph:
     def enter(self, key: NodeKey, level: int, positive: bool | None = None) -> Node:
         """Return the symbol of an operation and its arguments."""
         node = self.known.get(key)
-        if node is None:
-            node = Node(self, key, level, _positive(key) if positive is None else positive)
-            self.known[key] = node
-            self.nodes.append(node)
+        return self.new(key, level, _positive(key) if positive is None else positive) if node is None else node
+
+    def new(self, key: NodeKey, level: int, positive: bool) -> Node:
+        """Return the symbol of an operation that has none."""
+        node = self.known[key] = Node(self, key, level, positive)
+        self.nodes.append(node)
         return node
 
 
@@ -73,6 +77,10 @@ class Node:
     def record(self, op: str, *args: Any) -> Any:
         """Return the result of a named operation."""
         return _made(op, args)
+
+    def largest_of(self, values: Sequence[Any]) -> Any:
+        """Return the largest of numbers of which it is one."""
+        return _extreme("max", values)
 
     def __add__(self, other: Any) -> Any:
         if other.__class__ is Node:
@@ -115,16 +123,19 @@ def _is(value: Any, number: float) -> bool:
 
 def _paired(op: str, a: Any, b: Any) -> Node:
     """Return the symbol of an operation on two numbers, one at least a symbol; both ways to write it are one."""
+    # This is the inner loop of a recording: most results are known by now.
     if a.__class__ is not Node:
-        graph, level = b.graph, b.level
+        graph, level, positive = b.graph, b.level, b.positive and a >= 0
         key = (op, b, a) if op in _COMMUTING else (op, a, b)
     elif b.__class__ is not Node:
-        graph, level, key = a.graph, a.level, (op, a, b)
+        graph, level, positive, key = a.graph, a.level, a.positive and b >= 0, (op, a, b)
     else:
-        graph, level = a.graph, a.level | b.level
+        graph, level, positive = a.graph, a.level | b.level, a.positive and b.positive
         key = (op, b, a) if op in _COMMUTING and a.place > b.place else (op, a, b)
-    known: Node | None = graph.known.get(key)
-    return graph.enter(key, level) if known is None else known
+    node: Node | None = graph.known.get(key)
+    if node is None:
+        node = graph.new(key, level, positive if op in _POSITIVE_OF_TWO else _positive(key))
+    return node
 
 
 def _above(args: tuple[Any, ...]) -> Any:
@@ -148,7 +159,7 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
     elif op == "divide":
         return args[0] / args[1]
     elif op in ("max", "min"):
-        return _extreme(op, args[0], args[1])
+        return _extreme(op, args)
     elif op == "power" and args[1] == 0.5:
         op, args = "sqrt", args[:1]
     level = 0
@@ -157,15 +168,16 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
     return nodes[0].graph.enter((op, *args), level)
 
 
-def _extreme(op: str, a: Any, b: Any) -> Any:
-    """Return the larger or the smaller of two numbers, without what is proven never to be it."""
-    left = _operands(op, a)
-    for one in _operands(op, b):
-        left = _with_operand(op, left, one)
-    value = left[0]
+def _extreme(op: str, values: Sequence[Any]) -> Any:
+    """Return the largest or the smallest of some numbers, without what is proven never to be it."""
+    left = _operands(op, values[0])
+    for value in values[1:]:
+        for one in _operands(op, value):
+            left = _with_operand(op, left, one)
+    whole = left[0]
     for one in left[1:]:
-        value = _paired(op, value, one)
-    return value
+        whole = _paired(op, whole, one)
+    return whole
 
 
 def _operands(op: str, value: Any) -> list[Any]:
