@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
-
-from shardwise.errors import Problem
 from shardwise.ledger.number import above, maximum, minimum
 from shardwise.ledger.symbol import Graph
 from shardwise.ops.overlap import Pairing, pairing
-from shardwise.plans import DEGREES, Plan, Schedule, find_rules
+from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass, replace
 from shardwise.search._blocks import PlanBlocks
-from shardwise.search._columns import ChosenRows, Columns, ColumnsRead, distinct, exact_sum, scattered
-from shardwise.search._constraints import Constraints, Law, staged
+from shardwise.search._columns import distinct
+from shardwise.search._constraints import staged
 from shardwise.search._grid import PlanGrid, case_for
-from shardwise.search._launch import STACK
 from shardwise.search._program import BATCH, PLACE, ROW, SPLIT, BlockColumn, Program
 from shardwise.search._recorded import NESTED, RecordedBlocks, blocks_of, known_sizes, sizes_given
 from shardwise.search._recordings import Recordings, fingerprint, recordings_of
-from shardwise.search._result import PlanCounts
-from shardwise.search._space import WORDS
 from shardwise.training import (
     ModelBlocks,
     PlanSizes,
+    StageMemory,
+    Stages,
     TrainingCase,
     device_bytes,
     hosted_of,
@@ -52,6 +48,25 @@ from shardwise.training import (
 from shardwise.training.schedules import find_schedule
 
 
+def _stages_with(stages: Sequence[Stages[Any]], number: Callable[[str, float], Any]) -> tuple[Stages[Any], ...]:
+    """Return stages with `number` of each of their numbers by name, but of what is absent or there once."""
+
+    def each(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(number(f"{name} {k}", n) if n else n for k, n in enumerate(values))
+
+    def one(i: int, stage: Stages[Any]) -> Stages[Any]:
+        run = f"of stages {i}"
+        return replace(
+            stage,
+            count=number(f"count {run}", stage.count) if stage.count > 1 else stage.count,
+            position=number(f"position {run}", stage.position) if stage.position else stage.position,
+            layers=each(f"layers {run}", stage.layers),
+            mirrored=each(f"mirrored layers {run}", stage.mirrored),
+        )
+
+    return tuple(one(i, stage) for i, stage in enumerate(stages))
+
+
 def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     """Return a tree with a symbol for each leaf; `flat` ones do not vary with places."""
     if isinstance(tree, BlockColumn):
@@ -64,6 +79,25 @@ def _filled(tree: Any, graph: Graph, flat: bool) -> Any:
     if isinstance(tree, dict):
         return {key: _filled(item, graph, flat) for key, item in tree.items()}
     return tree
+
+
+@dataclass(frozen=True)
+class _Symbols:
+    """What formulas of a composition are recorded on: sizes, blocks and stages as symbols of one graph."""
+
+    graph: Graph
+    sizes: PlanSizes[Any]
+    parts: ModelBlocks[Any]
+    stages: tuple[Stages[Any], ...]
+    _memory: dict[str, tuple[StageMemory[Any], ...]] = field(default_factory=dict)
+
+    def memory_of(self, case: TrainingCase) -> tuple[StageMemory[Any], ...]:
+        """Return the memory of each run of stages under the sharding of a case, recorded once."""
+        sharding = case.plan.sharding
+        if sharding not in self._memory:
+            own = padded(case.recipe, self.sizes, self.parts)
+            self._memory[sharding] = memory_of(case, self.sizes, own, self.stages)
+        return self._memory[sharding]
 
 
 @dataclass(frozen=True)
@@ -80,17 +114,39 @@ class Composition:
     owner: Compositions
     shardings: tuple[str, ...]
 
-    def _program(self, kind: str, outputs: Callable[[], Mapping[str, Any]]) -> Program:
-        """Return a program of the composition, kept or recorded now."""
-        kept, name = self.owner.kept, f"{kind} {self.name}"
+    def _program(self, name: str, outputs: Callable[[], Mapping[str, Any]]) -> Program:
+        """Return a program of the composition, or of others with stages of one form; kept or recorded now."""
+        kept = self.owner.kept
         return kept.programs.get(name) or kept.put(name, Program(outputs()))
 
-    def _start(self, flat: bool) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
-        plan = self.case.plan
-        graph, parts = self.owner.symbols(flat, pairing(self.case.stack, plan.schedule))
+    def _symbols(self, flat: bool) -> _Symbols:
+        """Return symbols of plans at their places and of the numbers of the stages, or `flat` ones that know these."""
+        graph, parts = self.owner.symbols(flat, pairing(self.case.stack, self.case.plan.schedule))
         # Chunks of a stage only divide: one recording does for all numbers of them.
-        vpp = graph.given("vpp", 0, True) if find_rules(plan.schedule).chunked else 1.0
-        return graph, sizes_given(graph, self.grid, {"pp": plan.pp, "vpp": vpp}), parts
+        vpp = graph.given("vpp", 0, True) if find_rules(self.case.plan.schedule).chunked else 1.0
+        pp, stages = self.case.plan.pp, self.stages
+        fixed: dict[str, Any] = {"pp": pp, "vpp": vpp}
+        if not flat:
+            fixed["pp"] = graph.given("pp", 0, True) if pp > 1 else pp
+            stages = _stages_with(stages, lambda name, _: graph.given(name, 0, True))
+        return _Symbols(graph, sizes_given(graph, self.grid, fixed), parts, stages)
+
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """What programs of the form of the stages read of them: the stages, and counts of stages and of layers."""
+        numbers = {"pp": float(self.case.plan.pp)} if self.case.plan.pp > 1 else {}
+        _stages_with(self.stages, lambda name, value: numbers.setdefault(name, float(value)))
+        return numbers
+
+    @cached_property
+    def form(self) -> str:
+        """A name for the schedule and which numbers of the stages are more than absent or there once."""
+        return f"{self.case.plan.schedule} {fingerprint(_stages_with(self.stages, lambda name, _: name))}"
+
+    @cached_property
+    def stages(self) -> tuple[Stages[Any], ...]:
+        """The stages of the composition."""
+        return stages_of(self.case)
 
     def _send(self, graph: Graph, sizes: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
@@ -102,46 +158,45 @@ class Composition:
         return one if one is other else above(graph.given("sequence_parallel", SPLIT, True), 0.5, one, other)
 
     @cached_property
-    def _flat(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
+    def _flat(self) -> _Symbols:
         """Symbols of plans wherever their ranks are, which bytes and bounds share."""
-        return self._start(flat=True)
+        return self._symbols(flat=True)
 
     @cached_property
-    def _placed(self) -> tuple[Graph, PlanSizes[Any], ModelBlocks[Any]]:
+    def _placed(self) -> _Symbols:
         """Symbols of plans at their places, which the times of all groups share."""
-        return self._start(flat=False)
+        return self._symbols(flat=False)
 
     def _seconds(self, group: Sequence[str]) -> Mapping[str, Any]:
         """Seconds of a step under the shardings of a group, as symbols."""
-        graph, sizes, parts = self._placed
-        machine, stages = machine_of(self.case, sizes.group_shapes), stages_of(self.case)
+        given = self._placed
+        sizes, stages = given.sizes, given.stages
+        machine = machine_of(self.case, sizes.group_shapes)
         recipe = case_for(self.case, sharding=group[0]).recipe
-        own = padded(recipe, sizes, parts)
-        job = step_job(self.case, own, self._send(graph, sizes))
+        own = padded(recipe, sizes, given.parts)
+        job = step_job(self.case, own, self._send(given.graph, sizes))
         timed = tuple(stage_seconds(machine, sizes, recipe, own, s) for s in stages)
         piped = piped_seconds(machine, sizes, recipe, timed, runs_of_seconds(stages, timed), job)
         outputs: dict[str, Any] = {}
         for sharding in group:
             case = case_for(self.case, sharding=sharding)
             if case.recipe.optimizer.paged:
-                moved = moved_pages(
-                    *self._device_bytes(case, sizes, parts)[1:], case.cluster.device.usable_memory_bytes
-                )
+                moved = moved_pages(*self._device_bytes(case, given)[1:], case.cluster.device.usable_memory_bytes)
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
             outputs[f"step {sharding}"] = with_update(machine, sizes, case.recipe, own, stages, piped).total
         return outputs
 
-    def _bytes(self, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> Mapping[str, Any]:
+    def _bytes(self, given: _Symbols) -> Mapping[str, Any]:
         outputs = dict[str, Any]()
         for sharding in self.shardings:
             case = case_for(self.case, sharding=sharding)
-            hosted, paged, device = self._device_bytes(case, sizes, parts)
+            hosted, paged, device = self._device_bytes(case, given)
             room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
                 moved = moved_pages(paged, device, room)
                 device = device + resident_pages(paged, device, room)
             if case.cluster.host_memory_bytes and case.recipe.uses_host:
-                short = self._short(sizes, hosted + moved)
+                short = self._short(given.sizes, hosted + moved)
                 outputs |= {f"device {sharding}": device, f"short {sharding}": maximum(short, 0.0)}
                 # So that every limit of bytes rejects the plan, by as much as the host lacks.
                 device = above(short, 0.0, maximum(device, room) + short, device)
@@ -154,21 +209,20 @@ class Composition:
         sharing = minimum(sizes.tp * sizes.tp2 * sizes.cp * sizes.pp * sizes.dp, cluster.devices_per_node)
         return hosted * sharing - cluster.host_memory_bytes
 
-    def _device_bytes(self, case: TrainingCase, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> tuple[Any, Any, Any]:
+    def _device_bytes(self, case: TrainingCase, given: _Symbols) -> tuple[Any, Any, Any]:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
-        stages = stages_of(self.case)
-        memory = memory_of(case, sizes, padded(case.recipe, sizes, parts), stages)
-        device = device_bytes(case.stack, sizes, reserved_of(case.stack, stages, memory), case.workspace_bytes)
+        memory, stages = given.memory_of(case), given.stages
+        device = device_bytes(case.stack, given.sizes, reserved_of(case.stack, stages, memory), case.workspace_bytes)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
     def least(self) -> Program:
         """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
-        return self._program("least", self._least)
+        return self._program(f"least {self.name}", self._least)
 
     def _least(self) -> Mapping[str, Any]:
-        _, sizes, parts = self._flat
-        machine, stages = machine_of(self.case, sizes.group_shapes), stages_of(self.case)
+        sizes, parts, stages = self._flat.sizes, self._flat.parts, self.stages
+        machine = machine_of(self.case, sizes.group_shapes)
         piped = least_piped_seconds(machine, sizes, self.case.recipe, parts, stages, self.case.plan.schedule)
         bounds: dict[str, Any] = {}
         for sharding in self.shardings:
@@ -181,24 +235,23 @@ class Composition:
     @cached_property
     def memory(self) -> Program:
         """Bytes on a device, by sharding."""
-        return self._program("memory", lambda: self._bytes(*self._flat[1:]))
+        return self._program(f"memory {self.name}", lambda: self._bytes(self._flat))
 
     @cached_property
     def state(self) -> Program:
         """Bytes that no micro-batch and no recomputation brings a device below, by sharding."""
 
         def outputs() -> Mapping[str, Any]:
-            _, sizes, parts = self._flat
-            return {f"state {s}": self._state(case_for(self.case, sharding=s), sizes, parts) for s in self.shardings}
+            return {f"state {s}": self._state(case_for(self.case, sharding=s)) for s in self.shardings}
 
-        return self._program("state", outputs)
+        return self._program(f"state {self.name}", outputs)
 
-    def _state(self, case: TrainingCase, sizes: PlanSizes[Any], parts: ModelBlocks[Any]) -> Any:
+    def _state(self, case: TrainingCase) -> Any:
         """Bytes of a device whose stage holds weights, gradients and optimizer state alone, as the update finds it."""
-        stages = stages_of(self.case)
-        memory = memory_of(case, sizes, padded(case.recipe, sizes, parts), stages)
+        memory = self._flat.memory_of(case)
         least = tuple(replace(m, peak=m.weights + m.gradients + m.optimizer, late_block=0.0) for m in memory)
-        return device_bytes(case.stack, sizes, reserved_of(case.stack, stages, least), case.workspace_bytes)
+        reserved = reserved_of(case.stack, self.stages, least)
+        return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_bytes)
 
     @cached_property
     def whole(self) -> Program:
@@ -206,9 +259,9 @@ class Composition:
 
         def both() -> Mapping[str, Any]:
             seconds = {name: value for group in self.groups for name, value in self._seconds(group).items()}
-            return {**self._bytes(*self._placed[1:]), **seconds}
+            return {**self._bytes(self._placed), **seconds}
 
-        return self._program("whole", both)
+        return self._program(f"whole {self.form} {' '.join(self.shardings)}", both)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -222,7 +275,7 @@ class Composition:
 
     def steps(self, group: tuple[str, ...]) -> Program:
         """Seconds of the shardings of a group, recorded when a plan of it is first timed."""
-        return self._program(f"steps {group}", lambda: self._seconds(group))
+        return self._program(f"steps {' '.join(group)} {self.form}", lambda: self._seconds(group))
 
 
 @dataclass
@@ -306,76 +359,3 @@ def _recorded(recording: _Recording) -> Compositions:
     for schedule in recording.grid.space.schedule:
         find_schedule(schedule)
     return Compositions(recording.grid, recordings_of(recording.key))
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """What a framework runs of a pipeline: which rows with each sharding, their plans, and how many it refuses."""
-
-    legal: Mapping[str, Any]
-    each: Any
-    refused: int
-
-
-def composed_rows(
-    grid: PlanGrid, constraints: Constraints, counts: PlanCounts, columns: Columns
-) -> Iterator[tuple[tuple[Schedule, int, int], Any, dict[str, Any]]]:
-    """Yield schedule, stages and chunks of rows, the rows that run so, and which of all rows do with each sharding.
-
-    Plans that laws refuse are counted. What is said of a schedule, whatever its chunks, is asked once.
-    """
-    size, rules = len(columns["pp"]), () if grid.explore else grid.case.stack.runs.rules
-    reads = {name for rule in rules for name, _ in (*rule.where, *rule.needs)}
-    for pp in distinct(columns["pp"]).tolist():
-        mine = np.flatnonzero(columns["pp"] == pp)
-        rows = ChosenRows(columns, mine)
-        launched_as, ran = dict[Any, _Runs](), dict[Any, tuple[Any, dict[str, Any], int, int]]()
-        for schedule, vpp in grid.compositions(pp):
-            fixed = {"schedule": schedule, "vpp": vpp, "pp": pp}
-            key = tuple(fixed[name] for name in ("schedule", "vpp") if name in reads)
-            if key not in launched_as:
-                launched_as[key] = _launches(grid, constraints, rows, fixed)
-            known = launched_as[key]
-            constraints.reject(STACK, known.refused)
-            if not constraints.check("pipeline", {"pp": rows["pp"][:1]}, schedule=schedule, vpp=vpp)[0]:
-                constraints.reject("pipeline", known.each)
-                continue
-            if (key, schedule) not in ran:
-                runs = constraints.check("schedule", rows, **fixed)
-                legal = {s: scattered(one & runs, mine, size) for s, one in known.legal.items()}
-                whole = exact_sum(known.each)
-                kept = exact_sum(known.each[runs])
-                ran[key, schedule] = mine[runs & (known.each > 0)], legal, kept, whole - kept
-            allowed, legal, kept, refused = ran[key, schedule]
-            constraints.reject("schedule", refused)
-            counts.legal += kept
-            yield (schedule, pp, vpp), allowed, legal
-
-
-def _launches(grid: PlanGrid, constraints: Constraints, rows: ColumnsRead, fixed: Mapping[str, Any]) -> _Runs:
-    """Return which rows of a pipeline are launched with each sharding."""
-    columns, copied = dict[str, Any](), grid.copied(rows)
-    weights, refused_plans = rows["places"] * len(grid.space.recompute), 0
-    for sharding in grid.space.sharding:
-        chosen = copied | (sharding == grid.space.sharding[0])
-        runs = grid.launched(rows, sharding=sharding, **fixed)
-        columns[sharding] = chosen & runs
-        refused = chosen & ~runs
-        if refused.any():
-            refused_plans += exact_sum(weights[refused])
-            if STACK not in constraints.examples:
-                first = ChosenRows(rows, refused)
-                problem = example(grid.laws[STACK], first, {"sharding": sharding, **fixed})
-                if problem is not None:
-                    constraints.examples[STACK] = problem
-    ways = sum(one.view(np.int8) for one in columns.values())
-    return _Runs(columns, ways * weights, refused_plans)
-
-
-def example(law: Law, columns: ColumnsRead, fixed: Mapping[str, Any]) -> Problem | None:
-    """Return what the law of a framework says of the first of some rows."""
-    row = {name: int(columns[name][0]) for name in DEGREES if name in columns and name != "vpp"}
-    sequence = bool(columns["sequence_parallel"][0])
-    kind = WORDS["cp_kind"][int(columns["cp_kind"][0])]
-    plan = Plan(sequence_parallel=sequence, cp_kind=kind, **{**row, **fixed})  # type: ignore[arg-type]
-    return next(iter(law.problems(plan)), None)

@@ -15,7 +15,8 @@ from shardwise.records import dataclass
 from shardwise.search._batch import KEYED, FeasiblePlans, PlanBatch, PlanPart, PlanSelection, RankedPlan
 from shardwise.search._blocks import BlockTable, tabulate
 from shardwise.search._columns import distinct_rows, pieces, runs
-from shardwise.search._composition import Compositions, composed_rows, compositions_of
+from shardwise.search._composed import composed_rows
+from shardwise.search._composition import Compositions, compositions_of
 from shardwise.search._constraints import Constraints
 from shardwise.search._grid import PlanGrid
 from shardwise.search._hopeless import HopelessRows, hopeful, settle

@@ -104,8 +104,9 @@ class Job:
     ) -> dict[str, Any]:
         """Return the inputs of a program for some plans, each gathered once for all programs that read it."""
         known: dict[tuple[int, int], Any] = {}
+        numbers = self.numbers
         for name, level in program.inputs.items():
-            if (name, level) in cells.inputs or name == "vpp":
+            if (name, level) in cells.inputs or name in numbers:
                 continue
             axis = axis_of(level)
             if name.startswith("block "):
@@ -126,8 +127,12 @@ class Job:
             else:
                 columns = self.part.number(name).take(cells.among(axis))
             cells.inputs[name, level] = columns
-        chunks = float(self.composed[2])
-        return {n: chunks if n == "vpp" else cells.inputs[n, level] for n, level in program.inputs.items()}
+        return {n: numbers[n] if n in numbers else cells.inputs[n, level] for n, level in program.inputs.items()}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What programs read of the stages and chunks of the job."""
+        return self.composition.numbers | {"vpp": float(self.composed[2])}
 
     @property
     def least_missed_bytes(self) -> float:

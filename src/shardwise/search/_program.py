@@ -44,6 +44,8 @@ _SPREAD = {(SPLIT, ROW): "split to row", (SPLIT, PLACE): "split to place", (ROW,
 _WIDEST = tuple(next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0) for level in range(32))
 # How an array of each level becomes one of another, nothing where it is as wide.
 _WIDENED = tuple(tuple(_SPREAD.get((one, other)) for other in _WIDEST) for one in _WIDEST)
+# What an array of each level varies with as it is kept: modes, and its last axis.
+_KEPT = tuple(level & MODE | axis for level, axis in enumerate(_WIDEST))
 
 
 def axis_of(level: int) -> int:
@@ -171,15 +173,23 @@ class Program:
 
     def _build(self, outputs: Mapping[str, Any]) -> None:
         lines: list[tuple[str, tuple[int, ...], int, int]] = []
+        where = self._where
         for symbol in needed(outputs.values()):
-            op, *args = symbol.key
-            level = symbol.level
-            if op == "given":
-                name = str(args[0])
+            key, level = symbol.key, symbol.level
+            if key[0] == "given":
+                name = str(key[1])
                 self.inputs[name], self._given[name] = level, self._new(symbol)
                 continue
-            places = tuple([self._argument(a, level, lines) for a in args])
-            lines.append((op, places, self._new(symbol), level & MODE | _WIDEST[level]))
+            # Most arguments are symbols no narrower than the result: this is the inner loop of a recording.
+            places = tuple(
+                [
+                    where[a]
+                    if a.__class__ is Node and _WIDENED[a.level][level] is None
+                    else self._argument(a, level, lines)
+                    for a in key[1:]
+                ]
+            )
+            lines.append((key[0], places, self._new(symbol), _KEPT[level]))
         nodes = {name: value for name, value in outputs.items() if isinstance(value, Node)}
         self.plain = {name: value for name, value in outputs.items() if name not in nodes}
         self._results = {name: self._argument(v, v.level & ~SPLIT | ROW, lines) for name, v in nodes.items()}
@@ -214,29 +224,30 @@ class Program:
         for a, i in {a: i for i, line in enumerate(lines) for a in line[1]}.items():
             if a in made_here:
                 ends.setdefault(i, []).append(a)
-        levels = {level for *_, level in lines}
-        free: dict[int, list[int]] = {level: [] for level in levels}
-        made = dict.fromkeys(levels, 0)
+        free: dict[int, list[tuple[int, int]]] = {level: [] for *_, level in lines}
+        made = dict.fromkeys(free, 0)
         slots: dict[int, tuple[int, int]] = {}
         places: dict[tuple[int, int], int] = {}
         for i, (op, args, into, level) in enumerate(lines):
             run, pool = _IN_PLACE.get(op), free[level]
             late = []
             for a in ends.get(i, ()):
+                slot = slots[a]
                 # An operation may write over an argument of its own that nothing reads later, but for a choice.
-                if run is not None and slots[a][0] == level:
-                    pool.append(slots[a][1])
+                if run is not None and slot[0] == level:
+                    pool.append(slot)
                 else:
-                    late.append(slots[a])
+                    late.append(slot)
             if pool:
-                slot = (level, pool.pop())
+                slot = pool.pop()
             else:
-                slot = (level, made[level])
+                slot = level, made[level]
                 made[level] += 1
-            for one, number in late:
-                free[one].append(number)
+                places[slot] = len(places)
+            for one in late:
+                free[one[0]].append(one)
             slots[into] = slot
-            self._lines.append((op, run, args, into, places.setdefault(slot, len(places))))
+            self._lines.append((op, run, args, into, places[slot]))
         self._kept = list(places)
 
     def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:
