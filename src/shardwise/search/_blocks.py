@@ -49,9 +49,9 @@ class PlanBlocks:
         for kind in _KINDS:
             some: BlockPrograms = getattr(self, kind)
             kept.words[kind] = [[leaf.name, leaf.level] for leaf in some.leaves]
-            kept.words[f"{kind} ways"] = list(some.programs)
-            for way, program in some.programs.items():
-                kept.put(f"{kind} {tuple(way)}", program)
+            kept.words[f"{kind} ways"] = [*some.first.items()]
+            for way in some.first.values():
+                kept.put(f"{kind} {way}", some.programs[way])
         return self
 
     @classmethod
@@ -62,8 +62,8 @@ class PlanBlocks:
 
         def of(kind: str) -> BlockPrograms:
             leaves = tuple(BlockColumn(name, level) for name, level in kept.words[kind])
-            ways = map(tuple, kept.words[f"{kind} ways"])
-            return BlockPrograms(leaves, {way: kept.programs[f"{kind} {way}"] for way in ways})
+            ways = [(tuple(way), tuple(first)) for way, first in kept.words[f"{kind} ways"]]
+            return BlockPrograms(leaves, {way: kept.programs[f"{kind} {first}"] for way, first in ways})
 
         sizes, times = map(of, _KINDS)
         return cls(sizes, times, num_modes)

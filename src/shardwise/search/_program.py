@@ -334,3 +334,9 @@ class BlockPrograms:
 
     leaves: tuple[BlockColumn, ...]
     programs: Mapping[tuple[int, int, int], Program]
+
+    @property
+    def first(self) -> dict[tuple[int, int, int], tuple[int, int, int]]:
+        """The first way that has the program of each way."""
+        ways: dict[int, tuple[int, int, int]] = {}
+        return {way: ways.setdefault(id(program), way) for way, program in self.programs.items()}

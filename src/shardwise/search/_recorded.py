@@ -134,12 +134,15 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
 
 
 def _programs(named: Mapping[Any, Mapping[str, Any]], leaves: Sequence[BlockColumn]) -> dict[Any, Program]:
-    """Return the programs of some leaves, one for each way to split a layer."""
-    chosen = {leaf.name for leaf in leaves}
-    return {
-        way: Program({name: value for name, value in outputs.items() if name.partition("/")[0] in chosen})
-        for way, outputs in named.items()
-    }
+    """Return the programs of some leaves, one for each way to split a layer; ways of the same formulas share one."""
+    chosen, known = {leaf.name for leaf in leaves}, dict[tuple[tuple[str, Any], ...], Program]()
+    programs: dict[Any, Program] = {}
+    for way, outputs in named.items():
+        own = tuple((name, value) for name, value in outputs.items() if name.partition("/")[0] in chosen)
+        if own not in known:
+            known[own] = Program(dict(own))
+        programs[way] = known[own]
+    return programs
 
 
 def known_sizes(grid: PlanGrid) -> dict[str, float]:
