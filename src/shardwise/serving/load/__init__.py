@@ -3,16 +3,18 @@
 from shardwise.serving._policy import Policy, SchedulerLimits, limits_of, policy_of
 from shardwise.serving.load._autoscale import SIGNALS, Autoscale
 from shardwise.serving.load._bands import HEADLINES, around, band_of_parts, parts_of, with_tail
+from shardwise.serving.load._batches import batches_of, lanes_of, most_running
 from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._fleet import Transfer
-from shardwise.serving.load._lockstep import batches_of, lanes_of, most_running
+from shardwise.serving.load._means import Steady, in_tandem
+from shardwise.serving.load._moments import LengthMoments, moments_of
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import PrefillReport, ServeReport
-from shardwise.serving.load._requests import PERCENTILES, LengthMoments, Request, Trace, moments_of
+from shardwise.serving.load._requests import PERCENTILES, Request, Trace
 from shardwise.serving.load._serve import policy_for, prefill_plan, request_problems, serve
 from shardwise.serving.load._simulate import Stage
-from shardwise.serving.load._steady import Replicas, Steady, in_tandem
+from shardwise.serving.load._steady import Replicas
 from shardwise.serving.load._steps import StepTable
 from shardwise.serving.load._why import BATCH, EXPLAINED, LOST, MATES, OTHERS, OWN_DECODE, OWN_PROMPT, PROMPTS, WAITS

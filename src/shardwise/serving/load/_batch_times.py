@@ -11,11 +11,13 @@ from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._requests import LengthMoments
+from shardwise.serving.load._moments import LengthMoments
 
 # Loads of prompts beyond this are taken as this: every mean below has 1 - load beneath it.
 FULL = 0.97
 _ROUNDS = 8
+# Of a random walk of normal steps, in their standard deviations (Siegmund 1979): -zeta(1/2) / sqrt(2 pi).
+_OVERSHOOT = 0.5826
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +78,48 @@ def bunched(ended: X, arrivals: X) -> X:
     for _ in range(_ROUNDS):
         mean = size * (1 - exponential(-1 * mean))
     return mean
+
+
+def poisson_of(some: X) -> X:
+    """Return the mean of Poisson numbers that are, where they are not 0, so many in the mean (Newton's steps).
+
+    >>> round(poisson_of(2 / (1 - math.exp(-2))), 9)
+    2.0
+    """
+    some = maximum(some, 1 + 1e-6)
+    mean = minimum(some, 2 * (some - 1))
+    for _ in range(_ROUNDS):
+        none = exponential(-1 * mean)
+        mean = mean - (mean - some * (1 - none)) / (1 - some * none)
+    return mean
+
+
+def admitted_together(ended: X, moments: LengthMoments, policy: Policy) -> X:
+    """Return the prompts that are admitted at once where the cache is full and has room promised to what runs.
+
+    So many sequences end in a decode step. What they free, less what others take by their next tokens, adds up until
+    the next prompt has room: a random walk of normal steps, over its last maximum by the mean (Siegmund 1979, Corrected
+    diffusion approximations in certain random walk problems), or by what a single sequence frees beyond that.
+    """
+    claim_tokens = max(moments.freed_tokens - (1 - policy.reserved_share) * moments.output_tokens, 1.0)
+    square = moments.freed_tokens**2 * (1 + moments.freed_cv2)
+    spread = raised(2.0, log2(ended * square) / 2)
+    drift = ended * claim_tokens / spread
+    over = spread / math.sqrt(2) * exponential(_OVERSHOOT * minimum(drift, 1 / _OVERSHOOT))
+    over = maximum(over, square / moments.freed_tokens / 2)
+    return 1 / (1 - exponential(-1 * claim_tokens / over))
+
+
+def begin_chance(counts: Any, moments: LengthMoments, policy: Policy, lanes: Any) -> tuple[Any, Any]:
+    """Return how many sequences of so many end in a decode step, and how likely prompts take their places after it.
+
+    Others wait. Fewer steps have prompts where the cache and not the engine says how many run: [layout, place].
+    """
+    ended = np.maximum(counts, 1e-3) / max(moments.steps, 1e-9)
+    by_cache = counts[:, -1:] < np.ceil(policy.max_sequences / np.asarray(lanes))[:, None]
+    fewer = ended / admitted_together(ended, moments, policy) if policy.reserved_share else np.inf
+    chance = -np.expm1(-ended)
+    return ended, np.where(by_cache, np.minimum(fewer, chance), chance)
 
 
 def as_they_came(ended: X, added: X) -> X:

@@ -24,11 +24,12 @@ from shardwise.serving._memory import caches_of, stage_cache
 from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
-from shardwise.serving.load._lockstep import groups_of, lanes_of
+from shardwise.serving.load._batches import groups_of, lanes_of
+from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
 from shardwise.serving.load._simulate import Follow, Scheduler, Stage
-from shardwise.serving.load._steady import Replicas, Steady, in_tandem
+from shardwise.serving.load._steady import Replicas
 from shardwise.serving.load._steps import StepTable
 
 Router = Literal["round-robin", "random", "least-loaded", "prefix"]

@@ -13,114 +13,25 @@ in one. K is Poisson. What a cycle takes is tabulated by the mean of K once for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from shardwise.ledger.opened import named_each
-from shardwise.plans import Plan
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
+from shardwise.serving.load._batches import Batches
 from shardwise.serving.load._pipeline import LanePrices, in_lanes
-from shardwise.serving.load._requests import LengthMoments
 from shardwise.units import counted
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _MEANS = np.geomspace(0.01, 200.0, 24)
 _CHANCES = np.exp(-_MEANS)
-# The expected most of normal values, in standard deviations, by doublings of their number (Tippett 1925).
-_MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
-# How far the fullest of many batches is above their mean where each request goes to that with the fewest, simulated
-# with exponential to equal answers: 0.67 to 0.75 of 8 and 16 batches, 0.42 to 0.50 of 2.
-_FEWEST = 0.8
-
-
-def fullest(mean: Any, batches: Any, moments: LengthMoments, policy: Policy) -> Any:
-    """Return the sequences of the fullest of so many batches; in turns they spread as far as answers differ."""
-    apart = 1 - 1 / batches
-    if policy.balances != "turns":
-        return np.maximum(mean + _FEWEST * apart, 1.0)
-    return np.maximum(mean + apart / 2 + _most_of(batches) * np.sqrt(mean * apart * (1 - moments.overlap)), 1.0)
-
-
-def _most_of(batches: Any) -> Any:
-    return np.interp(np.log2(batches), range(len(_MOST_OF)), _MOST_OF)
-
-
-def crowded(prompts: float, batches: Batches, policy: Policy, apart: Any = 0.0) -> tuple[Any, Any]:
-    """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1].
-
-    In turns each of B takes every B-th; others take more where they have fewer sequences, `_FEWEST` of which they are
-    apart. Where prompts take the places of sequences that ended apart from each other they are in any batch.
-    """
-    many = batches.many
-    even = np.ceil(prompts / many)
-    if policy.balances != "turns":
-        even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
-    share, other = prompts / many, 1 - 1 / many
-    random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
-    some = many * (1 - other**prompts)
-    return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batches:
-    """How many batches each layout has under way: groups of attention, or one a pipeline stage; columns."""
-
-    groups: Any
-    lanes: Any
-
-    @property
-    def many(self) -> Any:
-        """Batches of a layout: [layout, 1]."""
-        return (self.groups * self.lanes)[:, None]
-
-    @property
-    def piped(self) -> Any:
-        """Whether they follow each other through stages: [layout, 1]."""
-        return (self.lanes > 1)[:, None]
-
-    @property
-    def any(self) -> bool:
-        """Whether any layout has several."""
-        return bool((self.many > 1).any())
-
-
-def batches_of(plans: Sequence[Plan], has_experts: bool) -> Batches:
-    """Return the batches of layouts.
-
-    >>> batches_of([Plan(pp=4), Plan(tp=2, ep=8)], True)
-    Batches(groups=array([1., 4.]), lanes=array([4., 1.]))
-    """
-    groups = np.array([float(groups_of(plan, has_experts)) for plan in plans])
-    return Batches(groups=groups, lanes=np.array([float(lanes_of(plan)) for plan in plans]))
-
-
-def groups_of(plan: Plan, has_experts: bool) -> int:
-    """Return the groups of attention data parallelism that share the experts of a replica."""
-    return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
-
-
-def lanes_of(plan: Plan) -> int:
-    """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
-
-    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
-    """
-    return plan.pp if plan.ep * plan.etp <= plan.tp else 1
-
-
-def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:
-    """Return sequences of a batch that run at once at most: as many as the engine takes and the cache holds on average.
-
-    Batches that are in flight at once share both.
-    """
-    most = np.floor((np.asarray(cache_tokens, float) / lanes - moments.shared_tokens) / moments.held_tokens)
-    return np.maximum(np.minimum(np.ceil(policy.max_sequences / lanes), most), 1.0)
 
 
 @cache
@@ -148,6 +59,8 @@ class CyclePrices:
 
     longest: Any
     """What the longest prompts of a batch add, or take in a step of their own."""
+    spread: Any
+    """Its variance, since prompts differ."""
     mean: Any
     """The mean of each prompt of a batch with as many."""
     experts: Any
@@ -164,6 +77,8 @@ class CyclePrices:
     """Steps of batches that follow each other through stages; None where none do."""
     apart: float
     """How far prompts are in any batch, not in one after another (`crowded`)."""
+    together: Any = 1.0
+    """Prompts that begin at once in a batch: what tables call a prompt is so many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,6 +120,10 @@ class Cycles:
     """Batches that run prompts alone in a cycle, over all."""
     pieces: Any
     """Prompts of all these count as so many."""
+    together: Any = 1.0
+    """Prompts that begin at once in a batch: they count as one."""
+    cv: Any = 0.0
+    """Coefficient of variation of cycles with prompts, where batches go in lockstep: [mean, layout, place]."""
     ends: Cycles | None = None
     """The same where prompts take the places of sequences that ended; None where that is no different."""
 
@@ -235,17 +154,26 @@ class Cycles:
 
         Prompts of a cycle are Poisson about what arrives in the one before, which had prompts or none: short cycles
         follow short ones. What arrives in one with prompts solves p = p exp(-m0) + (1 - p) exp(-m1) for the share p of
-        cycles without, and m1 = rate c1 for the mean cycle with.
+        cycles without, and m1 = rate c1 for the mean cycle with. Of groups in lockstep cycles with prompts last
+        unequally, here half of them short and half long, so that more bring no prompts and others many.
         """
         rate = rate + 0 * self.decode
         none = rate * self.decode
         stays, after = np.exp(-none), self.look(self.mean, none)
         # What cycles with prompts that follow those without are shorter by, over the share of those.
         less = (after - self.decode) / np.maximum(1 - stays, 1e-12)
-        some = _crossing(lambda i: rate * (_at(self.mean, i) + _CHANCES[i] * less), rate)
-        chance = np.exp(-some)
+
+        def after_prompts(mean: Any) -> Any:
+            return self.look(self.mean, mean) + np.exp(-mean) * less
+
+        some = _crossing(lambda i: rate * _of_two(after_prompts, _MEANS[i], _at(self.cv, i)), rate)
+        cv = self.look(self.cv, some)
+        chance = _of_two(lambda mean: np.exp(-mean), some, cv)
         short = chance / (1 - stays + chance)
-        cycle, square = (self._over(table, short, (none, some)) for table in (self.mean, self.square))
+        cycle, square = (
+            short * self.look(table, none) + (1 - short) * _of_two(partial(self.look, table), some, cv)
+            for table in (self.mean, self.square)
+        )
         # Two kinds of cycles alone forget how long one with prompts was: of what it is longer than their mean those
         # that arrive in it make the next one longer by so much (autoregression: the variance by 1 / (1 - keeps^2)).
         two = np.maximum(stays - chance, 0.0)
@@ -319,9 +247,14 @@ class Cycles:
 
         def arriving(i: Any) -> Any:
             going = 1 - _at(self.share, i)
-            return self.batches * counts * going / (steps + self.pieces * going) * self.pieces
+            return self.batches * counts * going / (steps + self.pieces * going) * self.pieces / self.together
 
         return _crossing(arriving, counts)
+
+
+def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
+    """Return the mean of a function of prompts that arrive in cycles of two lengths, so far apart."""
+    return (function(mean * (1 - cv)) + function(mean * (1 + cv))) / 2
 
 
 def _at(table: Any, places: Any) -> Any:
@@ -374,7 +307,11 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
     whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
     # Of those that follow each other a prompt ends before half of the others.
     own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
-    mean = _sums(weights, whole)
+    mean, square, none = _sums(weights, whole), _sums(weights, whole**2), _CHANCES[:, None, None]
+    # Of cycles with prompts, whose longest differ, too.
+    second = square + _sums(weights[:, 1:], prices.spread) - none * decode**2
+    cv2 = second * (1 - none) / np.maximum(mean - none * decode, 1e-12) ** 2 - 1
+    cv = np.sqrt(np.where((batches > 1) & ~piped, np.clip(cv2, 0.0, 1.0), 0.0))
     means = _MEANS[:, None, None]
     share = _sums(weights[:, 1:], share)
     if prices.lanes is not None:
@@ -382,6 +319,6 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) 
         mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
-        square=_sums(weights, whole**2) + means * prices.variance, after=_sums(after, own),
-        share=share,
+        square=square + means * prices.variance, cv=cv, after=_sums(after, own),
+        share=share, together=prices.together,
     )  # fmt: skip

@@ -20,9 +20,11 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
 from shardwise.serving._step import replayed_tokens
-from shardwise.serving.load._lockstep import PRICED, Batches, CyclePrices, Cycles, crowded, cycles_of, fullest
+from shardwise.serving.load._batch_times import begin_chance
+from shardwise.serving.load._batches import Batches, crowded, fullest
+from shardwise.serving.load._lockstep import PRICED, CyclePrices, Cycles, cycles_of
+from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
-from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._steps import grid, launched_ahead, never_replayed, step_parts, verified_tokens
 from shardwise.units import counted
 
@@ -179,9 +181,16 @@ class _Steps:
         full = fullest(counts, batches.many, moments, self.policy) if batches.any else counts
         full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
         longest = _between(full, self.known, self.decode)
+        shapes: list[tuple[float, Any]] = [(0.0, 1.0)]
+        if batches.any and moments.overlap < 1:
+            ended, chance = begin_chance(counts, moments, self.policy, batches.lanes)
+            # As many prompts count as one that Poisson numbers of these are 0 as often.
+            apart = -np.log1p(-np.minimum(chance, 1 - 1e-15))
+            bunch = np.where(batches.piped | (chance >= 1 - 1e-15), 1.0, np.maximum(ended / apart, 1.0))
+            shapes.append((1 - moments.overlap, bunch if not self.policy.mixed else 1.0))
         first, *ends = (
-            cycles_of(self._in_cycles(added, counts, longest, (batches, apart)), longest, batches, self.policy)
-            for apart in (dict.fromkeys((0.0, 1 - moments.overlap)) if batches.any else (0.0,))
+            cycles_of(self._in_cycles(added, counts, longest, (batches, apart, bunch)), longest, batches, self.policy)
+            for apart, bunch in shapes
         )
         return LoadPrices(
             counts=counts,
@@ -247,9 +256,9 @@ class _Steps:
         named = named_each(step(size, 1.0), lambda _: f"a prompt of {size:.0f} tokens in a step of its own")
         return whole * named + (step(rest, rest / size) if rest >= 1 else zero)
 
-    def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float]) -> CyclePrices:
+    def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float, Any]) -> CyclePrices:
         """Return the prices of cycles; prompts that are cut count once a piece."""
-        batches, unlike = shape
+        batches, unlike, bunch = shape
         pieces, many = np.maximum(added.pieces, 1.0)[:, None], batches.many
         tokens = counts * self.verified
         room = np.maximum(self.policy.step_tokens - (tokens if self.policy.mixed else 0.0), 1.0)
@@ -267,28 +276,36 @@ class _Steps:
         decode_parts = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
         # What a step has no room for runs in the next, with those that came later.
         fit = np.maximum(np.floor(room / np.maximum(size, 1.0)), 1.0)
-        longest, mean, experts, rows = [], [], [], []
+        full = np.maximum(self._full(added, apart, room), alone[-1])
+        fits = self._fits(room, (added.size * pieces[:, 0]).mean(axis=0) / pieces[:, 0].mean(axis=0))
+        longest, spread, mean, experts, rows = [], [], [], [], []
         for k in PRICED:
             each, some = crowded(k, batches, self.policy, unlike)
-            each = np.minimum(each, np.maximum(fit, k / many))
             rows.append(some)
+            prompts = k * bunch
+            each = np.minimum(each * bunch, np.maximum(fit, prompts / many))
             at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
             low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
             share = np.clip(each - at[0] - 1, 0.0, 1.0)
             all_own = low + share * (high - low)
             all_own = np.where(each > PROMPTS, np.maximum(all_own, ahead * each / PROMPTS), all_own)
             # The longest of some prompts by equal classes of lengths; sums of several spread with their root.
-            most = sum(((shares[c + 1] ** some) - shares[c] ** some) * alone[c] for c in range(classes))
-            longest.append(all_own + np.sqrt(each) * (most - means[0]))
+            likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
+            most, square = (sum(x * alone[c] ** power for c, x in enumerate(likely)) for power in (1, 2))
+            # What a batch with more than the others takes longer ends where its step is full.
+            uneven, most_of = all_own + np.sqrt(each) * (most - means[0]), full * np.maximum(prompts / many / fits, 1.0)
+            longest.append(np.minimum(uneven, most_of))
+            spread.append(np.where(uneven < most_of, each * np.maximum(square - most**2, 0.0), 0.0))
             mean.append(all_own / each)
             if self.policy.mixed:
-                routed = self.prompts.expert(tokens + k * size / many) - self.prompts.expert(tokens)
+                routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
             else:
-                routed = self.prompts.expert((k * size + (many - some) * tokens) / many)
+                routed = self.prompts.expert((prompts * size + (many - some) * tokens) / many)
             experts.append(np.where(batches.piped, 0.0, routed))
         unlike_prompts = np.where(batches.piped | (many == 1), own[:, 0].var(axis=0), 0.0)
         return CyclePrices(
             longest=np.stack(longest),
+            spread=np.stack(spread),
             mean=np.stack(mean),
             experts=np.stack(experts),
             decode=decode_parts,
@@ -297,7 +314,18 @@ class _Steps:
             variance=unlike_prompts,
             lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
             apart=float(unlike > 1e-3),
+            together=bunch,
         )
+
+    def _fits(self, room: Any, size: Any) -> Any:
+        """Return the prompts of a size that a step has room for, with a part where prompts are cut."""
+        fits = room / np.maximum(size, 1e-9)
+        return np.maximum(fits if self.policy.chunked else np.floor(fits), 1.0)
+
+    def _full(self, added: _Added, apart: Any, room: Any) -> Any:
+        """Return what prompts that fill a step add to it at most, but for experts."""
+        each = (added.ahead - (apart[:, -1] if np.ndim(apart) else 0.0)) / np.maximum(added.pieces, 1.0)
+        return (each * self._fits(room, added.size) / PROMPTS).max(axis=0)
 
     def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
         """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""

@@ -17,9 +17,9 @@ from shardwise.serving._report import InferReport
 from shardwise.serving.load._autoscale import Scaling
 from shardwise.serving.load._bands import around, band_of_parts, parts_of, with_tail
 from shardwise.serving.load._fleet import Fleet, attention_groups
+from shardwise.serving.load._means import Steady
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth, with_unit
-from shardwise.serving.load._steady import Steady
 from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
 

@@ -7,19 +7,11 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import lru_cache
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, takewhile
 from typing import TypeAlias
 
 from shardwise.ledger.number import quantile
-from shardwise.plans import Workload
 from shardwise.records import dataclass
-from shardwise.serving._policy import Policy
-
-_DRAWN = 20_000
-# Prompts by length, each class with as many requests.
-_CLASSES = 8
-
 
 CAUSES = ("slots", "cache", "step_tokens", "running_step")
 """Why a request waits before its first piece: sequences, cache or step tokens are full, or a step is under way."""
@@ -301,100 +293,3 @@ def queue_growth(requests: Sequence[Request], rate: float) -> float:
     start, end = every[2 * quarter].arrival, every[-1].arrival
     done = sum(start < r.end <= end for r in every) / max(end - start, 1e-9)
     return max(rate - done, 1e-9)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthMoments:
-    """Means over requests; `prompts` are (new tokens, cached tokens) of equal shares of them, the shortest first."""
-
-    input_tokens: float
-    output_tokens: float
-    steps: float
-    """Decode steps of a request: output tokens but the first, so many a step as it makes."""
-    made: float
-    """Tokens that a step makes of a sequence."""
-    inverse_steps: float
-    """Mean of 1 / steps over requests that have any."""
-    context: float
-    """Mean context of the sequences that decode, who are more often those with long outputs."""
-    held_tokens: float
-    """Mean tokens of cache that a running request holds or has reserved, but for what others hold too."""
-    shared_tokens: float
-    """Tokens of the prefixes that requests share: a cache holds them once."""
-    held_cv2: float
-    output_cv2: float
-    overlap: float
-    """Mean of the smaller of two outputs over the mean output: 1 where all are equal."""
-    prompts: tuple[tuple[float, float], ...]
-
-    @property
-    def new_tokens(self) -> float:
-        """Mean tokens of a prompt that are not cached."""
-        return sum(new for new, _ in self.prompts) / len(self.prompts)
-
-    @property
-    def new_cv2(self) -> float:
-        """Squared coefficient of variation of the new tokens, plus 1."""
-        squares = sum(new**2 for new, _ in self.prompts) / len(self.prompts)
-        return squares / self.new_tokens**2 if squares else 1.0
-
-
-def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_makes: float = 1.0) -> LengthMoments:
-    """Return the moments of the requests that a workload draws, with the cache that a policy uses.
-
-    A step makes so many tokens of a sequence. A "prefill" pool makes none, to a "decode" pool prompts come with their
-    cache, but for what it computes again.
-
-    >>> from shardwise.hardware import find_device
-    >>> from shardwise.plans import Arrivals, Length
-    >>> from shardwise.serving._policy import policy_of
-    >>> asked = Workload(input_tokens=Length(mean=100), output_tokens=Length(mean=11), arrivals=Arrivals(rate=1))
-    >>> moments = moments_of(asked, policy_of("vllm", find_device("h100-sxm-80gb").device, 16, 4096))
-    >>> moments.steps, moments.context, moments.overlap, moments.prompts
-    (10.0, 105.5, 1.0, ((100.0, 0.0),))
-    """
-    cache = policy.block_tokens, policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens
-    return _moments(workload, cache, stage, step_makes)
-
-
-@lru_cache(4)
-def _moments(workload: Workload, cache: tuple[int, bool, float, int], stage: str, step_makes: float) -> LengthMoments:
-    block, prefix_cache, reserved_share, recomputed = cache
-    prefixes = {name: size // block * block for name, size in workload.prefixes} if prefix_cache else {}
-    drawn = list(islice(workload.draws(), min(workload.count, _DRAWN)))
-    every = [
-        (
-            tokens,
-            1 if stage == "prefill" else made,
-            min(cached, tokens - 1) // block * block if prefix_cache else 0,
-        )
-        for tokens, made, cached, *_ in drawn
-    ]
-    count = len(every)
-    made = sorted(out for _, out, _ in every)
-    output = sum(made) / count
-    lasting = float(sum(made))
-    context = sum(out * (tokens + out / 2) for tokens, out, _ in every) / lasting
-    shared = sum(row[1] * prefixes.get(-1 - row[4], 0) for row in drawn if row[3]) / sum(row[1] for row in drawn)
-    second = sum(out * (tokens**2 + tokens * out + out**2 / 3) for tokens, out, _ in every) / lasting
-    after = [1 / (out - 1) for out in made if out > 1]
-    output_cv2 = sum((out - output) ** 2 for out in made) / count / output**2
-    order = sorted((tokens - cached, cached) for tokens, _, cached in every)
-    classes = min(_CLASSES, count) if order[0][0] != order[-1][0] else 1
-    parts = [order[i * count // classes : (i + 1) * count // classes] for i in range(classes)]
-    return LengthMoments(
-        input_tokens=sum(tokens for tokens, _, _ in every) / count,
-        output_tokens=output,
-        steps=(output - 1) / step_makes,
-        made=step_makes,
-        inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
-        context=context,
-        held_tokens=context - shared + block / 2 + reserved_share * output * (1 + output_cv2) / 2,
-        shared_tokens=float(sum(prefixes.values())),
-        held_cv2=max(second / context**2 - 1, 0.0),
-        output_cv2=output_cv2,
-        overlap=sum(out * (2 * (count - i) - 1) for i, out in enumerate(made)) / count**2 / output,
-        prompts=((float(recomputed), sum(tokens for tokens, _, _ in every) / count - recomputed),)
-        if stage == "decode"
-        else tuple((sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts),
-    )

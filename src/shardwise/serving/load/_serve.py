@@ -15,10 +15,10 @@ from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
+from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import PrefillReport, ServeReport
-from shardwise.serving.load._requests import moments_of
 from shardwise.serving.load._simulate import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable

@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, Generic, cast
+from typing import Any
 
 import numpy as np
 
-from shardwise.ledger.number import X, maximum
-from shardwise.ledger.opened import called, number_at
+from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy
@@ -30,60 +29,26 @@ from shardwise.serving.load._batch_times import (
     BatchTimes,
     as_many_as_end,
     as_they_came,
+    begin_chance,
     bunched,
     first_token,
     lingering_seconds,
     mean_of,
+    poisson_of,
     prompt_seconds,
     slot_factor,
 )
+from shardwise.serving.load._batches import Batches, batches_of, most_running
 from shardwise.serving.load._bulk import PromptSteps
-from shardwise.serving.load._lockstep import Batches, batches_of, most_running
+from shardwise.serving.load._means import Steady
+from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
-from shardwise.serving.load._requests import LengthMoments
 from shardwise.serving.load._why import MATES, OWN_DECODE, OWN_PROMPT, WAITS
 from shardwise.serving.load._why import PROMPTS as OTHER_PROMPTS
 
 _ROUNDS = 6
 # Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
 _EQUAL = 0.999
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Steady(Generic[X]):
-    """Means of a replica at so many requests a second; columns where there are many layouts.
-
-    Seconds are infinite where the load is not carried.
-    """
-
-    full_seconds: X
-    """Seconds for each request where the queue is full."""
-    rate: X
-    running: X
-    ttft_seconds: X
-    tpot_seconds: X
-    e2e_seconds: X
-    waiting_seconds: X
-    """Seconds of the TTFT for a place among the sequences or in the cache."""
-
-    @property
-    def capacity(self) -> X:
-        """Requests a second that are carried at most."""
-        return 1 / self.full_seconds
-
-    @property
-    def stable(self) -> bool:
-        """Whether the load is carried; a column where there are many layouts."""
-        return cast(bool, cast(Any, self.rate) < self.capacity)
-
-    @property
-    def utilisation(self) -> X:
-        """Load over capacity."""
-        return self.rate * self.full_seconds
-
-    def row(self: Steady[Any], index: int) -> Steady[float]:
-        """Return one layout, as plain numbers; as traced ones where columns open."""
-        return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +85,9 @@ class Replicas:
             bunch = bunched(ended, ended / (1 + ended * np.asarray(self._added(bunch)) / p.decode))
         if equal and self.policy.mixed:  # Between as many as end in a step and as many as fit.
             bunch = np.sqrt(ended * np.maximum(ended, np.minimum(p.together, p.counts)))
+        if not equal:
+            ending, chance = begin_chance(p.counts, self.moments, self.policy, self.batches.lanes)
+            bunch = np.maximum(bunch, poisson_of(ending / chance))
         seconds = p.decode / ended + called(self._added(bunch), OWN_PROMPT)
         return np.where(self.batches.many > 1, self._cycle_seconds(), np.minimum.accumulate(seconds, axis=-1))
 
@@ -373,22 +341,6 @@ class Replicas:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
         cv2 = self.moments.output_cv2 if self.policy.balances == "turns" else 0.0
         return (1 / self.batches.many[:, 0] / turns + cv2) / (1 + cv2)
-
-
-def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any) -> Steady[Any]:
-    """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
-
-    Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
-    its own where the pool that decodes makes the first token.
-    """
-    ttft = prefill.ttft_seconds + sent_seconds + decode.ttft_seconds
-    return replace(
-        decode,
-        full_seconds=maximum(prefill.full_seconds / share, decode.full_seconds),
-        ttft_seconds=ttft,
-        e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
-        waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,
-    )
 
 
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:

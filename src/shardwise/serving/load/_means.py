@@ -1,0 +1,63 @@
+"""Means of a deployment in steady state, and of pools one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Generic, cast
+
+from shardwise.ledger.number import X, maximum
+from shardwise.ledger.opened import number_at
+from shardwise.records import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady(Generic[X]):
+    """Means of a replica at so many requests a second; columns where there are many layouts.
+
+    Seconds are infinite where the load is not carried.
+    """
+
+    full_seconds: X
+    """Seconds for each request where the queue is full."""
+    rate: X
+    running: X
+    ttft_seconds: X
+    tpot_seconds: X
+    e2e_seconds: X
+    waiting_seconds: X
+    """Seconds of the TTFT for a place among the sequences or in the cache."""
+
+    @property
+    def capacity(self) -> X:
+        """Requests a second that are carried at most."""
+        return 1 / self.full_seconds
+
+    @property
+    def stable(self) -> bool:
+        """Whether the load is carried; a column where there are many layouts."""
+        return cast(bool, cast(Any, self.rate) < self.capacity)
+
+    @property
+    def utilisation(self) -> X:
+        """Load over capacity."""
+        return self.rate * self.full_seconds
+
+    def row(self: Steady[Any], index: int) -> Steady[float]:
+        """Return one layout, as plain numbers; as traced ones where columns open."""
+        return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
+
+
+def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any) -> Steady[Any]:
+    """Return pools one after the other, as of a group that decodes, for each of which so many compute prompts.
+
+    Departures of a pool are taken as Poisson again. A cache that has come waits for the end of a step, and runs one of
+    its own where the pool that decodes makes the first token.
+    """
+    ttft = prefill.ttft_seconds + sent_seconds + decode.ttft_seconds
+    return replace(
+        decode,
+        full_seconds=maximum(prefill.full_seconds / share, decode.full_seconds),
+        ttft_seconds=ttft,
+        e2e_seconds=ttft + decode.e2e_seconds - decode.ttft_seconds,
+        waiting_seconds=prefill.waiting_seconds + decode.waiting_seconds,
+    )
