@@ -178,6 +178,24 @@ def test_columns_are_their_rows(seed: int) -> None:
         assert found.row(index) == form.at(rate).row(0)
 
 
+def test_layouts_of_one_batch_beside_those_of_several_are_what_each_is_alone() -> None:
+    """A column of layouts with one stage and with two, whose paces are computed apart, to the last digit."""
+    pool = drawn_of("stages", 5).fleet.decode
+    case, form, rate = pool.base.case, pool.form, 0.5 * float(pool.form.capacity[0])
+
+    def of(plans: list[Plan]) -> Replicas:
+        sizes = sizes_of_columns(case.model, plans, [1] * len(plans), case.domains, case.job)
+        batches = batches_of(plans, False)
+        prices = load_prices(case, sizes, form.policy, form.moments, np.full(len(plans), 32.0), batches)
+        cache = np.repeat(form.cache_tokens, len(plans))
+        return replace(form, prices=prices, cache_tokens=cache, batches=batches)
+
+    plans = [case.plan, replace(case.plan, pp=1), case.plan]
+    together = of(plans).at(rate)
+    for index, plan in enumerate(plans):
+        assert together.row(index) == of([plan]).at(rate).row(0)
+
+
 @pytest.mark.parametrize(("seed", "count", "within"), [(27, 6000, 0.05), (8, 4000, 0.05), (9, 3000, 0.03)])
 def test_prompts_that_wait_for_python_are_the_simulation(seed: int, count: int, within: float) -> None:
     """Where launches bound a step, more prompts in it take nothing more: each mean of short prompts of TensorRT-LLM."""

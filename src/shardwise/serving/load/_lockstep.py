@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache, partial
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from shardwise.units import counted
 
 # Prompts of a cycle that are priced; between them prices lie on lines.
 PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+T = TypeVar("T")
 _MEANS = np.geomspace(0.01, 200.0, 24)
 _CHANCES = np.exp(-_MEANS)
 
@@ -140,14 +141,28 @@ class Cycles:
         )
 
     def look(self, table: Any, mean: Any) -> Any:
-        """Return a table at mean numbers of prompts [layout, place]."""
+        """Return a table at mean numbers of prompts [..., layout, place]."""
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
         # What is fewer than the first mean, none at all too, or more than the last lies on the line through two.
         share = (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
-        low, high = (_at(table, j) for j in (i, i + 1))
+        cells, size = table.reshape(-1), table[0].size
+        place = i * size + self._places
+        low, high = cells[place], cells[place + size]
         return low + share * (high - low)
+
+    @cached_property
+    def _places(self) -> Any:
+        """The number of each layout's place."""
+        return np.arange(self.decode.size).reshape(self.decode.shape)
+
+    @cached_property
+    def _unequal(self) -> tuple[Any, Any, Any]:
+        """The tables of a cycle and its square, and how likely it has no prompts, where these arrive in cycles with."""
+        mean = _MEANS[:, None, None]
+        tables = (partial(self.look, self.mean), partial(self.look, self.square), lambda mean: np.exp(-mean))
+        return tuple(_of_two(table, mean, self.cv) for table in tables)  # type: ignore[return-value]
 
     def going(self, rate: Any) -> CycleMix:
         """Return what cycles are where so many prompts arrive a second, [layout, place].
@@ -162,17 +177,13 @@ class Cycles:
         stays, after = np.exp(-none), self.look(self.mean, none)
         # What cycles with prompts that follow those without are shorter by, over the share of those.
         less = (after - self.decode) / np.maximum(1 - stays, 1e-12)
-
-        def after_prompts(mean: Any) -> Any:
-            return self.look(self.mean, mean) + np.exp(-mean) * less
-
-        some = _crossing(lambda i: rate * _of_two(after_prompts, _MEANS[i], _at(self.cv, i)), rate)
-        cv = self.look(self.cv, some)
-        chance = _of_two(lambda mean: np.exp(-mean), some, cv)
+        mean, squares, empty = self._unequal
+        some = _crossing(lambda i: rate * (_at(mean, i) + _at(empty, i) * less), rate)
+        chance = _of_two(lambda mean: np.exp(-mean), some, self.look(self.cv, some))
         short = chance / (1 - stays + chance)
         cycle, square = (
-            short * self.look(table, none) + (1 - short) * _of_two(partial(self.look, table), some, cv)
-            for table in (self.mean, self.square)
+            short * self.look(table, none) + (1 - short) * self.look(unequal, some)
+            for table, unequal in ((self.mean, mean), (self.square, squares))
         )
         # Two kinds of cycles alone forget how long one with prompts was: of what it is longer than their mean those
         # that arrive in it make the next one longer by so much (autoregression: the variance by 1 / (1 - keeps^2)).
@@ -252,6 +263,18 @@ class Cycles:
         return _crossing(arriving, counts)
 
 
+def rows_of(table: T, rows: Any) -> T:
+    """Return the prices of some layouts."""
+    columns: dict[str, Any] = {}
+    for f in fields(cast(Any, table)):
+        value = getattr(table, f.name)
+        if isinstance(value, Cycles):
+            columns[f.name] = rows_of(value, rows)
+        elif np.ndim(value) > 1:
+            columns[f.name] = np.take(value, rows, axis=-2)
+    return cast(T, replace(cast(Any, table), **columns))
+
+
 def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
     """Return the mean of a function of prompts that arrive in cycles of two lengths, so far apart."""
     return (function(mean * (1 - cv)) + function(mean * (1 + cv))) / 2
@@ -259,7 +282,7 @@ def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
 
 def _at(table: Any, places: Any) -> Any:
     """Return what a table [mean, layout, place] has at places of its first axis, [layout, place]."""
-    return table.reshape(len(table), -1)[places.ravel(), np.arange(places.size)].reshape(places.shape)
+    return table.reshape(-1)[places * places.size + np.arange(places.size).reshape(places.shape)]
 
 
 def _crossing(function: Callable[[Any], Any], like: Any) -> Any:

@@ -40,6 +40,7 @@ from shardwise.serving.load._batch_times import (
 )
 from shardwise.serving.load._batches import Batches, batches_of, most_running
 from shardwise.serving.load._bulk import PromptSteps
+from shardwise.serving.load._lockstep import rows_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
@@ -126,8 +127,41 @@ class Replicas:
             spread=p.spread, pieces=p.pieces, together=p.together,
         )  # fmt: skip
 
+    @cached_property
+    def _parts(self) -> tuple[tuple[Any, Replicas], ...]:
+        """The rows of one batch and those of several, apart: what is asked of the one is not of the other."""
+        several = self.batches.many[:, 0] > 1
+        if several.all() or not several.any():
+            return ((slice(None), self),)
+        rows = tuple(np.flatnonzero(some) for some in (several, ~several))
+        return tuple(
+            (
+                at,
+                replace(
+                    self, prices=rows_of(self.prices, at), cache_tokens=self.cache_tokens[at],
+                    batches=Batches(groups=self.batches.groups[at], lanes=self.batches.lanes[at]),
+                ),
+            )
+            for at in rows
+        )  # fmt: skip
+
     def _tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of one batch at every number of its sequences."""
+        parts = [(at, part._tempo_alike(rate[at])) for at, part in self._parts]
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = {}
+        for field in fields(BatchTimes):
+            some = [(at, getattr(times, field.name)) for at, times in parts]
+            whole[field.name] = np.empty((len(rate), max(values.shape[-1] for _, values in some)))
+            for at, values in some:
+                whole[field.name][at] = values
+        return BatchTimes(**whole)
+
+    def _tempo_alike(self, rate: Any) -> BatchTimes[Any]:
+        """Return the pace of layouts that all have one batch, or all several."""
+        if (self.batches.many > 1).all():
+            return self._cycle_tempo(rate[:, None])
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
         empty = p.alone + b.rate * p.alone**2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
         first = first_token(b, moments, policy)
@@ -136,7 +170,7 @@ class Replicas:
             load=b.load, rest=first.rest, own=first.own, others=first.others, empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
         )  # fmt: skip
-        other, several = self._cycle_tempo(b.rate), self.batches.many > 1
+        other = self._cycle_tempo(b.rate)
         # A cycle has room for all who arrive: how likely a step of one batch has not, the more so as lengths differ.
         arriving = np.maximum(b.rate * other.placed / np.maximum(p.pieces, 1.0), 0.1) * moments.new_cv2**2
         full = np.exp((1 - np.maximum(p.together, 1.0)) / arriving)
@@ -145,10 +179,9 @@ class Replicas:
             cycles = p.cycles
             grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
             full = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
-        full = np.where(several, 0.0, full)
         pairs = ((f.name, getattr(times, f.name), getattr(other, f.name)) for f in fields(BatchTimes))
         both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
-        return BatchTimes(**both | {"empty": np.where(several, other.empty, times.empty)})
+        return BatchTimes(**both | {"empty": times.empty})
 
     def _prompts_alone(self, rate: Any, turns: Any) -> tuple[Any, Any]:
         """Return mean seconds to the first token where nobody decodes: of a prompt alone, and those it waits longer."""
