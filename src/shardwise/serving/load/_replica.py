@@ -94,24 +94,23 @@ class Replica:
         if self.stages > 1:
             self._pipeline()
             return
-        groups, alone = self.groups, len(self.groups) == 1
-        first = groups[0]
+        run = self._alone if len(self.groups) == 1 else self._together
         while self.now < self.horizon:
-            busy = groups if alone and first.take_in(self.now) else []
-            if not alone:
-                busy = [group for group in groups if group.take_in(self.now)]
-            if not busy:
+            if not run():
                 at = self.next_seconds
                 if at > self.horizon or at == math.inf:
                     return
                 self.now = at
-            elif alone:
-                step = first.next_step(self.horizon, self.batch_wait[0] > 0 and self._waits(first))
-                first.run(step, step.steps, step.seconds)
-                self.now = first.now
-            else:
-                self._together(busy)
-                self.now = busy[0].now
+
+    def _alone(self) -> bool:
+        """Run steps of the only group until it has no work, or to the horizon; False where it had none."""
+        group, gathers = self.groups[0], self.batch_wait[0] > 0
+        ran = False
+        while self.now < self.horizon and group.take_in(self.now):
+            step = group.next_step(self.horizon, gathers and self._waits(group))
+            group.run(step, step.steps, step.seconds)
+            self.now, ran = group.now, True
+        return ran
 
     @staticmethod
     def _starts(group: Scheduler) -> float:
@@ -137,8 +136,11 @@ class Replica:
             group.run(step, 1, done - at)
             self.now = at
 
-    def _together(self, busy: list[Scheduler]) -> None:
-        """Run a step of every group that has work, each as long as that of the slowest."""
+    def _together(self) -> bool:
+        """Run a step of every group that has work, each as long as that of the slowest; False where none has."""
+        busy = [group for group in self.groups if group.take_in(self.now)]
+        if not busy:
+            return False
         arrivals = [group.pending[0].ready for group in self.groups if group.pending and not group.decoding]
         horizon = min(self.horizon, *arrivals, math.inf)
         waits = self.balance_steps > 0 and self._hold()
@@ -154,6 +156,8 @@ class Replica:
             seconds = max(group.repriced(step, count) for group, step in steps)
         for group, step in steps:
             group.run(step, count, seconds)
+        self.now = busy[0].now
+        return True
 
     def _waits(self, group: Scheduler) -> bool:
         """Return whether prompts wait in this step until they fill a share of it, or have waited long enough.

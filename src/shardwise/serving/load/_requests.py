@@ -248,12 +248,14 @@ class Trace:
 
         Before the first, sequences wait for the steps of prompts that ran since their last token.
         """
-        left, waited = sum(own for own, _ in self.stalls), 0
-        for own, count in self.stalls:
-            here = max(min(count, tokens) - waited, 0)
-            self.gaps.append(((seconds + left) / made, round(here * made)))
-            left, waited = left - own, waited + here
-        self.stalls.clear()
+        waited = 0
+        if self.stalls:
+            left = sum(own for own, _ in self.stalls)
+            for own, count in self.stalls:
+                here = max(min(count, tokens) - waited, 0)
+                self.gaps.append(((seconds + left) / made, round(here * made)))
+                left, waited = left - own, waited + here
+            self.stalls.clear()
         self.gaps.append((seconds / made, round((tokens * steps - waited) * made)))
 
     def prompted(self, seconds: float, tokens: int, made: float) -> None:

@@ -60,10 +60,8 @@ class Scheduler:
         """Decode steps since the scheduler last looked for new requests."""
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
-        self.half = policy.block_tokens // 2
-        self.made = table.made
-        self.trace = Trace()
-        self.prefixes = PrefixCache()
+        self.half, self.made = policy.block_tokens // 2, table.made
+        self.trace, self.prefixes = Trace(), PrefixCache()
 
     @property
     def outstanding(self) -> int:
@@ -81,31 +79,31 @@ class Scheduler:
         self.now = now
         pending, waiting = self.pending, self.waiting
         # SGLang python/sglang/srt/managers/scheduler_recv_skipper.py: decode steps count one, others a thousand.
-        looks = not self.unseen or not self.decoding
-        while looks and pending and pending[0].ready <= now + 1e-12:
-            request = pending.popleft()
-            # A step under way counts from the arrival to its end.
-            request.seen = tuple(self.clocks)
-            waiting.append(request)
-        if self.decoding or self.prompts or waiting:
-            self.trace.most_waiting = max(self.trace.most_waiting, len(waiting))
-            return True
-        return False
+        if pending and (not self.unseen or not self.decoding):
+            while pending and pending[0].ready <= now + 1e-12:
+                request = pending.popleft()
+                # A step under way counts from the arrival to its end.
+                request.seen = tuple(self.clocks)
+                waiting.append(request)
+        if len(waiting) > self.trace.most_waiting:
+            self.trace.most_waiting = len(waiting)
+        return bool(self.decoding or self.prompts or waiting)
 
     @property
     def starts(self) -> bool:
         """Whether prompts would run in the next step."""
-        if self.prompts or not self.waiting:
-            return bool(self.prompts)
-        return self._refused(self.waiting[0], self._room(), 0) is None
+        return bool(self.prompts or (self.waiting and self._refused(self.waiting[0], self._room(), 0) is None))
 
     def next_step(self, horizon: float, waiting: bool = False) -> Step:
         """Return what runs next, which is asked again by a time; prompts that are held do not run."""
         self.horizon = horizon
-        while self._overflows():
-            self._preempt()
-        if waiting:
-            self.cause = STEP
+        # No step takes more than this; only near the end of the cache is looked closer.
+        if self.used + self.policy.step_tokens + self.decoding * self.made > self.capacity:
+            while self._overflows():
+                self._preempt()
+        late = self.waiting and self.waiting[0].ready > self.decided and self.decoding and not self.prompts
+        if waiting or (late and self.policy.async_scheduling):
+            self.cause, waiting = STEP, True
         pieces = self._schedule() if (self.prompts or self.waiting) and not waiting else ()
         self.barred = False
         if not pieces:
@@ -137,7 +135,8 @@ class Scheduler:
         self.trace.iterations += steps
         self.unseen = (self.unseen + steps) % self.policy.receive_steps
         self._decoded(steps)
-        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
+        if self.used > self.trace.most_cache_tokens:
+            self.trace.most_cache_tokens = self.used
 
     def _room(self) -> int:
         """Return the prompt tokens that a step has room for beside its decoding sequences."""
@@ -145,8 +144,7 @@ class Scheduler:
 
     def _overflows(self) -> bool:
         """Return whether the next step of all that runs finds no place in the cache."""
-        near = self.used + self.policy.step_tokens + self.decoding * self.made > self.capacity
-        if not near or self.decoding + len(self.prompts) < 2:
+        if self.decoding + len(self.prompts) < 2:
             return False
         ahead, room = 0, self._room()
         for request in self.prompts:
@@ -192,17 +190,20 @@ class Scheduler:
             self.prefixes.keep(self.capacity - self.used)
             blocks = self.prefixes.hits(request.blocks)[1]
             cached = max(cached, blocks) if request.preemptions else blocks
+        if not cached:
+            return 0
         return min(cached, request.target - 1) // self.policy.block_tokens * self.policy.block_tokens
 
     def _schedule(self) -> list[tuple[Request, int]]:
         """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""
-        pieces, room = [], self._room()
+        pieces, whole = [], self._room()
+        room = whole
         for request in self.prompts:
             if (tokens := min(request.target - request.past, room)) <= 0:
                 break
             pieces.append((request, tokens))
             room -= tokens
-        self.cause, planned = STEP, self._room() - room
+        self.cause, planned = STEP, whole - room
         while self.waiting:
             request = self.waiting[0]
             if (tokens := self._admit(request, room, planned)) < 0:
@@ -252,7 +253,7 @@ class Scheduler:
     def _refused(self, request: Request, room: int, planned: int) -> int | None:
         """Return the cause for which a waiting request is not admitted, None where it is."""
         policy = self.policy
-        if policy.async_scheduling and request.ready > self.decided and (self.decoding or len(self.prompts) > 0):
+        if request.ready > self.decided and policy.async_scheduling and (self.decoding or self.prompts):
             return self.cause
         if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
             return CACHE if self.barred else SLOTS
@@ -278,7 +279,8 @@ class Scheduler:
         trace.busy_seconds += seconds
         trace.running_seconds += seconds * running
         trace.cache_token_seconds += seconds * self.used
-        trace.most_running = max(trace.most_running, running)
+        if running > trace.most_running:
+            trace.most_running = running
         if self.waiting:
             self.clocks[self.cause] += seconds
 
@@ -350,7 +352,7 @@ class Scheduler:
             until = min(self.pending[0].ready if self.pending else math.inf, self.horizon) - self.now
             if until < steps * seconds:
                 every = self.policy.receive_steps
-                after = self.unseen + table.steps_within(until, count, context)
+                after = self.unseen + table.steps_within(until, count, context, seconds)
                 steps = min(steps, -(-after // every) * every - self.unseen)
         if steps > 1:
             seconds = table.decode(count, context + (steps - 1) / 2)
@@ -392,8 +394,7 @@ class Scheduler:
 
     def expect(self, request: Request) -> None:
         """Add a request that will arrive, in the order of arrivals."""
-        if not self.pending or self.pending[-1].ready <= request.ready:
-            self.pending.append(request)
-            return
-        at = next(i for i, other in enumerate(self.pending) if other.ready > request.ready)
+        at = len(self.pending)
+        while at and self.pending[at - 1].ready > request.ready:
+            at -= 1
         self.pending.insert(at, request)

@@ -159,11 +159,14 @@ class StepTable:
 
     def decode(self, count: int, context: float) -> float:
         """Return seconds of a step of `count` decoding sequences at a mean context."""
-        return self._rest[count] + self._decode_attention(count, context)
+        at, row = self._contexts, self._attention[count]
+        after = bisect_right(at, context, 1, self._last_context)
+        start, first = at[after - 1], row[after - 1]
+        return self._rest[count] + (first + (context - start) / (at[after] - start) * (row[after] - first))
 
-    def steps_within(self, seconds: float, count: int, context: float) -> int:
-        """Return how many decode steps from a context on reach so far; each is longer than the one before."""
-        steps = max(1, math.ceil(seconds / self.decode(count, context)))
+    def steps_within(self, seconds: float, count: int, context: float, first: float) -> int:
+        """Return how many decode steps from a context on reach so far; each is longer than the first, as given."""
+        steps = max(1, math.ceil(seconds / first))
         while steps > 1:
             fewer = max(1, math.ceil(seconds / self.decode(count, context + (steps - 1) / 2)))
             if fewer >= steps:
