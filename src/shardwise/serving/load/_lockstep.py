@@ -162,7 +162,7 @@ class Cycles:
         """The tables of a cycle and its square, and how likely it has no prompts, where these arrive in cycles with."""
         mean = _MEANS[:, None, None]
         tables = (partial(self.look, self.mean), partial(self.look, self.square), lambda mean: np.exp(-mean))
-        return tuple(_of_two(table, mean, self.cv) for table in tables)  # type: ignore[return-value]
+        return tuple(_of_two(table, mean, self.cv) for table in tables)
 
     def going(self, rate: Any) -> CycleMix:
         """Return what cycles are where so many prompts arrive a second, [layout, place].
