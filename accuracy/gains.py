@@ -251,10 +251,10 @@ def _counts(found: Comparison) -> bool:
 
 
 def _moved(rows: Rows, again: Sequence[Comparison]) -> Iterator[tuple[str, float]]:
-    """Yield source and gain of each configuration, one a metric, whose prediction moves."""
+    """Yield source and gain of each configuration whose prediction moves: one of its speed, one a metric of memory."""
     seen = set()
     for (_, before), after in zip(rows, again, strict=True):
-        key = (before.case_id, before.metric == "peak_memory")
+        key = (before.case_id, before.metric if before.metric.startswith("memory") else before.metric == "peak_memory")
         if not after.predicted or not before.predicted or not before.measured or key in seen:
             continue
         seen.add(key)

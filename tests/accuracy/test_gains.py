@@ -34,6 +34,15 @@ def test_rows_without_an_entry_are_predicted_anew(tmp_path: Path) -> None:
     assert found.runs == 2 and set(found.sources) == {"one", "two"} and found.elsewhere is not None
 
 
+def test_a_configuration_gains_by_its_speed_whatever_memory_it_states_first(tmp_path: Path) -> None:
+    """Rows of memory, which no launch moves, stand before those of speed, which it does."""
+    said = ",qwen2.5-0.5b,l40s,1,128,1,1,none,transformers,A,one"
+    file = tmp_path / "training.csv"
+    file.write_text("\n".join((HEADER, f"a-1,memory_p99,2e10{said}", f"a-1,step_time,0.01{said}")) + "\n")
+    (found,) = gains([str(file)], [one for one in removals() if one.name == "number eager_launch_seconds"])
+    assert (found.runs, found.sources.keys()) == (1, {"one"})
+
+
 # Numbers that move rows by less decide nothing.
 LEAST = 0.001
 
