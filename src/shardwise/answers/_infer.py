@@ -30,6 +30,7 @@ from shardwise.answers._page import (
 )
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import limited
+from shardwise.answers._waves import waves_lines, waves_of
 from shardwise.errors import InputError
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
@@ -127,9 +128,10 @@ class ServingChange:
 
 def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
     """Return a serving report as plain values: bytes, seconds, tokens per second, dollars."""
-    cluster = report.case.cluster
+    cluster, waves = report.case.cluster, waves_of(report)
     tree = {
         **report.to_dict(),
+        "waves": waves and asdict(waves),
         "risk": risk or None,
         "interval": interval_tree(report),
         "evidence": evidence_tree(report),
@@ -202,6 +204,8 @@ def infer_page(
     page = Page(width)
     _verdict(page, report, risk)
     page.blank()
+    if not report.fits:
+        waves_lines(page, waves_of(report))
     (_speed if report.job.output_tokens else _pass)(page, report)
     energy_lines(page, used, "the batch")
     page.blank()
