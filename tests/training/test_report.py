@@ -284,3 +284,22 @@ def test_other_stacks_refuse_a_smaller_last_micro_batch(stack: str, sharding: An
     job = Training(seq_len=1024, global_batch=8 * 15)
     assert problems(replace(FSDP, micro_batch=4, sharding=sharding), job, stack=stack) == ["global_batch"]
     assert problems(replace(FSDP, micro_batch=4), replace(job, global_batch=60), stack="composer") == ["global_batch"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        ({"capacity_factor": 1.0}, "routing is taken as even, so that no row is dropped"),
+        ({"capacity_factor": 0.5}, "experts drop 50% of their rows; tokens/s and MFU count every token all the same"),
+        ({"capacity_factor": 1.5, "expert_imbalance": 2.0}, "the busiest experts drop 25% of their rows"),
+        ({"capacity_factor": 1.5, "expert_imbalance": 1.2}, "routing is taken as stated, so that no row is dropped"),
+        ({"capacity_factor": 2.0, "pad_to_capacity": True}, "50% of the rows of experts are zeros that fill them up"),
+    ],
+)
+def test_a_capacity_of_experts_says_what_it_drops(capacity: dict[str, Any], said: str) -> None:
+    """Tokens beyond the capacity are dropped, rows below it padded: the answer names either share, or neither."""
+    job = Training(seq_len=4096, global_batch=64, **capacity)
+    found = ask(Plan(dp=8, ep=8, sharding="zero1"), job, model=load_model("mixtral-8x7b"))
+    note = f"capacity_factor {job.capacity_factor:g}: {said}"
+    assert any(one.startswith(note) for one in found.assumptions)
+    assert any("no effect" in one for one in ask(job=job).assumptions if one.startswith("capacity_factor"))

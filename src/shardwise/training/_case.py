@@ -229,6 +229,20 @@ def reported_otherwise(case: TrainingCase) -> list[str]:
     return [f"stack {case.stack.name}: {text}" for text in (*flags, *case.stack.uncounted)]
 
 
+def _capacity_note(job: Training, model: Model) -> str:
+    """Return what a capacity of experts does to the rows that tokens send them: drops, fills them up, or neither."""
+    if not model.has_experts:
+        return f"no effect, {model.name} has no experts"
+    share = job.capacity_factor / max(job.expert_imbalance, 1.0)
+    if share < 1:
+        who = "the busiest experts drop" if job.expert_imbalance > 1 else "experts drop"
+        return f"{who} {1 - share:.0%} of their rows; tokens/s and MFU count every token all the same"
+    if job.pad_to_capacity and job.capacity_factor > 1:
+        zeros = 1 - 1 / job.capacity_factor
+        return f"{zeros:.0%} of the rows of experts are zeros that fill them up; MFU does not count them"
+    return f"routing is taken as {'stated' if job.expert_imbalance > 1 else 'even'}, so that no row is dropped"
+
+
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
     notes = [f"stack {case.stack.name}: {case.cluster.device.built(case.stack.title)}", *reported_otherwise(case)]
@@ -245,8 +259,8 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
     if case.job.expert_imbalance > 1 and not experts:
         notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
-    if case.job.capacity_factor and not experts:
-        notes.append(f"capacity_factor {case.job.capacity_factor:g}: no effect, {case.model.name} has no experts")
+    if case.job.capacity_factor:
+        notes.append(f"capacity_factor {case.job.capacity_factor:g}: {_capacity_note(case.job, case.model)}")
     if case.plan.tp > 1 and case.plan.etp == 1 and experts:
         notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
     notes += [f"{name}: no effect, {why}" for name, why in idle_settings(case)]
