@@ -168,7 +168,7 @@ def timed(
     rates = gemm_rates(device, values.peak, row, _NONE, engine)
     seconds = gemm_seconds(rates, shape, moved_bytes(dtype, shape, held))
     if row.quantise and name != "bf16":
-        q = row.quantise.get(engine) or next(iter(row.quantise.values()))
+        q = row.quantise[engine_in(record, row.quantise)]
         seconds += quantise_seconds(q, device, (m, k), maxima_seconds(engine, dtype, family, m))
     return float(seconds)
 

@@ -75,3 +75,12 @@ def test_an_engine_is_known_by_its_own_name_too(tmp_path: Path, row: dict[str, s
         only(tmp_path, row, "b200-sxm-180gb", name).predicted for name in ("trtllm", "TensorRT-LLM", "tensorrt_llm")
     }
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(("engine", "stands"), [("pytorch", "vllm"), ("tensorrt-llm", "")])
+def test_an_input_that_another_engine_quantises_is_said_to_be_so(tmp_path: Path, engine: str, stands: str) -> None:
+    """Where no kernel of the engine that narrows an input was measured, vLLM's stands in by name."""
+    found = only(tmp_path, {**PRODUCT, "dtype": "fp8"}, "h100-sxm-80gb", engine)
+    assert [note for note in found.assumed if note.startswith("kernels of ")] == (
+        [f"kernels of {engine}: those of {stands}"] if stands else []
+    )
