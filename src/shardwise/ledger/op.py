@@ -16,7 +16,7 @@ GroupAxis: TypeAlias = Literal["tp", "tp2", "cp", "ep", "etp", "pp", "dp_cp", "e
 Gradient: TypeAlias = str
 """Whose gradient reads something: "input", "weight", "either", "later" (an operator of another block), or the name of a
 tensor that must need one."""
-Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied"]
+Hiding: TypeAlias = Literal["exposed", "compute", "late", "ring", "panels", "copied", "sharded"]
 OpKind: TypeAlias = Literal["matmul", "grouped", "attention", "memory", "scan", "none"]
 WeightKind: TypeAlias = Literal["matrix", "vector", "embedding", "head"]
 Module: TypeAlias = Literal["", "attention", "recurrent", "shared", "latent"]
@@ -87,10 +87,11 @@ class Collective(Generic[X]):
 
     `hides`: "compute" runs beside this operator's own compute, "late" beside its weight gradient alone, "ring" is one
     step behind each block of attention, "panels" is pipelined behind panels of a GEMM, "copied" too but by copy
-    engines, "exposed" waits. `count` repeats the message; of a ring, `blocks` are the blocks of attention of which one
-    covers it, `count` and one more where it is None. `fanout` is set where copies of a token for one domain travel
-    to it once: how many a token has, each of `copy_bytes`, with which `beside_bytes` go where a domain has all experts.
-    `shape` is that of the tensor, rows first. In backward it is sent for the gradient that it is `read_for`.
+    engines, "exposed" waits, "sharded" too, but is sent where weights are sharded alone. `count` repeats the message;
+    of a ring, `blocks` are the blocks of attention of which one covers it, `count` and one more where it is None.
+    `fanout` is set where copies of a token for one domain travel to it once: how many a token has, each of
+    `copy_bytes`, with which `beside_bytes` go where a domain has all experts. `shape` is that of the tensor, rows
+    first. In backward it is sent for the gradient that it is `read_for`.
     """
 
     axis: GroupAxis

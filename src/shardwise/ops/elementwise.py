@@ -145,8 +145,22 @@ def norm(y: Layout[X], name: str, D: int, kind: NormKind, source: Tensor[X], reg
     R, width = y.residual_tokens, y.residual_width(D)
     n = Norm(name=name, region=name if region is None else region, kind=kind, rows=R, elements=R * width, width=width,
              whole=D)  # fmt: skip
-    op = norm_op(y, n, source)
+    op = with_replica_sums(y, n, norm_op(y, n, source))
     return with_statistics(op, R) if y.choices.layout == "summa" else op
+
+
+def with_replica_sums(y: Layout[X], n: Norm[X], op: Op[X]) -> Op[X]:
+    """Return a norm whose weights every tensor-parallel rank holds, each with the gradient of its own rows.
+
+    Where weights are sharded DTensors, each gradient is reduced over tp before it is scattered: torch 2.13.0
+    distributed/fsdp/_fully_shard/_fsdp_param.py, _get_grad_inner_tensor.
+    """
+    if not (y.stack.reduces_apart and y.choices.sequence_parallel and learned(n.kind)):
+        return op
+    whole, at = y.a * n.width, (0 * n.width + 1, n.width)
+    sums: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=whole, count=learned(n.kind), shape=at,
+                                     hides="sharded", tensor="weight gradient", read_for="weight")  # fmt: skip
+    return replace(op, backward=(*op.backward, sums))
 
 
 def with_statistics(op: Op[X], rows: X) -> Op[X]:

@@ -17,7 +17,7 @@ from shardwise.plans import Schedule, Stack, find_rules
 from shardwise.records import dataclass, replace
 
 # Messages that hold no cores beside compute: those that wait, and those of copy engines.
-_NO_CORES = ("exposed", "copied")
+_NO_CORES = ("exposed", "copied", "sharded")
 Pairing: TypeAlias = Literal["never", "between nodes", "always"]
 
 
@@ -88,6 +88,8 @@ def sends_overlap(costs: CostModel[X], stack: Stack, schedule: Schedule) -> bool
 def _exposed(costs: CostModel[X], collective: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
     one = costs.message(collective)
+    if collective.hides == "sharded":
+        return 0 * one, 0 * one
     if collective.hides == "exposed" or not costs.may_overlap(collective.axis):
         return one * collective.count, 0 * one
     if collective.hides == "ring":
@@ -120,6 +122,8 @@ def exposed_and_hidden(
 ) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of each collective of one operator and pass, those in the same compute sharing.
 
+    None of those that are sent where weights are sharded alone, which `sharded_seconds` has.
+
     `late` are the seconds of the weight gradient, which runs after the input gradient and covers what that one sends.
     """
     pairs: list[tuple[X, X]] = []
@@ -145,6 +149,11 @@ def messages(
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind
     return Messages(exposed=exposed, hidden=hidden)
+
+
+def sharded_seconds(costs: CostModel[X], ops: Sequence[Op[X]], zero: X) -> X:
+    """Return the seconds of what backward sends over tp where weights are sharded, before gradients are scattered."""
+    return total((costs.message(c) * c.count for op in ops for c in op.backward if c.hides == "sharded"), zero)
 
 
 def merge(into: dict[str, X], more: dict[str, X]) -> None:

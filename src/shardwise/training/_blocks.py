@@ -13,7 +13,16 @@ from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
 from shardwise.ops.count import RECOMPUTED
-from shardwise.ops.overlap import CostModel, Messages, host_late, host_passes, merge, messages, slowed_passes
+from shardwise.ops.overlap import (
+    CostModel,
+    Messages,
+    host_late,
+    host_passes,
+    merge,
+    messages,
+    sharded_seconds,
+    slowed_passes,
+)
 from shardwise.records import dataclass
 from shardwise.training._weights import (
     FrozenWeights,
@@ -81,6 +90,8 @@ class BlockCost(Generic[X]):
     gradient_shapes: dict[str, X] = field(default_factory=dict)
     behind_pair: dict[str, X] = field(default_factory=dict)
     """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
+    sharded: X | float = 0
+    """Seconds of what backward sends over tp besides, where weights are sharded."""
     windows: dict[str, X] = field(default_factory=dict)
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
 
@@ -253,6 +264,7 @@ def _folded(
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,
         replay_exposed=sums.replay_exposed,
+        sharded=sharded_seconds(costs, ops, zero),
         windows=sums.windows,
         kept_bytes=named(saved, f"{label}saved for backward"),
         dropped_bytes=named(made, f"{label}recomputed in backward"),

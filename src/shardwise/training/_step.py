@@ -107,8 +107,11 @@ def stage_seconds(
     exposed, hidden = weighted_axes(parts, stage, lambda k: k.exposed), weighted_axes(parts, stage, lambda k: k.hidden)
     if recipe.shards_gradients:
         exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
+    sums = weighted(parts, stage, lambda k: zero + k.sharded) if recipe.shards_weights else zero
+    if recipe.shards_weights:
+        exposed["tp"] = exposed.get("tp", zero) + sums
     forward = weighted(parts, stage, lambda k: k.forward) + ahead
-    backward_input = weighted(parts, stage, lambda k: k.backward_input) + replay + behind
+    backward_input = weighted(parts, stage, lambda k: k.backward_input) + replay + behind + sums
     backward_weight = weighted(parts, stage, lambda k: k.backward_weight)
     if recipe.offload:
         moved = host_traffic(recipe, sizes, parts, stage)

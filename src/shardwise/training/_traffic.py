@@ -180,6 +180,10 @@ def operator_messages(traffic: Traffic, lines: PartLedger[float]) -> Iterator[Ti
         passes.append(("backward", op.backward, back))
         for phase, collectives, waits in passes:
             for c, (exposed, hidden) in zip(collectives, waits, strict=True):
+                if c.hides == "sharded":
+                    if not traffic.case.recipe.shards_weights:
+                        continue
+                    exposed = traffic.machine.message(c) * c.count
                 if traffic.machine.group_shapes[c.axis][-1] > 1 and c.size_bytes and c.count:
                     one = _message(traffic, lines, op, phase, c)
                     yield TimedMessage(message=one, count=c.count, exposed=exposed, hidden=hidden)
