@@ -23,6 +23,7 @@ from shardwise.training._step import axis_seconds
 JOB = Training(seq_len=4096, global_batch=128)
 DENSE = Plan(tp=4, dp=0, micro_batch=1, sequence_parallel=True, sharding="distributed-optimizer")
 MIXTURE = Plan(pp=4, vpp=2, ep=32, dp=0, micro_batch=1, schedule="interleaved", sharding="distributed-optimizer")
+WIDE = Cluster.parse("128xb200-sxm-180gb")
 
 
 def ask(stack: str, plan: Plan = DENSE, model: str = "llama-3-8b", **changes: Any) -> TrainReport:
@@ -96,6 +97,17 @@ def test_a_pass_ahead_of_experts_holds_one_more_piece() -> None:
     apart, beside = (ask("megatron", MIXTURE, "qwen3-30b-a3b", overlap_experts=w) for w in ("never", "always"))
     held = [r.evaluation.memory[-1].in_flight for r in (apart, beside)]
     assert held[1] - held[0] == pytest.approx(1 / MIXTURE.vpp)
+
+
+def test_a_lone_micro_batch_hides_no_message_of_experts() -> None:
+    """One micro-batch has no other beside it; of four on one stage three have, and the last has one backward alone."""
+    plan, lone = Plan(ep=32, dp=0, micro_batch=1, sharding="distributed-optimizer"), []
+    for batch in (128, 512):
+        job = Training(seq_len=4096, global_batch=batch)
+        stacks = [replace(find_stack("megatron"), overlap_experts=w) for w in ("never", "always")]
+        steps = [train(load_model("qwen3-30b-a3b"), WIDE, plan, job, TrainingOptions(stack=s)) for s in stacks]
+        lone.append(steps[0].evaluation.step.pipeline.total - steps[1].evaluation.step.pipeline.total)
+    assert lone[0] == pytest.approx(0, abs=1e-9) and lone[1] > 0
 
 
 def test_expert_messages_between_nodes_wait_without_chunks() -> None:

@@ -92,6 +92,8 @@ class BlockCost(Generic[X]):
     """By axis, the share of what messages expose in their own operator that a paired micro-batch hides after all."""
     sharded: X | float = 0
     """Seconds of what backward sends over tp besides, where weights are sharded."""
+    unpaired: X | float = 0
+    """Seconds that a pass without a paired micro-batch takes more, forward and backward together."""
     windows: dict[str, X] = field(default_factory=dict)
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
 

@@ -41,8 +41,14 @@ def paired_blocks(costs: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> 
         if "ep" not in k.exposed:
             return k
         pairs = paired(k, share)
-        lost = named(costs.slowdown_seconds(k.exposed["ep"] - pairs.exposed["ep"]), "slowed by expert messages")
-        return replace(pairs, backward_input=pairs.backward_input + lost, compute=pairs.compute + lost)
+        hidden = k.exposed["ep"] - pairs.exposed["ep"]
+        lost = named(costs.slowdown_seconds(hidden), "slowed by expert messages")
+        return replace(
+            pairs,
+            backward_input=pairs.backward_input + lost,
+            compute=pairs.compute + lost,
+            unpaired=hidden - lost,
+        )
 
     return replace(parts, kinds=tuple(map(slowed, parts.kinds)), head=slowed(parts.head))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from shardwise.ledger.number import X, above, divide, is_plain, largest, total
+from shardwise.ledger.number import X, above, divide, is_plain, largest, minimum, total
 from shardwise.ledger.traced import named
-from shardwise.ops.overlap import CostModel, merge, sends_overlap
-from shardwise.plans import Schedule
+from shardwise.ops.overlap import CostModel, merge, pairing, sends_overlap
+from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._offload import host_traffic
@@ -46,6 +46,7 @@ class StageSeconds(Generic[X]):
     hidden: dict[str, X]
     first: X
     last: X
+    unpaired: X
 
     @property
     def busy(self) -> X:
@@ -108,8 +109,7 @@ def stage_seconds(
     if recipe.shards_gradients:
         exposed["dp"], hidden["dp"] = w.ahead + w.behind, w.hidden
     sums = weighted(parts, stage, lambda k: zero + k.sharded) if recipe.shards_weights else zero
-    if recipe.shards_weights:
-        exposed["tp"] = exposed.get("tp", zero) + sums
+    merge(exposed, {"tp": sums} if recipe.shards_weights else {})
     forward = weighted(parts, stage, lambda k: k.forward) + ahead
     backward_input = weighted(parts, stage, lambda k: k.backward_input) + replay + behind + sums
     backward_weight = weighted(parts, stage, lambda k: k.backward_weight)
@@ -128,6 +128,7 @@ def stage_seconds(
         hidden=hidden,
         first=zero + once * ahead,
         last=zero + once * behind,
+        unpaired=zero + weighted(parts, stage, lambda k: zero + k.unpaired),
     )
 
 
@@ -170,6 +171,21 @@ def with_waits(
     busy = named(sizes.num_micro * slowest_work(whole, mirrored=mirrored), "slowest stage computes", unit="s")
     bubble = named(alone.busy + alone.bubble + once - busy, "pipeline bubble", unit="s")
     return replace(alone, total=busy + bubble + alone.exposed_send, busy=busy, bubble=bubble)
+
+
+def with_lone_passes(
+    recipe: Recipe, schedule: Schedule, shape: PipelineShape[X], timed: Sequence[StageSeconds[X]], once: PipelineTime[X]
+) -> PipelineTime[X]:
+    """Return the seconds of a pipeline whose first forwards and last backwards have no micro-batch beside them.
+
+    Megatron-LM core/pipeline_parallel/schedules.py get_pp_rank_microbatches and combined_1f1b.py: warm-up, one forward
+    longer, and cool-down wait for messages of experts. That is p - 1 chunks of filling, p (v - 1) of a round and one.
+    """
+    if pairing(recipe.stack, schedule) == "never" or find_rules(schedule).paired:
+        return once
+    alone = minimum(shape.num_stages, shape.num_micro) * largest([t.unpaired for t in timed])
+    bubble = once.bubble + named(alone, "expert messages of passes without a pair")
+    return replace(once, total=once.busy + bubble + once.exposed_send, bubble=bubble)
 
 
 def boundary_seconds(costs: CostModel[X], sizes: PlanSizes[X], size: X, scattered: bool) -> X:
@@ -271,7 +287,7 @@ def piped_seconds(
         send=named(job.send, "stage boundary message"),
         overlap_send=sends_overlap(costs, recipe.stack, job.schedule),
     )
-    pipeline = pipeline_time(job.schedule, runs, shape)
+    pipeline = with_lone_passes(recipe, job.schedule, shape, timed, pipeline_time(job.schedule, runs, shape))
     if recipe.stack.settings.pipeline_runs > 1:
         pipeline = drained(pipeline, divide(sizes.num_micro, shape.num_micro))
     if recipe.shards_gradients and recipe.stack.pipeline_keeps_gathered:
