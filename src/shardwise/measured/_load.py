@@ -285,9 +285,7 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
     else:
         value = report.latencies[metric][quantile]
         if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
-            record.rule_value("client")
-            client = read("engines.toml")["load"]
-            value += client["client_seconds"] + client["tokenizer_seconds"] * report.workload.input_tokens.mean
+            value += _client_seconds(record, report.workload.input_tokens.mean)
     known, parts = report.conditions(quantile), _parts(report, metric, quantile)
     headline = next(iter(parts), "") if len(parts) < 2 else f"load.{metric}_seconds"
     return Prediction(
@@ -300,6 +298,15 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
         # Of tails one counts: the farthest.
         conditions=known if headline and quantile not in ("p90", "p95") else None,
     )
+
+
+def _client_seconds(record: Record, tokens: float) -> float:
+    """Return what a client and the tokenizer add to the server's seconds: what the notes say, or what is usual."""
+    if "client_seconds" in record.notes:
+        return record.noted("client_seconds")
+    record.rule_value("client")
+    client = read("engines.toml")["load"]
+    return float(client["client_seconds"] + client["tokenizer_seconds"] * tokens)
 
 
 def _parts(report: ServeReport, metric: str, quantile: str) -> dict[str, float]:
