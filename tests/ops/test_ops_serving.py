@@ -140,6 +140,19 @@ def test_prefill_in_two_pieces_has_the_flops_of_one(name: str) -> None:
     assert flops(600, 0) + flops(400, 600) == pytest.approx(flops(1000, 0), rel=1e-12)
 
 
+@pytest.mark.parametrize(("experts", "top_k", "popularity"), [(128, 8, 100), (128, 4, 100), (64, 8, 14), (512, 10, 30)])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 64, 512])
+def test_popular_experts_leave_others_without_a_token(experts: int, top_k: int, popularity: float, tokens: int) -> None:
+    """Of experts that are chosen with chances whose logarithms are spread evenly, as many as the sum over all says."""
+    weights = [popularity ** ((one + 0.5) / experts) for one in range(experts)]
+    chances = [top_k * weight / sum(weights) for weight in weights]
+    exact = sum(1 - (1 - chance) ** tokens for chance in chances)
+    assert distinct_experts(experts, experts, top_k, tokens, popularity) == pytest.approx(exact, rel=0.005)
+    even = distinct_experts(experts, experts, top_k, tokens)
+    assert exact <= even * (1 + 1e-9)
+    assert distinct_experts(experts, experts, top_k, tokens, 1.0001) == pytest.approx(even, rel=1e-3)
+
+
 @pytest.mark.parametrize(("experts", "top_k", "ep"), [(256, 8, 8), (384, 8, 4), (128, 4, 4), (128, 8, 2)])
 @pytest.mark.parametrize("tokens", [4, 16, 64])
 def test_the_busiest_rank_has_what_drawn_tokens_give_it(experts: int, top_k: int, ep: int, tokens: int) -> None:

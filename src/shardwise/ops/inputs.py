@@ -30,8 +30,9 @@ class TokenBatch(Generic[X]):
 
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
     `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
-    KV cache. Of `copies` tokens that are alike all go to the same experts. Experts drop rows beyond a capacity
-    factor, and are filled up to it where they are padded (0: neither). Heads of up to `widest_group` values that share
+    KV cache. Of `copies` tokens that are alike all go to the same experts. The most popular expert of a layer is chosen
+    `popularity` times as often as the least. Experts drop rows beyond a capacity factor, and are filled up to it where
+    they are padded (0: neither). Heads of up to `widest_group` values that share
     keys have a fused kernel of PyTorch's.
     """
 
@@ -54,6 +55,7 @@ class TokenBatch(Generic[X]):
     capacity_factor: float = 0.0
     pad_to_capacity: bool = False
     copies: X | float = 1.0
+    popularity: float = 1.0
     widest_group: int = WIDEST_GROUP
 
 

@@ -28,6 +28,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import reduces_branches_once
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._rates import type_of
+from shardwise.serving._routing import popularity_of
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 
@@ -201,6 +202,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
             dtype=dtype,
             imbalance=case.job.expert_imbalance,
             copies=step.sequences if case.job.same_prompts else 1.0,
+            popularity=popularity_of(case.model.family),
         )
         one = zero + 1
         degrees = ParallelSizes(tp=sizes.tp, tp2=one, cp=one, ep=sizes.ep, etp=sizes.etp, panels=one)
