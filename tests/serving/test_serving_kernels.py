@@ -26,10 +26,9 @@ def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values:
 
 
 def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() -> None:
-    """On Blackwell gpt-oss has kernels of 8-bit inputs, in vLLM on Hopper those of 16 bits, int4 there Marlin's."""
+    """On Blackwell gpt-oss has kernels of 8-bit inputs, int4 on Hopper Marlin's, on A100 those of 16 bits."""
     for name, family, engine, kind, weights in (
         ("b200-sxm-180gb", "blackwell", "tensorrt-llm", "w4a8_mxfp4_mxfp8", "mxfp4"),
-        ("h200-sxm-141gb", "hopper", "vllm", "bf16", "mxfp4"),
         ("h200-sxm-141gb", "hopper", "vllm", "int4_wo", "int4"),
         ("a100-sxm-80gb", "ampere", "vllm", "bf16", "int4"),
     ):
@@ -40,13 +39,27 @@ def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() ->
         assert kernels.experts_type == ("fp8" if kind.startswith("w4a8") else "")
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])
 def test_experts_in_mxfp4_on_hopper_are_those_of_triton(engine: str) -> None:
-    """SGLang and TensorRT-LLM run gpt-oss on Hopper with the kernels that were measured in vLLM, which read 4 bits."""
+    """All three run gpt-oss on Hopper with the kernels that were measured in vLLM, which read 4 bits."""
     kernels = kernels_of(find_device("h200-sxm-141gb").device, "hopper", "mxfp4", find_engine(engine), Efficiencies())
     measured = constants().families["hopper"].experts["vllm"]["w4a16_mxfp4"]
     assert kernels.experts_wide in [row for name, row in measured.items() if "oaitriton" in name]
     assert kernels.experts_type == ""
+
+
+def test_an_engine_runs_the_experts_that_it_is_told_to() -> None:
+    """Told to run Marlin (VLLM_MXFP4_USE_MARLIN), vLLM has the kernel of int4 on Hopper; elsewhere nothing changes."""
+    with_marlin = find_engine("vllm")
+    with_marlin = replace(with_marlin, operators=replace(with_marlin.operators, experts_kernel="marlin"))
+    for device, family, same in (("h200-sxm-141gb", "hopper", False), ("b200-sxm-180gb", "blackwell", True)):
+        own, other = (
+            kernels_of(find_device(device).device, family, "mxfp4", engine, Efficiencies()).experts_wide
+            for engine in (find_engine("vllm"), with_marlin)
+        )
+        assert (own == other) is same
+        marlin = kernels_of(find_device(device).device, family, "int4", with_marlin, Efficiencies()).experts_wide
+        assert (other == marlin) is not same
 
 
 def test_what_fused_experts_do_is_not_charged_again() -> None:

@@ -178,7 +178,7 @@ def report_of(
     """
     prefill, engine = prompts or (None, "")
     case, device = base.case, base.case.cluster.device
-    case = replace(case, engine=_captured(record, case.engine))
+    case = replace(case, engine=_as_noted(record, case.engine))
     limits = limits_of(case.engine.name, device)
     job = Serving(
         weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
@@ -223,8 +223,10 @@ def report_of(
     return report
 
 
-def _captured(record: Record, engine: Engine) -> Engine:
-    """Return the engine of a row with the tokens that its captured graphs hold, where the notes say them."""
+def _as_noted(record: Record, engine: Engine) -> Engine:
+    """Return the engine of a row with the tokens that its graphs hold and its kernels of experts, as the notes say."""
+    if record.notes.get("experts") == "marlin":
+        engine = replace(engine, operators=replace(engine.operators, experts_kernel="marlin"))
     if "captured_tokens" not in record.notes:
         return engine
     tokens = int(record.noted("captured_tokens"))

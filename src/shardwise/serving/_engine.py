@@ -115,7 +115,8 @@ class EngineOperators:
     accumulation: Literal["fp32", "fp16"] = "fp32"
     """The type that GEMMs are summed in."""
     experts_as: str = ""
-    """The engine whose measured kernels of experts it runs; empty: its own."""
+    experts_kernel: str = ""
+    """The engine whose measured kernels of experts it runs (its own), and those that it is told to run (its choice)."""
     experts: Literal["fused", "products"] = "fused"
     """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False

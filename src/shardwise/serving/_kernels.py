@@ -138,11 +138,13 @@ _WASTE = (
 )
 
 
-def _wide_row(experts: _Experts, products: str, family: str, engine: str) -> tuple[str, ExpertsFit]:
+def _wide_row(experts: _Experts, products: str, family: str, engine: Engine) -> tuple[str, ExpertsFit]:
     """Return the type and the row of experts in 16 bits, or in the narrower type that widens a format's weights."""
     rows: Any = engine_tables().get("experts", ())
+    option = engine.operators.experts_kernel
     for one in rows:
-        if (one["engine"], one["family"], one["weights"]) == (engine, family, products):
+        own = (one["engine"], one["family"], one["weights"], one.get("option", ""))
+        if own == (engine.kernels, family, products, option):
             return one["type"], constants().families[family].experts[one["measured_in"]][one["type"]][one["kernel"]]
     kind = _WIDENED.get(products, "bf16")
     return (kind if kind in experts else "bf16"), _expert_row(experts, (kind, "bf16"))
@@ -171,7 +173,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     table = families[family].experts or families["ada"].experts
     experts = table.get(engine.operators.experts_as or engine.kernels, table["vllm"])
     decode, source = nearest_costs(device, engine.kernels, engine.attention.decode_family(family))
-    kind, wide = _wide_row(experts, products, family, engine.kernels)
+    kind, wide = _wide_row(experts, products, family, engine)
     narrow = _expert_row(experts, _NARROW.get(products, ("bf16",)))
     own = engine.operators.custom_all_reduce and not (
         imposed.ideal or imposed.fast_bytes_per_second or imposed.fast_link
