@@ -123,12 +123,12 @@ class Drawn:
         """Queues of the pool that decodes."""
         return len(self.fleet.decode.replica().groups) * (self.fleet.decode.many // self.fleet.decode.groups)
 
-    def served(self) -> float:
+    def served(self, seed: int = 0) -> float:
         """Return requests a second that end while more arrive than can."""
         form = self.fleet.decode.form
         most = int(form.prices.counts.max()) * self.queues
         # Equal requests end in bunches of all that run; of lengths that differ the mean is known to 1 % in the end.
-        found = self.at(1.5 * self.capacity, 30 * most + 20_000, 0)
+        found = self.at(1.5 * self.capacity, 30 * most + 20_000, seed)
         last = max(r.arrival for r in found)
         return ended_rate(sorted(r.end for r in found if last / 2 < r.end <= last))
 

@@ -432,9 +432,10 @@ def test_prompts_that_always_come_first_fill_the_engine_and_no_more(rate: float)
 
 
 def test_prompts_of_vllm_go_where_fewest_run() -> None:
-    """Groups that take prompts by their queues have some more than others: a full queue of short answers within 3 %."""
+    """Groups that take prompts by their queues have some more than others: full queues of short answers within 2 %."""
     drawn = drawn_of("groups", 209)
-    assert drawn.capacity == pytest.approx(drawn.served(), rel=0.03)
+    served = [drawn.served(seed) for seed in range(3)]  # One alone is known to 3 %.
+    assert drawn.capacity == pytest.approx(sum(served) / len(served), rel=0.02)
 
 
 def test_short_prompts_beside_many_sequences_of_a_mixture_take_no_longer_than_alone() -> None:
