@@ -88,6 +88,19 @@ def test_times_of_the_server_have_nothing_of_the_client(tmp_path: Path) -> None:
     assert measured - within == pytest.approx(0.02)
 
 
+def test_prompts_that_a_benchmark_repeats_are_computed_once(tmp_path: Path) -> None:
+    """Of prompts in turn each is in the cache from its second time on: tails wait for the first, medians do not."""
+    line = "harness=inference-perf; arrivals=constant; lengths=fixed; num_requests=2000"
+    asked = [f"ttft_p{q}|0.04|s||5|{line}{more}" for more in ("", "; first_prompts=45") for q in (50, 99)]
+    path = rows(tmp_path, *asked)
+    head, *others = path.read_text(encoding="utf-8").splitlines()
+    text = [f"{head},prefix_tokens", *(f"{row},100" for row in others)]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    half, most, half_later, most_first = predicted(path)
+    assert half_later == pytest.approx(half, rel=0.05)
+    assert most_first > 1.2 * most
+
+
 def test_requests_beside_the_rows_are_asked_one_by_one(tmp_path: Path) -> None:
     """A row that names its run has the lengths and times of its requests; other runs and files do not count."""
     head = "source,run,arrival_seconds,input_tokens,output_tokens,request_seconds"

@@ -110,7 +110,7 @@ def _count(record: Record, arrivals: Arrivals) -> int:
     if not stated and record.noted("stage_seconds"):
         stated = int(arrivals.rate * record.noted("stage_seconds"))
     usual = int(record.noted("requests_of_a_user")) * arrivals.users or max(_OF_A_USER * arrivals.users, 500)
-    most = max(_MOST, min(_OF_A_USER * arrivals.users, _OF_USERS))
+    most = max(_MOST, min(_OF_A_USER * arrivals.users, _OF_USERS), stated if record.noted("first_prompts") else 0)
     return max(min(stated or usual, most), arrivals.users, 1)
 
 
@@ -160,9 +160,22 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
         if any("inference-perf" in note for note in record.notes.values()) and prefix:
             record.rule_value("repeated_prompts")
             cached = 1.0
-    return Workload(
+    asked = Workload(
         input_tokens=prompt, output_tokens=made, arrivals=arrivals, prefix_tokens=prefix, cached_share=cached,
         count=_count(record, arrivals), finite=True,
+    )  # fmt: skip
+    prompts = int(record.noted("first_prompts")) if cached else 0
+    return _asked_first(asked, min(prompts, asked.count)) if prompts else asked
+
+
+def _asked_first(asked: Workload, prompts: int) -> Workload:
+    """Return a workload whose prompts, so many in turn, are in no cache before each was asked once."""
+    tokens, made, start = round(asked.input_tokens.mean), round(asked.output_tokens.mean), asked.prefix_tokens
+    blocks = tuple(((0, start), (1 + turn, tokens - start)) for turn in range(prompts))
+    repeats = -(-asked.count // prompts)
+    return replace(
+        asked, prefix_tokens=0, cached_share=0.0, pairs=((tokens, made),) * asked.count,
+        blocks=(blocks * repeats)[: asked.count],
     )  # fmt: skip
 
 
