@@ -115,3 +115,22 @@ def test_states_of_a_scan_cost_less_in_longer_chunks() -> None:
     """A short sequence is one chunk: its states are as many as its tokens are few."""
     short, long = (named("nemotron-3-nano-30b-a3b", "scan", layout(tokens=n))[0] for n in (64, 4096))
     assert short.forward_bytes / 64 > long.forward_bytes / 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "moved", "kept"),
+    [
+        ("llama-3.2-3b", "torchtune", 2 * 4096 * 32 * 256, 2 * 4096 * 128 * (3 * 24)),
+        ("llama-3.2-3b", "torchtune-compiled", 0, 2 * 4096 * 128 * (24 + 2 * 8)),
+        ("llama-3.2-3b", "pytorch", 0, 2 * 4096 * 128 * (24 + 2 * 8)),
+        ("llama-2-7b", "torchtune", 0, 2 * 4096 * 128 * (3 * 32)),
+    ],
+)
+def test_repeated_keys_and_values_are_copies_that_the_kernel_keeps(
+    model: str, stack: str, moved: int, kept: int
+) -> None:
+    """Torchtune expands 8 heads to 24 before attention, as torchtitan; a compiled layer does so anew in backward."""
+    y = layout(stack)
+    (core,) = named(model, "attention", y)
+    assert sum(op.forward_bytes for op in named(model, "repeat", y)) == moved
+    assert sum(t.size_bytes for t in core.saves if t.name.split(".")[1] not in ("out", "logsumexp")) == kept

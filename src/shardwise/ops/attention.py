@@ -94,6 +94,27 @@ def core_of(y: Layout[X], mixer: Attention) -> AttentionCore[X]:
     )  # fmt: skip
 
 
+def repeated(
+    y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]
+) -> tuple[tuple[Op[X], ...], tuple[Tensor[X], ...]]:
+    """Return what repeats keys and values to the query heads, and what the kernel then reads and keeps.
+
+    Kernel by kernel alone: a compiled layer (activation "fused") repeats them anew in backward.
+    """
+    by_steps = y.stack.repeats_kv and y.stack.activation == "eager" and y.stack.attention == "flash"
+    if not by_steps or core.repeats == 1 or y.work.phase != "train":
+        return (), inputs
+    queries, keys, values = inputs
+    keys, values = (
+        replace(t, name=f"attention.repeated {name}", size_bytes=y.a * y.tokens * core.heads * width)
+        for t, name, width in ((keys, "keys", core.key_dim), (values, "values", core.value_dim))
+    )
+    moved = y.a * y.tokens * (core.heads + core.kv_heads) * core.dims
+    op = memory_op(y, "repeat", REGION, (moved, moved), kernels=2, output_bytes=keys.size_bytes + values.size_bytes,
+                   role="steps", takes=STREAMS[1:], makes=())  # fmt: skip
+    return (op,), (queries, keys, values)
+
+
 def gated(y: Layout[X], mixer: Attention, D: int, source: Tensor[X], out: Tensor[X]) -> tuple[list[Op[X]], Tensor[X]]:
     """Return the operators of a gate on the attention output and what enters the output projection.
 
@@ -168,7 +189,8 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
         ops.append(replace(turned, takes=STREAMS[:2]))
     if (mixer.fused_projection and mixer.rotary) or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
-    ops += attention_core(y, core, inputs)
+    copies_of_groups, inputs = repeated(y, core, inputs)
+    ops += (*copies_of_groups, *attention_core(y, core, inputs))
     if mixer.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))
     gates, product = gated(y, mixer, D, source, core_output(y, core))
