@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from accuracy.files import read, shipped
 from accuracy.kernels import KERNELS
 from shardwise import TrainingOptions, train
+from shardwise.cost import rates_of
 from shardwise.measured import (
     INFERENCE,
     TRAINING,
@@ -156,21 +157,44 @@ def _entries(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _with_answers(found: Prediction, generated: Mapping[str, float], source: str) -> Prediction:
-    """Return the seconds of a step with its share of the answers that a source times with the steps.
+    """Return the seconds of a step with its share of the answers, and of all else, that a source times with the steps.
 
-    The host launches a token's pass as it launches that of a step of one token a sequence. Tokens that train before a
-    prompt are in the cache by then.
+    Both are seconds of a run of so many steps.
     """
-    case: Any = found.case
+    more = (_answers_seconds(found.case, generated) + generated["beside_seconds"]) / generated["steps"]
+    wider = None if found.interval is None else (found.interval[0] + more, found.interval[1] + more)
+    note = f"{more:.3f} s of a step are answers to the test set and what runs beside the steps: {source}"
+    return replace(found, value=found.value + more, interval=wider, assumed=(*found.assumed, note))
+
+
+def _answers_seconds(case: Any, generated: Mapping[str, float]) -> float:
+    """Return the seconds of batches of answers of transformers, a token after the other, behind padded prompts.
+
+    The host launches a token's pass as that of a step of one token a sequence, unrecorded, or the device paces it: a
+    token joins a sequence's cache by a copy of all of it (transformers cache_utils.py DynamicLayer.update), and, since
+    a padded batch has a mask, keys and values are repeated to the heads of queries before attention reads them
+    (integrations/sdpa_attention.py). Virtual tokens stand before the prompt.
+    """
     size = int(generated["sequences"])
     job, plan = replace(case.job, seq_len=1, global_batch=size), replace(case.plan, micro_batch=size)
+    before = generated["prompt"]
     if job.adapter in ("prefix", "prompt"):
+        before += job.rank
         job = replace(job, adapter="", rank=0, adapter_precision="")
-    one = train(case.model, case.cluster, plan, job, TrainingOptions(stack=case.stack)).evaluation.step.stages[0]
-    more = generated["tokens"] * float(one.forward) / generated["recording"] / generated["steps"]
-    wider = None if found.interval is None else (found.interval[0] + more, found.interval[1] + more)
-    note = f"{more:.3f} s of a step are answers to the test set: {source}"
-    return replace(found, value=found.value + more, interval=wider, assumed=(*found.assumed, note))
+    silent = replace(case.stack, module_launch_seconds=0.0)
+    launched, computed = (
+        float(
+            train(case.model, case.cluster, plan, job, TrainingOptions(stack=stack)).evaluation.step.stages[0].forward
+        )
+        for stack in (case.stack, silent)
+    )
+    mixers = [mixer for layer in case.model.layers for mixer in layer.mixers if isinstance(mixer, Attention)]
+    # Copied: read and written. Repeated: read, and written once a group. Attended: read once a group.
+    moved = sum(2 * (3 * m.kv_heads + 2 * m.heads) * (m.head_dim + m.value_dim) for m in mixers) * size
+    each = moved / float(rates_of(case.cluster.device, "bf16", 0.0, case.efficiencies).memory_bytes)
+    answer, batches = int(generated["answer"]), generated["batches"]
+    times = (max(launched / generated["recording"], computed + each * (before + t)) for t in range(answer))
+    return float(batches * sum(times))
 
 
 def _with_others(found: Prediction, held: float, source: str) -> Prediction:
