@@ -1,4 +1,4 @@
-"""What lies beside 4-bit weights: scales that nothing shards, and parameters that are not narrow."""
+"""What lies beside 4-bit weights: scales that nothing shards, parameters that are not narrow; and their decoding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ops.helpers import layout
+from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.ops.block import block_ops
+from shardwise.plans import Plan, Settings, Training, find_stack, tuning_of
 from shardwise.training import TrainingOptions, TrainReport, train
 
 MODEL = load_model("llama-3.1-70b")
@@ -52,3 +55,20 @@ def test_axolotl_keeps_what_its_page_says() -> None:
         load_model("apertus-8b"), Cluster.parse("a100-sxm-80gb"), plan, replace(job, optimizer="adam8bit"), options
     )
     assert report.reserved_bytes / 2**30 == pytest.approx(8.7, rel=0.08)
+
+
+@pytest.mark.parametrize(("device", "times"), [("a100-sxm-40gb", 2.0), ("h100-sxm-80gb", 1.0), ("rtx-4090", 1.0)])
+def test_bitsandbytes_decoded_four_bits_by_branches(device: str, times: float) -> None:
+    """Before 0.48 the kernel took twice its bytes on A100, and as long as they do where arithmetic is faster."""
+    machine = Cluster.parse(f"1x{device}").device
+    rates = rates_of(machine, "bf16", 0.0, Efficiencies())
+    model = load_model("llama-2-7b")
+
+    def seconds(stack: str, base: str) -> float:
+        job = Training(seq_len=1, global_batch=1, adapter="lora", targets=("q",), base=base)
+        y = layout(stack=stack, tuning=tuning_of(job, find_stack(stack)))
+        return sum(float(op_seconds(rates, op).forward) for op in block_ops(y, model.layers[0], model.hidden))
+
+    stacks = ("transformers-2024", "transformers")
+    before, since = (seconds(stack, "nf4") - seconds(stack, "bf16") for stack in stacks)
+    assert before / since == pytest.approx(times, abs=0.35)

@@ -341,7 +341,10 @@ def op_seconds(rates: Rates[X], op: Op[X]) -> PassSeconds[X]:
     has_weight_pass = two and bool(op.weights or op.weight_flops is not zero) and "weight" not in op.without
     forward, back = (kernel_seconds(rates, op, which) for which in ("forward", "input"))
     if not is_plain(op.widened_bytes, 0):
-        widened = named(op.widened_bytes / rates.memory_bytes + rates.memory_start, "dequantised weights")
+        widening = op.widened_bytes / rates.memory_bytes
+        if not is_plain(op.decoding_flops, 0) and not is_plain(rates.vector_flops, 0):
+            widening = maximum(widening, op.decoding_flops / rates.vector_flops)
+        widened = named(widening + rates.memory_start, "dequantised weights")
         forward, back = forward + widened, back + widened
     return PassSeconds(
         forward=named(forward, f"{op.name}, forward"),

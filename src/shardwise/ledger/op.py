@@ -125,7 +125,7 @@ class Op(Generic[X]):
     own name do not say (`ledger.flow`); one that makes none works in place. `without` are the gradients that nothing
     asks for. `modules` are the linear layers, by the names that models give them, that it stands for, and `split` the
     side of them that tensor parallelism splits. `widened_bytes` are moved before a pass to make 16 bits of weights
-    that are stored in fewer.
+    that are stored in fewer, beside which `decoding_flops` run on vector units.
     """
 
     name: str
@@ -152,6 +152,7 @@ class Op(Generic[X]):
     modules: tuple[str, ...] = ()
     split: Literal["", "inputs", "outputs"] = ""
     widened_bytes: X | float = 0
+    decoding_flops: X | float = 0
     dtype: str = ""
     transient_bytes: X | float = 0
     batch: X | float = 1

@@ -267,7 +267,7 @@ def _grouped(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
         return replace(op, name=name, flops=flops, forward_bytes=moved, backward_flops=flops, backward_bytes=moved,
                        weight_flops=flops, weight_bytes=moved, columns=n, inner=k, weights=(weight,), reads=(read,),
                        saves=(replace(read, read_for="weight"),), model_flops=flops, output_bytes=y.a * rows * n,
-                       widened_bytes=0, transient_bytes=0, modules=("experts",))  # fmt: skip
+                       widened_bytes=0, decoding_flops=0, transient_bytes=0, modules=("experts",))  # fmt: skip
 
     a, b = one(low.name, r, op.inner, kept_input(op)), one(f"{op.name}.lora_B", op.columns, r, low)
     moved = y.a * rows * op.columns

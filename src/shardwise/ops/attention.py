@@ -189,8 +189,8 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
         ops.append(replace(turned, takes=STREAMS[:2]))
     if (mixer.fused_projection and mixer.rotary) or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
-    copies_of_groups, inputs = repeated(y, core, inputs)
-    ops += (*copies_of_groups, *attention_core(y, core, inputs))
+    copied, read = repeated(y, core, inputs)
+    ops += (*copied, *attention_core(y, core, read))
     if mixer.sinks:
         ops.append(only_weights(y, "sinks", CORE, (vector("sinks", heads, mixer.heads),)))
     gates, product = gated(y, mixer, D, source, core_output(y, core))

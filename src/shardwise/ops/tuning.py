@@ -119,6 +119,7 @@ def frozen(y: Layout[X], tuning: Tuning, op: Op[X]) -> Op[X]:
         without_gradients,
         saves=tuple(_kept_of_narrow(y, tuning, op, elements)),
         widened_bytes=tuning.base.widened_bytes * elements,
+        decoding_flops=tuning.base.decoding_flops * elements if tuning.base.decoding_flops else 0,
         transient_bytes=op.transient_bytes + outputs + tuning.base.unpacked_bytes * one,
     )
 

@@ -127,6 +127,8 @@ class Stack:
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
     scales_apart: bool
     """Scales of bitsandbytes' 4 bits lie beside the parameter, so that what shards parameters leaves them whole."""
+    decodes_by_branches: bool
+    """Kernels of bitsandbytes decode 4 bits by branches, not by a table."""
     narrow_type: Literal["", "fp16"]
     """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the GEMMs ("": that one)."""
     narrow_head: bool

@@ -72,9 +72,10 @@ class BaseFormat:
     """How frozen matrices are stored: bits an element, scales of its blocks, tables of a tensor.
 
     `second_block` scales share one of `second_bytes`. Before a GEMM `widened_bytes` of each element are moved to
-    make 16 bits of it (0: GEMMs read it as it is), `unpacked_bytes` of each are there at once; with `keeps_widened`
-    autograd keeps the 16 bits for the input gradient. `bitsandbytes` has products of its own for it, which with
-    `keeps_inputs` keep their input in all its releases, whatever trains. With `rest_as_is` peft casts nothing beside it
+    make 16 bits of it (0: GEMMs read it as it is), `unpacked_bytes` of each are there at once, and decoding by branches
+    takes as long as `decoding_flops` of vectors; with `keeps_widened` autograd keeps the 16 bits for the input
+    gradient. `bitsandbytes` has products of its own for it, which with `keeps_inputs` keep their input in all its
+    releases, whatever trains. With `rest_as_is` peft casts nothing beside it
     (peft utils/other.py prepare_model_for_kbit_training).
     """
 
@@ -87,6 +88,7 @@ class BaseFormat:
     tensor_bytes: float = 0.0
     row_bytes: float = 0.0
     widened_bytes: float = 0.0
+    decoding_flops: float = 0.0
     unpacked_bytes: float = 2.0
     keeps_widened: bool = False
     bitsandbytes: bool = False
@@ -247,6 +249,7 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
     bitsandbytes/autograd/_functions.py MatMul4Bit: dequantize_4bit(B, quant_state).to(A.dtype).
     """
     products = find_precision(job.precision or stack.precision).compute
+    base = base if stack.decodes_by_branches else replace(base, decoding_flops=0.0)
     if not base.bitsandbytes or base.bits != 4 or stack.narrow_type in ("", products):
         return base
     return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
