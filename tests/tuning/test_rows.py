@@ -16,6 +16,7 @@ from shardwise.measured._training import TrainingRows, peak_memory
 from shardwise.measured._training_plan import _micro_batch, _schedule, effort_of, optimizer_of, optimizer_rank_of
 from shardwise.measured._training_tuning import base_of, is_tuned, rank_of, targets_of, tuning_fields, with_length
 from shardwise.models import Model
+from shardwise.ops.count import trainable_parameters
 from shardwise.plans import Plan, Training, find_stack, tuning_of
 from shardwise.training import TrainingOptions, reserved_bytes, train
 
@@ -53,6 +54,16 @@ def test_a_rank_that_is_not_stated_follows_from_the_parameters() -> None:
     assert rank_of(row(notes="trainable_params=11468800"), LLAMA, prefix) == 200
     with pytest.raises(InputError):
         rank_of(row(lora_rank="100000"), LLAMA, fields)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"), [((), 286_720), (("all-linear",), 917_504), (("gate", "up"), 458_752)]
+)
+def test_ia3_scales_outputs_of_gate_and_up(targets: tuple[str, ...], expected: int) -> None:
+    """As many parameters as peft 0.20 trains: a factor an output, an input where the second GEMM is among them."""
+    job = Training(seq_len=1, global_batch=1, adapter="ia3", targets=targets)
+    tuning = tuning_of(job, find_stack("transformers"))
+    assert tuning is not None and sum(trainable_parameters(LLAMA, tuning).values()) == expected
 
 
 def test_the_length_of_natural_samples_depends_on_the_metric() -> None:

@@ -94,9 +94,10 @@ def _magnitude(y: Layout[X], tuning: Tuning, op: Op[X], module: AdaptedLinear[X]
 def ia3(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]]) -> tuple[Op[X], ...]:
     """Return a GEMM whose outputs, or whose inputs in a feed-forward, are scaled by learned factors.
 
-    Keys and values and what enters the second GEMM (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py).
+    Keys and values and what enters the second GEMM (arXiv:2205.05638 section 3.3; peft tuners/ia3/layer.py). Of gate
+    and up peft scales the outputs (utils/constants.py TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING).
     """
-    if op.region.partition(".")[0] == "mlp":
+    if op.region.partition(".")[0] == "mlp" and len(op.parts) < 2:
         module = chosen[0]
         came = entry(y, replace(tuning, dropout=0.0, autocast=False), op, module)
         return *came.ops, scaling(y, tuning, op, module, (came.tensor, op.inner), reads=(came.tensor,)), op
