@@ -36,11 +36,13 @@ def row(**cells: str) -> Record:
         ("experiment=lily; r=140 targets=down_proj,up_proj; decimal GB", ("down_proj", "up_proj")),
         ("LoRA on all linear modules", ("attention", "mlp")),
         ("lora_targets=None", ("q", "v")),
+        ("experiment=beft--llama-3.2-3B-target-v_proj; trainable_params=28672", ("v_proj",)),
+        ("experiment=lora/llama-3.2-3B-rank14-target-mlp-bdlora", ("mlp",)),
         ("", ("q", "v")),
     ],
 )
 def test_targets_are_those_that_a_row_names(notes: str, expected: tuple[str, ...]) -> None:
-    """A list in the notes, a word for all, or the two of the paper."""
+    """A list in the notes, a word for all, what the experiment is called, or the two of the paper."""
     assert targets_of(row(notes=notes)) == expected
 
 
@@ -50,6 +52,9 @@ def test_a_rank_that_is_not_stated_follows_from_the_parameters() -> None:
     assert rank_of(row(notes="trainable_params=9175040"), LLAMA, fields) == 32
     assert rank_of(row(lora_rank="4"), LLAMA, fields) == 4
     assert rank_of(row(), LLAMA, fields) == 8
+    assert (
+        rank_of(row(notes="experiment=lily--llama-3.2-3B-rank140-mlp; trainable_params=9485280"), LLAMA, fields) == 140
+    )
     prefix = {"adapter": "prefix", "base": "bf16"}
     assert rank_of(row(notes="trainable_params=11468800"), LLAMA, prefix) == 200
     with pytest.raises(InputError):

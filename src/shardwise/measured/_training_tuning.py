@@ -166,6 +166,9 @@ def targets_of(record: Record) -> tuple[str, ...]:
     """Return the linear layers with adapters: the stated ones, queries and values where none is stated."""
     if named := _listed(record, "lora_targets") or _listed(record, "targets"):
         return named
+    if called := re.search(r"-target-([a-z]+_proj|mlp|attention)\b", record.notes.get("experiment", "")):
+        record.assume(f"lora_targets: {called[1]}, as the experiment is called")
+        return (called[1],)
     if "all linear" in record.text("notes").lower():
         return ("attention", "mlp")
     for name, usual in words("usual_targets").items():
@@ -198,6 +201,9 @@ def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
     begins = fields["adapter"] == "adalora" or not record.says("lora_rank")
     if begins and (counted_rank := _counted(record, model, fields)):
         return counted_rank
+    if not record.says("lora_rank") and (named := re.search(r"-rank(\d{1,4})", record.notes.get("experiment", ""))):
+        record.assume(f"lora_rank: {named[1]}, as the experiment is called")
+        return min(int(named[1]), model.hidden)
     if not record.says("lora_rank"):
         record.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
         return _USUAL_RANK
