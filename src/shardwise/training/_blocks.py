@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias
 
 from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
-from shardwise.ledger.number import X, largest, maximum, total
+from shardwise.ledger.number import X, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
@@ -80,6 +80,7 @@ class BlockCost(Generic[X]):
     dropped_bytes: X
     transient_bytes: X
     working_bytes: X
+    widest_bytes: X
     elements: ParameterCounts[X]
     flops: X
     model_flops: X
@@ -214,6 +215,13 @@ def working_bytes(ops: Sequence[Op[X]], zero: X) -> X:
     return total(made, largest([zero, *norms]))
 
 
+def widest_bytes(ops: Sequence[Op[X]], zero: X) -> X:
+    """Return the bytes of the widest tensor of a dense feed-forward: gate and up are two where they run apart."""
+    own = [o for o in ops if o.region.split(".")[0] == "mlp"]
+    tensors = [maximum(minimum(zero + o.kernels, len(o.modules)), 1.0) for o in own]
+    return largest([zero, *(divide(zero + o.output_bytes, n) for o, n in zip(own, tensors, strict=True))])
+
+
 def fold(
     ops: tuple[Op[X], ...],
     costs: CostModel[X],
@@ -278,6 +286,7 @@ def _folded(
             ]
         ),
         working_bytes=working_bytes(ops, zero),
+        widest_bytes=widest_bytes(ops, zero),
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),
