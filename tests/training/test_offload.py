@@ -79,6 +79,19 @@ def test_sharded_parameters_on_the_host_come_in_twice() -> None:
     assert stage.exposed["host"] + stage.hidden["host"] == pytest.approx(2 * 2 * PARAMETERS / (0.8 * 3.2e10), rel=0.3)
 
 
+def test_the_shard_of_a_unit_is_there_before_it_is_gathered() -> None:
+    """FSDP copies a unit's shard to the device and gathers from there: half of the head and its norm is the largest."""
+    words = ("optimizer", "gradients", "parameters")
+
+    def buffers(*offload: str) -> float:
+        plan = Plan(dp=2, micro_batch=1, recompute="full", offload=offload, sharding="fsdp")  # type: ignore[arg-type]
+        job = Training(seq_len=2048, global_batch=2, precision="bf16-pure")
+        options = TrainingOptions(stack=find_stack("fsdp2"))
+        return train(load_model("llama-3.1-8b"), Cluster.parse("2xrtx-4090"), plan, job, options).memory.buffers
+
+    assert buffers(*words) - buffers() == 2 * (128256 * 4096 + 4096) / 2
+
+
 @settings(max_examples=12, deadline=None)
 @given(cases(Wanted(stacks=("transformers", "megatron", "deepspeed"))), st.sampled_from(OFFLOADS[:1] + OFFLOADS[3:]))
 def test_offload_never_takes_more_memory_nor_less_time(case: TrainingCase, what: str) -> None:

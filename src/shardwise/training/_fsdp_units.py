@@ -150,12 +150,16 @@ def layer_units(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredWeights(Generic[X]):
-    """Bytes of gathered weights at the moments of a step, with the whole gradients of the units at work."""
+    """Bytes of gathered weights at the moments of a step, with the whole gradients of the units at work.
+
+    Where weights lie on the host they come with the shard of a unit on its way, `coming`, everywhere but at the loss.
+    """
 
     forward: X
     loss: X
     backward: X
     complete: X
+    coming: X
 
 
 def gathered_bytes(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> GatheredWeights[X]:
@@ -167,14 +171,30 @@ def gathered_bytes(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], s
     """
     zero = 0 * stage.count
     if not recipe.shards_weights:
-        return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero)
+        return GatheredWeights(forward=zero, loss=zero, backward=zero, complete=zero, coming=zero)
     ends, units = _ends(recipe, sizes, in_compute(recipe, parts), stage), _layers(recipe, sizes, parts, stage)
     pairs = [
         categorized("buffers", one, "gathered ends of the model")
         + categorized("buffers", other, "gathered layers and gradients")
         for one, other in zip(ends, units, strict=True)
     ]
-    return GatheredWeights(forward=pairs[0], loss=pairs[1], backward=pairs[2], complete=pairs[3])
+    coming = _coming(recipe, sizes, parts, stage)
+    forward, loss, backward, complete = pairs[0] + coming, pairs[1], pairs[2] + coming, pairs[3] + coming
+    return GatheredWeights(forward=forward, loss=loss, backward=backward, complete=complete, coming=coming)
+
+
+def _coming(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> X:
+    """Return the bytes of the largest unit's shard, which comes from the host before the ranks gather it.
+
+    torch/distributed/fsdp/_flat_param.py, pre_unshard; _fully_shard/_fsdp_param.py, all_gather_inputs.
+    """
+    if not recipe.offloads("parameters"):
+        return 0 * stage.count
+    whole = in_compute(recipe, parts)
+    unit, _ = layer_units(recipe, whole, stage)
+    width = recipe.precision.activation_bytes if parts.tuned else recipe.precision.weight_bytes
+    shard = divide(width * maximum(unit, largest(end_units(recipe, whole, stage))), sizes.shard_share)
+    return categorized("buffers", shard, "shard on its way from the host")
 
 
 def _ends(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:

@@ -239,7 +239,8 @@ def fragmented_bytes(
 
     The block of 16-bit logits, freed before backward, is too small for any of the fp32 tensors that follow
     (c10/cuda/CUDACachingAllocator.cpp splits and joins blocks, but moves none). Gathered weights and sharded gradients
-    lie in the pools of their streams: the root's and one layer's at once, and the gradients, whatever else is there.
+    lie in the pools of their streams: the root's and one layer's at once, a shard that comes from the host, and the
+    gradients, whatever else is there.
     Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
     totals = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
@@ -251,12 +252,17 @@ def fragmented_bytes(
         totals = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in totals.items()}
     if not (recipe.stack.apart_pools and recipe.shards_weights):
         return largest(totals.values())
-    during = ("forward", "loss", "backward")
-    others = [value - (moment.standing if name in during else moment.gradients) for name, value in totals.items()]
+    during, coming = ("forward", "loss", "backward"), moment.gathered.coming
+    others = [
+        value
+        - (moment.standing if name in during else moment.gradients)
+        - coming * (name not in ("loss", "optimizer step"))
+        for name, value in totals.items()
+    ]
     parts_in_compute = in_compute(recipe, parts)
     unit, _ = layer_units(recipe, parts_in_compute, stage)
     gathered = recipe.precision.activation_bytes * (maximum(*end_units(recipe, parts_in_compute, stage)) + unit)
-    return named(largest(others) + moment.gradients + gathered, "peak of the pools")
+    return named(largest(others) + moment.gradients + gathered + coming, "peak of the pools")
 
 
 def left_by_layers(parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -> X:
