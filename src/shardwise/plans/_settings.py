@@ -18,6 +18,7 @@ LossKernel: TypeAlias = Literal[
     "chunked",
     "chunked-compiled",
     "chunked-fp32",
+    "eager-autocast",
     "compiled",
     "compiled-fp32",
     "fused",

@@ -244,7 +244,7 @@ def fragmented_bytes(
     Gradients that are made `flat` for the update find no room among what the passes have freed.
     """
     totals = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
-    if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel.startswith("eager"):
+    if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel in ("eager", "eager-shifted"):
         totals["loss"] = totals["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
         totals["loss"] = totals["loss"] + left_by_layers(parts, stage, moment)
