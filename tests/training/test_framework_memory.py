@@ -15,6 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
+from shardwise.training._framework_bytes import flat_segments
 from shardwise.training._memory import beside_checkpoints
 
 GIB = 2**30
@@ -158,6 +159,14 @@ def test_whole_checkpoints_fill_a_block(ffn: int, share: float) -> None:
     assert kind.widest_bytes == 2 * 2048 * max(ffn, 4096)
     held = beside_checkpoints(case.parts, stage, SimpleNamespace(activations=memory.activations))  # type: ignore[arg-type]
     assert held == pytest.approx(share * 32 * 2 * 2048 * 4096, rel=2e-3)
+
+
+@pytest.mark.parametrize(("block", "new"), [(2e9, 0.0), (7e8, 1e9), (1e8, 1.5e9)])
+def test_flat_gradients_of_zero_take_segments_where_no_block_is_as_large(block: float, new: float) -> None:
+    """A quarter of a billion gradients is 0.5 GB flat in 16 bits and 1 GB in fp32, each in a block or in a segment."""
+    recipe = report_of("deepspeed", "4xa100-sxm-80gb", dp=4, sharding="zero2", precision="fp16-grads16").case.recipe
+    sizes = SimpleNamespace(shard_share=4, expert_share=1)
+    assert flat_segments(recipe, sizes, (1e9, 0.0, 0.0, 0.0), block) == new  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seq_len", "gigabytes"), [(2048, 6), (4096, 7), (32768, 16), (100000, 37)])

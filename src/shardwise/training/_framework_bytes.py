@@ -150,19 +150,35 @@ def adds_narrow(recipe: Recipe) -> bool:
 _SUB_GROUP = 1e9
 
 
-def flat_update(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
-    """Return the bytes of a shard's gradients made flat, and then fp32, beside those that the passes have reduced.
+def _flat_pair(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]) -> tuple[X, X]:
+    """Return the bytes of a shard's gradients made flat, and of their copy in fp32 where they are narrower.
 
     DeepSpeed runtime/zero/stage_1_and_2.py, step; ZeRO-3 takes sub-groups of 1e9 in turn (stage3.py sub_group_size).
     """
     zero = 0 * params[0]
     if not (recipe.stack.flattens_gradients and recipe.shards_optimizer and recipe.precision.master_bytes):
-        return zero
+        return zero, zero
     master, own = recipe.precision.master_bytes, recipe.precision.gradient_bytes
     wide = _wide_gradients(recipe, sizes, params)
     if recipe.shards_weights:
         wide = minimum(wide, master * _SUB_GROUP)
-    return categorized("gradients", wide * (own / master + (own < master)), "flat gradients")
+    return wide * (own / master), wide * (own < master)
+
+
+def flat_update(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]) -> X:
+    """Return the bytes of a shard's gradients made flat, and then fp32, beside those that the passes have reduced."""
+    return categorized("gradients", total(_flat_pair(recipe, sizes, params)), "flat gradients")
+
+
+def flat_segments(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X], block: X) -> X:
+    """Return the bytes of new segments for gradients made flat, where the largest free block, `block`, is smaller.
+
+    What the passes have freed lies in blocks of their tensors, which never join (c10/cuda/CUDACachingAllocator.cpp).
+    """
+    pair = _flat_pair(recipe, sizes, params)
+    if recipe.stack.expandable_segments:
+        return 0 * params[0]
+    return named(total(above(one, block, one, 0 * one) for one in pair), "segments of the flat gradients")
 
 
 def reserved_bytes(stack: Stack, memory: StageMemory[X]) -> X:

@@ -17,6 +17,7 @@ from shardwise.training._framework_bytes import (
     adds_narrow,
     bucket_bytes,
     flat_gradients,
+    flat_segments,
     flat_update,
     late_block,
     shares,
@@ -211,6 +212,8 @@ def stage_memory(
     update = widened + (none if hosted else made)
     moments["optimizer step"] = named(moment.lasting + gradients + update, "optimizer step")
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(recipe, parts, stage)
+    block = maximum(stage.heads * parts.loss.kept_bytes, _largest_layer(parts, stage, lambda k: k.widest_bytes))
+    flat = total(flat_segments(own, sizes, owned(some, stage), block) for own, some in classes)
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -225,7 +228,7 @@ def stage_memory(
         host=home.host,
         paged=paged,
         late_block=table
-        + fragmented_bytes(recipe, parts, stage, moment, moments, flat_gradients(recipe, sizes, params, table))
+        + fragmented_bytes(recipe, parts, stage, moment, moments, flat + flat_gradients(recipe, sizes, params, table))
         - peak,
         moments=moments,
         peak=peak,
