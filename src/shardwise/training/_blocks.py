@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias
 
 from shardwise.cost import PassSeconds, op_seconds
 from shardwise.ledger.flow import gradient_passes
-from shardwise.ledger.number import X, divide, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
@@ -81,6 +81,8 @@ class BlockCost(Generic[X]):
     transient_bytes: X
     working_bytes: X
     widest_bytes: X
+    beside_kept: X
+    """Bytes that lie free beside each byte that a layer which runs again keeps, in the blocks of the allocator."""
     elements: ParameterCounts[X]
     flops: X
     model_flops: X
@@ -222,6 +224,21 @@ def widest_bytes(ops: Sequence[Op[X]], zero: X) -> X:
     return largest([zero, *(divide(zero + o.output_bytes, n) for o, n in zip(own, tensors, strict=True))])
 
 
+def beside_kept(widest: X, kept: X, dropped: X) -> X:
+    """Return the bytes that checkpoints leave free in the blocks that they lie in, for each of their own.
+
+    A layer that runs again frees all that it made but its checkpoint, and the next one cuts its own from the smallest
+    block that is free (c10/cuda/CUDACachingAllocator.cpp, best fit). What is then missing is a block for the widest
+    tensor of a layer, so that every checkpoint ends up in such a block, with as many others as it has whole room for.
+
+    >>> beside_kept(2.5e6, 1e6, 0.0), beside_kept(2.5e6, 1e6, 1.0)
+    (0.0, 0.25)
+    """
+    ratio = divide(widest, maximum(kept, 1.0))
+    whole = maximum(ceil(ratio + 1e-9) - 1, 1)
+    return above(dropped, 0, maximum(divide(ratio, whole) - 1, 0.0), 0 * widest)
+
+
 def fold(
     ops: tuple[Op[X], ...],
     costs: CostModel[X],
@@ -264,6 +281,7 @@ def _folded(
     late = host_late(costs, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
+    widest = widest_bytes(ops, zero)
     return BlockCost(
         forward=named(maximum(sums.forward, launches), f"{label}forward"),
         backward_input=named(sums.backward + late, f"{label}input gradients"),
@@ -286,7 +304,8 @@ def _folded(
             ]
         ),
         working_bytes=working_bytes(ops, zero),
-        widest_bytes=widest_bytes(ops, zero),
+        widest_bytes=widest,
+        beside_kept=beside_kept(widest, saved, made),
         elements=elements(ops, zero),
         adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
         frozen=frozen_weights(ops, zero),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic
 
-from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
 from shardwise.training._blocks import BlockCost
@@ -251,7 +251,8 @@ def fragmented_bytes(
         totals["loss"] = totals["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
         totals["loss"] = totals["loss"] + left_by_layers(parts, stage, moment)
-        lodged = beside_checkpoints(parts, stage, moment)
+        beside = moment.activations * _largest_layer(parts, stage, lambda k: k.beside_kept)
+        lodged = named(beside, "beside checkpoints in their blocks")
         totals = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in totals.items()}
     if not (recipe.stack.apart_pools and recipe.shards_weights):
         return largest(totals.values())
@@ -279,23 +280,6 @@ def left_by_layers(parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -
     made = _largest_layer(parts, stage, lambda k: above(k.dropped_bytes, 0, k.working_bytes, zero))
     widest = maximum(parts.head.transient_bytes, parts.loss.transient_bytes)
     return named(above(stage.heads * widest, moment.transient, made, zero), "blocks that layers have freed")
-
-
-def beside_checkpoints(parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -> X:
-    """Return the bytes that checkpoints leave free in the blocks that they lie in.
-
-    A layer that runs again frees all that it made but its checkpoint, and the next one cuts its own from the smallest
-    block that is free (c10/cuda/CUDACachingAllocator.cpp, best fit). What is then missing is a block for the widest
-    tensor of a layer, so that every checkpoint ends up in such a block, with as many others as it has whole room for.
-    """
-    zero = 0 * stage.count
-
-    def share(k: BlockCost[X]) -> X:
-        ratio = divide(k.widest_bytes, maximum(k.kept_bytes, 1.0))
-        whole = maximum(ceil(ratio + 1e-9) - 1, 1)
-        return above(k.dropped_bytes, 0, maximum(divide(ratio, whole) - 1, 0.0), zero)
-
-    return named(moment.activations * _largest_layer(parts, stage, share), "beside checkpoints in their blocks")
 
 
 def made_of(
