@@ -37,7 +37,7 @@ def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, mon
     judged = 0
     fitting = Job.fitting
 
-    def compared(self: Job, cells: PlanSelection) -> Any:
+    def compared(self: Job, rows: Any, cells: PlanSelection, at: Any = None) -> Any:
         nonlocal judged
         state = self.state(PlanSelection(cells.rows, np.arange(len(self.columns["set"]))))
         program, modes = self.composition.memory, self.evaluator.num_modes
@@ -46,7 +46,7 @@ def test_no_plan_takes_less_than_its_state(model: str, job: str, stack: str, mon
             device_bytes = np.broadcast_to(outputs[f"bytes {sharding}"], (modes, len(cells.rows)))
             assert (state <= device_bytes * (1 + 1e-12)).all(), sharding
             judged += device_bytes.size
-        yield from fitting(self, cells)
+        yield from fitting(self, rows, cells, at)
 
     monkeypatch.setattr(Job, "fitting", compared)
     training = Training(seq_len=2048, global_batch=32, **JOBS[job])

@@ -100,7 +100,8 @@ class BlockTable:
 class BlockKeys:
     """The row keys of some rows, all that differ in a block: `columns` of sizes are known, times computed when asked.
 
-    `key` is the key of each row and `values` the fields of each key; `part` of the base they come from.
+    `key` is the key of each row and `values` the fields of each key; `part` of the base they come from. `first` is for
+    each set of rows the first whose plans take the same bytes, and how many rows ahead it is; nothing if all differ.
     """
 
     blocks: PlanBlocks
@@ -109,10 +110,23 @@ class BlockKeys:
     columns: Mapping[str, Any]
     key: Any
     values: Columns
+    first: tuple[Any, Any] | None = None
 
     def column(self, name: str, least: bool) -> tuple[Any, Any]:
         """Return the column of a leaf and the key of each row."""
         return self.columns[name], self.key
+
+    def of_bytes(self, rows: Any, sets: Any) -> tuple[Any, Any]:
+        """Return rows of which bytes are asked for those of some, and where that of each of these stands among them."""
+        if self.first is None:
+            return rows, None
+        own, (start, split) = sets[rows], runs(sets[rows])
+        first, back = self.first[0][own[start]], self.first[1][own[start]]
+        at = np.searchsorted(own[start], first).clip(max=len(start) - 1)
+        number, shift = np.arange(len(rows)), np.where(own[start[at]] == first, start - start[at], 0)[split]
+        # Rows whose first one is not among them are asked themselves.
+        asked = (shift == 0) | (rows[number - shift] != rows - back[split])
+        return rows[asked], (np.cumsum(asked) - 1)[np.where(asked, number, number - shift)]
 
     def timed(self, some: Any) -> BlockTable:
         """Return the blocks of some of the rows with their times; other rows have no key."""
@@ -138,7 +152,30 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     first, key = distinct_rows([own[split], columns[SIZES[-1]]])
     keys = {name: v[first] for name, v in columns.items()}
     key_columns = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
-    return BlockKeys(blocks=blocks, grid=grid, part=part, columns=key_columns, key=key, values=keys)
+    first_set = _first_of_bytes(blocks.sizes, columns, heads)
+    return BlockKeys(blocks=blocks, grid=grid, part=part, columns=key_columns, key=key, values=keys, first=first_set)
+
+
+def _first_of_bytes(sizes: BlockPrograms, columns: Columns, heads: Any) -> tuple[Any, Any] | None:
+    """Return the first of the sets that differ in the kind of context parallelism alone and whose blocks are as large.
+
+    With it, how many rows ahead it begins; nothing where each set is that itself.
+    """
+    own = {name: v[heads] for name, v in columns.items() if name not in ("set", "micro_batch")}
+    for way, first in sizes.first.items():
+        if way != first and way[:2] == first[:2]:
+            here = [own[name] == value for name, value in zip(_SPLIT, way, strict=True)]
+            own["cp_kind"] = np.where(np.logical_and.reduce(here), first[2], own["cp_kind"])
+    same = np.logical_and.reduce([v[1:] == v[:-1] for v in own.values()])
+    if not same.any():
+        return None
+    number, sets = np.arange(len(heads)), columns["set"][heads]
+    number[1:][same] = 0
+    at = np.maximum.accumulate(number)
+    # Sets of which no micro-batch is legal have no rows.
+    first_set, ahead = np.zeros((2, int(sets[-1]) + 1), np.int64)
+    first_set[sets], ahead[sets] = sets[at], heads - heads[at]
+    return first_set, ahead
 
 
 def _filled_columns(

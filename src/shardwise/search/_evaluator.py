@@ -91,7 +91,7 @@ class Evaluator:
             rows, others = hopeful(alike, allowed, columns["set"], self.limit_bytes) if many else (allowed, [])
             fitting += [some for some in self._fitting(alike, rows, most) if some]
             hopeless += others
-        settle(hopeless, columns["set"], most)
+        settle(hopeless, most)
         if fitting:
             table = keys.timed(np.concatenate([fit.rows for some in fitting for _, fit in some]))
             bounded = [one for some in fitting for one in bounds_of(some, table)]
@@ -100,8 +100,10 @@ class Evaluator:
     def _fitting(self, jobs: Sequence[Job], allowed: Any, most: int) -> Iterator[list[tuple[Job, FeasiblePlans]]]:
         """Yield what fits of jobs of the same rows, so many at a time, which are gathered once for all of them."""
         for rows in pieces(allowed, np.ones(len(allowed), np.int64), most):
-            chosen = PlanSelection(rows, jobs[0].columns["set"])
-            yield [(job, fit) for job in jobs for fit in job.fitting(chosen)]
+            sets = jobs[0].columns["set"]
+            some, at = jobs[0].part.keys.of_bytes(rows, sets)
+            cells = PlanSelection(some, sets)
+            yield [(job, fit) for job in jobs for fit in job.fitting(rows, cells, at)]
 
     def _best_first(self, bounded: Sequence[Bounded], table: BlockTable) -> Iterator[PlanBatch]:
         """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""

@@ -28,7 +28,7 @@ class HopelessRows:
     rows: Any
     least_bytes: Any
 
-    def settle(self, sets: Any, most: int) -> None:
+    def settle(self, most: int) -> None:
         """Count the rows; those that may hold the plan that is short of the least memory are judged by their bytes."""
         done = 0
         while done < len(self.rows):
@@ -36,7 +36,7 @@ class HopelessRows:
             end = min(done + most, int(near))
             if end <= done:
                 break
-            self.job.judge(PlanSelection(self.rows[done:end], sets))
+            self.job.judge(self.rows[done:end])
             done = end
         self.job.count_too_large(self.rows[done:])
 
@@ -57,7 +57,7 @@ def hopeful(jobs: Sequence[Job], allowed: Any, sets: Any, limit_bytes: float) ->
     return allowed[~drop], hopeless
 
 
-def settle(hopeless: Iterable[HopelessRows], sets: Any, most: int) -> None:
+def settle(hopeless: Iterable[HopelessRows], most: int) -> None:
     """Count rows of which nothing fits, those of the least bytes first."""
     for one in sorted(hopeless, key=lambda one: float(one.least_bytes[0])):
-        one.settle(sets, most)
+        one.settle(most)

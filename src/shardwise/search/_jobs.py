@@ -146,9 +146,9 @@ class Job:
         outputs = program.run(self._given(program, heads, self.part.keys), heads.shape(self.evaluator.num_modes))
         return reduce(np.minimum, [np.broadcast_to(outputs[f"state {s}"], size) for s in self.shardings]).copy()
 
-    def judge(self, cells: PlanSelection) -> None:
+    def judge(self, rows: Any) -> None:
         """Count which plans of some rows fit, by their bytes."""
-        deque(self.fitting(cells), 0)
+        deque(self.fitting(rows, PlanSelection(rows, self.columns["set"])), 0)
 
     def count_too_large(self, rows: Any) -> None:
         """Count all plans of some rows as too large."""
@@ -199,19 +199,19 @@ class Job:
                     **self._kind(chosen[cells.row]),
                 )
 
-    def fitting(self, cells: PlanSelection) -> Iterator[FeasiblePlans]:
-        """Yield those of some rows of which a plan fits, if any."""
-        composition, modes, chosen, limit = self.composition, self.evaluator.num_modes, cells.rows, len(cells.rows)
+    def fitting(self, rows: Any, cells: PlanSelection, at: Any = None) -> Iterator[FeasiblePlans]:
+        """Yield those of some rows of which a plan fits, if any; `at` is where bytes of each are among the cells."""
+        composition, modes, size = self.composition, self.evaluator.num_modes, len(cells.rows)
         outputs = composition.memory.run(self._given(composition.memory, cells, self.part.keys), cells.shape(modes))
         bytes_of, fits = {}, {}
         for s in composition.shardings:
-            bytes_of[s] = np.broadcast_to(outputs[f"bytes {s}"], (modes, limit))
-            fits[s] = self._judged(s, chosen, bytes_of[s])[1]
+            each = np.broadcast_to(outputs[f"bytes {s}"], (modes, size))
+            bytes_of[s] = each if at is None else each.take(at, axis=1)
+            fits[s] = self._judged(s, rows, bytes_of[s])[1]
         mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
         if len(mine):
-            rows = chosen[mine]
             yield FeasiblePlans(
-                rows,
+                rows[mine],
                 {s: h.take(mine, axis=1) for s, h in bytes_of.items()},
                 {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
