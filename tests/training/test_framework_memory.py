@@ -16,7 +16,6 @@ from shardwise.models import Model
 from shardwise.plans import Plan, Settings, Stack, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 from shardwise.training._framework_bytes import flat_segments
-from shardwise.training._memory import beside_checkpoints
 
 GIB = 2**30
 LLAMA_70B = Model.load("llama-3-70b")
@@ -155,10 +154,9 @@ def test_whole_checkpoints_fill_a_block(ffn: int, share: float) -> None:
     model = replace(model, layers=layers)
     job, plan = Training(seq_len=2048, global_batch=1), Plan(micro_batch=1, recompute="full")
     case = train(model, Cluster.parse("h100-sxm-80gb"), plan, job, TrainingOptions(stack=found)).evaluation
-    (kind, *_), (stage,), (memory,) = case.parts.kinds, case.stages, case.memory
+    (kind, *_), (memory,) = case.parts.kinds, case.memory
     assert kind.widest_bytes == 2 * 2048 * max(ffn, 4096)
-    held = beside_checkpoints(case.parts, stage, SimpleNamespace(activations=memory.activations))  # type: ignore[arg-type]
-    assert held == pytest.approx(share * 32 * 2 * 2048 * 4096, rel=2e-3)
+    assert memory.activations * kind.beside_kept == pytest.approx(share * 32 * 2 * 2048 * 4096, rel=2e-3)
 
 
 @pytest.mark.parametrize(("block", "new"), [(2e9, 0.0), (7e8, 1e9), (1e8, 1.5e9)])

@@ -251,8 +251,8 @@ def fragmented_bytes(
         totals["loss"] = totals["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
         totals["loss"] = totals["loss"] + left_by_layers(parts, stage, moment)
-        beside = moment.activations * _largest_layer(parts, stage, lambda k: k.beside_kept)
-        lodged = named(beside, "beside checkpoints in their blocks")
+        spare = moment.activations * _largest_layer(parts, stage, lambda k: k.beside_kept)
+        lodged = named(spare, "beside checkpoints in their blocks")
         totals = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in totals.items()}
     if not (recipe.stack.apart_pools and recipe.shards_weights):
         return largest(totals.values())
