@@ -143,6 +143,41 @@ def test_asking_for_what_a_stack_does_not_run_is_refused(stack: str, space: dict
     assert all(problem.remedy.endswith("or --explore") for problem in caught.value.problems)
 
 
+# What is asked of a search, and what it is told: the value as its flag takes it, and one that the framework runs.
+REMEDIES: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("deepspeed", {"offload": (("optimizer",),)}, "optimizer", "use optimizer+gradients"),
+    ("fsdp2", {"offload": (("optimizer",),)}, "optimizer", "use optimizer+parameters+gradients"),
+    (
+        "fsdp2",
+        {"offload": (("optimizer", "parameters"),)},
+        "optimizer+parameters",
+        "use optimizer+parameters+gradients",
+    ),
+    ("zero-bubble", {"stage_layers": ("usual", "first-1")}, "first-1", "use equal stages"),
+)
+
+
+@pytest.mark.parametrize(("stack", "space", "value", "remedy"), REMEDIES)
+def test_a_refused_choice_is_named_as_it_was_written(
+    stack: str, space: dict[str, Any], value: str, remedy: str
+) -> None:
+    """Choices are named as their flags take them, and what is to be used instead is whole: the search accepts it."""
+    model, cluster, job = (
+        load_model("llama-3.2-1b"),
+        Cluster.parse("8xa100-sxm-80gb"),
+        Training(seq_len=1024, global_batch=16),
+    )
+    with pytest.raises(InputError) as caught:
+        plan_training(model, cluster, job, SearchSpace(**space), SearchOptions(stack=stack))
+    (problem,) = caught.value.problems
+    assert problem.value == value
+    assert problem.remedy.startswith(remedy + ",")
+    if "offload" in space:
+        words = tuple(remedy.removeprefix("use ").split("+"))
+        found = plan_training(model, cluster, job, SearchSpace(offload=(words,)), SearchOptions(stack=stack))
+        assert found.counts.legal > 0
+
+
 def test_exploring_finds_what_nothing_launches_and_marks_it() -> None:
     """With `explore` layouts that the framework has not are searched, and a plan says what of it has no launch."""
     model, cluster = load_model("llama-3.2-1b"), Cluster.parse("8xa100-sxm-80gb")

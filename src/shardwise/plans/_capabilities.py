@@ -147,7 +147,7 @@ def refusals(runs: Capabilities, plan: Plan, **job: str) -> Iterator[Refusal]:
     yield from _refused_places(runs, plan)
     for rule in runs.rules:
         if rule.judges(job) and rule.broken(lambda name, values: _is_one_of(_value(plan, job, name), values, plan)):
-            yield from (one for one in _broken(rule, plan, job) if one.field not in seen)
+            yield from (one for one in _broken(rule, runs, plan, job) if one.field not in seen)
 
 
 def _refused_degrees(runs: Capabilities, plan: Plan) -> Iterator[Refusal]:
@@ -255,10 +255,23 @@ def shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _broken(rule: CapabilityRule, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
+def _broken(rule: CapabilityRule, runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:
     """Yield the fields that a broken rule needs otherwise, each with what it is beside."""
-    others = ", ".join(f"{name} {shown(_value(plan, job, name))}" for name, _ in rule.where)
     for name, values in rule.needs:
         value = _value(plan, job, name)
         if not _is_one_of(value, values, plan):
-            yield Refusal(name, value, f"does not run this beside {others}", values)
+            others = ", ".join(f"{one} {shown(_value(plan, job, one))}" for one, _ in rule.where if one != name)
+            because = f"does not run this beside {others}" if others else "does not run this alone"
+            if isinstance(value, tuple):
+                values = tuple(shown(_completed(runs, name, (*value, more))) for more in values)
+            yield Refusal(name, value, because, values)
+
+
+def _completed(runs: Capabilities, name: str, chosen: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return some of a field's words with all that rules about this field alone want beside them."""
+    for rule in runs.rules:
+        wanted = dict(rule.needs).get(name, ())
+        asked = [field for field, _ in rule.where] == [name] and any(one in chosen for one in rule.where[0][1])
+        if wanted and asked and not any(one in chosen for one in wanted):
+            return _completed(runs, name, (*chosen, wanted[0]))
+    return chosen

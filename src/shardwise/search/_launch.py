@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -29,6 +30,7 @@ from shardwise.search._constraints import Law
 from shardwise.search._space import WORDS, AxisOrder, IntRanges, SearchSpace, upto
 
 STACK = "stack"
+_JOINED = re.compile(r",(?! )")
 # What is tried where nobody says what: all that has a price, with `explore`, or what of it the framework runs.
 TRIED: dict[str, tuple[Any, ...]] = {
     **WORDS,
@@ -62,20 +64,26 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
     if not explore:
         for name in ("offload", "modules", "stage_layers"):
             for value in getattr(space, name):
-                shown = {"stage_layers": (1, 2) if value != "usual" else ()}.get(name, value)
-                _refuse(fields, stack, {name: shown})
+                uneven = {"stage_layers": (1, 2) if value != "usual" else ()}
+                _refuse(fields, stack, {name: uneven.get(name, value)}, value if name in uneven else "")
         filled |= _degrees(space, stack, fields)
         filled |= _orders(space, stack, fields)
     fields.raise_if_any()
     return replace(space, **filled)
 
 
-def _refuse(problems: Problems, stack: Stack, changed: Mapping[str, Any]) -> None:
-    """Record that a framework does not run a value, in the words of its law."""
+def _refuse(problems: Problems, stack: Stack, changed: Mapping[str, Any], word: str = "") -> None:
+    """Record that a framework does not run a value, in the words of its law; `word` is what the space calls it.
+
+    A space joins what goes together by plus signs, as commas part its choices.
+    """
     whole = {"tp": 2, "cp": 2, "pp": 2, "dp": 2, "sequence_parallel": stack.runs.sequence_parallel[0], **changed}
     for problem in stack_problems(stack, Plan(**whole)):
         if problem.field in changed:
-            problems.items.append(replace(problem, remedy=f"{problem.remedy}, or --explore"))
+            value, remedy = word or problem.value, f"{problem.remedy}, or --explore"
+            if isinstance(changed[problem.field], tuple) and isinstance(value, str):
+                value, remedy = _JOINED.sub("+", value), _JOINED.sub("+", remedy)
+            problems.items.append(replace(problem, value=value, remedy=remedy))
 
 
 def _degrees(space: SearchSpace, stack: Stack, problems: Problems) -> dict[str, IntRanges]:
