@@ -97,6 +97,26 @@ def test_layouts_whose_tensors_differ_share_a_table(kind: str, stack: str) -> No
     assert _agreeing(grid, False, 2) >= 12
 
 
+def test_whole_sequences_of_summa_send_what_train_sends_beside_split_ones() -> None:
+    """Keys and values of as many heads as queries are sent where chunks of a sequence are merged, not where it is one.
+
+    PyTorch's rings repeat heads before they send them; one formula has sequences that are split and those that are not.
+    """
+    space = SearchSpace(
+        layout=("summa",), cp=upto(2), cp_kind=("ring", "all-gather"), sharding=("zero1",), pp=upto(2),
+        recompute=("none",), schedule=("1f1b",),
+    )  # fmt: skip
+    assert _agreeing(_rows("grouped", space, devices=16, batch=64, layers=4, stack="torchtitan"), False, 20) >= 12
+
+
+def test_what_user_buffers_hold_is_held_where_tensors_are_split_alone() -> None:
+    """Streams of user buffers have scratch of their own under tensor parallelism, in a search as in `train`."""
+    space = SearchSpace(layout=("1d",), sharding=("zero1",), recompute=("none",), schedule=("1f1b",), tp=upto(2))
+    grid = _rows("dense", space, devices=16, batch=64, layers=4, stack="megatron-bridge")
+    assert grid.case.workspace_at(2) > grid.case.workspace_at(1) > 0
+    assert _agreeing(grid, False, 100) >= 12
+
+
 def _agreeing(grid: PlanGrid, pruned: bool, most: int) -> int:
     """Check plans of some chunks of a space against `train`; return how many."""
     evaluator, drawn, seen = Evaluator(grid, SearchTask(grid, SearchOptions()).limit_bytes, prune=pruned), Random(7), 0

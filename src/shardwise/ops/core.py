@@ -189,7 +189,8 @@ def merges_chunks(y: Layout[X]) -> bool:
 
 def sent_heads(y: Layout[X], core: AttentionCore[X]) -> X:
     """Return the heads of keys and values that a split sequence sends: those of queries where they are repeated."""
-    return core.heads if merges_chunks(y) and y.stack.repeats_kv else core.kv_heads
+    repeats = merges_chunks(y) and y.stack.repeats_kv
+    return above(y.degrees.cp, 1, core.heads, core.kv_heads) if repeats else core.kv_heads
 
 
 def _rotated(y: Layout[X], size: X, at: tuple[X, X]) -> tuple[tuple[Collective[X], ...], tuple[Collective[X], ...]]:

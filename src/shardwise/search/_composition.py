@@ -212,7 +212,8 @@ class Composition:
     def _device_bytes(self, case: TrainingCase, given: _Symbols) -> tuple[Any, Any, Any]:
         """Bytes on the host for a device, of optimizer state that may leave it, and those that it has to hold."""
         memory, stages = given.memory_of(case), given.stages
-        device = device_bytes(case.stack, given.sizes, reserved_of(case.stack, stages, memory), case.workspace_bytes)
+        reserved, workspace = reserved_of(case.stack, stages, memory), case.workspace_at(given.sizes.tp)
+        device = device_bytes(case.stack, given.sizes, reserved, workspace)
         return hosted_of(stages, memory), paged_of(stages, memory), device
 
     @cached_property
@@ -251,7 +252,7 @@ class Composition:
         memory = self._flat.memory_of(case)
         least = tuple(replace(m, peak=m.weights + m.gradients + m.optimizer, late_block=0.0) for m in memory)
         reserved = reserved_of(case.stack, self.stages, least)
-        return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_bytes)
+        return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp))
 
     @cached_property
     def whole(self) -> Program:

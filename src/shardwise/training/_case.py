@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_band, typical_slack, typical_waiting
 from shardwise.hardware import Cluster
+from shardwise.ledger.number import X, above
 from shardwise.models import Model
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
@@ -128,8 +129,15 @@ class TrainingCase:
     @cached_property
     def workspace_bytes(self) -> float:
         """Bytes of scratch that GEMMs hold on the device."""
-        experts = self.model.has_experts
-        return self.stack.workspace_bytes(family_of(self.cluster.device), experts, self.plan.tp > 1)
+        return self.workspace_at(self.plan.tp)
+
+    def workspace_at(self, tp: X) -> X | float:
+        """Return the bytes of scratch that GEMMs hold on a device where so many ranks split them."""
+        whole, split = (
+            self.stack.workspace_bytes(family_of(self.cluster.device), self.model.has_experts, apart)
+            for apart in (False, True)
+        )
+        return whole if split == whole else above(tp, 1, split, whole)
 
     @property
     def memory_band(self) -> Band:

@@ -253,7 +253,7 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
     return above(paged - resident_pages(paged, other_bytes, room), 0, paged, 0 * paged)
 
 
-def device_bytes(stack: Stack, sizes: PlanSizes[X], reserved: X, workspace: float) -> X:
+def device_bytes(stack: Stack, sizes: PlanSizes[X], reserved: X, workspace: X | float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
     reserved_bytes = reserved + workspace * stack.reserved_over_allocated
