@@ -21,7 +21,7 @@ from shardwise.ledger.symbol import Node, needed
 from shardwise.records import dataclass
 
 ROW, MODE, PLACE, SPLIT, BATCH = 1, 2, 4, 8, 16
-CELLS = 65_536
+CELLS = 98_304
 """About so many numbers of an array are computed at once: more would not stay in the cache."""
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "add": np.add,

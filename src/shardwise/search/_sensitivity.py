@@ -260,7 +260,7 @@ def constant_band(name: str, band: Band) -> tuple[float, float]:
 
 
 def runners_up(result: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
-    """Return the next plans behind the best, at most so many: the first of each group of ties behind its own.
+    """Return the next plans behind the best, at most so many, each of other degrees: those that tie with it first.
 
     Constants are moved where the objective is made of time; for the others none is listed.
 
@@ -272,10 +272,10 @@ def runners_up(result: TrainingResult | ServingResult, most: int = 3) -> tuple[R
     >>> near[0].behind > 0
     True
     """
-    if len(result.groups) < 2:
+    if len(result.best) < 2:
         return ()
-    best, *others = [group.first for group in result.groups]
-    others, moved, objective = others[:most], _Moved(result), result.options.objective
+    best, *others = result.best[: most + 1]
+    moved, objective = _Moved(result), result.options.objective
     top = result.value(best)  # type: ignore[arg-type]
     moved.look([best, *others])
     return tuple(
