@@ -294,7 +294,7 @@ def test_constants_of_deployments_moved_as_one_column_give_what_they_give_one_by
 
 
 def test_the_factor_at_which_a_plan_overtakes_is_found() -> None:
-    """A gap that jumps is found to a thousandth, one that is smooth exactly and in four looks."""
+    """A gap that jumps is found to the digits that are shown, one that is smooth to five, in three looks."""
     gaps = (lambda f: 1.0 if f > 0.9 else -1.0, lambda f: 1 / f - 0.8)
     looks = Counter[int]()
 
@@ -303,6 +303,6 @@ def test_the_factor_at_which_a_plan_overtakes_is_found() -> None:
         return {i: [gaps[i](f) for f in some] for i, some in asked.items()}
 
     jump, smooth = crossings(asked_of, [0.5, 1.5])
-    assert jump == pytest.approx(0.9, rel=1e-3)
-    assert smooth == pytest.approx(1.25, rel=1e-7)
-    assert looks[1] <= 4 < looks[0] <= 10
+    assert jump == pytest.approx(0.9, rel=2e-3)
+    assert smooth == pytest.approx(1.25, rel=1e-5)
+    assert set(looks.values()) == {3}

@@ -344,7 +344,7 @@ def next_best(page: Page, near: Sequence[tuple[RunnerUp, str]]) -> None:
 
 def _swaps(runner_up: RunnerUp) -> str:
     """Return in words what puts a runner_up ahead."""
-    at = "{} at {:.3f} of what is assumed (band {:.2f} to {:.2f}, at whose end keeping the best costs {:.1%})"
+    at = "{} at {:.2f} of what is assumed (band {:.2f} to {:.2f}, at whose end keeping the best costs {:.1%})"
     swaps = [at.format(s.constant, s.factor, s.low, s.high, s.regret) for s in runner_up.sensitivity]
     return "ahead with " + ", or ".join(swaps) if swaps else "no constant within its band puts it ahead"
 

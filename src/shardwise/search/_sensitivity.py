@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 # Share of the objective below which two plans are the same.
 _ROUNDING = 1e-9
-# Of the logarithm of two factors between which the gap is taken as a line: more digits are right than are shown.
-_CLOSE = 1e-3
+# Steps of the logarithm of a factor, from 1 to the end of its band, at which the gap of two plans is looked at, and how
+# often the step in which it closes is cut again: 1/256 of a band is more than the two digits that are shown.
+_STEPS, _ROUNDS = 16, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +260,7 @@ def constant_band(name: str, band: Band) -> tuple[float, float]:
     return (band.low, band.high) if name == OVERHEAD else (1 / band.high, 1 / band.low)
 
 
-def runners_up(result: TrainingResult | ServingResult, most: int = 3) -> tuple[RunnerUp, ...]:
+def runners_up(result: TrainingResult | ServingResult, most: int = 2) -> tuple[RunnerUp, ...]:
     """Return the next plans behind the best, at most so many, each of other degrees: those that tie with it first.
 
     Constants are moved where the objective is made of time; for the others none is listed.
@@ -341,9 +342,10 @@ class _Moved:
         ways = [(p, *m) for p in places for m in moves if m[1] != 1 and self._gap(best, others[p], *m) < -_ROUNDING]
 
         def gaps(asked: _Asked) -> dict[int, list[float]]:
-            new = {(ways[i][1], f) for i, factors in asked.items() for f in factors}
-            if new := {move for move in new if (id(best), *move) not in self._known}:
-                self._know([best, *others], sorted(new))
+            pairs = {(ways[i][0], ways[i][1], f) for i, factors in asked.items() for f in factors}
+            if new := {(p, *move) for p, *move in pairs if (id(others[p]), *move) not in self._known}:
+                plans = [best, *(others[p] for p in sorted({p for p, *_ in new}))]
+                self._know(plans, sorted({(name, factor) for _, name, factor in new}))
             return {i: [self._gap(best, others[ways[i][0]], ways[i][1], f) for f in some] for i, some in asked.items()}
 
         rows: list[list[Sensitivity]] = [[] for _ in others]
@@ -360,10 +362,10 @@ _Asked = Mapping[int, Sequence[float]]
 def crossings(gaps: Callable[[_Asked], Mapping[int, Sequence[float]]], ends: Sequence[float]) -> list[float]:
     """Return for each of some gaps a factor between 1 and its end beyond which it is below zero.
 
-    A few factors of every gap are looked at at a time.
+    Factors of all gaps are asked for together.
 
     >>> factors = crossings(lambda asked: {i: [f - 0.8 - i / 10 for f in own] for i, own in asked.items()}, [0.5, 0.6])
-    >>> [round(factor, 6) for factor in factors]
+    >>> [round(factor, 4) for factor in factors]
     [0.8, 0.9]
     """
     searches = [_crossing(end) for end in ends]
@@ -379,18 +381,17 @@ def crossings(gaps: Callable[[_Asked], Mapping[int, Sequence[float]]], ends: Seq
 
 
 def _crossing(end: float) -> Generator[Sequence[float], Sequence[float], float]:
-    """Yield factors at which a gap is asked for until it is known where between 1 and `end` it falls below zero."""
+    """Yield factors at which a gap is asked for until it is known where between 1 and `end` it falls below zero.
+
+    A gap may jump where another operator binds, so that steps are even; a column of many factors takes hardly longer
+    than one of few.
+    """
     near, far = 0.0, math.log(end)
     above, below = yield (1.0, end)
-    while abs(near - far) > _CLOSE and above > 0:
-        # A gap is nearly a line, of the logarithm, but may jump where another operator binds: then the middle helps.
-        line = near + (far - near) * above / (above - below)
-        places = [near + (line - near) * 0.96, line + (far - line) * 0.04, (near + far) / 2]
-        places.sort(key=lambda place: abs(place - near))
-        values = yield [math.exp(place) for place in places]
-        for place, gap in zip(places, values, strict=True):
-            if gap < 0:
-                far, below = place, gap
-                break
-            near, above = place, gap
+    for _ in range(_ROUNDS if above > 0 else 0):
+        places = [near + (far - near) * i / _STEPS for i in range(1, _STEPS)]
+        values = [*(yield [math.exp(place) for place in places]), below]
+        first = next(i for i, gap in enumerate(values) if gap < 0)
+        around, gaps = [near, *places, far], [above, *values]
+        (near, far), (above, below) = around[first : first + 2], gaps[first : first + 2]
     return math.exp(near + (far - near) * above / (above - below) if above > 0 else near)
