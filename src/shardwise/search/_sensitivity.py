@@ -275,14 +275,15 @@ def runners_up(result: TrainingResult | ServingResult, most: int = 2) -> tuple[R
     """
     if len(result.best) < 2:
         return ()
-    best, *others = result.best[: most + 1]
+    reports: Sequence[Any] = result.best
+    best, *others = reports[: most + 1]
     moved, objective = _Moved(result), result.options.objective
-    top = result.value(best)  # type: ignore[arg-type]
+    top = result.value(best)
     moved.look([best, *others])
     return tuple(
         RunnerUp(
             report=report,
-            behind=loss_of(objective, result.value(report), top),  # type: ignore[arg-type]
+            behind=loss_of(objective, result.value(report), top),
             sensitivity=ahead,
         )
         for report, ahead in zip(others, moved.overtaking(best, others), strict=True)
@@ -342,10 +343,9 @@ class _Moved:
         ways = [(p, *m) for p in places for m in moves if m[1] != 1 and self._gap(best, others[p], *m) < -_ROUNDING]
 
         def gaps(asked: _Asked) -> dict[int, list[float]]:
-            pairs = {(ways[i][0], ways[i][1], f) for i, factors in asked.items() for f in factors}
-            if new := {(p, *move) for p, *move in pairs if (id(others[p]), *move) not in self._known}:
-                plans = [best, *(others[p] for p in sorted({p for p, *_ in new}))]
-                self._know(plans, sorted({(name, factor) for _, name, factor in new}))
+            seen = {(ways[i][0], (ways[i][1], f)) for i, factors in asked.items() for f in factors}
+            if new := {(p, move) for p, move in seen if (id(others[p]), *move) not in self._known}:
+                self._know([best, *(others[p] for p in sorted({p for p, _ in new}))], sorted({move for _, move in new}))
             return {i: [self._gap(best, others[ways[i][0]], ways[i][1], f) for f in some] for i, some in asked.items()}
 
         rows: list[list[Sensitivity]] = [[] for _ in others]
