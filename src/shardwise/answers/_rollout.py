@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from shardwise.answers._page import Page
+from shardwise.answers._waves import even_waves
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
@@ -52,8 +53,8 @@ def rollout_of(report: TrainReport) -> Rollout | None:
     batch = ceil(job.global_batch / replicas)
     rollout = _asked(report, devices, batch, resting)
     room = rollout.max_concurrency
-    waves = ceil(batch / room) if room else 0
-    one = _asked(report, devices, ceil(batch / waves), resting) if waves > 1 else rollout
+    waves, each = even_waves(batch, room) if room else (0, batch)
+    one = _asked(report, devices, each, resting) if waves > 1 else rollout
     fits = bool(room) and one.fits
     return Rollout(
         engine=one.case.engine.name,

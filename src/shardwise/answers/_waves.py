@@ -20,6 +20,16 @@ class Waves:
     output_tokens_per_second: float
 
 
+def even_waves(batch: int, room: int) -> tuple[int, int]:
+    """Return how many waves a batch takes where so many requests have room at once, and the requests of each.
+
+    >>> even_waves(100, 40)
+    (3, 34)
+    """
+    count = ceil(batch / room)
+    return count, ceil(batch / count)
+
+
 def waves_of(report: InferReport) -> Waves | None:
     """Return the waves of a batch that does not fit at once, None where it fits or not one request of it does.
 
@@ -28,8 +38,8 @@ def waves_of(report: InferReport) -> Waves | None:
     case, batch, room = report.case, report.job.batch, report.max_concurrency
     if report.fits or not 0 < room < batch:
         return None
-    count = ceil(batch / room)
-    job = replace(report.job, batch=ceil(batch / count))
+    count, each = even_waves(batch, room)
+    job = replace(report.job, batch=each)
     options = ServingOptions(engine=case.engine, efficiencies=case.efficiencies)
     one = infer(case.model, case.cluster, report.plan, job, options)
     if not one.fits:
