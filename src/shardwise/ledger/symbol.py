@@ -14,8 +14,6 @@ from shardwise.ledger.number import evaluate, positive_of_positive
 
 NodeKey = tuple[Any, ...]
 _COMMUTING = frozenset(("add", "multiply", "max", "min"))
-# Operations on two numbers whose result is never below zero where both are not: all but differences and the larger one.
-_POSITIVE_OF_TWO = frozenset(("add", "multiply", "true_divide", "min"))
 # Steps of a proof that one symbol is never less than another: longer ones find little.
 _DEEP = 3
 _PROVEN = _DEEP + 1
@@ -134,7 +132,7 @@ def _paired(op: str, a: Any, b: Any) -> Node:
         key = (op, b, a) if op in _COMMUTING and a.place > b.place else (op, a, b)
     node: Node | None = graph.known.get(key)
     if node is None:
-        node = graph.new(key, level, positive if op in _POSITIVE_OF_TWO else _positive(key))
+        node = graph.new(key, level, positive if positive_of_positive(op) else _positive(key))
     return node
 
 
