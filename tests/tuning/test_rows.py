@@ -59,6 +59,8 @@ def test_a_rank_that_is_not_stated_follows_from_the_parameters() -> None:
     assert rank_of(row(notes="trainable_params=11468800"), LLAMA, prefix) == 200
     with pytest.raises(InputError):
         rank_of(row(lora_rank="100000"), LLAMA, fields)
+    with pytest.raises(InputError, match="hidden size"):
+        rank_of(row(notes="experiment=lora--llama-3.2-3B-rank100000"), LLAMA, fields)
 
 
 @pytest.mark.parametrize(

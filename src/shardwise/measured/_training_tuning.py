@@ -201,13 +201,15 @@ def rank_of(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
     begins = fields["adapter"] == "adalora" or not record.says("lora_rank")
     if begins and (counted_rank := _counted(record, model, fields)):
         return counted_rank
-    if not record.says("lora_rank") and (named := re.search(r"-rank(\d{1,4})", record.notes.get("experiment", ""))):
-        record.assume(f"lora_rank: {named[1]}, as the experiment is called")
-        return min(int(named[1]), model.hidden)
-    if not record.says("lora_rank"):
+    named = re.search(r"-rank(\d+)", record.notes.get("experiment", ""))
+    if record.says("lora_rank"):
+        rank = record.count("lora_rank")
+    elif named:
+        rank = int(named[1])
+        record.assume(f"lora_rank: {rank}, as the experiment is called")
+    else:
         record.assume(f"lora_rank: not stated: {_USUAL_RANK}, the default of LitGPT and of PEFT")
         return _USUAL_RANK
-    rank = record.count("lora_rank")
     if rank > model.hidden:
         raise refuse("lora_rank", rank, f"is above the model's hidden size of {model.hidden}")
     return rank
