@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run
+from shardwise import cli
 from shardwise.answers import _commands
 
 TRAIN = [
@@ -483,3 +484,15 @@ def test_help_is_as_wide_as_asked() -> None:
     for width in (60, 120):
         lines = run("train", "--help", "--width", str(width)).out.splitlines()
         assert width - 12 < max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("name", ["measure", "train"])
+def test_what_is_measured_alone_may_use_all_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command has one thread for products of matrices; what measures the machine has those that it would have."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["shardwise", name, "--help"])
+    monkeypatch.setattr(cli.gc, "freeze", lambda: None)
+    monkeypatch.setattr(cli.gc, "set_threshold", lambda *_: None)
+    assert name in _commands.NAMES and cli.command() == 0
+    assert ("OPENBLAS_NUM_THREADS" in os.environ) is (name != "measure")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
