@@ -218,3 +218,15 @@ def test_the_cache_is_what_the_start_up_of_the_engine_leaves() -> None:
     assert any("1,024 sequences" in said for said in report.assumptions)
     assert infer(model, cluster, Plan(), replace(job, max_sequences=1)).kv_cache_tokens > 100_000
     assert not any("sequences at once" in said for said in infer(model, cluster, Plan(), job, other).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("qwen3-30b-a3b", "100 times"), ("mixtral-8x7b", "as popular as any other"), ("llama-3.1-8b", "")],
+)
+def test_how_experts_are_taken_to_be_chosen_is_said(model: str, words: str) -> None:
+    """What is assumed of a router stands among the assumptions, of models with experts alone."""
+    notes = [
+        one for one in ask(model, Serving(batch=1, input_tokens=128, output_tokens=8)).assumptions if "routing" in one
+    ]
+    assert (len(notes) == 1 and words in notes[0]) if words else not notes

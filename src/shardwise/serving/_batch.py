@@ -17,6 +17,7 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._memory import StageBytes, caches_of, stages_bytes
+from shardwise.serving._routing import routing_notes
 from shardwise.serving._sizes import ServingSizes
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import StepCost, decode_cost, repeated, step_cost, weighted
@@ -233,6 +234,7 @@ def evaluate(case: ServingCase, sizes: ServingSizes[X], costs: EngineCostModel[X
         sizes=sizes,
         family=costs.rates.family,
         notes=(
+            *routing_notes(case.model),
             *costs.rates.assumptions,
             *(note for _, one in costs.narrow for note in one.assumptions),
             *costs.network.assumptions,

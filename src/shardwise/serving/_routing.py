@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from shardwise.files import own_table
+from shardwise.models import Model
 
 
 @cache
@@ -16,3 +17,18 @@ def popularity_of(family: str) -> float:
     """
     rows = own_table(__file__, "routing.toml")["routing"]
     return next((float(one["popularity"]) for one in rows if family in one["families"]), 1.0)
+
+
+def routing_notes(model: Model) -> tuple[str, ...]:
+    """Return how unevenly the experts of a model are taken to be chosen, nothing where it has none.
+
+    >>> from shardwise.models import load_model
+    >>> routing_notes(load_model("mixtral-8x7b"))
+    ('routing: every expert as popular as any other, none of the family were counted',)
+    """
+    if not model.has_experts:
+        return ()
+    popularity = popularity_of(model.family)
+    if popularity == 1:
+        return ("routing: every expert as popular as any other, none of the family were counted",)
+    return (f"routing: the most popular expert is chosen {popularity:g} times as often as the least of a layer",)
