@@ -26,7 +26,6 @@ from shardwise.search._options import OBJECTIVES, TRAIN_LIMITS
 from shardwise.search._result import PlanCounts, Rejection, Remedy, loss_of, missed
 from shardwise.training import (
     Evaluation,
-    PlanSizes,
     PricedBlocks,
     Stages,
     TrainingCase,
@@ -355,22 +354,21 @@ def structure(plan: Plan) -> tuple[object, ...]:
     return (*(getattr(plan, name) for name in same), bool(plan.recompute_layers), splits_replicas(plan))
 
 
-def columns_of(case: TrainingCase, plans: Sequence[Plan]) -> tuple[PlanSizes[Any], tuple[Stages[Any], ...]]:
-    """Return the sizes and stages of plans of one `structure` as columns; who has fewer runs has runs of no stages."""
+def stage_columns(case: TrainingCase, plans: Sequence[Plan]) -> tuple[Stages[Any], ...]:
+    """Return the stages of plans of one `structure` as columns; who has fewer runs has runs of no stages."""
     known: dict[Plan, tuple[Stages[float], ...]] = {}
     for plan in plans:
         if plan not in known:
             known[plan] = stages_of(replace(case, plan=plan))
     longest = max(map(len, known.values()))
     rows = {plan: (*row, *[replace(row[-1], count=0)] * (longest - len(row))) for plan, row in known.items()}
-    stages = tuple(_stacked(runs) for runs in zip(*(rows[plan] for plan in plans), strict=True))
-    return sizes_of_columns(plans, case.job.global_batch, case.domains), stages
+    return tuple(_stacked(runs) for runs in zip(*(rows[plan] for plan in plans), strict=True))
 
 
 def evaluate_columns(case: TrainingCase, plans: Sequence[Plan]) -> Evaluation[Any]:
     """Return memory and time of plans of one `structure` as columns."""
-    sizes, stages = columns_of(case, plans)
-    return evaluate(replace(case, plan=plans[0]), sizes, stages)
+    sizes = sizes_of_columns(plans, case.job.global_batch, case.domains)
+    return evaluate(replace(case, plan=plans[0]), sizes, stage_columns(case, plans))
 
 
 def _stacked(runs: Sequence[Stages[float]]) -> Stages[Any]:

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from shardwise.cost import Band, Efficiencies, band_of
 from shardwise.hardware import Cluster, Tier, part_of
-from shardwise.plans import Plan, Training
+from shardwise.plans import Plan, Stack, Training
 from shardwise.records import dataclass, replace
 from shardwise.search._result import loss_of
 
@@ -31,7 +32,8 @@ TIMED = ("step", "throughput", "cost", "days", "ttft", "tpot", "latency")
 # Share of the objective below which two plans are the same.
 _ROUNDING = 1e-9
 # Steps of the logarithm of a factor, from 1 to the end of its band, at which the gap of two plans is looked at, and how
-# often the step in which it closes is cut again: 1/256 of a band is more than the two digits that are shown.
+# often the step in which it closes is cut again where it is not straight: 1/256 of a band is more than the two digits
+# that are shown.
 _STEPS, _ROUNDS = 16, 2
 
 
@@ -155,26 +157,55 @@ def _grouped(reports: Sequence[Any], alike: Callable[[Any], object]) -> list[lis
 
 
 def moved_steps(reports: Sequence[TrainReport], moves: Moves) -> list[list[float]]:
-    """Return seconds of a step of each training plan with each of some constants moved, plans alike as columns."""
-    from shardwise.search._remedies import columns_of, structure
-    from shardwise.training import machine_of, step_of
+    """Return seconds of a step of each training plan with each of some constants moved, plans alike as columns.
+
+    Plans that split a layer alike are priced as one column, of which each structure composes its own.
+    """
+    from shardwise.training import machine_of
 
     steps: list[list[float]] = [[]] * len(reports)
-    machines: dict[TrainingCase, list[Any]] = {}
-    for places in _grouped(reports, lambda one: (replace(one.case, plan=Plan()), structure(one.plan))):
-        case, plans = reports[places[0]].case, [reports[place].plan for place in places for _ in moves]
-        sizes, stages = columns_of(case, plans)
-        cases = [_moved_case(name, case, factor) for name, factor in moves]
+    machines: dict[TrainingCase, list[tuple[Stack, Any]]] = {}
+    cases = [replace(one.case, plan=_as_split(one.plan)) for one in reports]
+    for places in _grouped(cases, lambda one: replace(one, plan=_split_of(one.plan))):
+        case = cases[places[0]]
         # Plans on the same devices meet the same machine but for where their groups lie.
         kind = replace(case, plan=Plan(offload=case.plan.offload))
         if kind not in machines:
-            machines[kind] = [machine_of(one, sizes.group_shapes) for one in cases]
-        machine = replace(stacked(machines[kind] * len(places)), group_shapes=sizes.group_shapes)
-        one = replace(case, stack=stacked([moved.stack for moved in cases] * len(places)))
-        with np.errstate(all="ignore"):
-            seconds = np.broadcast_to(step_of(one, sizes, stages, machine).total, len(plans))
-        steps = _dealt(steps, places, seconds.reshape(len(places), -1).tolist())
+            moved = [_moved_case(name, kind, factor) for name, factor in moves]
+            machines[kind] = [(one.stack, machine_of(one, {})) for one in moved]
+        seconds = _moved_seconds(case, [cases[place].plan for place in places], machines[kind])
+        steps = _dealt(steps, places, seconds.tolist())
     return steps
+
+
+def _as_split(plan: Plan) -> Plan:
+    """Return a plan as those that split their sequence, where there is one rank to split it over."""
+    return plan if plan.tp * plan.tp2 > 1 else replace(plan, sequence_parallel=True)
+
+
+def _split_of(plan: Plan) -> Plan:
+    """Return what plans whose layers are priced as one column agree in."""
+    same = ("layout", "sequence_parallel", "cp_kind", "offload")
+    return replace(Plan(), **{name: getattr(plan, name) for name in same})
+
+
+def _moved_seconds(case: TrainingCase, plans: Sequence[Plan], moved: Sequence[tuple[Stack, Any]]) -> Any:
+    """Return seconds of a step by plan and moved machine, of plans that split a layer alike."""
+    from shardwise.search._remedies import stage_columns, structure
+    from shardwise.training import ColumnPrices, sizes_of_columns, step_of
+
+    sizes = sizes_of_columns([plan for plan in plans for _ in moved], case.job.global_batch, case.domains)
+    stack, machine = stacked([*moved] * len(plans))
+    machine, known = replace(machine, group_shapes=sizes.group_shapes), ColumnPrices[Any]()
+    seconds = np.empty((len(plans), len(moved)))
+    for own in _grouped(plans, structure):
+        plan = plans[own[0]]
+        # Rows of other structures stand for nothing here, and have the stages of this one.
+        stages = stage_columns(case, [one if at in own else plan for at, one in enumerate(plans) for _ in moved])
+        with np.errstate(all="ignore"):
+            step = step_of(replace(case, plan=plan, stack=stack), sizes, stages, machine, known).total
+        seconds[own] = np.broadcast_to(step, seconds.size).reshape(seconds.shape)[own]
+    return seconds
 
 
 def _dealt(lists: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
@@ -391,7 +422,27 @@ def _crossing(end: float) -> Generator[Sequence[float], Sequence[float], float]:
     for _ in range(_ROUNDS if above > 0 else 0):
         places = [near + (far - near) * i / _STEPS for i in range(1, _STEPS)]
         values = [*(yield [math.exp(place) for place in places]), below]
-        first = next(i for i, gap in enumerate(values) if gap < 0)
         around, gaps = [near, *places, far], [above, *values]
+        first = next(i for i, gap in enumerate(values) if gap < 0)
+        near_it = slice(max(first - 1, 0), first + 3)
+        if _is_straight(gaps[near_it]):
+            return math.exp(_zero(around[near_it], gaps[near_it]))
         (near, far), (above, below) = around[first : first + 2], gaps[first : first + 2]
     return math.exp(near + (far - near) * above / (above - below) if above > 0 else near)
+
+
+def _is_straight(gaps: Sequence[float]) -> bool:
+    """Return whether lines through each two of gaps at even steps meet zero at one place but for a share of a step."""
+    falls = [a - b for a, b in pairwise(gaps)]
+    meets = [at + gap / fall for at, (gap, fall) in enumerate(zip(gaps, falls, strict=False)) if fall > 0]
+    return len(meets) == len(falls) and max(meets) - min(meets) < 1 / _STEPS
+
+
+def _zero(places: Sequence[float], gaps: Sequence[float]) -> float:
+    """Return where gaps that fall at some places are zero, by Lagrange's polynomial of the place over the gap.
+
+    >>> round(_zero([0.0, 1.0, 2.0], [1.0, 0.4, -0.4]), 4)
+    1.5476
+    """
+    others = [[b / (b - a) for j, b in enumerate(gaps) if j != i] for i, a in enumerate(gaps)]
+    return sum(place * math.prod(shares) for place, shares in zip(places, others, strict=True))

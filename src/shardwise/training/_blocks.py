@@ -13,6 +13,7 @@ from shardwise.ledger.op import Op, within
 from shardwise.ledger.saved import Checkpoint, keep, recomputed_shares
 from shardwise.ledger.traced import named
 from shardwise.ops.count import RECOMPUTED
+from shardwise.ops.layout import Layout
 from shardwise.ops.overlap import (
     CostModel,
     Messages,
@@ -117,8 +118,32 @@ class KnownPrices(Generic[X]):
     ledgers: dict[object, dict[tuple[object, ...], tuple[Op[X], ...]]] = field(default_factory=dict)
     """Operators of the parts of a model by layout."""
 
-    operators: dict[Op[X], PricedOp[X]] = field(default_factory=dict)
-    blocks: dict[tuple[tuple[Op[X], ...], tuple[Checkpoint, ...], str], BlockCost[X]] = field(default_factory=dict)
+    operators: dict[object, PricedOp[X]] = field(default_factory=dict)
+    blocks: dict[tuple[object, tuple[Checkpoint, ...], str], BlockCost[X]] = field(default_factory=dict)
+
+    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], tuple[Op[X], ...]]:
+        """Return the operators that are known of a layout."""
+        return self.ledgers.setdefault(y, {})
+
+    def key(self, ops: Op[X] | tuple[Op[X], ...]) -> object:
+        """Return what tells operators, or a list of them, from others."""
+        return ops
+
+
+@dataclass(slots=True)
+class ColumnPrices(KnownPrices[X]):
+    """What is known of one column of sizes under one layout: columns have no hash, so that objects are told apart."""
+
+    alive: dict[int, object] = field(default_factory=dict)
+
+    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], tuple[Op[X], ...]]:
+        """Return the operators that are known."""
+        return self.ledgers.setdefault("", {})
+
+    def key(self, ops: Op[X] | tuple[Op[X], ...]) -> object:
+        """Return the identity of operators, which stay alive with it."""
+        self.alive[id(ops)] = ops
+        return id(ops)
 
 
 def priced_op(costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
@@ -127,6 +152,15 @@ def priced_op(costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
     ahead = messages(costs, op.forward, t.forward)
     back = messages(costs, op.backward, t.backward_input, t.backward_weight)
     return slowed_passes(costs, op, t, (ahead.hidden, back.hidden)), ahead, back
+
+
+def _priced(costs: CostModel[X], op: Op[X], known: KnownPrices[X] | None) -> PricedOp[X]:
+    if known is None:
+        return priced_op(costs, op)
+    key = known.key(op)
+    if key not in known.operators:
+        known.operators[key] = priced_op(costs, op)
+    return known.operators[key]
 
 
 _WAYS = ("forward", "backward")
@@ -252,9 +286,9 @@ def fold(
     """
     if known is None:
         return _folded(ops, costs, units, label, None)
-    key = (ops, units, label)
+    key = (known.key(ops), units, label)
     if key not in known.blocks:
-        known.blocks[key] = _folded(ops, costs, units, label, known.operators)
+        known.blocks[key] = _folded(ops, costs, units, label, known)
     return known.blocks[key]
 
 
@@ -263,19 +297,13 @@ def _folded(
     costs: CostModel[X],
     units: tuple[Checkpoint, ...],
     label: str,
-    known: dict[Op[X], PricedOp[X]] | None,
+    known: KnownPrices[X] | None,
 ) -> BlockCost[X]:
     zero, shares = 0 * ops[0].forward_bytes, recomputed_shares(ops, units)
     routes = any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op in ops:
-        # Columns of plans have no hash.
-        priced = None if known is None else known.get(op)
-        if priced is None:
-            priced = priced_op(costs, op)
-            if known is not None:
-                known[op] = priced
-        sums.add(op, priced, shares.get(id(op)))
+        sums.add(op, _priced(costs, op, known), shares.get(id(op)))
     launches, launches_back = host_passes(costs, ops, shares, zero)
     back = sums.backward + sums.weight
     late = host_late(costs, ops, back) + maximum(launches_back - back - sums.replay, 0.0)

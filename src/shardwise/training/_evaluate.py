@@ -96,7 +96,7 @@ def parts_of(
     case: TrainingCase, y: Layout[X], costs: CostModel[X], known: KnownPrices[X] | None = None
 ) -> ModelBlocks[X]:
     """Return every kind of layer, the embedding, the head and the loss of a model, folded."""
-    model, known_ops = case.model, None if known is None else known.ledgers.setdefault(y, {})
+    model, known_ops = case.model, None if known is None else known.ledger(y)
     written = ledger_of(model, case.plan, case.kinds, y, known_ops)
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
@@ -366,11 +366,18 @@ def spared_seconds(
 
 
 def step_of(
-    case: TrainingCase, sizes: PlanSizes[X], stages: tuple[Stages[X], ...], machine: CostModel[X] | None = None
+    case: TrainingCase,
+    sizes: PlanSizes[X],
+    stages: tuple[Stages[X], ...],
+    machine: CostModel[X] | None = None,
+    known: KnownPrices[X] | None = None,
 ) -> StepSeconds[X]:
-    """Return the seconds of a step alone, on a machine of other rates where one is given."""
+    """Return the seconds of a step alone, on a machine of other rates where one is given.
+
+    `known` keeps prices for other structures of the same sizes.
+    """
     machine = machine_of(case, sizes.group_shapes) if machine is None else machine
-    tables = tables_of(case, machine, sizes)
+    tables = tables_of(case, machine, sizes, known)
     parts = padded(case.recipe, sizes, tables.parts)
     job = step_job(case, parts, send_of(case, machine, sizes, tables.boundary_bytes))
     job = replace(job, spared=spared_seconds(case, machine, sizes, parts, stages))
