@@ -178,11 +178,18 @@ class PlanKeys:
 
 @dataclass(frozen=True, slots=True)
 class FeasiblePlans:
-    """PlanGrid of which some plan fits: bytes of their plans and which of them fit, by sharding."""
+    """Rows of which some plan fits: bytes of their plans and which of them fit, by sharding."""
 
     rows: Any
     device_bytes: dict[str, Any]
     fits: dict[str, Any]
+
+    def of(self, some: Any) -> FeasiblePlans:
+        """Return some of the rows."""
+        device_bytes, fits = (
+            {s: v.take(some, axis=1) for s, v in one.items()} for one in (self.device_bytes, self.fits)
+        )
+        return FeasiblePlans(self.rows[some], device_bytes, fits)
 
 
 @dataclass(frozen=True, slots=True)

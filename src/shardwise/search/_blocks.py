@@ -85,6 +85,7 @@ class BlockTable:
     first: Any
     domain_of: Any
     lows: dict[str, Any] = field(default_factory=dict)
+    onwards: dict[str, Any] = field(default_factory=dict)
 
     def column(self, name: str, least: bool) -> tuple[Any, Any]:
         """Return the column of a leaf, or the least of the places of each row key, and the key of each row."""
@@ -94,6 +95,13 @@ class BlockTable:
         if least and column.shape[-1] != len(self.first) and name not in self.lows:
             self.lows[name] = np.minimum.reduceat(column, self.first, axis=-1)
         return (self.lows.get(name, column) if least else column), self.key
+
+    def onward(self, name: str) -> Any:
+        """Return the least of each mode and of those after it, of the least column of a leaf that varies with modes."""
+        if name not in self.onwards:
+            column, _ = self.column(name, least=True)
+            self.onwards[name] = np.minimum.accumulate(column[::-1], axis=0)[::-1]
+        return self.onwards[name]
 
 
 @dataclass(frozen=True, kw_only=True)

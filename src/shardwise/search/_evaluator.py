@@ -25,7 +25,7 @@ from shardwise.search._program import CELLS
 from shardwise.search._ranking import WantedPlans
 from shardwise.search._result import PlanCounts
 
-# Plans of a job that are timed at each visit to it.
+# Rows of a job that are looked at at each visit to it.
 _VISITS = (512, 2**62)
 
 
@@ -109,5 +109,5 @@ class Evaluator:
         """Yield the plans that may be wanted, the least bounds first: what is timed early leaves out more of others."""
         for size in _VISITS if self.wanted is not None else _VISITS[-1:]:
             for one in sorted(bounded, key=lambda one: one.least):
-                if one.least < np.inf:
+                if len(one.lows):
                     yield from one.job.pruned(one, size, table)

@@ -7,7 +7,7 @@ every place.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from shardwise.search._blocks import BlockKeys, BlockTable
 from shardwise.search._columns import Columns, distinct, exact_sum, pieces, scattered, spread
 from shardwise.search._composition import Composition
 from shardwise.search._placements import ShapeColumns
-from shardwise.search._program import CELLS, PLACE, ROW, SPLIT, Program, axis_of
+from shardwise.search._program import CELLS, MODE, PLACE, ROW, SPLIT, Program, axis_of
 
 if TYPE_CHECKING:
     from shardwise.search._evaluator import Evaluator
@@ -47,33 +47,36 @@ def alike_jobs(jobs: Sequence[tuple[Job, Any]]) -> Iterator[tuple[list[Job], Any
 
 @dataclass(slots=True)
 class Bounded:
-    """What fits of a job and is not timed yet, with seconds that no step is shorter than by sharding; their least."""
+    """What fits of a job and is not timed yet, with seconds that no step of a row is shorter than."""
 
     job: Job
     fitting: FeasiblePlans
-    bounds: dict[str, Any]
-    least: float = np.inf
+    lows: Any
+
+    @property
+    def least(self) -> float:
+        """Seconds that no step is shorter than, infinity where no row is left."""
+        return float(self.lows.min(initial=np.inf))
 
     def keep(self, some: Any) -> None:
         """Keep some of the rows."""
-        known = self.fitting
-        if len(some) < len(known.rows):
-            kept_columns, fits, self.bounds = (
-                {s: v.take(some, axis=1) for s, v in one.items()}
-                for one in (known.device_bytes, known.fits, self.bounds)
-            )
-            self.fitting = FeasiblePlans(known.rows[some], kept_columns, fits)
+        if len(some) < len(self.lows):
+            self.fitting, self.lows = self.fitting.of(some), self.lows[some]
+
+    def first(self, size: int) -> FeasiblePlans:
+        """Return about so many rows, those with the least bounds, and leave the others."""
+        fitting, last = self.fitting, np.inf
+        if len(self.lows) > size:
+            last = np.partition(self.lows, size - 1)[size - 1]
+        soon = self.lows <= last
+        self.keep(np.flatnonzero(~soon))
+        return fitting.of(np.flatnonzero(soon))
 
 
 def bounds_of(some: Sequence[tuple[Job, FeasiblePlans]], table: BlockTable) -> list[Bounded]:
     """Return what fits of jobs of about the same rows with its bounds; columns are gathered once for all of them."""
     cells = PlanSelection(distinct(np.concatenate([fit.rows for _, fit in some])), some[0][0].columns["set"])
     return [job.bounded(fit, cells, table) for job, fit in some]
-
-
-def _least_of(bounds: Mapping[str, Any], fits: Mapping[str, Any]) -> Any:
-    """Return the least bound of each mode and row over the shardings that are left, infinity where none is."""
-    return reduce(np.minimum, [np.where(fits[s], bounds[s], np.inf) for s in fits])
 
 
 @dataclass(slots=True)
@@ -100,11 +103,19 @@ class Job:
         return self.evaluator.compositions.of(*self.composed, self.shardings)
 
     def _given(
-        self, program: Program, cells: PlanSelection, table: BlockKeys | BlockTable, least: bool = False
+        self,
+        program: Program,
+        cells: PlanSelection,
+        table: BlockKeys | BlockTable,
+        least: bool = False,
+        first_modes: Any = None,
     ) -> dict[str, Any]:
-        """Return the inputs of a program for some plans, each gathered once for all programs that read it."""
+        """Return the inputs of a program for some plans, each gathered once for all programs that read it.
+
+        With the first mode of each row, what varies with modes is the least of that one and of those after it.
+        """
         known: dict[tuple[int, int], Any] = {}
-        numbers = self.numbers
+        numbers, own = self.numbers, dict[str, Any]()
         for name, level in program.inputs.items():
             if (name, level) in cells.inputs or name in numbers:
                 continue
@@ -117,6 +128,11 @@ class Job:
                     if axis == PLACE and isinstance(table, BlockTable):
                         at = table.first[at][cells.row] + table.domain_of[cells.place - self._first]
                     known[id(key), axis] = at
+                if first_modes is not None and column.ndim > 1 and isinstance(table, BlockTable):
+                    if (id(key), MODE) not in known:
+                        known[id(key), MODE] = first_modes * column.shape[1] + at
+                    own[name] = table.onward(name).take(known[id(key), MODE])
+                    continue
                 if column.ndim == 1 or cells.modes is None:
                     columns = column.take(at, axis=-1)
                 else:
@@ -127,7 +143,8 @@ class Job:
             else:
                 columns = self.part.number(name).take(cells.among(axis))
             cells.inputs[name, level] = columns
-        return {n: numbers[n] if n in numbers else cells.inputs[n, level] for n, level in program.inputs.items()}
+        own |= {name: value for name, value in numbers.items() if name in program.inputs}
+        return {n: own[n] if n in own else cells.inputs[n, level] for n, level in program.inputs.items()}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -217,52 +234,56 @@ class Job:
             )
 
     def bounded(self, fitting: FeasiblePlans, cells: PlanSelection, table: BlockTable) -> Bounded:
-        """Return seconds that no step of what fits is shorter than; its rows are among those of the cells."""
-        program, modes, size = self.composition.least, self.evaluator.num_modes, len(cells.rows)
-        outputs = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
+        """Return seconds that no step of a row is shorter than; the rows that fit are among those of the cells."""
+        program, size, fits = self.composition.least, len(cells.rows), fitting.fits
+        own, modes = np.searchsorted(cells.rows, fitting.rows), np.zeros(size, np.int64)
+        some_fit = reduce(np.logical_or, fits.values())
+        modes[own] = reduce(lambda later, mode: np.where(some_fit[mode], mode, later), range(len(some_fit))[::-1])
+        outputs = program.run(self._given(program, cells, table, True, modes), cells.shape(1))
         # Results of a program stay until the next run alone.
-        own = np.searchsorted(cells.rows, fitting.rows)
-        bounds = {s: np.broadcast_to(outputs[f"least {s}"], (modes, size)).take(own, axis=1) for s in fitting.fits}
-        return self._wanted(Bounded(self, fitting, bounds))
+        lows = (
+            np.where(fit.any(axis=0), np.broadcast_to(outputs[f"least {s}"], size).take(own), np.inf)
+            for s, fit in fits.items()
+        )
+        return self._wanted(Bounded(self, fitting, reduce(np.minimum, lows)))
 
     def _wanted(self, bounded: Bounded) -> Bounded:
-        """Drop what is behind what was found by now: rows by their least seconds and bytes, then single plans."""
-        wanted, lows = self.evaluator.wanted, _least_of(bounded.bounds, bounded.fitting.fits)
+        """Drop the rows that are behind what was found by now, by their least seconds and bytes."""
+        wanted, known = self.evaluator.wanted, bounded.fitting
         if wanted is not None and not wanted.all:
-            seconds = lows.min(axis=0)
-            some = np.flatnonzero(seconds < np.inf)
-            bounded.keep(some)
-            fewest_bytes = reduce(np.minimum, bounded.fitting.device_bytes.values()).min(axis=0)
-            bounded.keep(np.flatnonzero(wanted.may(self._bounds(bounded, seconds[some], fewest_bytes, True))))
-            known = bounded.fitting
-            for s, fits in known.fits.items():
-                if fits.any():
-                    fits &= wanted.may(self._bounds(bounded, bounded.bounds[s], known.device_bytes[s], fits))
-            bounded.keep(np.flatnonzero(reduce(np.logical_or, known.fits.values()).any(axis=0)))
-            lows = _least_of(bounded.bounds, bounded.fitting.fits)
-        bounded.least = float(lows.min(initial=np.inf))
+            fewest_bytes = reduce(np.minimum, known.device_bytes.values()).min(axis=0)
+            bounded.keep(np.flatnonzero(wanted.may(self._bounds(known.rows, bounded.lows, fewest_bytes, True))))
         return bounded
 
-    def _bounds(self, bounded: Bounded, seconds: Any, device_bytes: Any, fits: Any) -> PlanBatch:
+    def _bounds(self, rows: Any, seconds: Any, device_bytes: Any, fits: Any) -> PlanBatch:
         """Return rows, or plans of them, with seconds that no step is shorter than; nobody asks for their keys."""
-        kind = self._kind(bounded.fitting.rows)
-        return PlanBatch(step_seconds=seconds, device_bytes=device_bytes, fits=fits, key=None, **kind)
+        return PlanBatch(step_seconds=seconds, device_bytes=device_bytes, fits=fits, key=None, **self._kind(rows))
 
     def pruned(self, bounded: Bounded, size: int, table: BlockTable) -> Iterator[PlanBatch]:
-        """Yield about so many of the plans that may be wanted: those whose bound is not behind, the least first."""
-        known = self._wanted(bounded).fitting
-        composition, chosen, device_bytes, fits = self.composition, known.rows, known.device_bytes, known.fits
-        if not len(chosen):
-            return
-        bounds = _least_of(bounded.bounds, fits)
-        last = np.partition(bounds.ravel(), size - 1)[size - 1] if bounds.size > size else np.inf
-        now = {s: fits[s] & (bounds <= last) for s in fits}
-        for s in fits:
-            fits[s] &= ~now[s]
-        bounded.least = float(_least_of(bounded.bounds, fits).min())
-        for group in composition.groups:
-            wanted = np.flatnonzero(np.any([now[s] for s in group], axis=0))
-            yield from self._timed(group, wanted, FeasiblePlans(chosen, device_bytes, now), table)
+        """Yield the plans that may be wanted of about so many rows, those with the least bounds."""
+        chosen = self._wanted(bounded).first(size)
+        for some in pieces(np.arange(len(chosen.rows)), np.ones(len(chosen.rows), np.int64), self._most_rows):
+            known = self._ahead(chosen.of(some), table)
+            for group in self.composition.groups:
+                wanted = np.flatnonzero(reduce(np.logical_or, [known.fits[s] for s in group]))
+                yield from self._timed(group, wanted, known, table)
+
+    @property
+    def _most_rows(self) -> int:
+        return CELLS // self.evaluator.num_modes
+
+    def _ahead(self, known: FeasiblePlans, table: BlockTable) -> FeasiblePlans:
+        """Return plans without those that are behind what was found by now, by their own bounds."""
+        wanted, modes = self.evaluator.wanted, self.evaluator.num_modes
+        if wanted is None or wanted.all or not len(known.rows):
+            return known
+        program, cells = self.composition.least, PlanSelection(known.rows, self.columns["set"])
+        outputs = program.run(self._given(program, cells, table, least=True), cells.shape(modes))
+        fits = {}
+        for s, fit in known.fits.items():
+            seconds = np.broadcast_to(outputs[f"least {s}"], fit.shape)
+            fits[s] = fit & wanted.may(self._bounds(known.rows, seconds, known.device_bytes[s], fit))
+        return FeasiblePlans(known.rows, known.device_bytes, fits)
 
     def _timed(
         self, group: tuple[str, ...], wanted: Any, known: FeasiblePlans, table: BlockTable
