@@ -46,6 +46,8 @@ class CostModel(Generic[X]):
     host: HostRates | None = None
     module_launch: float = 0.0
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
+    messages: dict[tuple[object, ...], X] | None = None
+    """Seconds of messages of states that are known, where their sizes have a hash and come again."""
 
     def may_overlap(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""

@@ -97,10 +97,13 @@ class BlockTable:
         return (self.lows.get(name, column) if least else column), self.key
 
     def onward(self, name: str) -> Any:
-        """Return the least of each mode and of those after it, of the least column of a leaf that varies with modes."""
+        """Return the least of each mode and of those after it, of the least column of a leaf that varies with modes.
+
+        Modes of a key stand beside each other: rows in order read them in order.
+        """
         if name not in self.onwards:
             column, _ = self.column(name, least=True)
-            self.onwards[name] = np.minimum.accumulate(column[::-1], axis=0)[::-1]
+            self.onwards[name] = np.minimum.accumulate(column[::-1], axis=0)[::-1].T.copy()
         return self.onwards[name]
 
 

@@ -72,12 +72,17 @@ def distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
 
 def _ranked(column: Any) -> tuple[int, Any]:
     """Return how many distinct values a column has, and for each row the rank of its own."""
-    if column.dtype.kind in "bi" and len(column) and column.min() >= 0 and column.max() <= 8 * len(column):
-        # Counting is several times quicker than sorting where values are not much larger than there are rows.
+    if _is_dense(column):
         place = np.cumsum(np.bincount(column) > 0) - 1
         return int(place[-1]) + 1, place[column.astype(np.int64)]
     values, at = np.unique(column, return_inverse=True)
     return len(values), at
+
+
+def _is_dense(column: Any) -> bool:
+    """Return whether values are not much larger than there are rows: counting is then quicker than sorting."""
+    whole = column.dtype.kind in "bi" and len(column) > 0
+    return bool(whole and column.min() >= 0 and column.max() <= 8 * len(column))
 
 
 def distinct(values: Any) -> Any:
@@ -86,8 +91,11 @@ def distinct(values: Any) -> Any:
     >>> distinct(np.array([3, 1, 3])).tolist(), distinct(np.zeros(0)).tolist()
     ([1, 3], [])
     """
-    values = np.sort(values, axis=None)
-    return values[np.r_[True, values[1:] != values[:-1]]] if len(values) else values
+    values = np.ravel(values)
+    if _is_dense(values):
+        return np.flatnonzero(np.bincount(values))
+    values = np.sort(values)
+    return values[_begins(values)]
 
 
 def runs(values: Any) -> tuple[Any, Any]:
@@ -96,8 +104,15 @@ def runs(values: Any) -> tuple[Any, Any]:
     >>> [rows.tolist() for rows in runs(np.array([5, 5, 7, 5]))]
     [[0, 2, 3], [0, 0, 1, 2]]
     """
-    start = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+    start = np.flatnonzero(_begins(values))
     return start, np.repeat(np.arange(len(start)), np.diff(start, append=len(values)))
+
+
+def _begins(values: Any) -> Any:
+    """Return which values are not the one before."""
+    new = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return new
 
 
 def spread(start: Any, count: Any) -> tuple[Any, Any]:
@@ -125,6 +140,8 @@ def exact_sum(counts: Any) -> int:
     True
     """
     counts = np.asarray(counts, np.int64)
+    if abs(counts.sum(dtype=np.float64)) < _MOST:
+        return int(counts.sum())
     return (int((counts >> 32).sum()) << 32) + int((counts & (2**32 - 1)).sum())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.ledger.number import above, maximum, minimum
 from shardwise.ledger.symbol import Graph
-from shardwise.ops.overlap import Pairing, pairing
+from shardwise.ops.overlap import CostModel, Pairing, pairing
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import dataclass, replace
 from shardwise.search._blocks import PlanBlocks
@@ -148,10 +148,15 @@ class Composition:
         """The stages of the composition."""
         return stages_of(self.case)
 
+    @cached_property
+    def cases(self) -> dict[str, TrainingCase]:
+        """The case of each sharding."""
+        return {sharding: case_for(self.case, sharding=sharding) for sharding in self.shardings}
+
     def _send(self, graph: Graph, sizes: PlanSizes[Any]) -> Any:
         """Return the seconds of a message between stages: which share is sent depends on sequence parallelism."""
         boundary = _filled(self.owner.recorded.boundary, graph, False)
-        machine = machine_of(self.case, sizes.group_shapes)
+        machine = self.owner.machine(self.case, graph, sizes)
         one, other = (
             send_of(case_for(self.case, sequence_parallel=split), machine, sizes, boundary) for split in (True, False)
         )
@@ -171,15 +176,15 @@ class Composition:
         """Seconds of a step under the shardings of a group, as symbols."""
         given = self._placed
         sizes, stages = given.sizes, given.stages
-        machine = machine_of(self.case, sizes.group_shapes)
-        recipe = case_for(self.case, sharding=group[0]).recipe
+        machine = self.owner.machine(self.case, given.graph, sizes)
+        recipe = self.cases[group[0]].recipe
         own = padded(recipe, sizes, given.parts)
         job = step_job(self.case, own, self._send(given.graph, sizes))
         timed = tuple(stage_seconds(machine, sizes, recipe, own, s) for s in stages)
         piped = piped_seconds(machine, sizes, recipe, timed, runs_of_seconds(stages, timed), job)
         outputs: dict[str, Any] = {}
         for sharding in group:
-            case = case_for(self.case, sharding=sharding)
+            case = self.cases[sharding]
             if case.recipe.optimizer.paged:
                 moved = moved_pages(*self._device_bytes(case, given)[1:], case.cluster.device.usable_memory_bytes)
                 piped = replace(piped, job=replace(job, paging=paging_seconds(machine, moved)))
@@ -189,7 +194,7 @@ class Composition:
     def _bytes(self, given: _Symbols) -> Mapping[str, Any]:
         outputs = dict[str, Any]()
         for sharding in self.shardings:
-            case = case_for(self.case, sharding=sharding)
+            case = self.cases[sharding]
             hosted, paged, device = self._device_bytes(case, given)
             room, moved = case.cluster.device.usable_memory_bytes, 0.0
             if case.recipe.optimizer.paged:
@@ -223,11 +228,11 @@ class Composition:
 
     def _least(self) -> Mapping[str, Any]:
         sizes, parts, stages = self._flat.sizes, self._flat.parts, self.stages
-        machine = machine_of(self.case, sizes.group_shapes)
+        machine = self.owner.machine(self.case, self._flat.graph, sizes)
         piped = least_piped_seconds(machine, sizes, self.case.recipe, parts, stages, self.case.plan.schedule)
         bounds: dict[str, Any] = {}
         for sharding in self.shardings:
-            recipe = case_for(self.case, sharding=sharding).recipe
+            recipe = self.cases[sharding].recipe
             own = padded(recipe, sizes, parts)
             update = update_seconds(machine, sizes, recipe, own, stages) + recipe.stack.step_overhead_seconds
             bounds[f"least {sharding}"] = piped + update
@@ -243,7 +248,7 @@ class Composition:
         """Bytes that no micro-batch and no recomputation brings a device below, by sharding."""
 
         def outputs() -> Mapping[str, Any]:
-            return {f"state {s}": self._state(case_for(self.case, sharding=s)) for s in self.shardings}
+            return {f"state {s}": self._state(self.cases[s]) for s in self.shardings}
 
         return self._program(f"state {self.name}", outputs)
 
@@ -269,7 +274,7 @@ class Composition:
         """Shardings whose micro-batches take the same time."""
         by_mask: dict[tuple[bool, ...], list[str]] = {}
         for sharding in self.shardings:
-            r = case_for(self.case, sharding=sharding).recipe
+            r = self.cases[sharding].recipe
             kind = r.shards_gradients, r.shards_weights, r.keeps_gathered, r.replicates_shards
             by_mask.setdefault(kind, []).append(sharding)
         return tuple(map(tuple, by_mask.values()))
@@ -293,6 +298,7 @@ class Compositions:
         # all rows; at their places few plans are timed.
         self._graphs = {flat: Graph(proves=flat) for flat in (True, False)}
         self._parts: dict[tuple[bool, Pairing], ModelBlocks[Any]] = {}
+        self._machines: dict[tuple[Graph, bool], CostModel[Any]] = {}
 
     def symbols(self, flat: bool, paired: Pairing) -> tuple[Graph, ModelBlocks[Any]]:
         """Return the graph of formulas at all places, or of `flat` ones, and a symbol for each number of the blocks."""
@@ -300,6 +306,13 @@ class Compositions:
         if key not in self._parts:
             self._parts[key] = _filled(self.recorded.parts[paired], graph, flat)
         return graph, self._parts[key]
+
+    def machine(self, case: TrainingCase, graph: Graph, sizes: PlanSizes[Any]) -> CostModel[Any]:
+        """Return what plans of a case run on, with symbols of a graph; messages that come again are recorded once."""
+        key = graph, case.recipe.uses_host
+        if key not in self._machines:
+            self._machines[key] = replace(machine_of(case, {}), messages={})
+        return replace(self._machines[key], group_shapes=sizes.group_shapes)
 
     @cached_property
     def recorded(self) -> RecordedBlocks:

@@ -21,7 +21,7 @@ from shardwise.plans.laws import (
     summa_laws,
     tensor_laws,
 )
-from shardwise.plans.schedules import Rounds, find_rules, runnable_count
+from shardwise.plans.schedules import Rounds, ScheduleRules, find_rules, runnable_count
 from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, ColumnsRead, distinct_rows, exact_sum
 from shardwise.search._space import WORDS
@@ -80,14 +80,21 @@ def _batch_holds(batch: int, rounds: Rounds, runs: int) -> Callable[[Mapping[str
     """Return the law of the batch on columns (`batch_problems`)."""
     counts = np.array(divisors(batch), np.int64)
 
+    def able(rules: ScheduleRules, pp: int) -> Any:
+        """Return which of the counts of micro-batches a schedule runs."""
+        each = runs if pp > 1 else 1
+        many = [n // each if n % each == 0 else 0 for n in counts.tolist()]
+        return np.array([n > 0 and runnable_count(rules, pp, n, rounds) == n for n in many])
+
     def holds(c: Mapping[str, Any]) -> Any:
+        # Rows that the batch allows know which of the counts they have.
+        if "count" in c:
+            return able(find_rules(c["schedule"]), c["pp"])[c["count"]]
         unit = c["dp"] * c["micro_batch"]
         legal = batch % unit == 0
         # Before pipelines have their schedules any number of micro-batches runs.
         rules, pp = (find_rules(c["schedule"]), c["pp"]) if "schedule" in c else (find_rules("1f1b"), 1)
-        each = runs if pp > 1 else 1
-        able = [n % each == 0 and runnable_count(rules, pp, n // each, rounds) == n // each for n in counts.tolist()]
-        return legal & np.array(able)[np.searchsorted(counts, np.where(legal, batch // unit, 1))]
+        return legal & able(rules, pp)[np.searchsorted(counts, np.where(legal, batch // unit, 1))]
 
     return holds
 

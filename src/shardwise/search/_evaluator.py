@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.plans import divisors
 from shardwise.records import dataclass
 from shardwise.search._batch import KEYED, FeasiblePlans, PlanBatch, PlanPart, PlanSelection, RankedPlan
 from shardwise.search._blocks import BlockTable, tabulate
@@ -72,7 +73,9 @@ class Evaluator:
         first, group = distinct_rows([columns[name][heads] for name in KEYED])
         rows, columns["group"] = np.column_stack([columns[name][heads[first]] for name in KEYED]).tolist(), group[split]
         degrees = {(grid.variant.choice, *one): place for place, one in enumerate(rows)}
-        columns["num_micro"] = grid.case.job.global_batch // (columns["dp"] * columns["micro_batch"])
+        batch = grid.case.job.global_batch
+        columns["num_micro"] = batch // (columns["dp"] * columns["micro_batch"])
+        columns["count"] = np.searchsorted(divisors(batch), columns["num_micro"])
         known = PlanPart(columns=columns, degrees=degrees, keys=keys, start=start)
         judged = composed_rows(grid, self.constraints, self.counts, columns)
         jobs = [(Job(self, composed, known, legal), allowed) for composed, allowed, legal in judged]

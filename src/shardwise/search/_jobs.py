@@ -130,7 +130,7 @@ class Job:
                     known[id(key), axis] = at
                 if first_modes is not None and column.ndim > 1 and isinstance(table, BlockTable):
                     if (id(key), MODE) not in known:
-                        known[id(key), MODE] = first_modes * column.shape[1] + at
+                        known[id(key), MODE] = at * len(column) + first_modes
                     own[name] = table.onward(name).take(known[id(key), MODE])
                     continue
                 if column.ndim == 1 or cells.modes is None:
@@ -238,7 +238,8 @@ class Job:
         program, size, fits = self.composition.least, len(cells.rows), fitting.fits
         own, modes = np.searchsorted(cells.rows, fitting.rows), np.zeros(size, np.int64)
         some_fit = reduce(np.logical_or, fits.values())
-        modes[own] = reduce(lambda later, mode: np.where(some_fit[mode], mode, later), range(len(some_fit))[::-1])
+        for mode in reversed(range(len(some_fit))):
+            modes[own[some_fit[mode]]] = mode
         outputs = program.run(self._given(program, cells, table, True, modes), cells.shape(1))
         # Results of a program stay until the next run alone.
         lows = (

@@ -14,7 +14,7 @@ from shardwise.records import dataclass, replace
 from shardwise.units import show_bytes
 
 # Rows of a part of the space: more spread the cost of a call, fewer stay in the cache and show progress.
-ROWS = 800_000
+ROWS = 1_600_000
 
 # Smaller is better; arguments are seconds of a step, bytes on a device and devices.
 OBJECTIVES: dict[str, Callable[[Any, Any, Any], Any]] = {

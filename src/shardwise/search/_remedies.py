@@ -96,13 +96,14 @@ class Remedies:
         Plans beside the next ones lose more: they are looked at for laws alone that rejected none before.
         """
         laws, by_law, legal = self.grid.laws, dict[str, RejectedPlan](), list[Near]()
+        known: LawsAsked = {}
         for place, base in enumerate(self.plans[:_BASES]):
             if place:
                 # What comes behind the last law without such a plan does not matter.
                 open_laws = [i for i, name in enumerate(laws) if self.rejections[name] and name not in by_law]
                 laws = dict([*laws.items()][: max(open_laws, default=-1) + 1])
             for field, plan in neighbours(self.grid, base):
-                broken = broken_law(laws, plan)
+                broken = broken_law(laws, plan, known)
                 if broken is not None:
                     name, problem = broken
                     one = RejectedPlan(name=name, field=field, base=place, value=getattr(plan, field), problem=problem)
@@ -302,14 +303,23 @@ def _neat(grid: PlanGrid, plan: Plan) -> Plan | None:
     return staged(grid.case, replace(plan, stage_layers=(), **changes))
 
 
-def broken_law(laws: dict[str, Law], plan: Plan) -> tuple[str, Problem] | None:
-    """Return the first law that a plan breaks, in the order in which a search asks them, and its first problem."""
-    fields = {"pipeline": ("schedule", "vpp"), "schedule": ("schedule", "vpp", "pp")}
+LawsAsked = dict[tuple[str, *tuple[object, ...]], tuple[Problem, ...]]
+_STAGED = {"pipeline": ("schedule", "vpp"), "schedule": ("schedule", "vpp", "pp")}
+
+
+def broken_law(laws: dict[str, Law], plan: Plan, known: LawsAsked | None = None) -> tuple[str, Problem] | None:
+    """Return the first law that a plan breaks, in the order in which a search asks them, and its first problem.
+
+    What laws say of other plans is `known`: most that differ in one field are the same to most laws.
+    """
+    known = {} if known is None else known
     for name, law in laws.items():
-        values = {field: getattr(plan, field) for field in (*law.reads, *fields.get(name, ()))}
-        problems = law.problems(Plan(**{"sequence_parallel": False, **values}))
-        if problems:
-            return name, problems[0]
+        fields = *law.reads, *_STAGED.get(name, ())
+        key = name, *(getattr(plan, field) for field in fields)
+        if key not in known:
+            known[key] = law.problems(Plan(**{"sequence_parallel": False, **dict(zip(fields, key[1:], strict=True))}))
+        if known[key]:
+            return name, known[key][0]
     return None
 
 

@@ -35,6 +35,15 @@ class StateMessage(Generic[X]):
 def message_seconds(costs: CostModel[X], one: StateMessage[X]) -> X:
     """Return the seconds of one message, or of one from each rank that has any of its tensors."""
     at = costs.group_shapes[one.group]
+    if costs.messages is None:
+        return _sent_seconds(costs, one, at)
+    key = at, one.verb, one.size_bytes, one.tensors
+    if key not in costs.messages:
+        costs.messages[key] = _sent_seconds(costs, one, at)
+    return costs.messages[key]
+
+
+def _sent_seconds(costs: CostModel[X], one: StateMessage[X], at: tuple[X, ...]) -> X:
     if one.tensors is None:
         return collective_seconds(costs.network, one.verb, one.size_bytes, at)
     owners = maximum(minimum(one.tensors, at[-1]), 1)
