@@ -142,10 +142,10 @@ def _at_peak(points: Iterable[RooflinePoint], again: Mapping[str, float] = Mappi
 def _work(report: AnyReport) -> _Work:
     """Return the work of a training step, of a batch from its arrival to its last token, or of a load."""
     from shardwise.answers._roofline_points import roofline
-    from shardwise.serving.load import ServeReport
 
-    if isinstance(report, ServeReport):
-        return _of_load(report)
+    if hasattr(report, "base"):
+        # Of a deployment under load, whose class is not loaded where nothing is served.
+        return _of_load(cast("ServeReport", report))
     job, devices = report.job, report.plan.num_devices
     if isinstance(job, Training):
         seconds, tokens = cast("TrainReport", report).step_seconds, float(job.tokens_per_step)

@@ -43,13 +43,23 @@ def _run(words: list[str]) -> int:
             text, status = _text(words, as_json)
     except InputError as error:
         return _refuse(error.problems, as_json, BAD_INPUT)
-    except Exception as error:  # a fault of ours: said in one line, with the traceback on request
-        if os.environ.get("SHARDWISE_DEBUG"):
-            raise
-        rule = f"fault in shardwise: {type(error).__name__}: {' '.join(str(error).split())}"
-        remedy = "please report it with the command; SHARDWISE_DEBUG=1 shows where"
-        return _refuse((Problem("shardwise", __version__, rule, remedy),), as_json, FAULT)
+    except ImportError as error:
+        from shardwise.libraries import missing
+
+        problem = None if os.environ.get("SHARDWISE_DEBUG") else missing(error, words[0])
+        return _fault(error, as_json) if problem is None else _refuse((problem,), as_json, BAD_INPUT)
+    except Exception as error:
+        return _fault(error, as_json)
     return emit(text, status)
+
+
+def _fault(error: Exception, as_json: bool) -> int:
+    """Return the exit status of a fault of ours: said in one line, with the traceback on request."""
+    if os.environ.get("SHARDWISE_DEBUG"):
+        raise error
+    rule = f"fault in shardwise: {type(error).__name__}: {' '.join(str(error).split())}"
+    remedy = "please report it with the command; SHARDWISE_DEBUG=1 shows where"
+    return _refuse((Problem("shardwise", __version__, rule, remedy),), as_json, FAULT)
 
 
 def _text(words: list[str], as_json: bool) -> tuple[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from shardwise.answers._page import Page
 from shardwise.answers._typed import quoted
 from shardwise.errors import Problems
 from shardwise.hardware import Device, device_to_toml
+from shardwise.libraries import is_installed
 from shardwise.measuring import (
     SHAPES,
     Clock,
@@ -39,7 +39,7 @@ _PATIENCE_SECONDS = 20.0
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise measure`, after everything that can be wrong was looked at."""
     name, out = inputs.get("name", ""), Path(os.path.expanduser(inputs.get("out", "")))
-    if find_spec("torch") is None:
+    if not is_installed("torch"):
         rule = "times kernels with PyTorch, which is not installed"
         inputs.problems.add("measure", None, rule, "pip install 'shardwise[torch]'")
     if name and not _NAME.fullmatch(name):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardwise.answers._answer import Answer
 from shardwise.answers._converters import fail
 from shardwise.answers._inputs import Inputs
 from shardwise.errors import InputError, Problem
+from shardwise.libraries import is_installed
 from shardwise.units import show_seconds
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _check(path: str, endings: tuple[str, ...]) -> None:
     if not path.lower().endswith(endings):
         remedy = "end the name in " + " or ".join(endings)
         raise InputError([Problem("path", path, "does not say what to write", remedy)])
-    if not path.lower().endswith((".json", ".pickle")) and find_spec("matplotlib") is None:
+    if not path.lower().endswith((".json", ".pickle")) and not is_installed("matplotlib"):
         rule, remedy = "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'"
         raise InputError([Problem("path", path, rule, remedy)])
 
@@ -145,7 +145,7 @@ def check_drawable(inputs: Inputs) -> None:
     """Record a problem for each file that is to be drawn where nothing is installed to draw it."""
     for key in DRAWN:
         path = inputs.get(key)
-        if path is not None and not path.lower().endswith(".json") and find_spec("matplotlib") is None:
+        if path is not None and not path.lower().endswith(".json") and not is_installed("matplotlib"):
             inputs.fail(key, path, "needs matplotlib, which is not installed", "pip install 'shardwise[plots]'")
 
 

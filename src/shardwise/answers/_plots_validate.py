@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._canvas import GREY, RED, Canvas, page_of, styled, svg_of
 from shardwise.answers._plots import sheet
 from shardwise.answers._plots_search import plain_log
+from shardwise.libraries import is_installed
 from shardwise.measured import Comparison, Errors, Validation, examples, fits_of, reasons, rules, summary
 from shardwise.units import percent
 
@@ -146,7 +146,7 @@ def _refused(validation: Validation) -> str:
 
 def _drawing(validation: Validation, dark: bool) -> str:
     """Return the plot as SVG; without matplotlib, where to get it."""
-    if find_spec("matplotlib") is None:
+    if not is_installed("matplotlib"):
         return "<p>Plots need matplotlib: pip install 'shardwise[plots]'.</p>"
     with styled(Canvas(dark=dark)):
         return svg_of(validate_figure(validation))

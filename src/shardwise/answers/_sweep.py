@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from shardwise.answers._inputs import CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
+from shardwise.libraries import is_installed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -246,7 +246,7 @@ def _check(inputs: Inputs) -> None:
     """Record what is missing of the command and of the machine."""
     if "study" in inputs.values and not os.path.exists(inputs.values["study"]):
         inputs.fail("study", inputs.values["study"], "is not a file", "name the TOML file of the study")
-    if inputs.get("engine") == "ray" and find_spec("ray") is None:
+    if inputs.get("engine") == "ray" and not is_installed("ray"):
         inputs.fail("engine", "ray", "needs ray, which is not installed", "pip install 'shardwise[ray]'")
     if "address" in inputs.values and inputs.get("engine") != "ray":
         inputs.fail("address", inputs.values["address"], "is of a Ray cluster", "add --engine ray, or leave it out")

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shardwise.errors import InputError, Problem
 from shardwise.files import CSV_BYTES, read_file
+from shardwise.libraries import is_installed
 from shardwise.records import dataclass
 from shardwise.search._executor import Executor, PartRange
 
@@ -216,7 +216,7 @@ def run_study(
             pass
         result.left = len(questions) - len(known)
         result.rows = [row for place in sorted(known) for row in known[place]]
-        if not result.left and find_spec("polars") is not None:
+        if not result.left and is_installed("polars"):
             result.tables = list(_tables(folder, questions, known))
     return result
 
