@@ -153,13 +153,16 @@ def _init(cls: type, named: tuple[Field[Any], ...], frozen: bool, twinned: bool)
 def _copier(cls: Any) -> Callable[[Any, dict[str, Any]], Any] | None:
     """Return what copies a record of a class with changes, None where the standard library does it.
 
-    A wide frozen record is copied slot by slot as its open twin, without the defaults and words of its `__init__`.
+    A wide frozen record is copied slot by slot as its open twin, without the defaults and words of its `__init__`;
+    others are made anew.
     """
     named = fields(cls)
-    wide = len(named) >= _MANY and cls.__dataclass_params__.frozen and "__slots__" in vars(cls)
-    twin = _open_twin(cls) if wide and all(f.init for f in named) else None
-    if twin is None:
+    if not all(f.init for f in named):
         return None
+    wide = len(named) >= _MANY and cls.__dataclass_params__.frozen and "__slots__" in vars(cls)
+    twin = _open_twin(cls) if wide else None
+    if twin is None:
+        return _remade(cls, [f.name for f in named])
     lines = [
         "new = make(twin)",
         *(f"new.{f.name} = self.{f.name}" for f in named),
@@ -173,6 +176,15 @@ def _copier(cls: Any) -> Callable[[Any, dict[str, Any]], Any] | None:
     names = frozenset(f.name for f in named)
     scope = {"make": object.__new__, "assign": setattr, "twin": twin, "cls": cls, "names": names}
     exec("def copied(self, changes):\n  " + "\n  ".join(lines), scope)
+    copied: Callable[[Any, dict[str, Any]], Any] = scope["copied"]
+    return copied
+
+
+def _remade(cls: Any, names: list[str]) -> Callable[[Any, dict[str, Any]], Any]:
+    """Return what makes a record anew, with the values of an old one where nothing else is given."""
+    given = ", ".join(f"{name!r}: self.{name}" for name in names)
+    scope = {"cls": cls}
+    exec(f"def copied(self, changes):\n  return cls(**{{{given}, **changes}})", scope)
     copied: Callable[[Any, dict[str, Any]], Any] = scope["copied"]
     return copied
 

@@ -122,11 +122,11 @@ def nearest_runs(
 
     Another stack or family of devices counts as much as a model seven times as large, as does 50 times the devices.
     """
-    size, (device, count) = count_parameters(model), on
+    size, (device, count), words_of = count_parameters(model), on, frozenset(known.words)
 
     def distance(one: PublishedRuns) -> float:
         other = 2.0 * (one.conditions.stack != known.stack) + 2.0 * (one.conditions.family != known.family)
-        words = 0.5 * len({*one.conditions.words} ^ {*known.words}) + 0.5 * (one.device != device)
+        words = 0.5 * len(words_of.symmetric_difference(one.conditions.words)) + 0.5 * (one.device != device)
         return other + words + abs(math.log(one.parameters / size)) + 0.5 * abs(math.log(one.num_devices / count))
 
     return tuple(sorted(runs, key=distance)[:SHOWN])

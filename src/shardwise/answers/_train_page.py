@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from shardwise.answers._described import describe
@@ -64,8 +64,8 @@ def train_page(
 
     `command` are the words that reproduce it, `risk` the chance to fit that was asked.
     """
-    page = Page(width)
-    _verdict(page, report, risk)
+    page, parts = Page(width), peak_parts(report)
+    _verdict(page, report, risk, parts)
     page.blank()
     if report.tuning is not None:
         tuning_lines(page, report.tuning)
@@ -75,7 +75,7 @@ def train_page(
     _speed(page, report)
     energy_lines(page, used, "a step")
     page.blank()
-    _memory(page, report)
+    _memory(page, report, parts)
     page.blank()
     _time(page, report)
     page.blank()
@@ -110,7 +110,7 @@ def tuning_lines(page: Page, summary: TuningSummary) -> None:
     page.note(", ".join(f"{name} {show_count(n)}" for name, n in ordered), "dim")
 
 
-def _verdict(page: Page, report: TrainReport, risk: float) -> None:
+def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, float]) -> None:
     verdict, cluster = report.verdict, report.case.cluster
     word, style = show_verdict(verdict.fits, report.chance_to_fit, risk)
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
@@ -128,7 +128,6 @@ def _verdict(page: Page, report: TrainReport, risk: float) -> None:
     _reach(page, report, risk)
     for problem in report.unlaunched[:3]:
         page.note(f"no launch: {problem}", "bold yellow")
-    parts = peak_parts(report)
     largest = max(parts, key=lambda name: parts[name])
     page.note(
         f"{_MEMORY[largest][0]} dominate{'' if largest.endswith('s') else 's'} "
@@ -289,8 +288,8 @@ def days(seconds: float) -> str:
     return f"{count:,.0f} days" if count >= 100 else f"{count:.1f} days"
 
 
-def _memory(page: Page, report: TrainReport) -> None:
-    parts, verdict = peak_parts(report), report.verdict
+def _memory(page: Page, report: TrainReport, parts: Mapping[str, float]) -> None:
+    verdict = report.verdict
     free = Segment("free", max(0.0, -verdict.short_by_bytes), DOT, "dim")
     segments = [*(Segment(_MEMORY[n][0], parts[n], *_MEMORY[n][1:]) for n in _MEMORY), free]
     scale, shown = max(verdict.needed_bytes, verdict.limit_bytes), show_bytes(verdict.needed_bytes)

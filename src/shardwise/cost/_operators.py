@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Generic, cast
 
 from shardwise.cost._rates import WIDE_DTYPES, GemmRates, Rates
@@ -217,10 +218,18 @@ _FULL_HEAD = 128.0
 _GROUPED_SHARPNESS = 2.0
 
 
+# FLOPs and bytes of each pass.
+_WORK = {
+    "forward": attrgetter("flops", "forward_bytes"),
+    "input": attrgetter("backward_flops", "backward_bytes"),
+    "weight": attrgetter("weight_flops", "weight_bytes"),
+}
+
+
 def kernel_seconds(rates: Rates[X], op: Op[X], which: str) -> X:
     """Return seconds of one pass of an operator: "forward", "input" (gradient) or "weight" (gradient)."""
-    flops = {"forward": op.flops, "input": op.backward_flops, "weight": op.weight_flops}[which]
-    moved = {"forward": op.forward_bytes, "input": op.backward_bytes, "weight": op.weight_bytes}[which]
+    work: tuple[X, X] = _WORK[which](op)
+    flops, moved = work
     if op.kind == "none" or is_plain(op.kernels, 0):
         return 0 * flops
     if op.kind == "matmul":

@@ -7,6 +7,7 @@ block by block, so that its rate depends on the length (constants: cost/cpu.toml
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cached_property
 
 from shardwise.cost._records import AttentionFit, Gemm, MemoryKernels
 from shardwise.hardware import Device
@@ -104,7 +105,7 @@ _BY_ROLE: dict[str, str] = {name: name for name in ("rotary", "loss", "embedding
 _BY_ROLE |= {"dispatch": "permute", "combine": "permute", "steps": "eager", "scan": "scan"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BandwidthShares:
     """Shares of the streaming rate by kind of operator: (kind, forward, backward); one where a kind is not listed."""
 
@@ -116,6 +117,11 @@ class BandwidthShares:
         kinds = {**memory.kinds_by_type.get(dtype, {}), **memory.kinds}
         return cls(tuple((name, ahead, back) for name, (ahead, back) in kinds.items()))
 
+    @cached_property
+    def _pairs(self) -> dict[str, tuple[float, float]]:
+        """The shares of (forward, backward) by kind."""
+        return {name: (ahead, back) for name, ahead, back in self.shares}
+
     def rate(self, streaming: X, kind: str, backward: bool = False) -> X:
         """Return the bytes/s of a kind of operator in one pass, of those that plain streaming reaches."""
         return streaming * self.share(kind, backward) if self.shares else streaming
@@ -126,8 +132,10 @@ class BandwidthShares:
         >>> BandwidthShares((("add", 0.9, 0.8),)).share("add", backward=True), BandwidthShares().share("add")
         (0.8, 1.0)
         """
-        shares = {name: back if backward else ahead for name, ahead, back in self.shares}
-        return shares.get(kind, shares.get("other", 1.0) if kind in ("permute", "eager") else 1.0)
+        pair = self._pairs.get(kind)
+        if pair is None:
+            pair = self._pairs.get("other", (1.0, 1.0)) if kind in ("permute", "eager") else (1.0, 1.0)
+        return pair[backward]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from shardwise.ledger.number import evaluate
 from shardwise.records import dataclass, replace
 
 _TRACING: ContextVar[bool] = ContextVar("tracing", default=False)
+is_tracing: Callable[[], bool] = _TRACING.get
 _PLAIN: dict[str, Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _T = TypeVar("_T")
 

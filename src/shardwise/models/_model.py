@@ -62,6 +62,8 @@ class Model(Architecture, Card):
     @classmethod
     def of(cls, architecture: Architecture) -> Model:
         """Return the model of an architecture."""
+        if type(architecture) is cls:
+            return architecture
         return cls(**{field.name: getattr(architecture, field.name) for field in fields(architecture)})
 
 
@@ -229,6 +231,19 @@ def _untuned(name: str) -> str:
 
 
 def _from_catalogue(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
+    if not overrides and not more:
+        return _listed(name)
+    return _with(name, overrides, more)
+
+
+@cache
+def _listed(name: str) -> Model:
+    """Return a model of the catalogue as it is, whose counts are then made once in a process."""
+    return Model.of(_with(name, None))
+
+
+def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
+    """Return a model of the catalogue with overrides, and more that is said of it."""
     entry = catalogue()[name]
     notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
     if "beside" in entry:

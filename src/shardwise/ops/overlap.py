@@ -90,7 +90,7 @@ def sends_overlap(costs: CostModel[X], stack: Stack, schedule: Schedule) -> bool
 def _exposed(costs: CostModel[X], collective: Collective[X], compute: X) -> tuple[X, X]:
     """Return (exposed, hidden) seconds of a collective beside `compute` seconds of its operator."""
     one = costs.message(collective)
-    if collective.hides == "sharded":
+    if collective.hides == "sharded" or is_plain(one, 0):
         return 0 * one, 0 * one
     if collective.hides == "exposed" or not costs.may_overlap(collective.axis):
         return one * collective.count, 0 * one
@@ -103,7 +103,7 @@ def _exposed(costs: CostModel[X], collective: Collective[X], compute: X) -> tupl
     return waits, one * collective.count - waits
 
 
-def _panels(costs: CostModel[X], panels: tuple[Collective[X], ...], compute: X) -> list[tuple[X, X]]:
+def _panels(costs: CostModel[X], panels: Sequence[Collective[X]], compute: X) -> list[tuple[X, X]]:
     """Return (exposed, hidden) seconds of the messages of panels, each its share of the set that one panel needs.
 
     With t1 of a set and tc of compute, nb panels take t1 + (nb - 1) * max(t1, tc / nb) + tc / nb; what is over tc is
@@ -130,12 +130,12 @@ def exposed_and_hidden(
     """
     pairs: list[tuple[X, X]] = []
     left = {"compute": compute, "late": compute * 0 + late}
-    panels = tuple(c for c in collectives if c.hides in ("panels", "copied") and costs.may_overlap(c.axis))
+    panels = [c for c in collectives if c.hides in ("panels", "copied") and costs.may_overlap(c.axis)]
     of_panels = dict(zip(map(id, panels), _panels(costs, panels, compute + late), strict=True)) if panels else {}
     for c in collectives:
         window = "late" if c.hides == "late" else "compute"
         waits, behind = of_panels[id(c)] if id(c) in of_panels else _exposed(costs, c, left[window])
-        if c.hides in left:
+        if c.hides in left and not is_plain(behind, 0):
             left[window] = maximum(left[window] - behind, 0.0)
         pairs.append((waits, behind))
     return pairs
@@ -147,6 +147,8 @@ def messages(
     """Return seconds of the collectives of one operator and pass by axis; `late` are those of the weight gradient."""
     exposed: dict[str, X] = {}
     hidden: dict[str, X] = {}
+    if not collectives:
+        return Messages(exposed=exposed, hidden=hidden)
     for c, (waits, behind) in zip(collectives, exposed_and_hidden(costs, collectives, compute, late), strict=True):
         exposed[c.axis] = exposed[c.axis] + waits if c.axis in exposed else waits
         hidden[c.axis] = hidden[c.axis] + behind if c.axis in hidden else behind

@@ -7,6 +7,7 @@ that are wrong by themselves are left to `field_problems`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from shardwise.plans._plan import AXES, DEGREES, Plan, alike
@@ -101,6 +102,7 @@ class Capabilities:
         return tuple(_whole_order(text) for text in self.order)
 
 
+@cache
 def _whole_order(text: str) -> tuple[str, ...]:
     axes = text.split("-")
     return tuple(axes if "tp2" in axes else (*axes[: axes.index("tp") + 1], "tp2", *axes[axes.index("tp") + 1 :]))

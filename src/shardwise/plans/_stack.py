@@ -320,19 +320,25 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
     'hai-llm'
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
-    table = _table()
     if replicas and (adapter or method != "sft"):
         for name in _FINE_TUNERS:
             runs = find_stack(name).runs
             if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
                 return name
-    first = [name for name, row in table.items() if replicas and plan.sharding in row.get("brought_replicas", ())]
-    brought = [name for name, row in table.items() if any(alike(plan.sharding, s) for s in row.get("brought", ()))]
-    own = [name for name in brought if plan.sharding in table[name]["brought"]]
-    names = [*first, *own, *brought]
-    timed = [name for name, row in table.items() if plan.pp > 1 and plan.schedule in row.get("brought_schedules", ())]
-    able = [name for name in (*names, *timed) if not any(refusals(find_stack(name).runs, plan))]
-    return (able or names or list(table))[0]
+    names = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
+    able = (name for name in names if not any(refusals(find_stack(name).runs, plan)))
+    return next(able, (*names, *_table())[0])
+
+
+@cache
+def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[str, ...]:
+    """Return the frameworks that brought a sharding, the likeliest first, and behind them those of a schedule."""
+    table = _table()
+    first = [name for name, row in table.items() if replicas and sharding in row.get("brought_replicas", ())]
+    brought = [name for name, row in table.items() if any(alike(sharding, s) for s in row.get("brought", ()))]
+    own = [name for name in brought if sharding in table[name]["brought"]]
+    timed = [name for name, row in table.items() if schedule in row.get("brought_schedules", ())]
+    return (*first, *own, *brought, *timed)
 
 
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.

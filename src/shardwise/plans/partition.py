@@ -7,6 +7,7 @@ of the model. Plans that state `stage_layers` are cut as they say.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.plans._plan import Plan
@@ -96,6 +97,7 @@ def shifted(sizes: tuple[int, ...], shift: str) -> tuple[int, ...]:
     return tuple(layers)
 
 
+@lru_cache(maxsize=4096)
 def split_layers(layers: int, pieces: int, partition: str) -> tuple[int, ...]:
     """Return the layers of each piece, in the order of the model, as a framework cuts them, with a shift behind it.
 

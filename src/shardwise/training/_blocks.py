@@ -111,39 +111,79 @@ class BlockCost(Generic[X]):
 PricedOp: TypeAlias = tuple[PassSeconds[X], Messages[X], Messages[X]]
 
 
+# Lists of operators are known as the objects that they are, which stay as long as what is known of them: operators are
+# wide records, and to hash one takes a third of the time of its price.
+_Ops: TypeAlias = tuple[Op[X], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockContents(Generic[X]):
+    """What of a block neither prices nor recompute decide: bytes that it makes, parameters, FLOPs of all passes."""
+
+    transient_bytes: X
+    working_bytes: X
+    widest_bytes: X
+    elements: ParameterCounts[X]
+    adapters: ParameterCounts[X] | None
+    frozen: FrozenWeights[X] | None
+    narrow: X
+    flops: X
+    model_flops: X
+
+
+@dataclass(slots=True)
+class WrittenBlocks(Generic[X]):
+    """Operators of the parts of a model by layout, and what is in lists of them, whatever they run on."""
+
+    ledgers: dict[object, dict[tuple[object, ...], _Ops[X]]] = field(default_factory=dict)
+    contents: dict[int, tuple[_Ops[X], BlockContents[X]]] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class KnownPrices(Generic[X]):
     """Operators, and lists of them that were priced on one machine, for those that come again."""
 
-    ledgers: dict[object, dict[tuple[object, ...], tuple[Op[X], ...]]] = field(default_factory=dict)
-    """Operators of the parts of a model by layout."""
+    written: WrittenBlocks[X] = field(default_factory=WrittenBlocks)
+    operators: dict[tuple[object, ...], list[tuple[Op[X], PricedOp[X]]]] = field(default_factory=dict)
+    """By some of their sizes, which are hashed sooner than all."""
+    lists: dict[int, tuple[_Ops[X], list[PricedOp[X]]]] = field(default_factory=dict)
+    blocks: dict[tuple[int, tuple[Checkpoint, ...], str], tuple[_Ops[X], BlockCost[X]]] = field(default_factory=dict)
 
-    operators: dict[object, PricedOp[X]] = field(default_factory=dict)
-    blocks: dict[tuple[object, tuple[Checkpoint, ...], str], BlockCost[X]] = field(default_factory=dict)
-
-    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], tuple[Op[X], ...]]:
+    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], _Ops[X]]:
         """Return the operators that are known of a layout."""
-        return self.ledgers.setdefault(y, {})
+        return self.written.ledgers.setdefault(y, {})
 
-    def key(self, ops: Op[X] | tuple[Op[X], ...]) -> object:
-        """Return what tells operators, or a list of them, from others."""
-        return ops
+    def priced(self, costs: CostModel[X], ops: _Ops[X]) -> list[PricedOp[X]]:
+        """Return the prices of some operators."""
+        if id(ops) not in self.lists:
+            self.lists[id(ops)] = ops, [self._priced_op(costs, op) for op in ops]
+        return self.lists[id(ops)][1]
+
+    def _priced_op(self, costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
+        alike = self.operators.setdefault((op.name, op.flops, op.forward_bytes, op.backward_bytes), [])
+        for other, price in alike:
+            if other == op:
+                return price
+        alike.append((op, priced_op(costs, op)))
+        return alike[-1][1]
+
+    def contents(self, ops: _Ops[X], zero: X) -> BlockContents[X]:
+        """Return what is in some operators."""
+        if id(ops) not in self.written.contents:
+            self.written.contents[id(ops)] = ops, contents_of(ops, zero)
+        return self.written.contents[id(ops)][1]
 
 
 @dataclass(slots=True)
 class ColumnPrices(KnownPrices[X]):
-    """What is known of one column of sizes under one layout: columns have no hash, so that objects are told apart."""
+    """What is known of one column of sizes under one layout: columns have no hash."""
 
-    alive: dict[int, object] = field(default_factory=dict)
-
-    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], tuple[Op[X], ...]]:
+    def ledger(self, y: Layout[X]) -> dict[tuple[object, ...], _Ops[X]]:
         """Return the operators that are known."""
-        return self.ledgers.setdefault("", {})
+        return self.written.ledgers.setdefault("", {})
 
-    def key(self, ops: Op[X] | tuple[Op[X], ...]) -> object:
-        """Return the identity of operators, which stay alive with it."""
-        self.alive[id(ops)] = ops
-        return id(ops)
+    def _priced_op(self, costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
+        return priced_op(costs, op)
 
 
 def priced_op(costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
@@ -152,15 +192,6 @@ def priced_op(costs: CostModel[X], op: Op[X]) -> PricedOp[X]:
     ahead = messages(costs, op.forward, t.forward)
     back = messages(costs, op.backward, t.backward_input, t.backward_weight)
     return slowed_passes(costs, op, t, (ahead.hidden, back.hidden)), ahead, back
-
-
-def _priced(costs: CostModel[X], op: Op[X], known: KnownPrices[X] | None) -> PricedOp[X]:
-    if known is None:
-        return priced_op(costs, op)
-    key = known.key(op)
-    if key not in known.operators:
-        known.operators[key] = priced_op(costs, op)
-    return known.operators[key]
 
 
 _WAYS = ("forward", "backward")
@@ -273,8 +304,27 @@ def beside_kept(widest: X, kept: X, dropped: X) -> X:
     return above(dropped, 0, maximum(divide(ratio, whole) - 1, 0.0), 0 * widest)
 
 
+def contents_of(ops: _Ops[X], zero: X) -> BlockContents[X]:
+    """Return what is in some operators, whatever they run on and whatever of them runs again."""
+    made = [
+        *(named(zero + o.output_bytes, f"output of {o.name}") for o in ops),
+        *(zero + o.transient_bytes for o in ops),
+    ]
+    return BlockContents(
+        transient_bytes=largest([zero, *made]),
+        working_bytes=working_bytes(ops, zero),
+        widest_bytes=widest_bytes(ops, zero),
+        elements=elements(ops, zero),
+        adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
+        frozen=frozen_weights(ops, zero),
+        narrow=narrow_elements(ops, zero),
+        flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero),
+        model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),
+    )
+
+
 def fold(
-    ops: tuple[Op[X], ...],
+    ops: _Ops[X],
     costs: CostModel[X],
     units: tuple[Checkpoint, ...] = (),
     label: str = "",
@@ -284,32 +334,36 @@ def fold(
 
     What comes again is priced once where it is `known`: a list of operators, or some of them under other units.
     """
+    zero = 0 * ops[0].forward_bytes
     if known is None:
-        return _folded(ops, costs, units, label, None)
-    key = (known.key(ops), units, label)
+        # Columns of plans have no hash.
+        return _folded(ops, costs, (units, label), [priced_op(costs, op) for op in ops], contents_of(ops, zero))
+    key = id(ops), units, label
     if key not in known.blocks:
-        known.blocks[key] = _folded(ops, costs, units, label, known)
-    return known.blocks[key]
+        cost = _folded(ops, costs, (units, label), known.priced(costs, ops), known.contents(ops, zero))
+        known.blocks[key] = ops, cost
+    return known.blocks[key][1]
 
 
 def _folded(
-    ops: tuple[Op[X], ...],
+    ops: _Ops[X],
     costs: CostModel[X],
-    units: tuple[Checkpoint, ...],
-    label: str,
-    known: KnownPrices[X] | None,
+    run: tuple[tuple[Checkpoint, ...], str],
+    prices: Sequence[PricedOp[X]],
+    contents: BlockContents[X],
 ) -> BlockCost[X]:
-    zero, shares = 0 * ops[0].forward_bytes, recomputed_shares(ops, units)
+    """Return a block as it is `run`: the units that run again, and its label."""
+    (units, label), zero = run, 0 * ops[0].forward_bytes
+    shares = recomputed_shares(ops, units)
     routes = any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
-    for op in ops:
-        sums.add(op, _priced(costs, op, known), shares.get(id(op)))
+    for op, priced in zip(ops, prices, strict=True):
+        sums.add(op, priced, shares.get(id(op)))
     launches, launches_back = host_passes(costs, ops, shares, zero)
     back = sums.backward + sums.weight
     late = host_late(costs, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
-    widest = widest_bytes(ops, zero)
     return BlockCost(
         forward=named(maximum(sums.forward, launches), f"{label}forward"),
         backward_input=named(sums.backward + late, f"{label}input gradients"),
@@ -324,21 +378,14 @@ def _folded(
         windows=sums.windows,
         kept_bytes=named(saved, f"{label}saved for backward"),
         dropped_bytes=named(made, f"{label}recomputed in backward"),
-        transient_bytes=largest(
-            [
-                zero,
-                *(named(zero + o.output_bytes, f"output of {o.name}") for o in ops),
-                *(zero + o.transient_bytes for o in ops),
-            ]
-        ),
-        working_bytes=working_bytes(ops, zero),
-        widest_bytes=widest,
-        beside_kept=beside_kept(widest, saved, made),
-        elements=elements(ops, zero),
-        adapters=elements(ops, zero, adapter=True) if any(w.adapter for o in ops for w in o.weights) else None,
-        frozen=frozen_weights(ops, zero),
-        narrow=narrow_elements(ops, zero),
-        flops=total((o.flops + o.backward_flops + o.weight_flops for o in ops), zero)
-        + total((shares[id(o)] * o.flops for o in ops if id(o) in shares), zero),
-        model_flops=total(((1 + gradient_passes(o)) * (zero + o.model_flops) for o in ops), zero),
+        transient_bytes=contents.transient_bytes,
+        working_bytes=contents.working_bytes,
+        widest_bytes=contents.widest_bytes,
+        beside_kept=beside_kept(contents.widest_bytes, saved, made),
+        elements=contents.elements,
+        adapters=contents.adapters,
+        frozen=contents.frozen,
+        narrow=contents.narrow,
+        flops=contents.flops + total((shares[id(o)] * o.flops for o in ops if id(o) in shares), zero),
+        model_flops=contents.model_flops,
     )

@@ -17,6 +17,7 @@ from shardwise.plans import (
     OBJECTIVES,
     Objective,
     Plan,
+    Precision,
     Stack,
     Training,
     Tuning,
@@ -30,7 +31,7 @@ from shardwise.plans import (
     tuning_of,
 )
 from shardwise.plans.partition import split_layers
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.training._ledger import idle_layers
 from shardwise.training._parts import Recipe
 from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages, kinds_of, order_of, runs_of
@@ -50,14 +51,26 @@ class TrainingCase:
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     overlap: bool = True
 
+    def planned(self, plan: Plan, job: Training) -> TrainingCase:
+        """Return the case of another plan, and of the job with the batch that the plan deduced."""
+        other = replace(self, plan=plan, job=job)
+        if replace(job, global_batch=self.job.global_batch) == self.job:
+            # What no plan decides is not found again.
+            other.__dict__.update({name: getattr(self, name) for name in ("precision", "tuning", "order", "domains")})
+        return other
+
+    @cached_property
+    def precision(self) -> Precision:
+        """The types of each parameter."""
+        if self.tuning and not self.job.precision:
+            return find_precision(self.stack.frozen_precision or self.stack.precision)
+        return find_precision(self.job.precision or self.stack.precision)
+
     @cached_property
     def recipe(self) -> Recipe:
         """The bytes and updates of each parameter."""
-        precision = find_precision(self.job.precision or self.stack.precision)
-        if self.tuning and not self.job.precision:
-            precision = find_precision(self.stack.frozen_precision or self.stack.precision)
         return Recipe(
-            precision=precision,
+            precision=self.precision,
             adapters=self.tuning.precision if self.tuning and self.tuning.adapter else None,
             optimizer=find_optimizer(self.job.optimizer, self.job.optimizer_rank),
             sharding=self.plan.sharding,
@@ -105,7 +118,7 @@ class TrainingCase:
         job = self.job
         base = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
         return {
-            "precision": self.recipe.precision.name, "optimizer": job.optimizer, "method": job.method,
+            "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
             "layers": str(self.model.num_layers), **base
         }  # fmt: skip
 

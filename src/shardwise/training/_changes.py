@@ -81,7 +81,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
     less = [("offload", tuple(o for o in case.plan.offload if o != one)) for one in case.plan.offload if lacks]
     for name, value in [*neighbours(case.plan, case.stack.runs), *less]:
-        changed = changed_case(replace(case, plan=replace(case.plan, **{name: value})), refused)
+        changed = changed_case(case, replace(case.plan, **{name: value}), refused)
         if changed is None or _lacking(answer := ask(changed), lacks) >= _lacking(report, lacks):
             continue
         changes.append(
@@ -107,20 +107,20 @@ def _lacking(report: JudgedPlan, host: bool) -> float:
     return report.verdict.host_needed_bytes if host else report.device_bytes
 
 
-def changed_case(case: TrainingCase, refused: Container[str]) -> TrainingCase | None:
+def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> TrainingCase | None:
     """Return a changed plan with dp refilled; None where it is not legal, or its framework refuses more than before.
 
-    `refused` are the fields that the framework refuses of the plan as it was.
+    `case` is of the plan as it was, and `refused` are the fields that the framework refuses of it.
     """
-    plan = replace(case.plan, dp=0, sequence_parallel=case.plan.sequence_parallel or case.plan.tp > 1)
+    plan = replace(changed, dp=0, sequence_parallel=changed.sequence_parallel or changed.tp > 1)
     if len(plan.stage_layers) != plan.pp * plan.vpp:
         plan = replace(plan, stage_layers=())
-    asked = Question(model=case.model, cluster=case.cluster, plan=plan, job=case.job, stack=case.stack)
+    asked = Question(model=case.model, cluster=case.cluster, plan=plan, job=case.job, stack=case.stack, settled=True)
     try:
         plan, job, _ = complete(asked, lambda plan, job: None)
     except InputError:
         return None
-    whole = replace(case, plan=plan, job=job)
+    whole = case.planned(plan, job)
     return None if any(x.field not in refused for x in refusals(case.stack.runs, plan, **whole.job_words)) else whole
 
 

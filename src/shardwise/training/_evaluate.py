@@ -19,7 +19,7 @@ from shardwise.ops.overlap import CostModel, pairing
 from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass, replace
-from shardwise.training._blocks import BlockCost, KnownPrices, fold
+from shardwise.training._blocks import BlockCost, KnownPrices, WrittenBlocks, fold
 from shardwise.training._case import TrainingCase
 from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
@@ -101,12 +101,12 @@ def parts_of(
 
     def folded(lines: PartLedger[X]) -> BlockCost[X]:
         cost = fold(lines.ops or ledgers.nothing(y), costs, lines.units, f"{lines.label}: ", known)
-        cost = replace(
+        return replace(
             cost,
             elements=sided(case, cost.elements, lines.ops),
             adapters=with_adapter_states(case.recipe, cost.adapters, lines.ops),
+            gradient_shapes=gradient_shapes(lines.ops) if case.shapes_gradients else {},
         )
-        return replace(cost, gradient_shapes=gradient_shapes(lines.ops)) if case.shapes_gradients else cost
 
     tables = [w for o in written.embedding.ops for w in o.weights if w.role == "embedding"]
     return ModelBlocks(
@@ -296,6 +296,11 @@ class PricedBlocks:
         self._tables: dict[tuple[object, ...], Tables[float]] = {}
         self._machines: dict[bool, CostModel[float]] = {}
         self._prices: dict[tuple[object, ...], KnownPrices[float]] = {}
+        self._written: WrittenBlocks[float] = WrittenBlocks()
+
+    def elsewhere(self) -> KnownPrices[float]:
+        """Return the operators of the plans without prices, for a machine of other rates."""
+        return KnownPrices(written=self._written)
 
     def machine(self, case: TrainingCase, sizes: PlanSizes[float]) -> CostModel[float]:
         """Return what the blocks of a plan run on."""
@@ -310,7 +315,7 @@ class PricedBlocks:
         key = (*fields, bool(case.plan.recompute_layers), *(sizes.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
             placed = (case.recipe.uses_host, *sizes.group_shapes.items())
-            self._tables[key] = tables_of(case, machine, sizes, self._prices.setdefault(placed, KnownPrices()))
+            self._tables[key] = tables_of(case, machine, sizes, self._prices.setdefault(placed, self.elsewhere()))
         return self._tables[key]
 
 
@@ -372,10 +377,7 @@ def step_of(
     machine: CostModel[X] | None = None,
     known: KnownPrices[X] | None = None,
 ) -> StepSeconds[X]:
-    """Return the seconds of a step alone, on a machine of other rates where one is given.
-
-    `known` keeps prices for other structures of the same sizes.
-    """
+    """Return the seconds of a step alone, on a machine of other rates where one is given."""
     machine = machine_of(case, sizes.group_shapes) if machine is None else machine
     tables = tables_of(case, machine, sizes, known)
     parts = padded(case.recipe, sizes, tables.parts)

@@ -6,13 +6,12 @@ moments were checked against PyTorch's memory tracker on whole training steps (t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
-from shardwise.training._blocks import BlockCost
 from shardwise.training._framework_bytes import (
     adds_narrow,
     bucket_bytes,
@@ -47,6 +46,7 @@ from shardwise.training._parts import (
 )
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
+from shardwise.training._trained import TrainedShare, largest_layer, shares_of
 
 STATE = "docs/formulas.md, state"
 
@@ -91,16 +91,14 @@ def state_bytes(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X], 
     )
 
 
-def stage_state(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X]:
+def stage_state(
+    recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], classes: Sequence[TrainedShare[X]]
+) -> tuple[X, X, X]:
     """Return bytes of (weights, gradients, optimizer state) of a stage on a rank, those of frozen weights too."""
-    layers = total((n * k.narrow for n, k in zip(stage.layers, parts.kinds, strict=True)), 0 * stage.count)
-    narrow = (
-        categorized("weights", recipe.narrow_bytes * layers, "weights in fewer bits", STATE)
-        if recipe.narrow_bytes
-        else 0.0
-    )
+    zero, narrow, by_tensor = 0 * stage.count, narrow_weights(recipe, parts, stage), recipe.optimizer.by_tensor
     each = [
-        state_bytes(own, sizes, owned(some, stage), owned_states(some, stage)) for own, some in trained(recipe, parts)
+        state_bytes(one.recipe, sizes, one.params, owned_states(one.parts, stage) if by_tensor else (zero, zero))
+        for one in classes
     ]
     if not parts.tuned:
         return each[0][0] + narrow, *each[0][1:]
@@ -110,6 +108,15 @@ def stage_state(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stag
         dense, expert = divide(dense, sizes.shard_share), divide(expert, sizes.expert_share)
     frozen = categorized("weights", dense + expert + apart, "frozen weights", STATE)
     return weights + frozen + narrow, gradients, optimizer
+
+
+def narrow_weights(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X | float:
+    """Return bytes that the weights of narrow GEMMs take beyond those of the recipe."""
+    width = recipe.narrow_bytes
+    if not width:
+        return 0.0
+    layers = total((n * k.narrow for n, k in zip(stage.layers, parts.kinds, strict=True)), 0 * stage.count)
+    return categorized("weights", width * layers, "weights in fewer bits", STATE)
 
 
 def paged_state(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X]) -> X:
@@ -131,11 +138,6 @@ def wide_tables(recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stag
     return named(divide(tables, sizes.shard_share) if recipe.shards_weights else tables, "wide embedding table")
 
 
-def _largest_layer(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[BlockCost[X]], X]) -> X:
-    layers = [n + m for n, m in zip(stage.layers, stage.mirrored, strict=True)]
-    return largest([above(n, 0, pick(k), 0 * stage.count) for n, k in zip(layers, parts.kinds, strict=True)])
-
-
 def saved_bytes(parts: ModelBlocks[X], layers: tuple[X, ...], embeds: X, zero: X) -> X:
     """Return the bytes saved for backward by the layers and the embedding of one micro-batch."""
     kept = total((n * k.kept_bytes for n, k in zip(layers, parts.kinds, strict=True)), zero)
@@ -148,13 +150,6 @@ def in_flight_bytes(parts: ModelBlocks[X], stage: Stages[X], depth: InFlight[X])
     own = saved_bytes(parts, stage.layers, stage.embeds, zero)
     mirrored = saved_bytes(parts, stage.mirrored, stage.mirrored_embeds, zero)
     return categorized("activations", depth.own * own + depth.mirrored * mirrored, "activations in flight")
-
-
-def _biggest_tensor(parts: ModelBlocks[X], stage: Stages[X]) -> X:
-    """Return the parameters of the largest weight of a stage."""
-    table = above(stage.embeddings + tied_copy(parts, stage), 0, parts.embedding.elements.largest, 0 * stage.count)
-    ends = maximum(table, above(stage.heads, 0, parts.head.elements.largest, 0 * stage.count))
-    return maximum(_largest_layer(parts, stage, lambda k: k.elements.largest), ends)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,13 +174,13 @@ def stage_memory(
     recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], depth: InFlight[X]
 ) -> StageMemory[X]:
     """Return the bytes of one stage that holds the activations of `depth` micro-batches at its fullest."""
-    params, classes = owned(parts, stage), trained(recipe, parts)
-    weights, gradients, optimizer = stage_state(recipe, sizes, parts, stage)
+    classes = shares_of(recipe, parts, stage)
+    weights, gradients, optimizer = stage_state(recipe, sizes, parts, stage, classes)
     if not (recipe.shards_gradients or parts.shared_table):
         gradients = categorized("gradients", gradients + whole_table(recipe, sizes, parts, stage), "gradients")
     if recipe.stack.settings.updates_in_backward:
-        one = largest([own.precision.gradient_bytes * _biggest_tensor(some, stage) for own, some in classes])
-        gradients = categorized("gradients", minimum(one, gradients), "gradient of the largest tensor")
+        one_tensor = largest([one.recipe.precision.gradient_bytes * one.largest for one in classes])
+        gradients = categorized("gradients", minimum(one_tensor, gradients), "gradient of the largest tensor")
     if recipe.copies or recipe.critics:
         weights = categorized("weights", (1 + recipe.copies + recipe.critics) * weights, "weights of all models")
         gradients, optimizer = (1 + recipe.critics) * gradients, (1 + recipe.critics) * optimizer
@@ -201,19 +196,21 @@ def stage_memory(
     )
     buffers = stand_in_bytes(recipe, parts, stage) + gathered + stage_buffers(recipe, sizes, parts, stage, depth)
     hosted, none = recipe.offloads("optimizer"), 0 * weights
-    widened = none if hosted else total(widened_bytes(own, sizes, owned(some, stage)) for own, some in classes)
-    moment = made_of(recipe, sizes, parts, stage, depth, (weights + optimizer + buffers, gradients, home.activations))
+    widened = none if hosted else total(widened_bytes(one.recipe, sizes, one.params) for one in classes)
+    buckets = bucket_bytes(recipe, [(one.recipe, one.params, one.largest) for one in classes])
+    state = (weights + optimizer + buffers, gradients, home.activations, buckets)
+    moment = made_of(recipe, sizes, parts, stage, depth, state)
     moments = moments_of(recipe, sizes, parts, stage, moment)
     made = total(
-        update_bytes(own, sizes, owned(some, stage), _biggest_tensor(some, stage))
-        + flat_update(own, sizes, owned(some, stage))
-        for own, some in classes
+        update_bytes(one.recipe, sizes, one.params, one.largest) + flat_update(one.recipe, sizes, one.params)
+        for one in classes
     )
     update = widened + (none if hosted else made)
     moments["optimizer step"] = named(moment.lasting + gradients + update, "optimizer step")
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(recipe, parts, stage)
-    block = maximum(stage.heads * parts.loss.kept_bytes, _largest_layer(parts, stage, lambda k: k.widest_bytes))
-    flat = total(flat_segments(own, sizes, owned(some, stage), block) for own, some in classes)
+    block = maximum(stage.heads * parts.loss.kept_bytes, largest_layer(parts, stage, lambda k: k.widest_bytes))
+    flat = total(flat_segments(one.recipe, sizes, one.params, block) for one in classes)
+    flat = flat + flat_gradients(recipe, sizes, classes[0].params, table)
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -227,9 +224,7 @@ def stage_memory(
         widened=widened,
         host=home.host,
         paged=paged,
-        late_block=table
-        + fragmented_bytes(recipe, parts, stage, moment, moments, flat + flat_gradients(recipe, sizes, params, table))
-        - peak,
+        late_block=table + fragmented_bytes(recipe, parts, stage, moment, moments, flat) - peak,
         moments=moments,
         peak=peak,
     )
@@ -251,7 +246,7 @@ def fragmented_bytes(
         totals["loss"] = totals["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
         totals["loss"] = totals["loss"] + left_by_layers(parts, stage, moment)
-        spare = moment.activations * _largest_layer(parts, stage, lambda k: k.beside_kept)
+        spare = moment.activations * largest_layer(parts, stage, lambda k: k.beside_kept)
         lodged = named(spare, "beside checkpoints in their blocks")
         totals = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in totals.items()}
     if not (recipe.stack.apart_pools and recipe.shards_weights):
@@ -277,7 +272,7 @@ def left_by_layers(parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -
     another; backward then fits into blocks of either.
     """
     zero = 0 * stage.count
-    made = _largest_layer(parts, stage, lambda k: above(k.dropped_bytes, 0, k.working_bytes, zero))
+    made = largest_layer(parts, stage, lambda k: above(k.dropped_bytes, 0, k.working_bytes, zero))
     widest = maximum(parts.head.transient_bytes, parts.loss.transient_bytes)
     return named(above(stage.heads * widest, moment.transient, made, zero), "blocks that layers have freed")
 
@@ -288,16 +283,14 @@ def made_of(
     parts: ModelBlocks[X],
     stage: Stages[X],
     depth: InFlight[X],
-    state: tuple[X, X, X],
+    state: tuple[X, X, X, X],
 ) -> Moment[X]:
-    """Return what the moments of a stage are made of; `state` is what lasts, the gradients, and what is in flight."""
-    whole_step, gradients, activations = state
+    """Return what the moments of a stage are made of; `state` is what lasts, gradients, what is in flight, buckets."""
+    whole_step, gradients, activations, buckets = state
     # Gradients that zero_grad frees exist in forward only when micro-batches are accumulated.
     standing = (
         gradients if recipe.stack.gradients == "persistent" else above(sizes.num_micro, 1, gradients, 0 * gradients)
     )
-    classes = trained(recipe, parts)
-    buckets = bucket_bytes(recipe, [(own, owned(some, stage), _biggest_tensor(some, stage)) for own, some in classes])
     last, wide = parts.head.kept_bytes + parts.loss.kept_bytes, parts.head.transient_bytes
     # GPipe runs every loss before the first backward pass; the others have one head in flight.
     waiting = categorized("logits", (depth.heads - 1) * stage.heads * last, "logits that wait for backward")
@@ -308,8 +301,8 @@ def made_of(
         gathered=gathered_bytes(recipe, sizes, parts, stage),
         gradients=gradients,
         activations=activations,
-        again=categorized("recomputed", _largest_layer(parts, stage, lambda k: k.dropped_bytes), "recomputed layer"),
-        transient=_largest_layer(parts, stage, lambda k: k.transient_bytes),
+        again=categorized("recomputed", largest_layer(parts, stage, lambda k: k.dropped_bytes), "recomputed layer"),
+        transient=largest_layer(parts, stage, lambda k: k.transient_bytes),
         # The gradient of the residual stream flows beside whatever an operator of a branch makes.
         flowing=named(parts.stream_bytes, "gradient of the residual stream") + recomputed_streams(recipe, parts, stage),
         waiting=waiting,
@@ -318,7 +311,7 @@ def made_of(
             "logits", waiting + stage.heads * maximum(last + parts.loss.transient_bytes, wide), "logits and loss"
         ),
         last_layer=categorized(
-            "activations", _largest_layer(parts, stage, lambda k: k.kept_bytes), "saved for backward, one layer"
+            "activations", largest_layer(parts, stage, lambda k: k.kept_bytes), "saved for backward, one layer"
         ),
     )
 
@@ -337,7 +330,7 @@ def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) 
         or recipe.stack.activation != "eager"
     ):
         return zero
-    recomputed = _largest_layer(parts, stage, lambda k: k.dropped_bytes)
+    recomputed = largest_layer(parts, stage, lambda k: k.dropped_bytes)
     return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 

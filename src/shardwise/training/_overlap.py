@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Generic
 
-from shardwise.ledger.number import X, above, divide, maximum, minimum, total
+from shardwise.ledger.number import X, above, divide, is_plain, maximum, minimum, total
 from shardwise.ledger.traced import named
 from shardwise.ops.overlap import CostModel, Pairing, bucketed
 from shardwise.plans import Schedule, find_rules
@@ -27,7 +27,15 @@ from shardwise.training._offload import HostTraffic
 from shardwise.training._parts import ModelBlocks, Recipe, in_compute
 from shardwise.training._sizes import PlanSizes
 from shardwise.training._stages import Stages
-from shardwise.training._state import StateMessage, gathers, reductions, scatters, state_seconds, updates
+from shardwise.training._state import (
+    StateMessage,
+    gathers,
+    message_seconds,
+    reductions,
+    scatters,
+    state_seconds,
+    updates,
+)
 
 
 def paired_blocks(costs: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> ModelBlocks[X]:
@@ -91,11 +99,12 @@ def over_windows(k: BlockCost[X]) -> X:
 
 def lost_seconds(costs: CostModel[X], messages: tuple[StateMessage[X], ...], hidden: X) -> X:
     """Return the seconds that compute loses to messages of which so many seconds are hidden beside it, evenly."""
-    zero = 0 * hidden
-    whole = state_seconds(costs, messages, zero)
-    lost = zero
+    whole = lost = zero = 0 * hidden
+    if is_plain(hidden, 0):
+        return zero
     for one in messages:
-        lost = lost + state_seconds(costs, (one,), zero) * costs.lost_share(one.group)
+        seconds = message_seconds(costs, one)
+        whole, lost = whole + seconds, lost + seconds * costs.lost_share(one.group)
     return hidden * (lost / maximum(whole, 1e-30))
 
 
@@ -251,8 +260,10 @@ def sharding_waits(
     costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]
 ) -> ShardingSeconds[X]:
     """Return seconds a stage waits in a micro-batch for sharded weights, and what their messages take of compute."""
+    zero = 0.0 * stage.count
+    if not recipe.shards_gradients:
+        return ShardingSeconds(ahead=zero, behind=zero, hidden=zero, lost_ahead=zero, lost_behind=zero)
     waits = [unit_exposure(costs, sizes, recipe, k) for k in parts.kinds]
-    zero = 0 * stage.count
     sums = [total((n * w[i] for n, w in zip(stage.layers, waits, strict=True)), zero) for i in range(5)]
     ends = end_messages(costs, sizes, recipe, parts, stage)
     first, last = (tuple(one for one in ends if one.backward is back) for back in (False, True))

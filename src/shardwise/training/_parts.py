@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, Generic, Literal, TypeAlias, get_args
 
 from shardwise.ledger.number import X, above, divide, maximum, minimum, total
@@ -296,7 +297,7 @@ def frozen_bytes(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X]:
 
     def of(pick: Callable[[FrozenWeights[X]], X]) -> X:
         frozen = parts.with_elements(lambda one: _standing(one.frozen, pick, one.elements))
-        return _owned(frozen, stage, lambda e: e.largest)
+        return _owned(frozen, stage, lambda e: (e.largest,))[0]
 
     table = above(stage.heads, 0, above(stage.embeddings, 0, zero, zero + parts.frozen_table), zero)
     return of(lambda f: f.dense_bytes) + table, of(lambda f: f.expert_bytes), of(lambda f: f.apart_bytes)
@@ -313,36 +314,37 @@ def owned(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X, X, X]:
 
     Mirrored ones included; weights that layers share are held once.
     """
-    return (
-        _owned(parts, stage, lambda e: e.dense_matrix),
-        _owned(parts, stage, lambda e: e.dense_other) + tied_copy(parts, stage),
-        _owned(parts, stage, lambda e: e.expert_matrix),
-        _owned(parts, stage, lambda e: e.expert_other),
-    )
+    dense_matrix, dense_other, expert_matrix, expert_other = _owned(parts, stage, _PARAMETERS)
+    return dense_matrix, dense_other + tied_copy(parts, stage), expert_matrix, expert_other
 
 
 def owned_states(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return bytes of optimizer state of a stage that single tensors decide, (dense, of experts)."""
-    return _owned(parts, stage, lambda e: e.dense_states), _owned(parts, stage, lambda e: e.expert_states)
+    dense, expert = _owned(parts, stage, _STATES)
+    return dense, expert
 
 
 def owned_pages(parts: ModelBlocks[X], stage: Stages[X]) -> tuple[X, X]:
     """Return bytes of optimizer state of a stage in paged memory, (dense, of experts)."""
-    return _owned(parts, stage, lambda e: e.dense_pages), _owned(parts, stage, lambda e: e.expert_pages)
+    dense, expert = _owned(parts, stage, _PAGES)
+    return dense, expert
 
 
-def _owned(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[ParameterCounts[X]], X]) -> X:
-    """Return a number of every block that a stage owns, added up."""
+_PARAMETERS = attrgetter("dense_matrix", "dense_other", "expert_matrix", "expert_other")
+_STATES = attrgetter("dense_states", "expert_states")
+_PAGES = attrgetter("dense_pages", "expert_pages")
+
+
+def _owned(parts: ModelBlocks[X], stage: Stages[X], pick: Callable[[ParameterCounts[X]], tuple[X, ...]]) -> list[X]:
+    """Return numbers of every block that a stage owns, added up."""
     zero = 0 * stage.count
-    layers = ((n + m) * pick(k.elements) for n, m, k in zip(stage.layers, stage.mirrored, parts.kinds, strict=True))
-    own = (
-        total(layers, zero)
-        + stage.embeddings * pick(parts.embedding.elements)
-        + stage.heads * pick(parts.head.elements)
-    )
+    rows = [(n + m, pick(k.elements)) for n, m, k in zip(stage.layers, stage.mirrored, parts.kinds, strict=True)]
+    rows += (stage.embeddings, pick(parts.embedding.elements)), (stage.heads, pick(parts.head.elements))
+    own = [total([n * values[i] for n, values in rows], zero) for i in range(len(rows[0][1]))]
     for block in parts.shared:
-        elements = total((stage.layers[i] + stage.mirrored[i] for i in block.kinds), zero)
-        own = own - maximum(elements - 1, 0) * pick(block.elements)
+        uses = total((stage.layers[i] + stage.mirrored[i] for i in block.kinds), zero)
+        again = maximum(uses - 1, 0)
+        own = [sum_of_uses - again * one for sum_of_uses, one in zip(own, pick(block.elements), strict=True)]
     return own
 
 

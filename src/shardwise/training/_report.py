@@ -253,7 +253,8 @@ class TrainReport(Card):
     @cached_property
     def _least_seconds(self) -> float:
         ideal = replace(self.case, efficiencies=_headlines.IDEAL)  # no run is quicker
-        return step_of(ideal, self.evaluation.sizes, self.evaluation.stages).total
+        known = self.priced.elsewhere() if self.priced else None
+        return step_of(ideal, self.evaluation.sizes, self.evaluation.stages, known=known).total
 
     @property
     def chance_to_fit(self) -> float:
@@ -325,9 +326,7 @@ class TrainReport(Card):
     @cached_property
     def changes(self) -> tuple[Change, ...]:
         """Single-field changes of a plan that does not fit, with less memory, those that fit first."""
-        if self.fits:
-            return ()
-        return changes_of(self, lambda case: report_of(case, (), self.priced))
+        return () if self.fits else changes_of(self, lambda case: report_of(case, (), self.priced))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,8 +32,8 @@ from shardwise.plans.laws import (
     domain_problems,
     field_problems,
     is_count,
+    law_problems,
     node_problems,
-    plan_problems,
 )
 from shardwise.plans.schedules import find_rules
 from shardwise.records import dataclass, replace
@@ -48,7 +48,8 @@ Timed = Callable[[Plan, Training], float | None]
 class Question:
     """A training question as it was asked: 0 in `dp`, `micro_batch`.
 
-    `global_batch` or `accumulation` asks to deduce it.
+    `global_batch` or `accumulation` asks to deduce it. `settled` says that another plan of the job was answered, which
+    has nothing wrong by itself then.
     """
 
     model: Model
@@ -57,6 +58,7 @@ class Question:
     job: Training
     stack: Stack
     accumulation: int = 0
+    settled: bool = False
 
 
 def job_problems(job: Training, model: Model) -> Problems:
@@ -171,8 +173,10 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
     Any two of global batch, micro-batch and accumulation give the third. With the batch alone the micro-batch is the
     one whose step is the fastest of those that fit; with none it is the largest that fits, at least 1.
     """
-    problems, notes = job_problems(question.job, question.model), list[str]()
-    problems.items += question.stack.settings.problems().items
+    problems, notes = Problems(), list[str]()
+    if not question.settled:
+        problems = job_problems(question.job, question.model)
+        problems.items += question.stack.settings.problems().items
     plan = replace(question.plan, dp=question.plan.dp or 1, micro_batch=question.plan.micro_batch or 1)
     broken = field_problems(plan).items
     problems.items += broken
@@ -200,7 +204,7 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
     notes += [] if problems.items else tuning_notes(question.job, question.stack)
     _paging_laws(question, plan, problems)
     seq_len = question.job.seq_len if is_count(question.job.seq_len) else 0
-    problems.items += plan_problems(question.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
+    problems.items += law_problems(question.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)
     problems.items += domain_problems(plan, question.cluster.tiers[0].size)
     problems.items += node_problems(plan, question.cluster.devices_per_node)
     problems.raise_if_any()

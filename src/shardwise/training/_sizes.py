@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Generic
 
 from shardwise.ledger.number import X, above, ceil, divide, maximum
-from shardwise.ledger.traced import leaf
+from shardwise.ledger.traced import is_tracing, leaf
 from shardwise.plans import DEGREES, Plan, Stack, group_shapes, shard_of, splits_replicas
 from shardwise.records import dataclass, replace
 
@@ -68,10 +68,11 @@ def num_micro_batches(plan: Plan, global_batch: int) -> float:
 
 def sizes_of(plan: Plan, global_batch: int, domains: Sequence[int]) -> PlanSizes[Any]:
     """Return the numbers of one plan, each a named leaf while tracing."""
-    shared = {
-        axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at))
-        for axis, at in group_shapes(plan, domains).items()
-    }
+    shared: dict[str, Any] = group_shapes(plan, domains)
+    if is_tracing():
+        shared = {
+            axis: tuple(leaf(f"{axis} ranks in tier {i}", n) for i, n in enumerate(at)) for axis, at in shared.items()
+        }
     values = {name: leaf(name, getattr(plan, name)) for name in _NUMBERS}
     if not plan.sharding_rules.hybrid and not splits_replicas(plan):
         values["shard"] = values["dp"]

@@ -89,16 +89,15 @@ def frozen_weights(ops: Sequence[Op[X]], zero: X) -> FrozenWeights[X] | None:
 def elements(ops: Sequence[Op[X]], zero: X, adapter: bool = False) -> ParameterCounts[X]:
     """Return the parameters of some operators that train on one rank: the model's own, or those of adapters."""
     weights = [w for o in ops for w in o.weights if w.trainable and w.adapter is adapter]
-
-    def own(expert: bool, matrix: bool) -> X:
-        chosen = (named(w.elements, w.name) for w in weights if w.expert is expert and (w.kind == "matrix") is matrix)
-        return total(chosen, zero)
-
+    sums = dict.fromkeys(((expert, matrix) for expert in (False, True) for matrix in (False, True)), zero)
+    for w in weights:
+        of = w.expert, w.kind == "matrix"
+        sums[of] = sums[of] + named(w.elements, w.name)
     return ParameterCounts(
-        dense_matrix=own(False, True),
-        dense_other=own(False, False),
-        expert_matrix=own(True, True),
-        expert_other=own(True, False),
+        dense_matrix=sums[False, True],
+        dense_other=sums[False, False],
+        expert_matrix=sums[True, True],
+        expert_other=sums[True, False],
         dense_work=newton_schulz_flops(ops, False, zero, adapter),
         expert_work=newton_schulz_flops(ops, True, zero, adapter),
         largest=largest([zero, *(w.elements for w in weights)]),

@@ -35,7 +35,7 @@ from functools import cache
 from importlib import import_module
 
 from shardwise.errors import Problems
-from shardwise.ledger.number import X, above, largest, maximum
+from shardwise.ledger.number import X, above, is_plain, largest, maximum
 from shardwise.ledger.traced import named
 from shardwise.plans import Schedule, find_rules
 from shardwise.records import replace
@@ -86,7 +86,7 @@ def pipeline_time(schedule: Schedule, runs: tuple[StageRun[X], ...], shape: Pipe
     own = find_schedule(schedule)
     busy = shape.num_micro * slowest_work(runs, mirrored=own.mirrored)
     free = maximum(own.seconds(runs, replace(shape, send=shape.send * 0)), busy)
-    sent = maximum(own.seconds(runs, shape), free)
+    sent = free if is_plain(shape.send, 0) else maximum(own.seconds(runs, shape), free)
     busy = named(busy, "slowest stage computes", unit="s")
     bubble = named(free - busy, "pipeline bubble", unit="s")
     exposed_send = named(sent - free, "exposed pipeline messages", unit="s")
