@@ -77,6 +77,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 OPERATIONS = _PLAIN.keys()
 """Names of the operations that `evaluate` knows."""
 _PLAIN_TYPES = frozenset((int, float))
+# What an operation is computed at once of: plain numbers, and records of them.
+_AT_ONCE: set[type] = {int, float}
 # Untyped: `cast` is a call, which the commonest functions spare.
 _MAX: Any = max
 _MIN: Any = min
@@ -94,6 +96,7 @@ def register(name: str, plain: Callable[..., Any], column: Callable[..., Any], *
     """
     _PLAIN[name], _COLUMN[name] = plain, column
     RECORDS.update({record.__name__: record for record in records})
+    _AT_ONCE.update(records)
 
 
 _POSITIVE = frozenset(
@@ -137,7 +140,7 @@ def evaluate(name: str, *args: Any) -> Any:
     3
     """
     for value in args:
-        if type(value) not in _PLAIN_TYPES:
+        if type(value) not in _AT_ONCE:
             break
     else:
         return _PLAIN[name](*args)
