@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,7 @@ from shardwise.plans.schedules import Rounds, ScheduleRules, find_rules, runnabl
 from shardwise.records import dataclass, replace
 from shardwise.search._columns import Columns, ColumnsRead, distinct_rows, exact_sum
 from shardwise.search._space import WORDS
-
-if TYPE_CHECKING:
-    from shardwise.training import TrainingCase
+from shardwise.training import TrainingCase, placed_problems, update_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +74,21 @@ def _experts_hold(model: Model, shard: int) -> Callable[[Mapping[str, Any]], Any
     return holds
 
 
-def _batch_holds(batch: int, rounds: Rounds, runs: int) -> Callable[[Mapping[str, Any]], Any]:
-    """Return the law of the batch on columns (`batch_problems`)."""
+def _job_law(case: TrainingCase) -> Law:
+    """Return the law of what a fine-tuning and a loss need of the split of the layers (`placed_problems`)."""
+    stack, tuning = case.stack, case.tuning
+    title = "adapters and losses go with how layers are split"
+    return Law(title, ("layout", "tp", "ep"), lambda p: placed_problems(stack, tuning, p))
+
+
+def _batch_holds(batch: int, rounds: Rounds, runs: int, most: int) -> Callable[[Mapping[str, Any]], Any]:
+    """Return the law of the batch on columns (`batch_problems`), of so many micro-batches at most."""
     counts = np.array(divisors(batch), np.int64)
 
     def able(rules: ScheduleRules, pp: int) -> Any:
         """Return which of the counts of micro-batches a schedule runs."""
         each = runs if pp > 1 else 1
-        many = [n // each if n % each == 0 else 0 for n in counts.tolist()]
+        many = [n // each if n % each == 0 and n <= most else 0 for n in counts.tolist()]
         return np.array([n > 0 and runnable_count(rules, pp, n, rounds) == n for n in many])
 
     def holds(c: Mapping[str, Any]) -> Any:
@@ -104,6 +109,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
     model, job = case.model, case.job
     seq_len, batch, blocks = job.seq_len, job.global_batch, tuple(all_blocks(model))
     rounds, shard, runs = case.stack.runs.rounds, case.plan.shard, case.stack.settings.pipeline_runs
+    split = {"job": _job_law(case)} if case.tuning or case.stack.settings.loss else {}
+    most = 1 if case.stack.settings.updates_in_backward else batch
     return {
         "tensor": Law(
             "tensor parallelism divides heads and widths",
@@ -121,6 +128,7 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
             _checked(lambda p, f: expert_laws(model, blocks, replace(p, shard=shard), f)),
             _experts_hold(model, shard),
         ),
+        **split,
         "context": Law(
             "context and sequence parallelism divide tokens and heads",
             ("layout", "tp", "cp", "cp_kind", "sequence_parallel"),
@@ -129,8 +137,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "batch": Law(
             "replicas and micro-batches divide the global batch",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch, rounds, runs=runs),
-            _batch_holds(batch, rounds, runs),
+            lambda p: (*batch_problems(p, batch, rounds, runs=runs), *update_problems(case.stack, p, batch)),
+            _batch_holds(batch, rounds, runs, most),
         ),
         "pipeline": Law(
             "stages divide the layers as the schedule needs",
@@ -140,8 +148,8 @@ def laws_of(case: TrainingCase) -> dict[str, Law]:
         "schedule": Law(
             "the schedule runs on its micro-batches",
             ("dp", "micro_batch"),
-            lambda p: batch_problems(p, batch, rounds, runs=runs),
-            _batch_holds(batch, rounds, runs),
+            lambda p: (*batch_problems(p, batch, rounds, runs=runs), *update_problems(case.stack, p, batch)),
+            _batch_holds(batch, rounds, runs, most),
         ),
     }
 

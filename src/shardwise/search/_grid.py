@@ -261,6 +261,8 @@ class PlanGrid:
         columns = self._with_sequence(columns)
         done += ["experts", "sequence"]
         columns = self._apply(constraints, "experts", columns, done)
+        if "job" in constraints.laws:
+            columns = self._apply(constraints, "job", columns, done)
         kinds = [CONTEXT_KINDS.index(k) for k in self.space.cp_kind]
         columns = _crossed(columns, columns["cp"] > 1, {"cp_kind": kinds}, {"cp_kind": kinds[0]})
         columns = self._apply(constraints, "context", columns, [*done, "context"])

@@ -18,7 +18,7 @@ from shardwise.search._grid import PlanGrid, Variant
 from shardwise.search._launch import within
 from shardwise.search._options import SearchOptions
 from shardwise.search._space import SearchSpace
-from shardwise.training import TrainingCase
+from shardwise.training import Question, TrainingCase, question_problems
 
 _DETAILS = ("offload", "modules", "recompute", "recompute_layers")
 
@@ -32,7 +32,7 @@ def grids_of(
     """
     named, explore = tuple(map(case.stack.runs.word, space.sharding)), options.explore
     space = within(space, case.stack, explore)
-    details, grids = tuple(_details(case, space, named, explore)), list[PlanGrid]()
+    details, grids, wrong = tuple(_details(case, space, named, explore)), list[PlanGrid](), list[Problem]()
     cases = tuple(_choices(case, clusters, space, explore))
     first = cases[0]
     for choice, one in enumerate(cases):
@@ -45,7 +45,12 @@ def grids_of(
             before = tuple(seen[: seen.index(stack.partition)])
             variant = Variant(number=len(grids), choice=choice, weight=weight, partitions=before)
             changed = replace(one, plan=plan, stack=stack)
+            if plan.offload and (problems := _wrong(changed)):
+                wrong += problems
+                continue
             grids.append(PlanGrid(case=changed, space=own, explore=explore, variant=variant))
+    if not grids:
+        raise InputError(dict.fromkeys(wrong))
     return tuple(grids)
 
 
@@ -60,6 +65,9 @@ def _choices(
         one = replace(
             case, cluster=cluster, job=replace(job, precision=precision, optimizer=optimizer, global_batch=batch)
         )
+        if problems := _wrong(one):
+            slow += problems
+            continue
         if not explore:
             _check_job(one)
         try:
@@ -71,6 +79,12 @@ def _choices(
         yield one
     if not any_found:
         raise InputError(dict.fromkeys(slow))
+
+
+def _wrong(case: TrainingCase) -> list[Problem]:
+    """Return what is wrong with a job, and with the settings of its framework, beside what is offloaded."""
+    asked = Question(model=case.model, cluster=case.cluster, plan=case.plan, job=case.job, stack=case.stack)
+    return question_problems(asked).items
 
 
 def _check_job(case: TrainingCase) -> None:

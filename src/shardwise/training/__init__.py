@@ -32,7 +32,13 @@ from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import MEMORY_CATEGORIES, ModelBlocks, SharedWeights, StageMemory, category_of
 from shardwise.training._report import CATEGORIES, TrainingOptions, TrainReport, report_of, train
-from shardwise.training._resolve import job_problems
+from shardwise.training._resolve import (
+    Question,
+    job_problems,
+    placed_problems,
+    question_problems,
+    update_problems,
+)
 from shardwise.training._savers import MemorySaver, flags_of, leaner, split_changes
 from shardwise.training._sizes import PlanSizes, sizes_of, sizes_of_columns
 from shardwise.training._stages import Stages, stage_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from shardwise.errors import Problems
+from shardwise.errors import Problem, Problems
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import (
@@ -21,6 +21,7 @@ from shardwise.plans import (
     Sharding,
     Stack,
     Training,
+    Tuning,
     divisors,
     find_optimizer,
     objective_problems,
@@ -37,7 +38,7 @@ from shardwise.plans.laws import (
 )
 from shardwise.plans.schedules import find_rules
 from shardwise.records import dataclass, replace
-from shardwise.training._tuning import fine_tuning_problems, tuning_notes
+from shardwise.training._tuning import fine_tuning_problems, split_problems, tuning_notes
 from shardwise.units import counted
 
 # Seconds of a step of a plan and a job, None where it does not fit.
@@ -212,16 +213,35 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
     plan = _cut(question.stack, plan, job.global_batch, notes)
     able, runs = question.stack.runs, question.stack.settings.pipeline_runs
     problems.items += batch_problems(plan, job.global_batch, able.rounds, able.splits_batch, runs)
-    _settings_laws(question.stack, plan, job, problems)
+    _loss_laws(question.stack, plan, problems)
+    problems.items += update_problems(question.stack, plan, job.global_batch)
     problems.raise_if_any()
     return plan, job, tuple(notes)
 
 
-def _settings_laws(stack: Stack, plan: Plan, job: Training, problems: Problems) -> None:
-    """Record settings that the plan does not allow.
+def question_problems(question: Question) -> Problems:
+    """Return what is wrong with a job, and with its framework's settings, of all plans that offload as a plan does."""
+    problems, alone = job_problems(question.job, question.model), Plan(offload=question.plan.offload)
+    problems.items += question.stack.settings.problems().items
+    problems.items += fine_tuning_problems(question.model, alone, question.job, question.stack).items
+    if not problems.items:
+        _paging_laws(question, alone, problems)
+        _loss_laws(question.stack, alone, problems)
+    return problems
 
-    Megatron's losses are its own, and those that take the head with them read a whole vocabulary. torchtune's
-    optimizer_in_bwd refuses gradients that are not whole, Transformer Engine scales by no rows.
+
+def placed_problems(stack: Stack, tuning: Tuning | None, plan: Plan) -> tuple[Problem, ...]:
+    """Return what of a job and of settings the split of the layers does not allow."""
+    problems = Problems()
+    _loss_laws(stack, plan, problems)
+    return (*problems.items, *(split_problems(plan, tuning, stack).items if tuning else ()))
+
+
+def _loss_laws(stack: Stack, plan: Plan, problems: Problems) -> None:
+    """Record a loss, or a recipe of 8 bits, that the framework or the plan does not allow.
+
+    Megatron's losses are its own, and those that take the head with them read a whole vocabulary. Transformer Engine
+    scales by no rows.
     """
     loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
     own = stack.loss.startswith("vocab-parallel")
@@ -232,12 +252,17 @@ def _settings_laws(stack: Stack, plan: Plan, job: Training, problems: Problems) 
     if stack.settings.fp8_recipe == "rowwise" and stack.saves_quantised:
         rule = f"is a recipe of torchao, which {stack.name} does not run"
         problems.add("fp8_recipe", "rowwise", rule, one_of([one for one in SCALINGS if one != "rowwise"]))
-    count = job.global_batch // (plan.dp * plan.micro_batch)
+
+
+def update_problems(stack: Stack, plan: Plan, global_batch: int) -> tuple[Problem, ...]:
+    """Return what is wrong with an update in backward of gradients that are not whole (torchtune optimizer_in_bwd)."""
+    problems, count = Problems(), global_batch // (plan.dp * plan.micro_batch)
     if stack.settings.updates_in_backward and count > 1:
         rule = f"updates with the gradients of one micro-batch, and a step has {count}"
         problems.add(
             "updates_in_backward", True, rule, f"use --accumulation 1 (micro_batch {plan.micro_batch * count})"
         )
+    return tuple(problems.items)
 
 
 def _paging_laws(question: Question, plan: Plan, problems: Problems) -> None:

@@ -50,8 +50,7 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     tuning = None if problems.items else tuning_of(job, stack)
     if tuning is None:
         return problems
-    if plan.layout == "summa":
-        problems.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
+    _on_layout(plan, problems)
     _layers(model, tuning, problems)
     if not tuning.adapter and not problems.items and not any(trainable_parameters(model, tuning).values()):
         rule = f"trains nothing of {model.name}"
@@ -62,13 +61,32 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if not problems.items and not _adapter_parameters(model, tuning):
         rule = f"has no parameters in {model.name}, so that nothing of it would train"
         problems.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
+    _on_ranks(plan, tuning, stack, problems)
+    return problems
+
+
+def split_problems(plan: Plan, tuning: Tuning, stack: Stack) -> Problems:
+    """Return what of a fine-tuning the split of the layers does not allow, whatever the model."""
+    problems = Problems()
+    _on_layout(plan, problems)
+    if tuning.adapter:
+        _on_ranks(plan, tuning, stack, problems)
+    return problems
+
+
+def _on_layout(plan: Plan, problems: Problems) -> None:
+    if plan.layout == "summa":
+        problems.add("layout", plan.layout, "has no adapters and no frozen weights", "use --layout 1d")
+
+
+def _on_ranks(plan: Plan, tuning: Tuning, stack: Stack, problems: Problems) -> None:
+    """Record layers that are split where nothing splits their adapters."""
     if plan.tp > 1 and tuning.adapter in PATHS:
         rule = f"splits layers whose {tuning.adapter} no framework splits"
         problems.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
     if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         problems.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
-    return problems
 
 
 def _layers(model: Model, tuning: Tuning, problems: Problems) -> None:

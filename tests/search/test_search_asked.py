@@ -1,0 +1,63 @@
+"""A search refuses of a job what one training refuses, and proposes no plan that a training would refuse."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+
+_ASKED = "gpt2 --on 2xa100 --global-batch 8 --json"
+# Flags, and the fields that are wrong with them.
+REFUSED = (
+    ("--seq-len 4096", ["seq_len"]),
+    ("--seq-len 512 --restart 5min", ["restart"]),
+    ("--seq-len 512 --epochs 2", ["epochs"]),
+    ("--seq-len 512 --failures-per-device-hour 1e-5", ["checkpoint_interval"]),
+    ("--seq-len 512 --rank 4", ["rank"]),
+    ("--seq-len 512 --norm-bytes 3", ["norm_bytes"]),
+    ("--seq-len 512 --rollout awake", ["rollout", "method"]),
+    ("--seq-len 512 --fp8-recipe rowwise --stack megatron", ["fp8_recipe"]),
+    ("--seq-len 512 --loss eager --stack megatron", ["loss"]),
+    ("--seq-len 512 --trains layers:90", ["trains"]),
+    ("--seq-len 512 --adapter lora --targets foo", ["targets"]),
+    ("--seq-len 512 --adapter lora --trains foo", ["trains"]),
+    ("--seq-len 512 --adapter oft --rank 7", ["rank"]),
+    ("--seq-len 512 --optimizer paged-adam8bit --offload optimizer --stack fsdp2", ["optimizer"]),
+)
+# Questions whose quickest layouts without a law of their own are none that a training takes.
+PROPOSED = (
+    "--optimizer-in-backward --stack torchtune",
+    "--loss fused-linear --stack fsdp2",
+    "--adapter adalora",
+    "--adapter lora --targets attention",
+    "--optimizer adam,paged-adam8bit --stack fsdp2 --explore --offload none,optimizer",
+)
+
+
+@pytest.mark.parametrize(("flags", "fields"), REFUSED)
+def test_a_search_refuses_the_job_that_a_training_refuses(flags: str, fields: list[str]) -> None:
+    """What is wrong with a job, or with settings of its framework, is wrong for every plan."""
+    for command in (["train"], ["plan", "train"]):
+        more = ["--explore"] if command[0] == "plan" else []
+        done = run(*command, *_ASKED.split(), *flags.split(), *more)
+        assert (done.status, sorted(set(done.fields))) == (2, sorted(fields)), command
+
+
+@pytest.mark.parametrize("flags", PROPOSED)
+def test_the_best_plan_is_one_that_a_training_takes(flags: str, tmp_path: Path) -> None:
+    """The case that a search writes is answered, and fits as the search says."""
+    asked, best = "llama-3.1-8b --on 8xh100 --seq-len 4096 --global-batch 64 --json", tmp_path / "best.toml"
+    found = run("plan", "train", *asked.split(), *flags.split(), "--save-best", str(best))
+    assert found.status == 0
+    alone = run("train", "--config", str(best), "--json")
+    assert alone.status == 0, alone.out
+    assert alone.tree["step_seconds"] == pytest.approx(found.tree["best"][0]["step_seconds"], rel=1e-9)
+
+
+def test_layouts_that_no_framework_splits_are_counted_under_a_law() -> None:
+    """Tensor parallelism of an adapter that nothing splits is rejected by name, with what does instead."""
+    words = shlex.split("llama-3.1-8b --on 8xh100 --seq-len 4096 --global-batch 64 --adapter adalora --json")
+    laws = {one["name"]: one for one in run("plan", "train", *words, "--explore").tree["rejected"]}
+    assert laws["job"]["count"] > 0
+    assert "adalora" in laws["job"]["remedy"]
