@@ -197,6 +197,24 @@ def _read_words(value: object, field: str) -> tuple[str, ...]:
     return tuple(items)
 
 
+def word_list(empty: bool) -> Converter:
+    """Return the kind of lists of words, joined by + as searches have them or by commas; `empty` ones are none.
+
+    >>> word_list(True).read("gradients+optimizer", "offload"), word_list(True).read("none", "offload")
+    (('gradients', 'optimizer'), ())
+    """
+
+    def read(value: object, field: str) -> tuple[str, ...]:
+        if empty and (value == "none" or value in ([], ["none"])):
+            return ()
+        words = tuple(word.strip() for item in _read_words(value, field) for word in item.split("+"))
+        if not all(words):
+            raise fail(field, value, "must be words with + or commas between them", "for example a+b")
+        return words
+
+    return Converter(read, "A+B+...", schema=_LIST)
+
+
 def _read_varied(value: object, field: str) -> tuple[str, ...]:
     """Return what is varied: FIELD=VALUES, several of them in a list.
 
@@ -337,6 +355,8 @@ def converter_of(field: Field) -> Converter:
         return whole(field.least, field.most)
     if field.type == "choice":
         return choice(*field.choices, *field.only_asked)
+    if field.type == "words":
+        return word_list(field.searched == "values")
     return precision() if field.type == "precision" else _KINDS[field.type]
 
 
@@ -352,7 +372,6 @@ _KINDS = {
     "bytes": BYTES,
     "switch": SWITCH,
     "text": TEXT,
-    "words": WORDS,
     "order": ORDER,
     "places": PLACES,
 }

@@ -99,7 +99,7 @@ def command_words(command: str, values: Mapping[str, Any]) -> list[str]:
 def _text(value: Any) -> str:
     """Return a value as a flag reads it back, to the last digit."""
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return ",".join("+".join(one) or "none" if isinstance(one, tuple) else str(one) for one in value) or "none"
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return repr(value) if isinstance(value, float) else str(value)

@@ -119,12 +119,27 @@ def read_values(raw: Mapping[str, object], command: Command, inputs: Inputs) -> 
         try:
             inputs.values[key] = command.flags[key].kind.read(value, key)
         except InputError as error:
-            inputs.problems.items += error.problems
+            inputs.problems.items += _of_several(key, value, command) or error.problems
             inputs.bad.add(key)
     for key in command.required:
         from_sizes = key in ("model", "first") and not raw.keys().isdisjoint({*_flags.model_flags(), *_flags.FROM})
         if key not in raw and not from_sizes and not inputs.bad & {key, "config", "from"}:
             inputs.fail(key, None, "is missing", example_of(key))
+
+
+def _of_several(key: str, value: object, command: Command) -> tuple[Problem, ...]:
+    """Return what is wrong with several values where one is taken, each of which is right; nothing else is."""
+    if not isinstance(value, str) or not ("," in value or ".." in value) or "vary" not in command.flags:
+        return ()
+    from shardwise.answers._value_lists import values_of
+
+    try:
+        for one in values_of(value, key):
+            command.flags[key].kind.read(one, key)
+    except InputError:
+        return ()
+    rule, remedy = f"is several values, and {command.name} takes one", f"give one, or --vary {key}={value}"
+    return (Problem(key, value, rule, remedy),)
 
 
 def example_of(key: str) -> str:

@@ -19,8 +19,9 @@ from shardwise.answers._plan_page import next_best, rejected, result_tree, with_
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WORDS, serve_search_flags
 from shardwise.answers._ties import explain_ties, ties_line
-from shardwise.answers._value_lists import on_devices, order_of
+from shardwise.answers._value_lists import on_devices, order_of, sized
 from shardwise.errors import InputError
+from shardwise.records import replace
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport
 from shardwise.units import show_bytes, show_seconds
@@ -62,12 +63,20 @@ def options_of(inputs: Inputs) -> SearchOptions:
     )
 
 
+def _of_most(inputs: Inputs) -> Inputs:
+    """Return what was asked, of as many devices as `--at-most N` says."""
+    most, text = inputs.get("at_most", False), str(inputs.get("on", ""))
+    if isinstance(most, bool) or not text or text.endswith(".toml"):
+        return inputs
+    return replace(inputs, values={**inputs.values, "on": sized(text, most)})
+
+
 def ask(inputs: Inputs) -> ServingResult:
     """Return the answer of a search; raises `InputError` with every problem."""
     from shardwise.plans import Serving
     from shardwise.search import plan_serving
 
-    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(inputs)
+    model, cluster = _case.load_the_model(inputs), _case.load_the_cluster(_of_most(inputs))
     if model is None or cluster is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
     # Batch and formats are searched, so the job is silent about them.

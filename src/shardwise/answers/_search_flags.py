@@ -148,7 +148,7 @@ def serve_search_flags() -> dict[str, Flag]:
             "what the best has most or least of; left out, tokens a second and device",
         ),
         ("top", k.whole(1, 1000), "deployments to show, each with its best batch; left out, ten"),
-        ("at_most", k.SWITCH, "try every smaller number of devices too"),
+        ("at_most", AT_MOST, "try every smaller number of devices too, or every one up to N"),
         ("save_best", k.FILE, "write the best plan as a case of infer to a TOML or JSON file"),
     )
     return {**kept, **ranges, **words, **step, **serving_limits(), **wanted, **risk_flags()}

@@ -86,13 +86,13 @@ def several(kind: k.Converter) -> k.Converter:
 
 
 def _read_unions(value: object, field: str) -> tuple[tuple[str, ...], ...]:
-    """Return lists of words to try, those of one joined by +; none is the empty one.
+    """Return lists of words to try, those of one joined by + or, in a file, a list of their own; none is the empty one.
 
     >>> _read_unions("none,optimizer,gradients+optimizer", "offload")
     ((), ('optimizer',), ('gradients', 'optimizer'))
     """
-    items = [word.split("+") for word in k.WORDS.read(value, field)]
-    return tuple(() if words == ["none"] else tuple(word.strip() for word in words) for words in items)
+    items = value if isinstance(value, (list, tuple)) and value else k.WORDS.read(value, field)
+    return tuple(k.word_list(True).read(item, field) for item in items)
 
 
 UNIONS = k.Converter(_read_unions, "A,B+C,...", schema=k.WORDS.schema)
