@@ -76,3 +76,15 @@ def test_the_most_devices_are_said_alike_in_both_searches() -> None:
     most = run("plan", "infer", *asked, "--on", "a100-sxm-40gb", "--at-most", "2")
     assert most.status == 0
     assert most.tree["front"] == run("plan", "infer", *asked, "--on", "2xa100-sxm-40gb", "--at-most").tree["front"]
+
+
+@pytest.mark.parametrize("what", ["infer", "serve"])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("kv-cache", "fp8,auto"), ("weights", "foo,bf16"), ("engine", "vllm,vllm")]
+)
+def test_both_searches_of_deployments_refuse_words_that_are_not_known(what: str, flag: str, value: str) -> None:
+    """A format among several that nothing knows is an error, and no layout that a law rejects."""
+    asked = "gpt2 --on 2xa100 --input-tokens 64 --output-tokens 8 --json"
+    rate = ["--rate", "1"] if what == "serve" else []
+    done = run("plan", what, *asked.split(), *rate, f"--{flag}", value)
+    assert (done.status, done.fields) == (2, [flag.replace("-", "_")])

@@ -51,7 +51,7 @@ def ask(inputs: Inputs) -> InferReport:
         try:
             report = infer(model, cluster, plan, _case.make_serving(inputs, model), options)
         except InputError as error:
-            inputs.merge(error, dtype="weights")
+            inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         else:
             inputs.problems.raise_if_any()
             return replace(report, assumptions=tuple(dict.fromkeys((*inputs.notes, *report.assumptions))))

@@ -86,7 +86,7 @@ def ask(inputs: Inputs) -> ServingResult:
     try:
         result = plan_serving(model, cluster, job, space_of(inputs, cluster), options_of(inputs))
     except InputError as error:
-        inputs.merge(error, dtype="weights")
+        inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
     return result

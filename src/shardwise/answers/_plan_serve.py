@@ -81,7 +81,7 @@ def ask(inputs: Inputs) -> LoadResult:
     try:
         result = plan_serve(model, cluster, workload, job, options, (space, *wanted))
     except InputError as error:
-        inputs.merge(error, dtype="weights")
+        inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
     return result

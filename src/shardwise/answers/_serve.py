@@ -286,7 +286,7 @@ def ask(inputs: Inputs) -> ServeReport:
     try:
         report = serve(model, cluster, plan, workload, job, options)
     except InputError as error:
-        inputs.merge(error, dtype="weights")
+        inputs.merge(error, dtype="compute" if "compute" in inputs.values else "weights")
         raise InputError(dict.fromkeys(inputs.problems.items)) from None
     inputs.problems.raise_if_any()
     return replace(report, assumptions=tuple(dict.fromkeys((*inputs.notes, *report.assumptions))))

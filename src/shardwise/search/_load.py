@@ -152,6 +152,7 @@ def plan_serve(
     start = time.perf_counter()
     (space, objective, top), options, job = search, options or LoadOptions(), job or Serving()
     _problems(workload, options, objective).raise_if_any()
+    space.layouts.check()
     if space.pools not in POOLS:
         problems = Problems()
         problems.add("pools", space.pools, "is not known", "use one of " + ", ".join(POOLS))

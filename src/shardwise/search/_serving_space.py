@@ -77,7 +77,8 @@ class ServingSpace:
         for name in (*WORDS, "orders"):
             values = getattr(self, name)
             if not values or len(set(map(str, values))) < len(values):
-                problems.add(name, str(values), "must name each of its choices once", "leave out what stands twice")
+                shown = ",".join(map(str, values))
+                problems.add(name, shown, "must name each of its choices once", "leave out what stands twice")
         for order in self.orders:
             if sorted(order) != sorted(AXES):
                 problems.add("order", ",".join(order), "must name every axis once", f"for example {','.join(AXES)}")
