@@ -28,7 +28,10 @@ from shardwise.training import PricedBlocks, TrainReport
 BLOCK = Block(mixers=(Attention(heads=16, kv_heads=4, head_dim=64),), feed_forward=MLP(ffn=4096))
 MODEL = Model(name="grouped", family="llama", hidden=1024, vocab=32000, layers=(BLOCK,) * 8)
 ON = Cluster.parse("8xa100-sxm-80gb", {"price": 2.0, "memory": "12GB"})
-JOB = Training(seq_len=1024, global_batch=48, token_budget=1e11, failures_per_device_hour=1e-3, restart_seconds=600)
+JOB = Training(
+    seq_len=1024, global_batch=48, token_budget=1e11, failures_per_device_hour=1e-3, restart_seconds=600,
+    checkpoint_interval_seconds=1800,
+)  # fmt: skip
 SPACE = SearchSpace(
     devices=upto(8), layout=("1d",), cp=upto(1), sharding=("zero1",), recompute=("none", "full"), micro_batch=upto(4)
 )
@@ -146,6 +149,6 @@ def test_more_degrees_than_memory_holds_are_refused_before_the_search() -> None:
 
 def test_work_of_options_without_limits_prunes() -> None:
     """Without limits nothing changes: most plans are never timed."""
-    job = replace(JOB, failures_per_device_hour=0.0)
+    job = replace(JOB, failures_per_device_hour=0.0, restart_seconds=0.0)
     found = searched(work_of(MODEL, ON, job, SPACE, SearchOptions(top=1)), ProcessExecutor(1))
     assert found.counts.evaluated <= found.counts.legal

@@ -23,7 +23,10 @@ MODELS = {
     "dense": Model(name="dense", family="llama", hidden=2048, vocab=32000, layers=(DENSE,) * 6),
     "experts": Model(name="experts", family="llama", hidden=2048, vocab=32000, layers=(DENSE, *(SPARSE,) * 5)),
 }
-JOB = Training(seq_len=1024, global_batch=24, token_budget=1e11, failures_per_device_hour=1e-4, restart_seconds=900)
+JOB = Training(
+    seq_len=1024, global_batch=24, token_budget=1e11, failures_per_device_hour=1e-4, restart_seconds=900,
+    checkpoint_interval_seconds=1800,
+)  # fmt: skip
 GOOD = {"memory": 12e9, "fast_bandwidth": 300e9, "memory_bandwidth": 2e12, "slow_bandwidth": 25e9, "price": 2.0}
 SPACE = SearchSpace(
     layout=("1d",),
