@@ -10,10 +10,11 @@
 Names are loaded when they are first used, so that the import itself takes milliseconds.
 """
 
-from typing import TYPE_CHECKING
-
 from shardwise._lazy import lazily
 from shardwise._version import __version__
+
+# As `typing` has it, which takes most of the time before a command can answer an interrupt.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from shardwise.answers import Counting, CountReport, Energy, Roofline, count, energy, plot, plot_timeline, roofline

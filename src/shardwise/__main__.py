@@ -2,7 +2,10 @@
 
 import sys
 
-from shardwise.cli import command
-
 if __name__ == "__main__":
-    sys.exit(command())
+    try:
+        from shardwise.cli import command
+
+        sys.exit(command())
+    except KeyboardInterrupt:
+        sys.exit(130)

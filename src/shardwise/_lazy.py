@@ -1,8 +1,14 @@
 """Names of a package that are loaded when they are first asked for."""
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
@@ -16,8 +22,10 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(f"{package}.{home_of[name]}"), name)
-        setattr(import_module(package), name, value)
+        setattr(sys.modules[package], name, value)
         return value
 
     return load

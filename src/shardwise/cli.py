@@ -1,9 +1,14 @@
 """The command line."""
 
+from __future__ import annotations
+
 import gc
-import os
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INTERRUPTED = 130
 # Objects made between two looks for dead cycles: a command's records live as long as it does, and looking for cycles
@@ -34,9 +39,15 @@ def command() -> int:
     What is left ends with it: to look for dead cycles among all objects once more takes a tenth of a short command.
     Threads for products of matrices, of which there are none but in what is measured, take 25 ms to wait for one.
     """
-    if sys.argv[1:2] != ["measure"]:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.set_threshold(_BETWEEN, *gc.get_threshold()[1:])
-    status = main()
-    gc.freeze()
+    try:
+        import os
+
+        if sys.argv[1:2] != ["measure"]:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        gc.set_threshold(_BETWEEN, *gc.get_threshold()[1:])
+        status = main()
+        gc.freeze()
+    except KeyboardInterrupt:
+        # Between two lines of ours.
+        return INTERRUPTED
     return status

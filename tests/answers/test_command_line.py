@@ -428,6 +428,27 @@ sys.exit(main(["train"]))
     assert b"Traceback" not in done.stderr
 
 
+def test_what_an_interrupt_broke_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that comes of an interrupt, of a module half loaded for example, ends as the interrupt."""
+
+    def broken(words: list[str]) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise ImportError("cannot import name 'half' from 'numpy'", name="numpy") from interrupt
+
+    monkeypatch.setattr("shardwise.answers._main.answer", broken)
+    assert run("train", "gpt2").status == 130
+
+
+def test_little_is_loaded_before_an_interrupt_can_be_answered() -> None:
+    """The module that answers interrupts is there before any other that takes time to load."""
+    code = "import sys; before = {*sys.modules}; import shardwise.cli; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    assert {"typing", "collections", "re", "enum"}.isdisjoint(done.stdout.split())
+
+
 def test_a_fault_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What should never happen is said in one line with status 70, as JSON where JSON was asked for."""
 

@@ -35,10 +35,14 @@ _INFER = "infer gpt2 --on 1xa100-sxm-40gb --input-tokens 64 --output-tokens 8"
 _SERVE = "serve gpt2 --on 1xa100-sxm-40gb --input-tokens 64 --output-tokens 8 --rate 1"
 _STUDY = """
 task = "train"
-models = ["gpt2"]
-on = ["1xa100-sxm-40gb"]
+
+[fixed]
 seq_len = 512
 global_batch = 8
+
+[grid]
+model = ["gpt2"]
+on = ["1xa100-sxm-40gb"]
 """
 ANSWERED = {
     "numpy": [
@@ -51,7 +55,7 @@ ANSWERED = {
         "models gpt2", "devices h100", "dtypes",
     ],
     "matplotlib": [_TRAIN, _SERVE],
-    "polars": [f"{_TRAIN} --vary micro_batch=1,2 --rows FOLDER/rows.csv"],
+    "polars": [f"{_TRAIN} --vary micro_batch=1,2 --rows FOLDER/rows.csv", "sweep FOLDER/study.toml --out FOLDER/out"],
     "tomli_w": [_TRAIN],
     "yaml": [_TRAIN],
 }  # fmt: skip

@@ -46,7 +46,8 @@ def _run(words: list[str]) -> int:
     except ImportError as error:
         from shardwise.libraries import missing
 
-        problem = None if os.environ.get("SHARDWISE_DEBUG") else missing(error, words[0])
+        debugs = os.environ.get("SHARDWISE_DEBUG") or _interrupt_behind(error)
+        problem = None if debugs else missing(error, words[0])
         return _fault(error, as_json) if problem is None else _refuse((problem,), as_json, BAD_INPUT)
     except Exception as error:
         return _fault(error, as_json)
@@ -54,12 +55,25 @@ def _run(words: list[str]) -> int:
 
 
 def _fault(error: Exception, as_json: bool) -> int:
-    """Return the exit status of a fault of ours: said in one line, with the traceback on request."""
+    """Return the exit status of a fault of ours: said in one line, with the traceback on request.
+
+    What an interrupt broke on its way, a module that was being loaded for example, is no fault but the interrupt.
+    """
+    interrupt = _interrupt_behind(error)
+    if interrupt is not None:
+        raise interrupt
     if os.environ.get("SHARDWISE_DEBUG"):
         raise error
     rule = f"fault in shardwise: {type(error).__name__}: {' '.join(str(error).split())}"
     remedy = "please report it with the command; SHARDWISE_DEBUG=1 shows where"
     return _refuse((Problem("shardwise", __version__, rule, remedy),), as_json, FAULT)
+
+
+def _interrupt_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error comes of, None where it comes of none."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _text(words: list[str], as_json: bool) -> tuple[str, int]:
