@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from types import TracebackType
 
@@ -34,11 +35,13 @@ def is_installed(library: str) -> bool:
 
 
 def how_to_install(library: str) -> str:
-    """Return the command that installs a library.
+    """Return what to do for a library: the command that installs it, but for those that come with Python.
 
-    >>> how_to_install("matplotlib"), how_to_install("yaml")
-    ("pip install 'shardwise[plots]'", 'pip install pyyaml')
+    >>> how_to_install("matplotlib"), how_to_install("yaml"), how_to_install("ctypes")
+    ("pip install 'shardwise[plots]'", 'pip install pyyaml', 'use a Python that was built with it')
     """
+    if library in sys.stdlib_module_names:
+        return "use a Python that was built with it"
     return f"pip install {HOW.get(library, library)}"
 
 

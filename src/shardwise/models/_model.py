@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from shardwise.errors import InputError, Problem, near
 from shardwise.files import read_json
+from shardwise.libraries import how_to_install
 from shardwise.models._architecture import Architecture
 from shardwise.models._importer import FilePart, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
@@ -275,7 +276,8 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
     try:
         from huggingface_hub import hf_hub_download  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise _fail(word, "is not in the catalogue, and huggingface_hub is not installed to look further") from None
+        why = f"huggingface_hub is not installed to look further ({how_to_install('huggingface_hub')})"
+        raise _fail(word, f"is not in the catalogue, and {why}") from None
     try:
         file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
