@@ -325,20 +325,20 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
             runs = find_stack(name).runs
             if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
                 return name
-    names = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
-    able = (name for name in names if not any(refusals(find_stack(name).runs, plan)))
+    names, timed = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
+    able = (name for name in (*names, *timed) if not any(refusals(find_stack(name).runs, plan)))
     return next(able, (*names, *_table())[0])
 
 
 @cache
-def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[str, ...]:
-    """Return the frameworks that brought a sharding, the likeliest first, and behind them those of a schedule."""
+def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the frameworks that brought a sharding, the likeliest first, and those that brought a schedule."""
     table = _table()
     first = [name for name, row in table.items() if replicas and sharding in row.get("brought_replicas", ())]
     brought = [name for name, row in table.items() if any(alike(sharding, s) for s in row.get("brought", ()))]
     own = [name for name in brought if sharding in table[name]["brought"]]
     timed = [name for name, row in table.items() if schedule in row.get("brought_schedules", ())]
-    return (*first, *own, *brought, *timed)
+    return (*first, *own, *brought), tuple(timed)
 
 
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
