@@ -250,7 +250,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch,
     """Where nothing can draw, the command says what to install, and a trace is written all the same."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "shardwise.answers._plot.find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+        "shardwise.libraries.find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
     )
     done = run(*TRAIN, "--plot", str(tmp_path / "a.svg"))
     assert done.status == 2

@@ -42,7 +42,7 @@ def rows(flops: float, bandwidth: float = 5e10) -> list[Measurement]:
 def timer(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """A machine whose products take what the test says, without PyTorch."""
     rate = {"flops": 4e11}
-    monkeypatch.setattr(_measure, "find_spec", lambda name: object())
+    monkeypatch.setattr(_measure, "is_installed", lambda name: True)
     monkeypatch.setattr(_measure, "_machine", lambda name: replace(MACHINE, key=name or MACHINE.key))
     monkeypatch.setattr(_measure, "timed", lambda *given: rows(rate["flops"]))
     return rate
@@ -130,7 +130,7 @@ def test_everything_wrong_with_a_folder_and_a_name_is_said(tmp_path: Path, timer
 
 def test_without_pytorch_the_remedy_is_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is timed or written where PyTorch is missing."""
-    monkeypatch.setattr(_measure, "find_spec", lambda name: None)
+    monkeypatch.setattr(_measure, "is_installed", lambda name: False)
     found = run("measure", "--out", str(tmp_path / "mine"))
     assert found.status == 2
     assert "shardwise[torch]" in found.err
@@ -225,7 +225,7 @@ def test_a_gpu_is_timed_by_its_own_clock(tmp_path: Path, monkeypatch: pytest.Mon
     memory_bytes = 8e9  # less than what is copied where there is more
     gpu = FakeGpu(memory_bytes)
     monkeypatch.setitem(sys.modules, "torch", gpu)  # type: ignore[arg-type]
-    monkeypatch.setattr(_measure, "find_spec", lambda name: object())
+    monkeypatch.setattr(_measure, "is_installed", lambda name: True)
     monkeypatch.setattr(_clock, "_NOISE", {})
     found = run("measure", "--out", str(tmp_path), "--name", "h100-sxm-80gb-lab", "--json").tree
     facts = {name: fact["value"] for name, fact in found["facts"].items()}
