@@ -42,6 +42,7 @@ def flow(ops: Iterable[Op[X]], entry: bool = True) -> GradientFlow[X]:
     """Return operators without the gradients that nothing asks for; `entry` says whether the block's input needs one.
 
     An operator reads what it `takes`, else its `reads`, or whatever came before it where something else made those.
+    What a GEMM keeps of its input, gathered or in another type, needs a gradient where its input does.
     """
     ops = tuple(ops)
     made, needs = {ENTRY}, {ENTRY} if entry else set[str]()
@@ -54,6 +55,10 @@ def flow(ops: Iterable[Op[X]], entry: bool = True) -> GradientFlow[X]:
         made.update(own)
         if into or weight:
             needs.update(own)
+        kept = {t.name for t in op.saves if t.read_for == "weight"} - made if multiplies_weights(op) else ()
+        made.update(kept)
+        if into:
+            needs.update(kept)
         asked.append((op, into, weight))
     idle = not any(into or weight for _, into, weight in asked)
     unknown = {t.read_for for op in ops for t in op.saves} - made

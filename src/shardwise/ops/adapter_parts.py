@@ -269,15 +269,16 @@ class AdapterPath(Generic[X]):
         self, part: str, elements: X | float, learned: X | float, saves: tuple[Tensor[X], ...] = (), **more: Any
     ) -> None:
         """Make a matrix of parameters, whatever the tokens; `flops` are those of the GEMMs in it."""
-        flops, moved = more.pop("flops", 0) + 0 * self.T, self.w * (elements + learned) + 0 * self.T
+        flops, moved = more.pop("flops", None), self.w * (elements + learned) + 0 * self.T
         own = memory_op(
             self.y, f"{self.module.name}.{part}", self.op.region, (2 * moved, 3 * moved), role="steps",
             weights=(self.learned(f"{part} parameters", learned),), saves=saves, modules=(self.module.short,),
             output_bytes=moved, takes=(), **more,
         )  # fmt: skip
-        whole = dict(kind="matmul", flops=flops, weight_flops=2 * flops, rows=self.n, columns=self.m, inner=self.r,
-                     dtype=self.op.dtype, vector_units=self.w > self.y.a)  # fmt: skip
-        self.ops.append(replace(own, **whole) if "flops" in more or flops is not own.flops else own)
+        if flops is not None:
+            own = replace(own, kind="matmul", flops=flops, weight_flops=2 * flops, rows=self.n, columns=self.m,
+                          inner=self.r, dtype=self.op.dtype, vector_units=self.w > self.y.a)  # fmt: skip
+        self.ops.append(own)
 
     def widen(self) -> None:
         """Run in fp32, whatever the type of the parameters."""

@@ -28,7 +28,7 @@ from shardwise.search._remedies import Remedies, case_of, report_on
 from shardwise.search._result import PlanCounts, PlanGroup, Rejection, Remedy, Reports, SearchResult, TiedPlan, loss_of
 from shardwise.search._space import SearchSpace
 from shardwise.search._variants import grids_of
-from shardwise.training import TrainingCase, TrainReport
+from shardwise.training import TrainingCase, TrainReport, with_values
 
 if TYPE_CHECKING:
     from shardwise.frames import Frame
@@ -354,7 +354,7 @@ def work_of(
     problems.items[:] = dict.fromkeys(problems.items)
     problems.raise_if_any()
     case = TrainingCase(
-        model=model,
+        model=with_values(model, job),
         cluster=clusters[0],
         job=job,
         stack=find_stack(options.stack) if isinstance(options.stack, str) else options.stack,
