@@ -338,3 +338,19 @@ def test_adalora_keeps_what_it_chooses_ranks_by() -> None:
     more = found.tuning.trainable_parameters - lora.tuning.trainable_parameters
     beside = 12 * found.tuning.trainable_parameters
     assert found.memory.weights - lora.memory.weights == pytest.approx(4 * more + beside, rel=1e-6)
+
+
+def test_savers_are_what_train_says_with_their_flags() -> None:
+    """Bytes are whole and seconds equal to the digit, each with its flags in place of those that were asked."""
+    plan = {"--micro-batch": "2", "--global-batch": "4", "--recompute": "none"}
+    words = ("train", "llama-3.2-1b", *WHERE, "--adapter", "lora", "--rank", "16")
+    base = asked(*words, *(word for pair in plan.items() for word in pair), "--savers")
+    legal = [one for one in base["savers"] if not one["problem"]]
+    assert len(legal) > 5
+    for one in legal:
+        flags = one["flags"].split()
+        kept = (word for flag, value in plan.items() if flag not in flags for word in (flag, value))
+        alone = asked(*words, *kept, *flags)
+        assert (one["device_bytes"], one["step_seconds"]) == (alone["device_bytes"], alone["step_seconds"]), one
+        assert one["host_bytes"] == alone["memory"]["host_bytes"]
+        assert one["added_seconds"] == alone["step_seconds"] - base["step_seconds"]

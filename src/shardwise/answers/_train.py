@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _case
-from shardwise.answers._answer import Answer, check_finite
+from shardwise.answers._answer import Answer, check_finite, whole_bytes
 from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._evidence import fits_at
 from shardwise.answers._files import command_words
@@ -119,7 +119,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
         if phase is not None:
             answer_tree["phase"] = phase
         if inputs.get("savers"):
-            answer_tree |= {name: [asdict(one) for one in getattr(report, name)] for name in ("savers", "proposals")}
+            kinds = ("savers", "proposals")
+            answer_tree |= {name: whole_bytes([asdict(one) for one in getattr(report, name)]) for name in kinds}
         return answer_tree
 
     def page() -> Page:
