@@ -275,7 +275,9 @@ class Composition:
         by_mask: dict[tuple[bool, ...], list[str]] = {}
         for sharding in self.shardings:
             r = self.cases[sharding].recipe
-            kind = r.shards_gradients, r.shards_weights, r.keeps_gathered, r.replicates_shards
+            # Gradients of a micro-batch that go to the host are those of a rank.
+            sent = r.offloads("gradients") and r.shards_optimizer
+            kind = r.shards_gradients, r.shards_weights, r.keeps_gathered, r.replicates_shards, sent
             by_mask.setdefault(kind, []).append(sharding)
         return tuple(map(tuple, by_mask.values()))
 

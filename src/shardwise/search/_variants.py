@@ -32,6 +32,9 @@ def grids_of(
     """
     named, explore = tuple(map(case.stack.runs.word, space.sharding)), options.explore
     space = within(space, case.stack, explore)
+    if case.tuning is not None and "1d" in space.layout:
+        # The other layout has no adapters and no frozen weights.
+        space = replace(space, layout=("1d",))
     details, grids, wrong = tuple(_details(case, space, named, explore)), list[PlanGrid](), list[Problem]()
     cases = tuple(_choices(case, clusters, space, explore))
     first = cases[0]
