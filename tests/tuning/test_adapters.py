@@ -148,6 +148,48 @@ def test_as_many_parameters_train_as_peft_says(run: dict[str, Any]) -> None:
     assert sum(trainable_parameters(model, asked(run, run["method"])).values()) == run["trainable_parameters"]
 
 
+@pytest.mark.parametrize(
+    "run", golden("families")["counts"], ids=lambda run: "-".join(map(str, (run[0]["model_type"], *run[1:4])))
+)
+def test_families_of_models_train_what_peft_trains_of_them(run: list[Any]) -> None:
+    """Joint layers have one adapter; experts have what peft finds of them, which is a matter of their type."""
+    config, method, rank, targets, expected = run
+    model, stack = model_from_config(config), find_stack("transformers")
+    job = Training(seq_len=1, global_batch=1, adapter=method, rank=rank, targets=tuple(targets.split(",")))
+    tuning = tuning_of(job, stack, model.family)
+    assert tuning is not None
+    assert sum(trainable_parameters(model, tuning).values()) == expected
+
+
+def test_all_linear_layers_of_gpt_oss_are_those_of_attention() -> None:
+    """As the cookbook of gpt-oss prints, 3,981,312, and 15,040,512 with the experts of three layers at rank 8."""
+    model, stack = Model.load("gpt-oss-20b"), find_stack("transformers")
+
+    def trained(*targets: str) -> float:
+        job = Training(seq_len=1, global_batch=1, adapter="lora", rank=8, targets=targets)
+        return sum(trainable_parameters(model, tuning_of(job, stack, model.family)).values())
+
+    assert trained("all-linear") == 3_981_312
+    assert trained("all-linear", "experts") - trained("all-linear") == (15_040_512 - 3_981_312) * 24 / 3
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "field"),
+    [
+        ("qwen3-30b-a3b", {"adapter": "dora"}, "adapter"),
+        ("qwen3-30b-a3b", {"adapter": "lora", "adapter_dropout": 0.05}, "adapter_dropout"),
+        ("gpt-oss-20b", {"adapter": "lora", "adapter_dropout": 0.05}, ""),
+        ("qwen3-30b-a3b", {"adapter": "dora", "targets": ("attention",), "adapter_dropout": 0.05}, ""),
+        ("qwen3-30b-a3b", {"adapter": "loha"}, ""),
+    ],
+)
+def test_what_is_added_to_weights_has_no_magnitude_and_no_dropout(model: str, job: dict[str, Any], field: str) -> None:
+    """Peft refuses both beside experts (tuners/lora/layer.py ParamWrapper), which other methods do not reach."""
+    asked_for = Training(seq_len=1, global_batch=1, **job)
+    problems = fine_tuning_problems(Model.load(model), Plan(), asked_for, find_stack("transformers")).items
+    assert [problem.field for problem in problems] == [field] * bool(field)
+
+
 # What LoRA trains with another learning rate, half of it, and one whose subspaces are found in the weights.
 UNCOUNTED = {"lora-plus", "lora-fa", "adamss"}
 

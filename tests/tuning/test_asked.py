@@ -69,6 +69,20 @@ def test_a_count_lists_trainable_parameters_by_layer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "targets", "trained"),
+    [
+        ("bloom-7b1", "qkv", 3_932_160),
+        ("falcon-7b", "qkv", 2_359_296),
+        ("mpt-7b", "qkv", 4_194_304),
+    ],
+)
+def test_a_joint_layer_of_a_classic_model_has_one_adapter(model: str, targets: str, trained: int) -> None:
+    """What peft prints for BLOOM-7B's and Falcon-7B's query_key_value and MPT-7B's Wqkv at rank 8."""
+    found = asked("count", model, "--adapter", "lora", "--rank", "8", "--targets", targets)
+    assert found["params"]["trainable"] == trained
+
+
+@pytest.mark.parametrize(
     ("model", "trained"), [("qwen-7b", 17_891_328), ("baichuan2-7b", 17_891_328), ("chatglm3-6b", 14_823_424)]
 )
 def test_a_joint_layer_has_one_adapter(model: str, trained: int) -> None:
@@ -322,8 +336,8 @@ def test_unsloth_keeps_one_input_for_all_adapters_that_read_it() -> None:
 
 
 def test_adapters_of_experts_are_a_saver_to_leave_out() -> None:
-    """Of gpt-oss-20b most of what adapters hold is beside experts: on 16 GB those of attention fit, and are named."""
-    words = ("train", "gpt-oss-20b", "--on", "rtx-4060-ti-16gb", "--qlora", "--stack", "unsloth", "--seq-len", "1024")
+    """Of Qwen3-30B most of what adapters hold is beside experts: on 24 GB those of attention fit, and are named."""
+    words = ("train", "qwen3-30b-a3b", "--on", "rtx-4090", "--qlora", "--stack", "unsloth", "--seq-len", "1024")
     out = run(*words, "--micro-batch", "1").out
     assert out.startswith("NO FIT")
     assert "--targets attention" in out

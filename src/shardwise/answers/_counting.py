@@ -168,7 +168,7 @@ class CountReport:
     @property
     def tuning(self) -> Tuning | None:
         """How the model is fine-tuned, None where it is not."""
-        return tuning_of(self.counting.job, self.stack) if self.counting.job else None
+        return tuning_of(self.counting.job, self.stack, self.model.family) if self.counting.job else None
 
     @cached_property
     def trained(self) -> TuningSummary | None:

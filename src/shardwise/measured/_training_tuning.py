@@ -226,7 +226,9 @@ def _counted(record: Record, model: Model, fields: Mapping[str, Any]) -> int:
 
 
 def _trained(model: Model, fields: Mapping[str, Any], rank: int) -> int:
-    tuning = tuning_of(Training(seq_len=1, global_batch=1, rank=rank, **fields), find_stack("transformers"))
+    tuning = tuning_of(
+        Training(seq_len=1, global_batch=1, rank=rank, **fields), find_stack("transformers"), model.family
+    )
     return sum(trainable_parameters(model, tuning).values()) if tuning else 0
 
 

@@ -223,8 +223,11 @@ def matches(tuning: Tuning, op: Op[X], short: str) -> bool:
     if op.role in ("embedding", "head"):
         return op.role in words
     if op.kind == "grouped":
-        return not words.isdisjoint(("experts", "all-linear"))
-    if "all-linear" in words or ("linear" in words and op.role != "router"):
+        return "experts" in words or ("all-linear" in words and tuning.finds_experts)
+    reached = op.role != "router" or tuning.finds_experts or tuning.linear_router
+    if "all-linear" in words and reached and not (op.region.startswith("mlp") and short in tuning.shadowed):
+        return True
+    if "linear" in words and op.role != "router":
         return True
     for group in words & GROUPS.keys():
         words |= set(GROUPS[group])

@@ -230,7 +230,7 @@ def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     joint first weight counts twice under "all-linear", which takes each of its halves.
     """
     local = op.weights[0].shape[0]
-    twice = 2 if "all-linear" in tuning.targets and op.role == "up" else 1
+    twice = 2 if "all-linear" in tuning.targets and tuning.finds_experts and op.role == "up" else 1
     r = twice * tuning.rank
     whole, thin_elements = _elements(op), local * r * (op.inner + op.columns)
     name = f"{op.name}.lora"

@@ -50,6 +50,25 @@ ADAPTERS: dict[str, str] = {
     "prompt": "arXiv:2104.08691",
 }
 """Methods by name, and where they are from; each is a function of ops/adapters.py."""
+LORA = ("lora", "rslora", "lora-plus", "lora-fa", "dora")
+"""Methods that peft runs as LoRA: it converts the targets of these alone (utils/transformers_weight_conversion.py)."""
+NAMED_EXPERTS: dict[str, tuple[str, ...]] = {
+    "mixtral": ("minimax", "minimax_m2", "mixtral"),
+    "qwen2_moe": (
+        "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+        "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash",
+        "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "solar_open",
+    ),
+}  # fmt: skip
+"""Types of models by how the experts' linear layers were called before they became parameters of three dimensions.
+
+transformers 5.23.0 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN, as far as peft 0.21.2 knows the names
+(_MOE_TARGET_MODULE_MAPPING of the file above). Experts of other types are no target of "all-linear".
+"""
+MODULE_EXPERTS = ("kimi_linear",)
+"""Types whose own code has experts of linear layers."""
+LINEAR_ROUTERS = ("llama4_text", "phimoe")
+"""Types whose router is a linear layer (transformers 5.23.0, Llama4Router and PhimoeTopKRouter)."""
 VIRTUAL = ("prefix", "prompt", "trainable-tokens")
 """Methods that train tokens, not what stands beside linear layers."""
 DROPPING = (
@@ -151,6 +170,9 @@ class Tuning:
     tensor parallelism splits both matrices of an adapter, else only those sides that it splits of the layer. Beside an
     adapter there is a frozen one of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks
     of `block` features.
+
+    `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
+    of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is.
     """
 
     adapter: str
@@ -172,6 +194,18 @@ class Tuning:
     splits_rank: bool = True
     reference: bool = False
     critic: bool = False
+    experts: Literal["modules", "mixtral", "qwen2_moe", "hidden"] = "modules"
+    linear_router: bool = False
+
+    @property
+    def finds_experts(self) -> bool:
+        """Whether "all-linear" adapts experts and their routers; what has names of linear layers, LoRA alone does."""
+        return self.experts == "modules" or (self.experts != "hidden" and self.adapter in LORA)
+
+    @property
+    def shadowed(self) -> tuple[str, ...]:
+        """Linear layers that "all-linear" does not reach, since experts have their names."""
+        return ("gate", "up", "gate_up", "down") if self.experts == "qwen2_moe" and self.adapter in LORA else ()
 
     @property
     def wide_stream(self) -> bool:
@@ -255,8 +289,19 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
     return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
 
 
-def tuning_of(job: Training, stack: Stack) -> Tuning | None:
+def _experts_of(stack: Stack, family: str) -> Literal["modules", "mixtral", "qwen2_moe", "hidden"]:
+    """Return how "all-linear" finds the experts of a type of models, which are named where it has no type."""
+    if stack.experts != "grouped-mm" or family in MODULE_EXPERTS:
+        return "modules"
+    if not family or family in NAMED_EXPERTS["mixtral"]:
+        return "mixtral"
+    return "qwen2_moe" if family in NAMED_EXPERTS["qwen2_moe"] else "hidden"
+
+
+def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
+
+    `family` is the type of the model.
 
     >>> from shardwise.plans import find_stack
     >>> tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora"), find_stack("transformers"))
@@ -288,6 +333,8 @@ def tuning_of(job: Training, stack: Stack) -> Tuning | None:
         rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
+        experts=_experts_of(stack, family),
+        linear_router=family in LINEAR_ROUTERS,
     )
 
 

@@ -47,7 +47,7 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
         and not OBJECTIVES[job.method].rollout
     ):
         problems.add("method", job.method, "has no rollouts", "use --method grpo, or leave the flags of rollouts out")
-    tuning = None if problems.items else tuning_of(job, stack)
+    tuning = None if problems.items else tuning_of(job, stack, model.family)
     if tuning is None:
         return problems
     _on_layout(plan, problems)
@@ -101,6 +101,18 @@ def _layers(model: Model, tuning: Tuning, problems: Problems) -> None:
             problems.add("trains", word, "names layers that share their weights with others", "leave out --trains")
 
 
+def _summed_experts(tuning: Tuning, problems: Problems) -> None:
+    """Record what adapters that are added to the weights of experts cannot do.
+
+    Source: github.com/huggingface/peft 0.21.2 tuners/lora/layer.py, ParamWrapper.
+    """
+    rule, remedy = "adapters of experts are added to their weights", "use --targets attention"
+    if tuning.adapter == "dora":
+        problems.add("adapter", "dora", f"has magnitudes, and {rule}", f"{remedy}, or --adapter lora")
+    if tuning.dropout and "experts" not in tuning.targets:
+        problems.add("adapter_dropout", tuning.dropout, f"drops an input, and {rule}", f"leave it out, or {remedy}")
+
+
 def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
     """Record targets that a model does not have, and ranks above the smaller side of every target."""
     layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights]
@@ -119,6 +131,8 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
         for m in modules_of(tuning, op)
         if op.kind in ("matmul", "grouped") and matches(tuning, op, m.short)
     ]
+    if tuning.experts != "modules" and any(op.kind == "grouped" for op in chosen):
+        _summed_experts(tuning, problems)
     sides, turned = [min(op.columns, op.inner) for op in chosen], {round(op.inner) for op in chosen}
     if tuning.adapter == "oft" and tuning.rank and math.gcd(*turned) % tuning.rank:
         # peft rounds the number of blocks layer by layer (tuners/oft/layer.py, adjust_oft_parameters).
@@ -203,7 +217,7 @@ def tuning_summary(model: Model, job: Training, stack: Stack) -> TuningSummary |
     >>> tuning_summary(Model.load("llama-3.1-8b"), job, find_stack("transformers")).trainable_parameters
     6815744
     """
-    tuning = tuning_of(job, stack)
+    tuning = tuning_of(job, stack, model.family)
     if tuning is None:
         return None
     return TuningSummary(

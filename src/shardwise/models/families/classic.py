@@ -93,7 +93,7 @@ def opt(config: Config) -> Architecture:
 
 def bloom(config: Config) -> Architecture:
     """Return BLOOM: ALiBi, biases everywhere, a norm behind the embedding."""
-    core = replace(parts.attention(config, qkv_bias=True, out_bias=True), rotary=False)
+    core = replace(parts.attention(config, qkv_bias=True, out_bias=True), rotary=False, fused_projection=True)
     block = Block(mixers=(core,), feed_forward=_plain(config, "gelu_pytorch_tanh"), norm="layernorm")
     return replace(parts.language_model(config, (block,) * config.layers(), norm="layernorm"), embedding_norm=True)
 
@@ -145,6 +145,7 @@ def _mosaic_mpt(config: Config, heads: int, hidden: int) -> tuple[Attention, boo
         qk_norm="full" if inner.flag("qk_ln") else "none",
         qk_norm_kind="layernorm" if bias else "layernorm-no-bias",
         rotary=rotary,
+        fused_projection=True,  # Wqkv, all that releases before 2024 have and later ones unless told
     )
     config.expect(heads % core.kv_heads == 0, "kv_n_heads", f"must divide the {heads} heads", "use a divisor")
     width = config.section("ffn_config").count("ffn") or config.count("ffn")
@@ -173,6 +174,7 @@ def falcon(config: Config) -> Architecture:
         qkv_bias=bias,
         out_bias=bias,
         rotary=not config.flag("alibi"),
+        fused_projection=True,
     )
     two = config.count("num_ln_in_parallel_attn") or (2 if new else 1)
     norms = two if parallel else 2
