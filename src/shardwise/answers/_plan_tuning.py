@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._answer import Answer
+from shardwise.answers._answer import Answer, whole_bytes
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
@@ -35,7 +35,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     recipes = tuning_recipes(base)[: inputs.get("top")]
 
     def tree() -> dict[str, Any]:
-        return {"recipes": [_recipe(one) for one in recipes]}
+        return {"recipes": whole_bytes([_recipe(one) for one in recipes])}
 
     def page() -> Page:
         return _page(base, recipes, _words(inputs), width)
