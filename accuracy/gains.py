@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from accuracy.files import RESULTS, read
-from accuracy.published import KINDS, Entry, Published, documented, documenting, joined
-from shardwise.measured import Comparison, Context, MeasurementFile, compared, framework_of, matches, read_table
-from shardwise.measured import read as known
+from accuracy.published import KINDS, Entry, Published, completed, documented, documenting, joined
+from shardwise.measured import Comparison, Context, MeasurementFile, Record, compared, framework_of, matches, read_table
+from shardwise.training import TrainingCase
 
 # Predictions nearer than this are the same.
 SAME = 1e-4
 KINDS_JUDGED = ("training", "inference")
-# Runs under load, whose simulations take minutes.
-LOADED = ("aic_silicon", "mlperf60", "trtllm_online")
+# Modes of runs under load, whose simulations take minutes.
+LOADED = ("online", "disaggregated")
 STORED = RESULTS / "gains.csv"
 _COLUMNS = ("entry", "rests_on", "runs", "source", "gain", "elsewhere", "others")
 FACT, FITTED = "fact of source", "fitted"
@@ -46,7 +46,8 @@ _CITES = re.compile(
 NEUTRAL: tuple[Any, ...] = (False, 0, 0.0, "", "none", "uniform", "all-to-all", [], {}, {"other": 0.0}, None)
 """Values that say that a framework does nothing of the kind: nobody cites them."""
 Speaks: TypeAlias = Callable[[Mapping[str, str], Comparison], bool]
-Rows: TypeAlias = Sequence[tuple[dict[str, str], Comparison]]
+Pair: TypeAlias = tuple[dict[str, str], Comparison]
+Rows: TypeAlias = Sequence[Pair]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +104,12 @@ def uncited() -> Iterator[str]:
             value = row.get(field)
             if field not in numbers and value not in NEUTRAL and not cites(source):
                 yield f"stack {name}: {field}"
-    tables = [one for kind in ("framework", "variant", "adjustment") for one in read("frameworks.toml")[kind]]
+    tables = [one for kind in ("framework", "variant", "adjustment") for one in Published.frameworks[kind]]
     yield from (one["source"] for one in (*Published.documented, *tables) if not cites(one["source"]))
 
 
 def removals() -> Iterator[Removal]:
-    """Yield every entry of this folder, every field of a stack that differs from its base, and every fitted number."""
+    """Yield every entry on sources and frameworks, fields of stacks unlike their bases, and every fitted number."""
     for one in Published.documented:
         others = tuple(other for other in Published.documented if other is not one)
         where = ", ".join(f"{cell} {word}" for cell, word in one.get("where", {}).items())
@@ -117,13 +118,16 @@ def removals() -> Iterator[Removal]:
             context=_known("WithoutSetting", documented=others),
             speaks_of=_documents(one),
         )
-    table = read("frameworks.toml")
+    table = Published.frameworks
     for kind in ("framework", "variant", "adjustment"):
         for one in table[kind]:
+            # The last of all takes whatever no other does.
+            if one.get("pattern") == "":
+                continue
             rest = {**table, kind: [other for other in table[kind] if other is not one]}
             yield Removal(
                 name=f"{kind} {one.get('pattern', one.get('of'))} {_sets(one.get('where', {}))} -> {_does(one)}",
-                context=_known("WithoutFramework", frameworks=joined(rest, known("frameworks.toml"))),
+                context=_known("WithoutFramework", frameworks=rest),
                 speaks_of=_of_framework(one) if kind == "framework" else _of_cells(one),
             )
     numbers = {one["field"]: one for one in table["fitted"]}
@@ -137,14 +141,20 @@ def _of_number(one: Entry) -> Removal:
     return Removal(
         name=f"number {one['field']}",
         context=_known("WithoutNumber", frameworks=joined({"adjustment": [without]}, Published.frameworks)),
-        speaks_of=lambda _, found: found.conditions is not None,
+        speaks_of=_holds_other(one["field"], one["without"]),
         basis=FITTED,
         suggested=one["suggested"],
     )
 
 
 def _documents(one: Entry) -> Speaks:
-    return lambda row, _: any(told is one for told in documenting(row.get("citation", ""), row))
+    return lambda row, _: any(told is one for told in _documenting(tuple(row.items())))
+
+
+@cache
+def _documenting(cells: tuple[tuple[str, str], ...]) -> Sequence[Entry]:
+    row = dict(cells)
+    return documenting(row.get("citation", ""), row)
 
 
 def _sets(cells: Mapping[str, Any]) -> str:
@@ -166,10 +176,28 @@ def _of_framework(one: Mapping[str, Any]) -> Speaks:
 
 
 def _of_cells(one: Mapping[str, Any]) -> Speaks:
-    where = {
-        cell: word for cell, word in one["where"].items() if cell in ("device", "compute_dtype", "attention_kernel")
-    }
-    return lambda row, _: matches(where, row)
+    """Return which training rows have the cells, or documented ones, that a variant or an adjustment asks for."""
+
+    def speaks(row: Mapping[str, str], found: Comparison) -> bool:
+        stack = found.case.stack.name if isinstance(found.case, TrainingCase) else ""
+        where = {cell: word for cell, word in one["where"].items() if cell in row}
+        return bool(
+            any(re.fullmatch(name, stack) for name in (one["of"], one.get("stack", one["of"])))
+            and any(matches(where, cells) for cells in (row, _told(tuple(row.items()))))
+        )
+
+    return speaks
+
+
+@cache
+def _told(cells: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Return the cells of a row with what its source documents elsewhere."""
+    return completed(Record(dict(cells))).row
+
+
+def _holds_other(field: str, without: Any) -> Speaks:
+    """Return which rows ran on a stack that has another value of a field than the one without an entry."""
+    return lambda _, found: isinstance(found.case, TrainingCase) and getattr(found.case.stack, field) != without
 
 
 @cache
@@ -187,11 +215,12 @@ def _of_stacks() -> Iterator[Removal]:
             if field not in row["sources"]:
                 continue
             heirs = _heirs(name, field)
-            other = {"of": "|".join(heirs), "where": {}, "sets": {field: _value(base, field)}}
+            value = _value(base, field)
+            other = {"of": "|".join(heirs), "where": {}, "sets": {field: value}}
             yield Removal(
                 name=f"stack {name}: {field}",
                 context=_known("WithoutField", frameworks=joined({"adjustment": [other]}, Published.frameworks)),
-                speaks_of=_ran_on({heir.removesuffix("-scores") for heir in heirs}),
+                speaks_of=_ran_on({heir.removesuffix("-scores") for heir in heirs}, _holds_other(field, value)),
             )
 
 
@@ -207,8 +236,8 @@ def _held(value: Any) -> Any:
     return tuple(map(_held, value)) if isinstance(value, list) else value
 
 
-def _ran_on(stacks: set[str]) -> Speaks:
-    return lambda _, found: found.conditions is not None and found.conditions.stack in stacks
+def _ran_on(stacks: set[str], moves: Speaks) -> Speaks:
+    return lambda row, found: found.conditions is not None and found.conditions.stack in stacks and moves(row, found)
 
 
 def _heirs(name: str, field: str) -> tuple[str, ...]:
@@ -225,7 +254,7 @@ def gains(files: Iterable[str], entries: Iterable[Removal] | None = None) -> Ite
     for one in removals() if entries is None else entries:
         moved: dict[str, list[float]] = defaultdict(list)
         for table, pairs in whole:
-            rows = [(raw, found) for raw, found in pairs if _counts(found) and one.speaks_of(raw, found)]
+            rows = [*_once((raw, found) for raw, found in pairs if _counts(found) and one.speaks_of(raw, found))]
             again = _predicted(replace(table, rows=tuple(raw for raw, _ in rows)), one.context)
             for source, gain in _moved(rows, again):
                 moved[source].append(gain)
@@ -239,7 +268,7 @@ def gains(files: Iterable[str], entries: Iterable[Removal] | None = None) -> Ite
 
 
 def _judged(table: MeasurementFile) -> MeasurementFile:
-    return replace(table, rows=tuple(row for row in table.rows if row.get("source") not in LOADED))
+    return replace(table, rows=tuple(row for row in table.rows if row.get("serving_mode") not in LOADED))
 
 
 def _predicted(table: MeasurementFile, context: type[Context]) -> list[Comparison]:
@@ -247,20 +276,26 @@ def _predicted(table: MeasurementFile, context: type[Context]) -> list[Compariso
 
 
 def _counts(found: Comparison) -> bool:
-    return found.relative_error is not None and found.quality not in ("C", "low") and found.source not in LOADED
+    return bool(found.measured and found.predicted) and found.quality not in ("C", "low")
+
+
+def _once(rows: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield one row of the speed of each configuration and one a metric of its memory."""
+    seen = set()
+    for raw, found in rows:
+        key = (found.case_id, found.metric if found.metric.startswith("memory") else found.metric == "peak_memory")
+        if key not in seen:
+            seen.add(key)
+            yield raw, found
 
 
 def _moved(rows: Rows, again: Sequence[Comparison]) -> Iterator[tuple[str, float]]:
-    """Yield source and gain of each configuration whose prediction moves: one of its speed, one a metric of memory."""
-    seen = set()
+    """Yield source and gain of each row whose prediction moves."""
     for (_, before), after in zip(rows, again, strict=True):
-        key = (before.case_id, before.metric if before.metric.startswith("memory") else before.metric == "peak_memory")
-        if not after.predicted or not before.predicted or not before.measured or key in seen:
-            continue
-        seen.add(key)
-        with_it, without = (abs(math.log(one.predicted / before.measured)) for one in (before, after) if one.predicted)
-        if abs(after.predicted / before.predicted - 1) > SAME:
-            yield before.source, without - with_it
+        if before.measured and before.predicted and after.predicted:
+            with_it, without = (abs(math.log(one / before.measured)) for one in (before.predicted, after.predicted))
+            if abs(after.predicted / before.predicted - 1) > SAME:
+                yield before.source, without - with_it
 
 
 def rows(found: Iterable[Gain]) -> Iterator[dict[str, str]]:
