@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from accuracy.published import Published
-from shardwise.measured import framework_of, frameworks
+from shardwise.measured import framework_of, frameworks, read
 from shardwise.measured._frameworks import adjusted, has_default, variant_of
 from shardwise.measured._record import Record
 from shardwise.measured._training_plan import precision_of
@@ -28,6 +28,25 @@ def test_every_stack_of_the_table_is_known() -> None:
     patterns += [one["stacks"] for one in TABLE["habit"].values()]
     for pattern in patterns:
         assert any(re.fullmatch(pattern, name) for name in stack_names()), pattern
+
+
+@pytest.mark.parametrize(
+    ("name", "stack"),
+    [
+        ("torchtitan 9dec370 (2024-12)", "fsdp2-2024"),
+        ("torchtitan 2025-06", "fsdp2"),
+        ("llm-foundry/Composer (PyTorch 1.13)", "composer-2022"),
+        ("Megatron-LM (2021)", "megatron-2021"),
+        ("Megatron-LM", "megatron"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("NeMo 24.05", "nemo-2024"),
+        ("LitGPT 8641822 (2023-10)", "litgpt-2024"),
+        ("LitGPT", "litgpt"),
+    ],
+)
+def test_a_row_of_anyone_that_names_a_release_runs_its_stack(name: str, stack: str) -> None:
+    """What the package knows of frameworks has their releases, whoever ran them."""
+    assert framework_of(read("frameworks.toml"), name, {"device": "a100-sxm-80gb"}).stack == stack
 
 
 def test_adjustments_set_fields_that_stacks_have() -> None:
