@@ -515,3 +515,16 @@ def test_a_count_of_zero_is_refused(tmp_path: Path, row: dict[str, str], field: 
     found = only(tmp_path, {**row, "model": "mixtral-8x7b", field: "0"})
     assert found.status == "refused"
     assert f"{field}: must be above 0" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("framework", "cell", "degree"), [("NeMo 24.12", "", 2), ("NeMo 24.12", "1", 1), ("NeMo", "", 1)]
+)
+def test_experts_without_a_degree_are_split_as_their_release_splits_them(
+    tmp_path: Path, framework: str, cell: str, degree: int
+) -> None:
+    """Megatron-Core of 2024 splits experts over tp unless told, recipes since then keep them whole."""
+    experts = {"model": "mixtral-8x7b", "framework": framework, "num_gpus": "64", "tp": "2", "ep": "4", "etp": cell}
+    found = only(tmp_path, {**TRAINING, **experts})
+    assert found.case is not None and found.case.plan.etp == degree, found.reason
+    assert any(one.startswith("etp") for one in found.assumed) == (cell == "")

@@ -26,7 +26,7 @@ class Framework:
     An entry for a part of the runs of a framework asks for matching record with `where`. `mixture_sharding` is
     what FSDP is for models with experts, where it differs. `pipeline_batch` is what a stated micro-batch of a pipeline
     is, `recompute_policy` that nobody prints how much selective recompute runs again, `whole_batch` that a step has one
-    micro-batch unless told.
+    micro-batch unless told, `experts_over_tp` that tensor parallelism splits experts too unless told.
     """
 
     pattern: str
@@ -39,6 +39,7 @@ class Framework:
     pipeline_batch: Literal["stated", "replica", "sequence"] = "stated"
     recompute_policy: bool = False
     whole_batch: bool = False
+    experts_over_tp: bool = False
 
     @property
     def known(self) -> bool:

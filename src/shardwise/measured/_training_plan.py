@@ -53,7 +53,7 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
         vpp=vpp,
         dp=0,
         ep=_degree(record, "ep") if experts else 1,
-        etp=_etp(record, tp) if experts else 1,
+        etp=_etp(record, framework, tp) if experts else 1,
         micro_batch=_micro_batch(record, framework, pp, max(record.whole("num_gpus") // (tp * cp * pp), 1)),
         sequence_parallel=_sequence_parallel(record, framework, tp, experts),
         schedule=_schedule(record, vpp),
@@ -91,10 +91,14 @@ def _vpp(record: Record, model: Model, pp: int) -> int:
     return vpp if pp * vpp <= model.num_layers or pp * vpp == model.num_layers + 2 else 1
 
 
-def _etp(record: Record, tp: int) -> int:
-    if not record.says("etp") and tp > 1:
-        record.rule_value("etp")
-    return record.count("etp")
+def _etp(record: Record, framework: Framework, tp: int) -> int:
+    if record.says("etp") or tp == 1:
+        return record.count("etp")
+    if framework.experts_over_tp:
+        record.rule_value("etp_as_tp")
+        return tp
+    record.rule_value("etp")
+    return 1
 
 
 def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -> int:
