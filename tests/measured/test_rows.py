@@ -528,3 +528,15 @@ def test_experts_without_a_degree_are_split_as_their_release_splits_them(
     found = only(tmp_path, {**TRAINING, **experts})
     assert found.case is not None and found.case.plan.etp == degree, found.reason
     assert any(one.startswith("etp") for one in found.assumed) == (cell == "")
+
+
+def test_packed_documents_of_a_row_attend_among_themselves(tmp_path: Path) -> None:
+    """The share of the attention square that a row's notes state is that of the job, and a step is shorter."""
+    whole, packed = (only(tmp_path, {**TRAINING, "notes": one}) for one in ("", "attention_density=0.06"))
+    assert packed.case is not None and packed.case.job.attention_density == 0.06
+    assert whole.predicted is not None and packed.predicted is not None and packed.predicted < whole.predicted
+
+
+def test_a_density_beyond_the_square_is_refused(tmp_path: Path) -> None:
+    """No documents fill more than the whole square."""
+    assert "attention_density" in only(tmp_path, {**TRAINING, "notes": "attention_density=1.5"}).reason

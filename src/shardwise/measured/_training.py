@@ -165,6 +165,7 @@ def question_of(record: Record, context: Context) -> TrainingQuestion:
         method=method_of(record),
         dropout=dropout_of(record, model, stack, table),
         tuning=effort_of(record),
+        attention_density=record.noted("attention_density") or 1.0,
         **(tuning_fields(record, model) if is_tuned(record) else {}),
     )
     known = adjusted(table, find_stack(stack), record.row)
