@@ -1,0 +1,53 @@
+"""Print how far off published runs are that no constant, band or factor rests on, by source.
+
+`python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/training_unseen.csv` every
+row with its prediction.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from accuracy.files import HERE
+from accuracy.published import measured
+from shardwise.measured import Comparison, errors_of
+
+FILE = HERE / "data" / "unseen" / "training_unseen.csv"
+COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the band")
+
+
+def runs() -> tuple[Comparison, ...]:
+    """Return every run with its prediction."""
+    return measured([str(FILE)]).rows
+
+
+def shares(rows: Iterable[Comparison]) -> tuple[float, float, float, float]:
+    """Return bias, median and 90 % of the errors of some runs, and the share that lies inside its band."""
+    some = [*rows]
+    one = errors_of((), some)
+    return one.bias, one.median_abs_error, one.p90_abs_error, sum(map(bool, (row.inside for row in some))) / len(some)
+
+
+def table(rows: Iterable[Comparison]) -> Iterator[str]:
+    """Yield the lines of a Markdown table, one row a source and one of all."""
+    every = [*rows]
+    by_source: dict[str, list[Comparison]] = defaultdict(list)
+    for row in every:
+        by_source[row.source].append(row)
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|---|{'---:|' * (len(COLUMNS) - 1)}"
+    for name, some in (*by_source.items(), ("all", every)):
+        bias, median, most, inside = shares(some)
+        yield f"| {name} | {len(some)} | {bias:+.1%} | {median:.1%} | {most:.1%} | {inside:.0%} |"
+
+
+def main() -> int:
+    """Print the table."""
+    print(*table(runs()), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
