@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +125,12 @@ def test_megatron_keeps_the_shard_of_an_input_that_it_gathers_again() -> None:
     again = lay_out(own.degrees, own.work, replace(own.choices, stack=stack))
     more = _kept(own, model.layers[1], model.hidden) - _kept(again, model.layers[1], model.hidden)
     assert more == 2 * 2 * T * model.hidden * 3 / 4
+
+
+@pytest.mark.parametrize("page", ["accuracy.md", "formulas.md"])
+def test_pages_count_the_layers_and_families_that_are_exact(page: str) -> None:
+    """What pages call exact is what is compared here."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    families = {run["family"] for run in LAYERS}
+    assert f"{len(LAYERS)} layers of {len(families)} families" in text
+    assert page != "accuracy.md" or f"forward passes of {len(families - {*OTHER_TABLES})}," in text
