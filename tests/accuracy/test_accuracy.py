@@ -106,7 +106,7 @@ def test_the_page_of_accuracy_names_the_group_with_the_fewest_inside() -> None:
             assert worst is None or f"{worst['inside']:.0%} of {worst['runs']}" in rows[f"| {page.NAMES[headline]}"]
 
 
-@pytest.mark.parametrize("name", ["results.md", "causes.md"])
+@pytest.mark.parametrize("name", ["results.md", "causes.md", "unseen.md"])
 def test_the_notes_show_what_their_programs_print(name: str) -> None:
     """Their tables are of today's predictions; `python benchmarks/update_docs.py` brings them up to date."""
     text = (HERE / "notes" / name).read_text(encoding="utf-8")
