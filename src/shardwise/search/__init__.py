@@ -10,10 +10,11 @@ from shardwise._lazy import lazily
 if TYPE_CHECKING:
     from shardwise.search._batch import FrontPlan
     from shardwise.search._every_plan import frame
-    from shardwise.search._executor import Executor, ProcessExecutor, RayExecutor, SerialExecutor
+    from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import LoadSpace
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
+    from shardwise.search._ray import RayExecutor
     from shardwise.search._result import FrontPoint, PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
     from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
@@ -29,10 +30,11 @@ __getattr__ = lazily(
     {
         "_batch": "FrontPlan",
         "_every_plan": "frame",
-        "_executor": "Executor ProcessExecutor RayExecutor SerialExecutor",
+        "_executor": "Executor ProcessExecutor SerialExecutor",
         "_load": "LoadRemedy LoadResult load_remedies plan_serve",
         "_load_groups": "LoadSpace",
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",
+        "_ray": "RayExecutor",
         "_result": "FrontPoint PlanGroup Rejection Remedy SearchResult TiedPlan",
         "_scaling": "ScalingRow doubling scaled_result scaled_rows scaled_task strong_scaling",
         "_sensitivity": "CONSTANTS RunnerUp Sensitivity constant_band runners_up with_constant",

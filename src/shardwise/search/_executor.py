@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardwise.errors import InputError, Problem
 from shardwise.records import dataclass
 
 if TYPE_CHECKING:
@@ -58,33 +57,58 @@ class SerialExecutor:
             yield work([part])
 
 
-def _end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, however that ended."""
+def _follow_parent(end: Callable[[], Any]) -> None:
     import multiprocessing
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
+    end()
     os._exit(1)
+
+
+def end_with_parent(end: Callable[[], Any] = bool) -> None:
+    """Leave interrupts to the process that started this one, and end as soon as that is gone, however it ended."""
+    # A terminal interrupts all of its processes; the one that asked answers with what was found by then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, args=(end,), daemon=True).start()
 
 
 def _serve(work: PartTask, inbox: Connection) -> None:
     """Evaluate the parts that come until the other end closes."""
-    # A terminal interrupts all of its processes; the one that asked answers with what was found by then.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     while True:
         try:
             part, known = inbox.recv()
         except EOFError:
             return
         work.learn(known)
-        inbox.send(work([part]))
+        try:
+            inbox.send(work([part]))
+        except Exception as error:  # raised anew by the process that asked
+            inbox.send(portable(error))
+
+
+def portable(error: Exception) -> Exception:
+    """Return an exception that travels to another process, with a note of where it was raised.
+
+    >>> str(portable(KeyError("tp"))), str(portable(OSError(lambda: 0)))[:14]
+    ("'tp'", 'OSError(<funct')
+    """
+    import pickle
+    import traceback
+
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its class raises
+        error = RuntimeError(repr(error))
+    error.add_note(traceback.format_exc())
+    return error
 
 
 @contextmanager
-def _held_interrupts() -> Iterator[Callable[[], None]]:
+def held_interrupts() -> Iterator[Callable[[], None]]:
     """Hold back Ctrl-C and give a function that raises it, to be called where no lock is taken.
 
     Raised anywhere, it can come between the taking of a lock of the pool and its release, and the pool never ends.
@@ -107,7 +131,7 @@ def _held_interrupts() -> Iterator[Callable[[], None]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class WorkerProcess:
     """A process, this end of the pipe to it, and the part that it works on."""
 
     process: Any
@@ -141,42 +165,50 @@ class ProcessExecutor:
 
     def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
         """Yield the results as they come."""
-        left = list(reversed(parts))
+        with held_interrupts() as raise_interrupt:
+            yield from self.until(raise_interrupt, work, list(reversed(parts)))
+
+    def until(self, stopped: Callable[[], Any], work: PartTask, left: list[PartRange]) -> Iterator[Any]:
+        """Yield the results of what is left as they come, until told to stop: what is worked on then is left again."""
         started = count = min(self.count, _MOST_WAITED) if sys.platform == "win32" else self.count
-        with _held_interrupts() as raise_interrupt:
-            workers = _busy([_started(work) for _ in range(min(count, len(left)))], left, work.known)
-            try:
-                while workers or left:
-                    raise_interrupt()
-                    results = list(_results(workers))
-                    for result in results:
-                        work.learn(result.known)
-                    # They go on with the next parts while the caller takes what they found.
-                    workers = _busy(workers, left, work.known)
-                    yield from results
-                    while left and len(workers) < count and started < count + self.renewed:
-                        started += 1
-                        workers += _busy([_started(work)], left, work.known)
-                    if not workers and left:
-                        yield work([left.pop()])
-            finally:
-                for worker in workers:
-                    worker.end()
+        workers = _busy([_started(work) for _ in range(min(count, len(left)))], left, work.known)
+        try:
+            while (workers or left) and not stopped():
+                results = list(_results(workers))
+                for result in results:
+                    work.learn(result.known)
+                # They go on with the next parts while the caller takes what they found.
+                workers = _busy(workers, left, work.known)
+                yield from results
+                while left and len(workers) < count and started < count + self.renewed:
+                    started += 1
+                    workers += _busy([_started(work)], left, work.known)
+                if not workers and left:
+                    yield work([left.pop()])
+        finally:
+            for worker in workers:
+                left += worker.part
+                worker.end()
 
 
-def _started(work: PartTask) -> _Worker:
+def _started(work: PartTask) -> WorkerProcess:
+    return started_process(_serve, work)
+
+
+def started_process(target: Callable[[Any, Connection], None], work: Any) -> WorkerProcess:
+    """Return a process that runs a function of some work and of its end of a pipe."""
     import multiprocessing
 
     # Forked processes share what is loaded and recorded. Elsewhere than on Linux, libraries do not survive a fork.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(work, there), daemon=True)
+    process = context.Process(target=target, args=(work, there), daemon=True)
     process.start()
     there.close()
-    return _Worker(process, here, [])
+    return WorkerProcess(process, here, [])
 
 
-def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
+def _results(workers: Sequence[WorkerProcess]) -> Iterator[Any]:
     """Yield what is done within a moment."""
     from multiprocessing.connection import wait
 
@@ -188,11 +220,13 @@ def _results(workers: Sequence[_Worker]) -> Iterator[Any]:
             except (EOFError, OSError):
                 worker.process.join()
                 continue
+            if isinstance(result, Exception):
+                raise result
             worker.part.clear()
             yield result
 
 
-def _busy(workers: Sequence[_Worker], left: list[PartRange], known: Any) -> list[_Worker]:
+def _busy(workers: Sequence[WorkerProcess], left: list[PartRange], known: Any) -> list[WorkerProcess]:
     """Return the processes that work on a part, each that was idle given another; the others have ended.
 
     What a process that died worked on is left again.
@@ -210,68 +244,3 @@ def _busy(workers: Sequence[_Worker], left: list[PartRange], known: Any) -> list
         else:
             worker.end()
     return busy
-
-
-# Parts in flight for each core: one runs while the next one is on its way.
-_AHEAD = 2
-# Times that a part is given out where workers or nodes die under it.
-_TRIES = 10
-
-
-def _called(work: PartTask, part: PartRange) -> Any:
-    return work([part])
-
-
-@dataclass(frozen=True, slots=True)
-class RayExecutor:
-    """Evaluates on Ray, with `count` cores of this machine or, with an address, on the cluster that is there.
-
-    A part whose worker or node died is given out again.
-    """
-
-    count: int
-    address: str = ""
-
-    def run(self, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
-        """Yield the results as they come."""
-        if not parts:
-            return
-        import ray
-
-        own: dict[str, Any] = {} if self.address else {"num_cpus": self.count, "include_dashboard": False}
-        try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
-        except Exception as error:  # the class itself is what Ray raises where a node does not start in time
-            rule = f"does not start ({str(error).strip().partition(chr(10))[0]})"
-            remedy = "run the study again, or with --engine processes"
-            raise InputError(
-                [Problem("address" if self.address else "engine", self.address or "ray", rule, remedy)]
-            ) from None
-        try:
-            yield from self._results(ray, work, parts)
-        finally:
-            ray.shutdown()
-
-    def _results(self, ray: Any, work: PartTask, parts: Sequence[PartRange]) -> Iterator[Any]:
-        remote, task = ray.remote(max_retries=0)(_called), ray.put(work)
-        left, tries = list(reversed(parts)), dict.fromkeys(parts, 0)
-        running: dict[Any, PartRange] = {}
-        most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", self.count)))
-        while left or running:
-            while left and len(running) < most:
-                part = left.pop()
-                running[remote.remote(task, part)] = part
-            ready, _ = ray.wait(list(running), timeout=MOMENT)
-            for one in ready:
-                part = running.pop(one)
-                try:
-                    result = ray.get(one)
-                except ray.exceptions.RayTaskError:
-                    raise
-                except ray.exceptions.RayError:
-                    tries[part] += 1
-                    if tries[part] >= _TRIES:
-                        raise
-                    left.append(part)
-                    continue
-                yield result
