@@ -221,6 +221,33 @@ def test_a_full_disk_stops_the_study_and_keeps_what_was_answered(
     assert _tables(out) == tables
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+@pytest.mark.parametrize("most_bytes", [900, 2000, 15000])
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_a_write_that_the_system_cuts_off_leaves_nothing_half(
+    engine: str, most_bytes: int, undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """Where the system refuses bytes of an answer or a table, what is kept is whole, and a run with room ends it."""
+    if engine == "ray":
+        pytest.importorskip("ray")
+    study, tables = undisturbed
+    out = tmp_path / "out"
+    words = _words(study, out, "--workers", "2", "--engine", engine)
+    code = "import resource, sys; from shardwise.cli import main; "
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, resource.RLIM_INFINITY)); "
+    code += "sys.exit(main(sys.argv[1:]))"
+    # Python does not look whether its own compiled files were cut off.
+    around = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    whole = [sys.executable, "-c", code, *words]
+    run = subprocess.run(whole, env=around, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "cannot be written (File too large); what was answered before is kept; make room and run" in run.stderr
+    assert all(json.loads(path.read_text())["rows"] for path in _parts(out))
+    assert not list(out.glob("parts/*/.*"))
+    assert main(words) == 0
+    assert _tables(out) == tables
+
+
 def test_devices_of_ones_own_are_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A study takes the user's catalogue, which every process that answers reads."""
     own = tmp_path / "own"

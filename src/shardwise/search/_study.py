@@ -6,6 +6,7 @@ tables, one a model, are made of these files: a run that was disturbed has the s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,8 @@ from shardwise.search._executor import Executor, PartRange
 
 AnswerRow = dict[str, Any]
 _WHOLE_INTEGER = 2**63
+# What a disk, a quota or a limit of the shell says that has no room left.
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +155,8 @@ def written(path: Path, content: bytes, *, durable: bool = True) -> None:
         with suppress(OSError):
             temporary.unlink()
         rule = f"cannot be written ({error.strerror}); what was answered before is kept"
-        raise InputError([Problem("out", str(path), rule, "make room and run the study again")]) from None
+        remedy = "make room" if error.errno in _FULL else "make it writable"
+        raise InputError([Problem("out", str(path), rule, f"{remedy} and run the study again")]) from None
 
 
 @dataclass(slots=True)
