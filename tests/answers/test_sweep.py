@@ -346,7 +346,42 @@ def test_a_study_is_drawn_over_what_it_varies() -> None:
     ]  # fmt: skip
     figure = sweep_figure(rows, ("model", "on", "price", "memory_bandwidth"), "step_seconds")
     _, rates, prices, *others = figure.axes
-    assert [axes.get_ylabel() for axes in (rates, prices)] == ["step seconds", "dollars"]
+    assert [axes.get_ylabel() for axes in (rates, prices)] == ["time of a step, seconds", "dollars"]
     assert [axes.get_title() for axes in others if axes.images] == ["one", "other"]
     assert [list(line.get_ydata()) for line in rates.lines] == [[3.0, 1.0], [6.0, 2.0]]
     assert [list(line.get_ydata()) for line in prices.lines] == [[1.0, 2.0], [2.0, 4.0]]
+
+
+def _rows(models: int, devices: int) -> list[dict[str, Any]]:
+    return [
+        {"rank": 1, "model": f"model-{m}", "on": f"{count}xdevice-{d}", "step_seconds": (m + 1) * (d + 1) / count}
+        for m in range(models)
+        for d in range(devices)
+        for count in (8, 16)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("models", "devices", "names"),
+    [
+        (2, 3, [f"model-{m} on device-{d}" for m in range(2) for d in range(3)]),
+        (5, 3, [*(f"device-{d}" for d in range(3)), *(f"model-{m}" for m in range(5))]),
+        (9, 3, [f"device-{d}" for d in range(3)]),
+    ],
+)
+def test_many_lines_of_a_study_are_told_apart(models: int, devices: int, names: list[str]) -> None:
+    """Few lines have a name each; of many the colour is the device and the marker the model, up to seven models."""
+    figure = sweep_figure(_rows(models, devices), ("model", "on"), "step_seconds")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[1].lines}
+    assert len(looks) == (models * devices if models < 9 else devices)
+
+
+def test_a_study_with_nothing_to_draw_over_has_bars_or_says_why() -> None:
+    """Where neither devices nor a figure vary bars show the headline of each model; without a plan the plot says so."""
+    one = [row for row in _rows(3, 1) if row["on"].startswith("8x")]
+    _, bars = sweep_figure(one, ("model", "on"), "step_seconds").axes
+    assert [bar.get_width() for bar in bars.patches] == [3 / 8, 2 / 8, 1 / 8]
+    none = sweep_figure([{"rank": -1, "model": "one", "on": "8xdevice"}], ("model", "on"), "value")
+    assert "there is nothing to draw" in " ".join(text.get_text() for text in none.axes[0].texts)

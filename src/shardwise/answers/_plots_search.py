@@ -158,7 +158,7 @@ def plain_log(axis: Any) -> None:
     low, high = axis.get_view_interval()
     few = 0 < low < high < 8 * low  # of 1, 2 and 5 such an axis may have one or none
     axis.set_major_locator(MaxNLocator(4) if few else LogLocator(10, subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.answers._canvas import GREY, fitting, narrow, paper_width
+from shardwise.answers._canvas import GREY, fitting, narrow, paper_width, slide
 from shardwise.answers._page import Page
 from shardwise.answers._plots import header
 from shardwise.answers._plots_search import SERIES, plain_log
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TableRow = Mapping[str, Any]
 _SHOWN = 20
-_LATENCIES = ("step_seconds", "tpot_seconds", "request_seconds")
+_LATENCIES = {"step_seconds": "step", "tpot_seconds": "TPOT", "request_seconds": "request"}
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 # Series that have a look of their own, values that are named on an axis, models with a landscape, bars of a plot.
 _MOST_SERIES, _MOST_TICKS, _MOST_MODELS, _MOST_BARS = 14, 8, 3, 24
@@ -45,7 +45,8 @@ def sweep_page(result: StudyResult, asked: Sequence[StudyQuestion], shown: Seque
         page.note(f"{len(wrong):,} were refused, the first: {wrong[0]['problem']}")
     if best:
         page.blank()
-        page.table([("", *shown, "seconds", "devices"), *(_line(row, shown) for row in best[:_SHOWN])], header=True)
+        latency = next((word for name, word in _LATENCIES.items() if best[0].get(name)), "seconds")
+        page.table([("", *shown, latency, "devices"), *(_line(row, shown) for row in best[:_SHOWN])], header=True)
     if len(best) > _SHOWN:
         page.note(f"{len(best) - _SHOWN:,} more in the tables")
     page.blank()
@@ -83,7 +84,10 @@ def _number(value: Any) -> float | None:
 
 
 def sweep_figure(rows: Sequence[TableRow], shown: Sequence[str], headline: str) -> Figure:
-    """Return the plots that a study has: seconds by devices and rates, landscapes of two of them, dollars by device."""
+    """Return the plots that a study has: seconds by devices and rates, landscapes of two of them, dollars by device.
+
+    A study of neither has the headline of each model and device, and one without a plan says so.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -92,36 +96,53 @@ def sweep_figure(rows: Sequence[TableRow], shown: Sequence[str], headline: str) 
     # A price moves no second.
     scales = sorted(scales, key=lambda name: name == "price")[:2]
     lines = [*(["on"] if _spread(best, "on") else []), *scales]
-    bars = len({_series_of(row, best) for row in best if row.get(_dollars(row))})
-    priced = bars > 1
-    heights = [2.4] * len(lines) + ([2.4] if len(scales) == 2 else []) + ([0.7 + 0.16 * min(bars, _MOST_BARS)] * priced)
+    barred = _barred(best, lines, headline)
+    bars = len({_series_of(row, best) for row in best if row.get(barred)})
+    heights = [2.4] * len(lines) + ([2.4] if len(scales) == 2 else [])
+    heights += [0.7 + 0.16 * min(bars, _MOST_BARS)] if barred else []
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.06, rect=(0.03, 0, 0.97, 1))
-    figure = Figure(figsize=(paper_width(), 1.2 + sum(heights)), layout=engine)
-    grid = figure.add_gridspec(1 + len(heights), 1, height_ratios=[0.4, *heights])
-    header(figure.add_subplot(grid[0]), *_headings(best, len(rows)))
-    places = iter(range(1, 1 + len(heights)))
+    columns = 2 if slide() else 1
+    tall = [max(heights[i : i + columns]) for i in range(0, len(heights), columns)]
+    figure = Figure(figsize=(paper_width(), 1.2 + sum(tall)), layout=engine)
+    grid = figure.add_gridspec(1 + len(tall), columns, height_ratios=[0.4, *tall])
+    shown_models = _models(best)[: 1 if narrow() else _MOST_MODELS] if len(scales) == 2 else []
+    header(figure.add_subplot(grid[0, :]), *_headings(best, len(rows), lines, shown_models))
+    places = iter([(1 + i // columns, i % columns) for i in range(len(heights))])
     for name in lines:
         _lines(figure.add_subplot(grid[next(places)]), best, name, _headline(name, best, headline))
     if lines:
         _legend(figure, best)
     if len(scales) == 2:
-        models = _models(best)[: 1 if narrow() else _MOST_MODELS]
-        inner = grid[next(places)].subgridspec(1, len(models))
-        for i, model in enumerate(models):
+        inner = grid[next(places)].subgridspec(1, len(shown_models))
+        for i, model in enumerate(shown_models):
             some = [row for row in best if row.get("model") == model]
             _landscape(figure.add_subplot(inner[i]), some, scales, _headline(scales[1], best, headline))
-    if priced:
-        _by_price(figure.add_subplot(grid[next(places)]), best)
+    if barred:
+        _bars(figure.add_subplot(grid[next(places)]), best, barred)
     return figure
 
 
-def _headings(best: Sequence[TableRow], count: int) -> tuple[str, list[str]]:
-    """Return the title, and how many rows there are and what of a name all of them share."""
+def _barred(best: Sequence[TableRow], lines: Sequence[str], headline: str) -> str:
+    """Return what bars show: dollars where there are several, else the headline where nothing else is drawn."""
+    if len({_series_of(row, best) for row in best if row.get(_dollars(row))}) > 1:
+        return _dollars(best[0])
+    return headline if best and not lines else ""
+
+
+def _headings(
+    best: Sequence[TableRow], count: int, lines: Sequence[str], landscapes: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return the title, how many rows there are and what of a name all of them share, and what panels leave out."""
     shared = [words for words in (_models(best), _devices(best)) if len(words) == 1]
     words = ", ".join(str(one[0]) for one in shared)
-    return "The best plan of every question", [
-        f"{len(best):,} of {count:,} rows have a plan" + f"; {words}" * bool(words)
-    ]
+    texts = [f"{len(best):,} of {count:,} rows have a plan" + f"; {words}" * bool(words)]
+    if not best:
+        texts.append("no question has a plan that fits: there is nothing to draw")
+    notes = ["the best over what a panel does not show"] if len(lines) > 1 else []
+    notes += ["a line for each model"] if lines and not _named(best) and len(_models(best)) > len(SERIES) else []
+    if landscapes and len(landscapes) < len(_models(best)):
+        notes.append(f"landscapes of {len(landscapes)} of {len(_models(best))} models")
+    return "The best plan of every question", [*texts, *(notes if narrow() else filter(None, ["; ".join(notes)]))]
 
 
 def _spread(rows: Sequence[TableRow], name: str) -> bool:
@@ -156,30 +177,54 @@ def _headline(name: str, rows: Sequence[TableRow], headline: str) -> str:
     return _dollars(rows[0]) if name == "price" and rows and rows[0].get(_dollars(rows[0])) else headline
 
 
-def _title(headline: str) -> str:
-    """Return the words of a headline.
+_TITLES = {
+    "step_seconds": "time of a step, seconds", "request_seconds": "time of a request, seconds", "usd": "dollars",
+    "usd_per_million_output_tokens": "dollars per million output tokens", "price": "price, dollars a device hour",
+    "on": "devices",
+}  # fmt: skip
 
-    >>> _title("step_seconds"), _title("usd_per_million_output_tokens")
-    ('step seconds', 'dollars per million output tokens')
+
+def _title(name: str) -> str:
+    """Return the words of a headline or of an axis of a study.
+
+    >>> _title("step_seconds"), _title("slow_bandwidth"), _title("peak_flops.bf16")
+    ('time of a step, seconds', 'slow bandwidth', 'peak flops bf16')
     """
-    return re.sub("^usd", "dollars", headline).replace("_", " ")
+    return _TITLES.get(name) or re.sub("[_.]", " ", name)
 
 
-def _looks(rows: Sequence[TableRow]) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return how each series is drawn, and what the legend calls it; of many series those of one device are alike."""
-    series = {_series_of(row, rows): _device(row) for row in rows}
-    named = list(series) if len(series) <= _MOST_SERIES else list(dict.fromkeys(series.values()))
+def _named(rows: Sequence[TableRow]) -> bool:
+    """Return whether each series has a look and a name of its own."""
+    return len({_series_of(row, rows) for row in rows}) <= _MOST_SERIES
+
+
+def _looks(rows: Sequence[TableRow]) -> dict[str, dict[str, Any]]:
+    """Return how each series is drawn; many have the colour of their device, and the marker of their model."""
+    series = {_series_of(row, rows): (_device(row), str(row.get("model"))) for row in rows}
     looks = [{"color": c, "marker": m, "ls": line} for line in ("-", "--", ":", "-.") for c, m in SERIES]
-    own = {name: looks[place % len(looks)] for place, name in enumerate(named)}
-    return {one: (own[one], one) if one in own else (own[device], device) for one, device in series.items()}
+    if _named(rows):
+        return dict(zip(series, looks, strict=False))
+    devices, models = _devices(rows), _models(rows)
+    own = {name: looks[place % len(looks)] for place, name in enumerate(devices)}
+    markers = {name: looks[place % len(looks)]["marker"] for place, name in enumerate(models)}
+    by_model = len(models) <= len(SERIES)
+    return {
+        one: own[device] | ({"marker": markers[model]} if by_model else {}) for one, (device, model) in series.items()
+    }
 
 
 def _legend(figure: Figure, rows: Sequence[TableRow]) -> None:
-    """Name the series of all lines once, below the plots."""
+    """Name the series of all lines once, below the plots: where they are many, the devices and the models."""
     from matplotlib.lines import Line2D
 
-    named = {name: look for look, name in _looks(rows).values()}
-    if 1 < len(named) <= _MOST_SERIES:
+    looks = _looks(rows)
+    named: dict[str, dict[str, Any]] = looks
+    if not _named(rows):
+        by_model = len(_models(rows)) <= len(SERIES)
+        named = {_device(row): looks[_series_of(row, rows)] | ({"marker": ""} if by_model else {}) for row in rows}
+        plain = {"color": GREY, "ls": ""}
+        named |= {str(r.get("model")): looks[_series_of(r, rows)] | plain for r in rows} if by_model else {}
+    if 1 < len(named) <= 2 * _MOST_SERIES:
         handles = [Line2D([], [], ms=3.5, label=name, **look) for name, look in named.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=fitting(3))
 
@@ -192,8 +237,8 @@ def _lines(axes: Axes, rows: Sequence[TableRow], name: str, headline: str) -> No
         least[at] = min(least.get(at, math.inf), row[headline])
     looks = _looks(rows)
     for one, least in drawn.items():
-        axes.plot(sorted(least), [least[at] for at in sorted(least)], ms=3.5, lw=1.1, **looks[one][0])
-    axes.set(xscale="log", yscale="log", xlabel="devices" if name == "on" else name.replace("_", " "))
+        axes.plot(sorted(least), [least[at] for at in sorted(least)], ms=3.5, lw=1.1, **looks[one])
+    axes.set(xscale="log", yscale="log", xlabel=_title(name))
     axes.set_ylabel(_title(headline))
     plain_log(axes.yaxis)
     plain_log(axes.xaxis)
@@ -221,19 +266,22 @@ def _landscape(axes: Axes, rows: Sequence[TableRow], names: Sequence[str], headl
     turned = 90 if max(map(len, across.values())) * len(across) > 12 else 0
     axes.set_xticks(range(len(across)), list(across.values()), rotation=turned)
     axes.set_yticks(range(len(up)), list(up.values()))
-    axes.set(xlabel=names[0].replace("_", " "), ylabel=names[1].replace("_", " "), title=str(rows[0].get("model")))
-    axes.figure.colorbar(image, ax=axes, label=f"least {_title(headline)}")
+    across_title, up_title = (_title(name).partition(",")[0] for name in names)
+    axes.set(xlabel=across_title, ylabel=up_title, title=str(rows[0].get("model")))
+    axes.figure.colorbar(image, ax=axes, label=f"least {_title(headline)}", format=lambda value, _: f"{value:,.10g}")
 
 
-def _by_price(axes: Axes, rows: Sequence[TableRow]) -> None:
-    """Draw what the best plan of each device costs, the cheapest where there are many."""
+def _bars(axes: Axes, rows: Sequence[TableRow], headline: str) -> None:
+    """Draw the least headline, such as dollars, of each model and device; the least of them where there are many."""
     least: dict[str, float] = {}
     for row in rows:
-        if cost := row.get(_dollars(row)):
+        if value := row.get(headline):
             label = _series_of(row, rows)
-            least[label] = min(least.get(label, math.inf), cost)
+            least[label] = min(least.get(label, math.inf), value)
     order = sorted(least, key=lambda label: -least[label])[-_MOST_BARS:]
     axes.barh(order, [least[label] for label in order], color=GREY)
-    axes.locator_params(axis="x", nbins=4 if narrow() else 8)
-    axes.set_xlabel(f"{_title(_dollars(rows[0]))},\nthe cheapest of the study")
+    axes.locator_params(axis="x", nbins=2 if narrow() else 8)
+    if len(order) < 3:
+        axes.set_ylim(-1, len(order))
+    axes.set_xlabel(f"{_title(headline)},\nthe {'cheapest' if headline.startswith('usd') else 'least'} of the study")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
