@@ -204,7 +204,8 @@ def test_what_a_solved_field_needs_is_said() -> None:
     ("words", "field"),
     [
         (("--vary", "colour=1,2"), "vary"),
-        (("--vary", "batch=8..1"), "vary"),
+        (("--vary", "batch=8..1"), "batch"),
+        (("--vary", "batch=0..4"), "batch"),
         (("--vary", "batch"), "vary"),
         (("--vary", "batch=1,x"), "batch"),
         (("--vary", "on=h100,nothing"), "device"),

@@ -189,6 +189,13 @@ def test_a_study_that_changed_says_what_is_stale(
         ('[grid]\nmodel = "gpt2"', "must list the values"),
         ('task = "serve"', "is not a search"),
         ("top = 0", "at least 1"),
+        ("top = 100000000", "at most 1,000"),
+        ("", "grid: and fixed ask nothing"),
+        ('[grid]\nmicro_batch = [1]\n"micro-batch" = [2]', "micro_batch: is set by two axes"),
+        ("[grid]\na = [{tp = 1}]\nb = [{tp = 2}]", "tp: is set by two axes"),
+        ('[fixed]\nmicro_batch = 1\n"micro-batch" = 2', "micro-batch: is set twice"),
+        ('[grid]\nmodel = ["gpt2", "gpt2"]', "model = 'gpt2': is listed twice"),
+        ("[grid]\nseed = [1, 2, 3]", "^seed = 1: [^\n]*$"),
         ("[fixed]\nworkers = 3", "no value that a study sets"),
         ("[sizes]\na = 1", "is not a part of a study"),
     ],
@@ -260,6 +267,13 @@ def test_devices_of_ones_own_are_swept(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*words, "--catalogue", str(own)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["rank"] for row in rows if row["global_batch"] != 7} == {1, 2}
+    slower = text.replace("memory_bytes_per_second = [2.039e12", "memory_bytes_per_second = [1.039e12")
+    assert slower != text
+    (own / "devices" / "own-device.toml").write_text(slower)
+    assert main([*words, "--catalogue", str(own)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["study"]["answered_before"] == 0
+    assert [row["step_seconds"] for row in again["rows"]] != [row["step_seconds"] for row in rows]
 
 
 @pytest.mark.parametrize(("name", "models", "questions"), [("landscape", 50, 50_000), ("co-design", 3, 192)])
@@ -385,3 +399,20 @@ def test_a_study_with_nothing_to_draw_over_has_bars_or_says_why() -> None:
     assert [bar.get_width() for bar in bars.patches] == [3 / 8, 2 / 8, 1 / 8]
     none = sweep_figure([{"rank": -1, "model": "one", "on": "8xdevice"}], ("model", "on"), "value")
     assert "there is nothing to draw" in " ".join(text.get_text() for text in none.axes[0].texts)
+
+
+def test_a_question_that_was_refused_is_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where all are refused the status is that of bad input; a file that was missing or that changed is read anew."""
+    model = tmp_path / "model"
+    text = f'[fixed]\nseq_len = 128\nglobal_batch = 8\nmodel = "{model.as_posix()}"\non = "2xa100-sxm-80gb"\n'
+    words = [*_words(_study(tmp_path, text), tmp_path / "out", "--workers", "1"), "--json"]
+    sizes = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert main(words) == 2
+    assert "problem" in json.loads(capsys.readouterr().out)["rows"][0]
+    seconds = []
+    for layers in (12, 24):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps({**sizes, "n_layer": layers}))
+        assert main(words) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["rows"][0]["step_seconds"])
+    assert seconds[1] > 1.5 * seconds[0]

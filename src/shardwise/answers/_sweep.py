@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from shardwise.answers._inputs import CaseFile, Inputs, known_keys, read_values
 from shardwise.answers._plot import plotted
 from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.errors import InputError
+from shardwise.files import CSV_BYTES, read_file
 from shardwise.libraries import is_installed
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 # What a study may set of a search: everything but how its answer is shown, kept and worked out.
 _NOT_ASKED = ("what", "json", "width", "config", "save", "save_best", "help", "plot", "workers", "scaling", "catalogue")
 _KEYS = ("task", "top", "title", "fixed", "grid")
-_MOST = 1_000_000
+_MOST, _MOST_KEPT = 1_000_000, 1000
 _RENEWED = 1000
 
 
@@ -50,18 +52,17 @@ def read_study(path: str, follow: bool = False) -> tuple[str, int, list[dict[str
     for key in table:
         if key not in _KEYS:
             inputs.problems.add(key, None, "is not a part of a study", f"use {', '.join(_KEYS)}")
-    task, top = table.get("task", "train"), table.get("top", 1)
-    if task not in ("train", "infer"):
-        inputs.problems.add("task", task, "is not a search", "use train or infer")
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        inputs.problems.add("top", top, "must be a whole number of at least 1", "use 1 for the best plan alone")
+    task, top = _task_and_top(table, inputs)
     parts = {name: table.get(name, {}) for name in ("fixed", "grid")}
     for name, part in parts.items():
         if not isinstance(part, dict):
             inputs.problems.add(name, str(part), "must be a table", f"write [{name}] above its keys")
+    if not (parts["fixed"] or parts["grid"]):
+        inputs.problems.add("grid", None, "and fixed ask nothing", "write [grid] above lists of models and devices")
     inputs.problems.raise_if_any()
     axes = [_axis(key, values, inputs) for key, values in parts["grid"].items()]
-    fixed = _keys_of(parts["fixed"])
+    _check_axes(axes, inputs)
+    fixed = _keys_of(parts["fixed"], inputs)
     command = command_of(task)
     for values in (fixed, *(one for axis in axes for one in axis)):
         left = {key: value for key, value in values.items() if key not in _NOT_ASKED}
@@ -73,14 +74,46 @@ def read_study(path: str, follow: bool = False) -> tuple[str, int, list[dict[str
                 inputs.problems.add(key, str(value), "must be a finite number", "write the number with its unit")
     if math.prod(map(len, axes)) > _MOST:
         inputs.problems.add("grid", math.prod(map(len, axes)), f"makes more than {_MOST:,} questions", "cut the study")
-    inputs.problems.items[:] = dict.fromkeys(inputs.problems.items)
+    # A key is wrong once, however many values it has.
+    first = {(p.field, p.rule): p for p in reversed(inputs.problems.items)}
+    inputs.problems.items[:] = reversed(first.values())
     inputs.problems.raise_if_any()
     questions = [{key: v for part in (fixed, *chosen) for key, v in part.items()} for chosen in product(*axes)]
     return task, top, questions
 
 
-def _keys_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in table.items()}
+def _task_and_top(table: Mapping[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    task, top = table.get("task", "train"), table.get("top", 1)
+    if task not in ("train", "infer"):
+        inputs.problems.add("task", task, "is not a search", "use train or infer")
+    if not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= _MOST_KEPT:
+        rule = f"must be a whole number of at least 1 and at most {_MOST_KEPT:,}"
+        inputs.problems.add("top", top, rule, "use 1 for the best plan alone")
+    return task, top
+
+
+def _keys_of(table: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+    keys = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in table:
+        if key.replace("-", "_") != key and key.replace("-", "_") in table:
+            inputs.problems.add(key, None, "is set twice, with a dash and without", "leave one out")
+    return keys
+
+
+def _check_axes(axes: Sequence[Sequence[Mapping[str, Any]]], inputs: Inputs) -> None:
+    """Record what two axes set, of which only the last would count, and values that an axis lists twice."""
+    before: set[str] = set()
+    for axis in axes:
+        keys = dict.fromkeys(key for one in axis for key in one)
+        for key in (key for key in keys if key in before):
+            inputs.problems.add(key, None, "is set by two axes of the grid", "leave it to one of them")
+        before |= keys.keys()
+        seen: set[str] = set()
+        for one in axis:
+            if repr(one) in seen:
+                key, value = (*one.items(),)[0] if one else ("grid", "{}")
+                inputs.problems.add(key, str(value), "is listed twice", "leave one out")
+            seen.add(repr(one))
 
 
 def _axis(key: str, values: Any, inputs: Inputs) -> list[dict[str, Any]]:
@@ -90,7 +123,7 @@ def _axis(key: str, values: Any, inputs: Inputs) -> list[dict[str, Any]]:
             key, str(values), "must list the values to try", f"write {key} = [...], or move it to fixed"
         )
         return []
-    return [_keys_of(v) if isinstance(v, dict) else {key.replace("-", "_"): v} for v in values]
+    return [_keys_of(v, inputs) if isinstance(v, dict) else {key.replace("-", "_"): v} for v in values]
 
 
 def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -210,13 +243,12 @@ def answer(inputs: Inputs, width: int) -> Answer:
     task, top, questions = read_study(inputs.values["study"], inputs.get("follow", False))
     varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
     shown = tuple(dict.fromkeys(("model", "on", *varied)))
-    asked = [
-        StudyQuestion.of(values, (task, top, shown, __version__, inputs.get("catalogue", ""))) for values in questions
-    ]
+    depends_on = (task, top, shown, __version__, inputs.get("catalogue", ""), _own_catalogue())
+    asked = [StudyQuestion.of(values, depends_on) for values in questions]
     work = StudyTask(asked, _Rows((task, top, shown), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
     result = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
-    status = 130 if result.left else 0 if any((row["rank"] or 0) > 0 for row in result.rows) else 1
+    status = 130 if result.left else _status([row["rank"] for row in result.rows])
     headlines = ("step_seconds", "usd_per_million_output_tokens", "request_seconds")
     headline = next((name for name in headlines if any(row.get(name) for row in result.rows)), "value")
 
@@ -236,6 +268,23 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return sweep_figure(result.rows, shown, headline)
 
     return plotted(inputs, Answer(status, tree, page), draw)
+
+
+def _status(ranks: Sequence[int | None]) -> int:
+    """Return 0 where a question has a plan, 2 where none could be asked, else 1.
+
+    >>> _status([1, 2, None]), _status([-1, None]), _status([None, None])
+    (0, 1, 2)
+    """
+    return 0 if any((rank or 0) > 0 for rank in ranks) else 1 if any(ranks) else 2
+
+
+def _own_catalogue() -> list[tuple[str, str, str]]:
+    """Return the files of the user's catalogue by what they say."""
+    from shardwise.user_catalogue import KINDS, own_files
+
+    files = [(kind, file) for kind in KINDS for file in own_files(kind)]
+    return [(kind, file.name, sha256(read_file(file.path, CSV_BYTES)).hexdigest()) for kind, file in files]
 
 
 def _varies(key: str, questions: Sequence[Mapping[str, Any]]) -> bool:

@@ -38,11 +38,10 @@ def sweep_page(result: StudyResult, asked: Sequence[StudyQuestion], shown: Seque
     if result.left:
         page.note(f"{result.left:,} left: run the same command again")
     if result.stale:
-        page.note(
-            f"{len(result.stale):,} answers in the folder are stale: to a question, a file or a release of before"
-        )
+        many = "answers in the folder are" if len(result.stale) > 1 else "answer in the folder is"
+        page.note(f"{len(result.stale):,} {many} stale: to another question, another file or another release")
     if wrong:
-        page.note(f"{len(wrong):,} were refused, the first: {wrong[0]['problem']}")
+        page.note(f"{len(wrong):,} refused, the first: {wrong[0]['problem']}")
     if best:
         page.blank()
         latency = next((word for name, word in _LATENCIES.items() if best[0].get(name)), "seconds")

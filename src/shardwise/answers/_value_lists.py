@@ -37,6 +37,8 @@ def values_of(spec: str, field: str) -> list[str]:
     (['4096', '8192', '16384', '20000'], ['1', '4', '7'], ['1', '2'])
     >>> values_of("50GB/s..200GB/s", "slow_bandwidth")
     ['50GB/s', '100GB/s', '200GB/s']
+    >>> values_of("0..4:2", "recompute_layers")
+    ['0', '2', '4']
     """
     first, dots, rest = spec.partition("..")
     if not dots:
@@ -45,13 +47,13 @@ def values_of(spec: str, field: str) -> list[str]:
     ends = [_NUMBER.fullmatch(one) for one in (first, last)]
     steps = _NUMBER.fullmatch(step) if colon else None
     if None in ends or (colon and steps is None):
-        raise k.fail(
-            "vary", f"{field}={spec}", "is not a range", "write A..B, A..B:STEP or A,B,C, with units of one kind"
-        )
+        raise k.fail(field, spec, "is not a range", "write A..B, A..B:STEP or A,B,C, with units of one kind")
     (low, unit), (high, other) = (one.groups() for one in ends if one is not None)
     low, high, by = float(low), float(high), float(steps[1]) if steps else 0.0
-    if low > high or low <= 0 or unit not in ("", other) or (colon and by <= 0):
-        raise k.fail("vary", f"{field}={spec}", "is not a range from less to more", "write for example 4096..65536")
+    if low == 0 and not colon:
+        raise k.fail(field, spec, "doubles, which 0 does not", f"write {first}..{last}:1, or {first} and others: A,B,C")
+    if low > high or low < 0 or unit not in ("", other) or (colon and by <= 0):
+        raise k.fail(field, spec, "is not a range from less to more", "write for example 4096..65536")
     return [f"{value:.12g}{other}" for value in _between(low, high, by)]
 
 

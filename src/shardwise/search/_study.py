@@ -25,7 +25,7 @@ from shardwise.records import dataclass
 from shardwise.search._executor import Executor, PartRange
 
 AnswerRow = dict[str, Any]
-_WHOLE_INTEGER = 2**63
+_WHOLE_INTEGER, _MOST_FILES = 2**63, 100
 # What a disk, a quota or a limit of the shell says that has no room left.
 _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -57,9 +57,12 @@ class StudyQuestion:
 
 
 def _digest(path: str) -> str:
-    """Return the digest of a file's content, nothing where a text does not name one."""
-    with suppress(InputError):
-        return hashlib.sha256(read_file(path, CSV_BYTES)).hexdigest()
+    """Return the digest of a file's content or of those of a model's folder, nothing where a text does not name one."""
+    with suppress(InputError, OSError, ValueError):
+        if not os.path.isdir(path):
+            return hashlib.sha256(read_file(path, CSV_BYTES)).hexdigest()
+        files = sorted(Path(path).glob("*.json"))[:_MOST_FILES]
+        return hashlib.sha256("".join(f"{file.name} {_digest(str(file))}\n" for file in files).encode()).hexdigest()
     return ""
 
 
@@ -88,11 +91,14 @@ class StudyFolder:
         return self.path / "parts" / slug(question.model) / f"{question.name}.json"
 
     def answered(self, question: StudyQuestion) -> list[AnswerRow] | None:
-        """Return the rows of an answer, None where there is none, it is not whole or was changed."""
+        """Return the rows of an answer, None where there is none, it is not whole or was changed.
+
+        A refusal is no answer: what the question lacked may be there now.
+        """
         with suppress(InputError, ValueError, TypeError, KeyError, RecursionError):
             kept = json.loads(read_file(self.part(question), CSV_BYTES))
             rows: list[AnswerRow] = kept["rows"]
-            return rows if kept == _kept(rows) else None
+            return rows if kept == _kept(rows) and not any(row.get("problem") for row in rows) else None
         return None
 
     def keep(self, question: StudyQuestion, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
