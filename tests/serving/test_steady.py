@@ -23,7 +23,7 @@ from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
 from shardwise.serving.load._batch_times import admitted_together
-from shardwise.serving.load._batches import batches_of
+from shardwise.serving.load._batches import batches_of, waiting_chance
 from shardwise.serving.load._fleet import Fleet, ended_rate, requests_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import _pool
@@ -253,6 +253,37 @@ def test_prompts_that_are_held_until_every_group_has_one_are_the_simulation() ->
     assert drawn.capacity == pytest.approx(drawn.served(), rel=0.065)
     at_once = replace(form, policy=replace(form.policy, balance_steps=0))
     assert (form.capacity > 1.3 * at_once.capacity).all()
+
+
+@pytest.mark.parametrize(
+    ("seed", "share", "count", "within"),
+    [(517, 0.2, 2000, 0.06), (533, 0.4, 9000, 0.095), (537, 0.7, 12_000, 0.02)],
+)
+def test_prompts_of_groups_that_are_cut_or_pile_up_are_the_simulation(
+    seed: int, share: float, count: int, within: float
+) -> None:
+    """Eight groups of vLLM, whose steps a prompt fills twice and a half; 16 that take requests where the fewest run.
+
+    Means are 17, 19 and 5 % off where a prompt is cut in parts of steps, and where prompts are shared out evenly or
+    0.8 of one unevenly: those of vLLM, where one that waits counts as four, are in a group each.
+    """
+    drawn = draw("groups", seed)
+    rate = share * drawn.capacity
+    found, steady = drawn.at(rate, count, 0), drawn.fleet.at(rate)
+    for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        mean = sum(getattr(r, name) or 0.0 for r in found) / len(found)
+        assert getattr(steady, name) == pytest.approx(mean, rel=within), name
+
+
+def test_prompts_wait_for_others_as_often_as_these_fill_the_groups() -> None:
+    """Some of so many prompts find a group where one waits as often as Poisson numbers of others leave too few free."""
+    batches = batches_of([Plan(dp=4, ep=4), Plan(dp=16, ep=16)], True)
+    random, drawn = np.random.default_rng(0), 200_000
+    for prompts in (1, 3, 7):
+        free = np.array([4, 16]) - random.poisson(2.5, drawn)[:, None]
+        wanted = (free < (prompts - 1) % np.array([4, 16]) + 1).mean(axis=0)
+        found = waiting_chance(prompts, np.array([2.5]), batches)[0]
+        np.testing.assert_allclose(found, wanted, atol=5e-3)
 
 
 # Configurations of `benchmarks/steady.py` whose simulation is short, with the share of their capacity.

@@ -6,7 +6,9 @@ in one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ _MOST_OF = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594)
 # How far the fullest of many batches is above their mean where each request goes to that with the fewest, simulated
 # with exponential to equal answers: 0.67 to 0.75 of 8 and 16 batches, 0.42 to 0.50 of 2.
 _FEWEST = 0.8
+# Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
+EQUAL = 0.999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +94,85 @@ def _most_of(batches: Any) -> Any:
     return np.interp(np.log2(batches), range(len(_MOST_OF)), _MOST_OF)
 
 
-def crowded(prompts: float, batches: Batches, policy: Policy, apart: Any = 0.0) -> tuple[Any, Any]:
+def crowded(prompts: float, batches: Batches, policy: Policy, apart: float | None) -> tuple[Any, Any]:
     """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1].
 
-    In turns each of B takes every B-th; others take more where they have fewer sequences, `_FEWEST` of which they are
-    apart. Where prompts take the places of sequences that ended apart from each other they are in any batch.
+    Those that arrive (`apart` None) go to one batch after another, where these are alike (`piled` has the others).
+    From a queue B batches take every B-th in turns; else more where they have fewer sequences, `_FEWEST` of which they
+    are apart, as do prompts that are held. Where they take the places of sequences that ended apart from each other
+    they are in any batch.
     """
     many = batches.many
     even = np.ceil(prompts / many)
-    if policy.balances != "turns":
+    if policy.balances != "turns" and not (apart is None and piles_up(policy, batches)):
         even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
+    if not apart:
+        return even, np.minimum(prompts, many)
     share, other = prompts / many, 1 - 1 / many
     random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
     some = many * (1 - other**prompts)
     return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
+
+
+def piles_up(policy: Policy, batches: Batches) -> bool:
+    """Return whether prompts pile up in some groups; where they are held until all have one they do not."""
+    return policy.balances != "turns" and not policy.balance_steps and bool((batches.groups > 1).any())
+
+
+def piled(prompts: int, batches: Batches, policy: Policy) -> tuple[Any, Any]:
+    """Return the same where sequences have ended in some batches, or prompts wait in some: [layout, 1].
+
+    Where requests go to the batch with the fewest sequences, they go where those ended: to any. Where one that waits
+    counts as several, prompts of one cycle fill up those before and begin anew, `_FEWEST` apart.
+    """
+    many = batches.many
+    if policy.balances == "loads":
+        return np.array([[_most_of_any(prompts, int(some))] for some in many[:, 0]]), many * (
+            1 - (1 - 1 / many) ** prompts
+        )
+    return np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0), np.minimum(prompts, many)
+
+
+def waiting_chance(prompts: int, means: Any, batches: Batches) -> Any:
+    """Return how likely so many prompts do not each find a batch where none waits: [mean, layout].
+
+    Those of the cycle before wait, so many in the mean.
+    """
+    left = batches.many[:, 0] - (prompts - 1) % batches.many[:, 0] - 1
+    chance = fewer = np.exp(-means[:, None]) + 0.0 * left
+    for k in range(1, int(np.max(left)) + 1):
+        chance = chance * means[:, None] / k
+        fewer = fewer + np.where(k <= left, chance, 0.0)
+    return np.clip(1 - fewer, 0.0, 1.0)
+
+
+def ending_chance(counts: Any, batches: Batches, moments: LengthMoments) -> Any:
+    """Return how likely a sequence has ended in a cycle, after which batches have unlike numbers: [layout, place].
+
+    Of equal answers those end together that came together: half of them where they were even.
+    """
+    chance = -np.expm1(-counts * batches.many / max(moments.steps, 1e-9))
+    return chance / 2 if moments.overlap > EQUAL else chance
+
+
+@cache
+def _most_of_any(prompts: int, batches: int) -> float:
+    """Return the mean of the most of so many prompts that fall in one of some batches, each in any.
+
+    >>> round(_most_of_any(2, 2), 6), round(_most_of_any(3, 2), 6)
+    (1.5, 2.25)
+    """
+    terms = [math.exp(-math.lgamma(i + 1) - i * math.log(batches)) for i in range(prompts + 1)]
+    mean, whole = 1.0, math.exp(-math.lgamma(prompts + 1))
+    for most in range(1, prompts):
+        # Numbers of balls in boxes have the generating function (sum of x^i / i!)^B, here up to the most.
+        power, base, left = np.ones(1), np.array(terms[: most + 1]), batches
+        while left:
+            if left % 2:
+                power = np.convolve(power, base)[: prompts + 1]
+            base, left = np.convolve(base, base)[: prompts + 1], left // 2
+        fewer = float(power[prompts]) / whole if len(power) > prompts else 0.0
+        mean += 1 - fewer
+        if fewer > 1 - 1e-6:
+            break
+    return mean

@@ -7,7 +7,8 @@ times e seconds keeps every stage for e longer; where none of the P - 1 steps be
 times as long again behind it.
 
 Engines share out requests evenly: K prompts that arrive in a cycle are in min(K, B) of B batches, at most ceil(K / B)
-in one. K is Poisson. What a cycle takes is tabulated by the mean of K once for all rates.
+in one, unless batches are unlike as they come (`Piled`). K is Poisson; more than B steps have room for take several
+steps, in each of which sequences decode. What a cycle takes is tabulated by the mean of K once for all rates.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardwise.ledger.opened import named_each
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
-from shardwise.serving.load._batches import Batches
+from shardwise.serving.load._batches import Batches, waiting_chance
 from shardwise.serving.load._pipeline import LanePrices, in_lanes
 from shardwise.units import counted
 
@@ -70,6 +71,8 @@ class CyclePrices:
     """A decode step of those without prompts, but for experts: [layout, place]."""
     with_prompts: Any
     """Batches that have prompts: [prompts, layout, 1]."""
+    steps: Any
+    """Steps that prompts fill which no step has room for, 1 where one has; sequences decode in each of them."""
     pieces: Any
     """Steps that a prompt is spread over: [layout, place]."""
     variance: Any
@@ -80,6 +83,14 @@ class CyclePrices:
     """How far prompts are in any batch, not in one after another (`crowded`)."""
     together: Any = 1.0
     """Prompts that begin at once in a batch: what tables call a prompt is so many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piled:
+    """Prices where prompts pile up in some batches, and how often these are as unlike as that: [layout, place]."""
+
+    prices: CyclePrices
+    share: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +129,7 @@ class Cycles:
     more: Any
     """What a cycle takes longer for each prompt more in the mean."""
     share: Any
-    """Batches that run prompts alone in a cycle, over all."""
+    """Batches that run prompts alone in a cycle, over all; less than 0 where a cycle has several steps that decode."""
     pieces: Any
     """Prompts of all these count as so many."""
     together: Any = 1.0
@@ -312,36 +323,76 @@ def _sums(weights: Any, values: Any) -> Any:
     return np.einsum("mk,kln->mln", weights, values)
 
 
-def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) -> Cycles:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wholes:
+    """Cycles with none and `PRICED` prompts: arrays [prompts, layout, place], squares of what they differ without."""
+
+    whole: Any
+    own: Any
+    square: Any
+    spread: Any
+    share: Any
+
+    @staticmethod
+    def of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy) -> _Wholes:
+        """Return what cycles take, that of a prompt in them, and batches that run prompts alone."""
+        batches, piped, k = every.many, every.piped, np.array(PRICED, float)[:, None, None]
+        steps, none = prices.with_prompts / batches, np.zeros((1, *decode.shape))
+        if policy.mixed:
+            longest, stages = prices.longest, prices.mean * k / batches
+            several = np.where(piped | (batches == 1), 1.0, prices.steps)
+            joined = decode * several + prices.longest + prices.experts
+            share = none + 1 - several + 0 * k
+        else:
+            longest = np.maximum(prices.longest, np.where(steps < 0.999, prices.decode, 0.0)) - prices.decode
+            stages = prices.mean * k / batches - steps * prices.decode
+            joined = prices.decode + longest + prices.experts
+            share = none + steps
+        behind = (1 - 1 / batches) * longest
+        whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
+        # Of those that follow each other a prompt ends before half of the others.
+        own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
+        zero = none + 0.0 * decode
+        return _Wholes(
+            whole=whole, own=own, square=whole**2, spread=np.concatenate([zero, prices.spread + none]),
+            share=np.concatenate([zero, share]),
+        )  # fmt: skip
+
+
+def _over_both(weights: Any, some: _Wholes, other: tuple[_Wholes, Any, Any] | None) -> _Wholes:
+    """Return sums of cycles over weights; where there are others, so likely at each mean and number of prompts."""
+    every = {f.name: _sums(weights, getattr(some, f.name)) for f in fields(_Wholes)}
+    if other is not None:
+        wholes, likely, share = other
+        for name in every:
+            less = getattr(wholes, name) - getattr(some, name)
+            every[name] = every[name] + share * np.einsum("mk,mkl,kln->mln", weights, likely, less)
+    return _Wholes(**every)
+
+
+def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, other: Piled | None = None) -> Cycles:
     """Return the tables of layouts, each with its batches."""
-    batches, piped = every.many, every.piped
-    (weights, after), k = _weights(), np.array(PRICED, float)[:, None, None]
-    steps, none = prices.with_prompts / batches, np.zeros((1, *decode.shape))
-    if policy.mixed:
-        longest, stages = prices.longest, prices.mean * k / batches
-        joined = decode + prices.longest + prices.experts
-        share = none + 0 * k
-    else:
-        longest = np.maximum(prices.longest, np.where(steps < 0.999, prices.decode, 0.0)) - prices.decode
-        stages = prices.mean * k / batches - steps * prices.decode
-        joined = prices.decode + longest + prices.experts
-        share = none + steps
-    behind = (1 - 1 / batches) * longest
-    whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
-    # Of those that follow each other a prompt ends before half of the others.
-    own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
-    mean, square, none = _sums(weights, whole), _sums(weights, whole**2), _CHANCES[:, None, None]
+    batches, piped, (weights, after) = every.many, every.piped, _weights()
+    some, others = _Wholes.of(prices, decode, every, policy), None
+    if other is not None:
+        waits = [waiting_chance(k, _MEANS, every) for k in PRICED]
+        likely = np.stack(
+            [0 * waits[0], *(waits if policy.balances == "queues" else (0 * one + 1 for one in waits))], 1
+        )
+        likely = np.where((piped | (batches == 1))[:, 0], 0.0, likely)
+        others = _Wholes.of(other.prices, decode, every, policy), likely, other.share
+    sums = _over_both(weights, some, others)
+    mean, none = sums.whole, _CHANCES[:, None, None]
     # Of cycles with prompts, whose longest differ, too.
-    second = square + _sums(weights[:, 1:], prices.spread) - none * decode**2
+    second = sums.square + sums.spread - none * decode**2
     cv2 = second * (1 - none) / np.maximum(mean - none * decode, 1e-12) ** 2 - 1
     cv = np.sqrt(np.where((batches > 1) & ~piped, np.clip(cv2, 0.0, 1.0), 0.0))
-    means = _MEANS[:, None, None]
-    share = _sums(weights[:, 1:], share)
+    means, share = _MEANS[:, None, None], sums.share
     if prices.lanes is not None:
         longer, busy = in_lanes(_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
         mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),
-        square=square + means * prices.variance, cv=cv, after=_sums(after, own),
+        square=sums.square + means * prices.variance, cv=cv, after=_over_both(after, some, others).own,
         share=share, together=prices.together,
     )  # fmt: skip

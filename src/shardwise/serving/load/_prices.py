@@ -20,16 +20,13 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._policy import Policy
 from shardwise.serving._sizes import ServingSizes, sizes_of, take_rows
 from shardwise.serving._step import replayed_tokens
-from shardwise.serving.load._batch_times import begin_chance
-from shardwise.serving.load._batches import Batches, crowded, fullest
-from shardwise.serving.load._lockstep import PRICED, CyclePrices, Cycles, cycles_of
+from shardwise.serving.load._batches import Batches, fullest
+from shardwise.serving.load._cycle_prices import PROMPTS, Added, CycleSteps, PromptPrices, between
+from shardwise.serving.load._lockstep import Cycles
 from shardwise.serving.load._moments import LengthMoments
-from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 from shardwise.serving.load._steps import grid, launched_ahead, never_replayed, step_parts, verified_tokens
 from shardwise.units import counted
 
-# Prompts of one step that are priced apart; more cost in proportion.
-PROMPTS = 8
 _PLACES = 64
 _STEP = ("sequences", "tokens", "context")
 
@@ -90,21 +87,6 @@ def _opened(case: ServingCase, steps: EngineStep[Any], columns: tuple[Any, ...])
     return tuple(column(place, what, values) for place, (what, values) in enumerate(zip(labels, columns, strict=True)))
 
 
-def _between(at: Any, known: Any, values: Any) -> Any:
-    """Return rows of values [layout, known] interpolated at places [layout, ...] between the known ones, and beyond.
-
-    >>> _between(np.array([[0.5, 1.5, 4.0]]), np.array([1.0, 2.0, 3.0]), np.array([[10.0, 20.0, 40.0]])).tolist()
-    [[10.0, 15.0, 60.0]]
-    >>> _between(np.array([[5.0]]), np.array([1.0, 2.0]), np.array([[10.0, 20.0]])).tolist()
-    [[50.0]]
-    """
-    i = np.clip(np.searchsorted(known, at, side="right") - 1, 0, max(len(known) - 2, 0))
-    j = np.minimum(i + 1, len(known) - 1)
-    share = np.clip((at - known[i]) / np.maximum(known[j] - known[i], 1e-9), 0.0, None)
-    low, high = np.take_along_axis(values, i, 1), np.take_along_axis(values, j, 1)
-    return low + share * (high - low)
-
-
 def _sequences_at(counts: Any, i: int) -> str:
     """Return how many sequences a place of a column has, in words."""
     return counted(counts.flat[i], "sequence", 6)
@@ -144,17 +126,6 @@ def load_prices(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Added:
-    """What prompts add to a step, by class and number of prompts, and how each class is cut."""
-
-    seconds: Any
-    ahead: Any
-    experts: Any
-    pieces: Any
-    size: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Steps:
     """Steps at known numbers of sequences, and prompts: what prices of places are made of."""
 
@@ -166,32 +137,26 @@ class _Steps:
     """What of a decode step is its own beside prompts: what reads the cache, and guesses."""
     host: float
     verified: int
-    prompts: _PromptPrices
+    prompts: PromptPrices
 
     def of(self, counts: Any, moments: LengthMoments, batches: Batches) -> LoadPrices:
         """Return the prices at numbers of sequences."""
-        decode = _between(counts, self.known, self.decode)
+        decode = between(counts, self.known, self.decode)
         decoding = counts * self.verified if self.policy.mixed else 0.0 * counts
         room = np.maximum(self.policy.step_tokens - decoding, 1.0)
         every = [self._added(index, new, counts, room) for index, (new, _) in enumerate(moments.prompts)]
-        added = _Added(**{f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(_Added)})
+        columns = {f.name: np.stack([getattr(one, f.name) for one in every]) for f in fields(Added)}
+        added = Added(**columns)
         mean, new = added.seconds.mean(axis=0), max(moments.new_tokens, 1.0)
         many = counts.shape[-1]
         together = room / new if self.policy.chunked else np.maximum(room // new, 1.0)
         full = fullest(counts, batches.many, moments, self.policy) if batches.any else counts
         full = np.where(batches.many > 1, np.minimum(full, counts[:, -1:]), counts)
-        longest = _between(full, self.known, self.decode)
-        shapes: list[tuple[float, Any]] = [(0.0, 1.0)]
-        if batches.any and moments.overlap < 1:
-            ended, chance = begin_chance(counts, moments, self.policy, batches.lanes)
-            # As many prompts count as one that Poisson numbers of these are 0 as often.
-            apart = -np.log1p(-np.minimum(chance, 1 - 1e-15))
-            bunch = np.where(batches.piped | (chance >= 1 - 1e-15), 1.0, np.maximum(ended / apart, 1.0))
-            shapes.append((1 - moments.overlap, bunch if not self.policy.mixed else 1.0))
-        first, *ends = (
-            cycles_of(self._in_cycles(added, counts, longest, (batches, apart, bunch)), longest, batches, self.policy)
-            for apart, bunch in shapes
-        )
+        longest = between(full, self.known, self.decode)
+        cycles = CycleSteps(
+            policy=self.policy, verified=self.verified, prompts=self.prompts, added=added, counts=counts,
+            decode=longest, batches=batches,
+        )  # fmt: skip
         return LoadPrices(
             counts=counts,
             decode=decode,
@@ -204,40 +169,48 @@ class _Steps:
             together=together,
             alone=sum(self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts))
             / len(moments.prompts),
-            cycles=replace(first.named(counts), ends=ends[0].named(counts) if ends else None),
+            cycles=cycles.tables(moments),
         )
 
-    def _added(self, index: int, new: float, counts: Any, room: Any) -> _Added:
+    def _added(self, index: int, new: float, counts: Any, room: Any) -> Added:
         """Return what 1, 2, ... prompts of a class add."""
         policy, prompts, zero = self.policy, self.prompts, np.zeros_like(counts)
         if not new:
             none = np.stack([zero] * PROMPTS)
-            return _Added(seconds=none, ahead=zero, experts=none, pieces=zero, size=zero)
+            return Added(seconds=none, ahead=zero, experts=none, pieces=zero, size=zero, last=np.stack([zero] * 3))
         decoding = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
         kept, alone = zero, zero
         if policy.mixed:
-            kept, alone = (_between(counts, self.known, one) for one in (self.kept, self.decode))
+            kept, alone = (between(counts, self.known, one) for one in (self.kept, self.decode))
 
         def step(many: Any) -> Any:
             prices = prompts.step(index, decoding + many * size, many)
-            prices = prices + _between(decoding + many, self.known, self.sampled)
+            prices = prices + between(decoding + many, self.known, self.sampled)
             return prices + self.host * np.maximum(decoding + many - 1, 0)
 
+        def longer(many: Any) -> Any:
+            # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
+            floor = np.maximum(prompts.floor(decoding + many * size), alone)
+            return np.maximum(step(many) + kept, floor) - alone
+
+        before = prompts.expert(decoding) if policy.mixed else 0.0
         costs, experts = [], []
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             times = np.maximum(k / fit, 1.0) * steps
-            # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
-            floor = prompts.floor(decoding + many * size)
-            cost = (np.maximum(step(many) + kept, np.maximum(floor, alone)) - alone) * times
+            cost = longer(many) * times
             run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
             costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
-            before = prompts.expert(decoding) if policy.mixed else 0.0
             experts.append((prompts.expert(decoding + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
-        return _Added(seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size)
+        rest = new - np.floor(steps) * size
+        last = (longer(rest / size), prompts.expert(decoding + rest) - before, rest)
+        return Added(
+            seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size,
+            last=np.stack([np.where(rest >= 1, one, 0.0) for one in last]),
+        )  # fmt: skip
 
     def _alone(self, index: int, new: float, batches: Batches) -> Any:
         """Return seconds of a prompt of a class in steps of its own; its tokens go to the experts of all groups."""
@@ -248,7 +221,7 @@ class _Steps:
         spread = np.where(batches.piped, 1.0, batches.many)
 
         def step(tokens: float, share: float) -> Any:
-            cost = prompts.step(index, zero + tokens, share) + _between(zero + 1, self.known, self.sampled)
+            cost = prompts.step(index, zero + tokens, share) + between(zero + 1, self.known, self.sampled)
             elsewhere = prompts.expert(tokens / spread) - prompts.expert(zero + tokens)
             return np.maximum(cost, prompts.least) + np.where(spread > 1, elsewhere, 0.0)
 
@@ -256,125 +229,10 @@ class _Steps:
         named = named_each(step(size, 1.0), lambda _: f"a prompt of {size:.0f} tokens in a step of its own")
         return whole * named + (step(rest, rest / size) if rest >= 1 else zero)
 
-    def _in_cycles(self, added: _Added, counts: Any, decode: Any, shape: tuple[Batches, float, Any]) -> CyclePrices:
-        """Return the prices of cycles; prompts that are cut count once a piece."""
-        batches, unlike, bunch = shape
-        pieces, many = np.maximum(added.pieces, 1.0)[:, None], batches.many
-        tokens = counts * self.verified
-        room = np.maximum(self.policy.step_tokens - (tokens if self.policy.mixed else 0.0), 1.0)
-        apart = np.where(batches.piped, 0.0, added.experts)
-        own = (added.seconds - apart) / pieces
-        # Of the pieces of a cycle more are of long prompts.
-        shares = np.cumsum(pieces[:, 0, 0, 0]) / pieces[:, 0, 0, 0].sum()
-        often = own[np.searchsorted(shares, (np.arange(len(own)) + 0.5) / len(own))]
-        whole, some = (own * pieces).mean(axis=0) / pieces.mean(axis=0), often.mean(axis=0)
-        # Beside many sequences what is a prompt's own may be none or less: experts take the rest.
-        own = often * np.where(some > 0, whole / np.where(some > 0, some, 1.0), 1.0)
-        means, alone, classes = own.mean(axis=0), np.sort(own[:, 0], axis=0), len(own)
-        ahead = (added.ahead - apart[:, -1] if np.ndim(apart) else added.ahead).mean(axis=0) / pieces[:, 0].mean(axis=0)
-        shares, size = np.arange(classes + 1) / classes, added.size.mean(axis=0)
-        decode_parts = decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
-        # What a step has no room for runs in the next, with those that came later.
-        fit = np.maximum(np.floor(room / np.maximum(size, 1.0)), 1.0)
-        full = np.maximum(self._full(added, apart, room), alone[-1])
-        fits = self._fits(room, (added.size * pieces[:, 0]).mean(axis=0) / pieces[:, 0].mean(axis=0))
-        longest, spread, mean, experts, rows = [], [], [], [], []
-        for k in PRICED:
-            each, some = crowded(k, batches, self.policy, unlike)
-            rows.append(some)
-            prompts = k * bunch
-            each = np.minimum(each * bunch, np.maximum(fit, prompts / many))
-            at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
-            low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *counts.shape)), 0)[0] for i in (at, at + 1))
-            share = np.clip(each - at[0] - 1, 0.0, 1.0)
-            all_own = low + share * (high - low)
-            all_own = np.where(each > PROMPTS, np.maximum(all_own, ahead * each / PROMPTS), all_own)
-            # The longest of some prompts by equal classes of lengths; sums of several spread with their root.
-            likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
-            most, square = (sum(x * alone[c] ** power for c, x in enumerate(likely)) for power in (1, 2))
-            # What a batch with more than the others takes longer ends where its step is full.
-            uneven, most_of = all_own + np.sqrt(each) * (most - means[0]), full * np.maximum(prompts / many / fits, 1.0)
-            longest.append(np.minimum(uneven, most_of))
-            spread.append(np.where(uneven < most_of, each * np.maximum(square - most**2, 0.0), 0.0))
-            mean.append(all_own / each)
-            if self.policy.mixed:
-                routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
-            else:
-                routed = self.prompts.expert((prompts * size + (many - some) * tokens) / many)
-            experts.append(np.where(batches.piped, 0.0, routed))
-        unlike_prompts = np.where(batches.piped | (many == 1), own[:, 0].var(axis=0), 0.0)
-        return CyclePrices(
-            longest=np.stack(longest),
-            spread=np.stack(spread),
-            mean=np.stack(mean),
-            experts=np.stack(experts),
-            decode=decode_parts,
-            pieces=pieces[:, 0].mean(axis=0),
-            with_prompts=np.stack(rows),
-            variance=unlike_prompts,
-            lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
-            apart=float(unlike > 1e-3),
-            together=bunch,
-        )
-
-    def _fits(self, room: Any, size: Any) -> Any:
-        """Return the prompts of a size that a step has room for, with a part where prompts are cut."""
-        fits = room / np.maximum(size, 1e-9)
-        return np.maximum(fits if self.policy.chunked else np.floor(fits), 1.0)
-
-    def _full(self, added: _Added, apart: Any, room: Any) -> Any:
-        """Return what prompts that fill a step add to it at most, but for experts."""
-        each = (added.ahead - (apart[:, -1] if np.ndim(apart) else 0.0)) / np.maximum(added.pieces, 1.0)
-        return (each * self._fits(room, added.size) / PROMPTS).max(axis=0)
-
-    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
-        """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
-        (ahead, alone), less = rest, 0.0 if self.policy.mixed else decode
-        k = np.array(IN_A_STEP)[:, None, None]
-        some = np.minimum(k, fit)
-        whole, most = (
-            np.maximum(np.take_along_axis(means, at, 0), np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
-            for many in (k + 0 * fit, some)
-            for at in (np.minimum(many, PROMPTS).astype(int) - 1,)
-        )
-        middle = (len(alone) + 1) // 2
-        halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
-        levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
-        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _PromptPrices:
-    """Seconds of prompts: all but attention by the tokens of a step, attention of a piece of each class of them."""
-
-    tokens: Any
-    linear: Any
-    experts: Any
-    start: Any
-    attention: Any
-    least: Any
-    """A step with any prompt."""
-    launched: Any
-    """The same of more tokens than are `replayed` from a captured graph."""
-    replayed: int
-
-    def floor(self, tokens: Any) -> Any:
-        """Return the seconds that a step with prompts takes at least, by its tokens."""
-        return np.where(tokens > self.replayed, self.launched, self.least)
-
-    def expert(self, tokens: Any) -> Any:
-        """Return seconds of GEMMs of experts in a step of so many tokens."""
-        return _between(tokens, self.tokens, self.experts)
-
-    def step(self, index: int, tokens: Any, many: Any) -> Any:
-        """Return seconds of a step of so many tokens with so many prompts of a class, whose launches count once."""
-        reads = self.attention[:, index, None]
-        return _between(tokens, self.tokens, self.linear) + self.start + many * (reads - self.start)
-
 
 def _prompt_prices(
     case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: LengthMoments
-) -> _PromptPrices:
+) -> PromptPrices:
     """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
     tokens = np.array(grid(policy.step_tokens, 6, 8), float)
     pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
@@ -387,7 +245,7 @@ def _prompt_prices(
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
     least, launched = (_priced(some, sizes, rows, shortest)[0] for some in (case, never_replayed(case)))
     end = len(tokens)
-    return _PromptPrices(
+    return PromptPrices(
         tokens=tokens,
         linear=(seconds - cached - sampled)[:, :end],
         experts=experts[:, :end],

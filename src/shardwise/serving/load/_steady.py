@@ -38,18 +38,17 @@ from shardwise.serving.load._batch_times import (
     prompt_seconds,
     slot_factor,
 )
-from shardwise.serving.load._batches import Batches, batches_of, most_running
+from shardwise.serving.load._batches import EQUAL, Batches, batches_of, most_running
 from shardwise.serving.load._bulk import PromptSteps
+from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._lockstep import rows_of
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import LengthMoments
-from shardwise.serving.load._prices import PROMPTS, LoadPrices, load_prices
+from shardwise.serving.load._prices import LoadPrices, load_prices
 from shardwise.serving.load._why import MATES, OWN_DECODE, OWN_PROMPT, WAITS
 from shardwise.serving.load._why import PROMPTS as OTHER_PROMPTS
 
 _ROUNDS = 6
-# Answers are taken as equal from this overlap on (`LengthMoments.overlap`).
-_EQUAL = 0.999
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class Replicas:
     @cached_property
     def _seconds(self) -> Any:
         """Seconds for each request that ends while so many sequences run and others wait; with more of them no more."""
-        p, steps, equal = self.prices, max(self.moments.steps, 1e-9), self.moments.overlap > _EQUAL
+        p, steps, equal = self.prices, max(self.moments.steps, 1e-9), self.moments.overlap > EQUAL
         # No more end in a step than begin in one, of prompts that are cut less than one.
         bunch = ended = np.minimum(p.counts / steps, p.together if self.policy.mixed else np.inf)
         for _ in range(_ROUNDS if equal and not self.policy.mixed else 0):
@@ -198,11 +197,11 @@ class Replicas:
 
         No more begin in a step than it has room for beside those that decode.
         """
-        p, pieces = self.prices, self.prices.cycles.pieces
+        p, pieces = self.prices, (self.prices.cycles.ends or self.prices.cycles).pieces
         going, cycle = self._ending()
         began = p.counts * going / (self.moments.steps + pieces * going)
         full = p.decode / p.together + p.ahead / PROMPTS
-        some = self.policy.mixed & ~self.batches.piped & (began > p.together)
+        some = self.policy.mixed & ~self.batches.piped & (began > p.together * np.maximum(going, 1.0))
         return np.minimum.accumulate(np.where(some, full, cycle / began), axis=-1)
 
     def _ending(self) -> tuple[Any, Any]:
@@ -213,7 +212,7 @@ class Replicas:
         p, steps, cycles = self.prices, self.moments.steps, self.prices.cycles
         ends, pieces = cycles.ends or cycles, cycles.pieces
         prompts = ends.ended(p.counts, steps)
-        if self.moments.overlap > _EQUAL:
+        if self.moments.overlap > EQUAL:
             # Between as many as arrive and as many as fit: those that waited for a place came in full steps.
             fit = self.batches.many * np.maximum(np.minimum(p.together, p.counts) * pieces, 1.0)
             fit, ended = np.maximum(fit, prompts), prompts / self.batches.many
@@ -240,7 +239,7 @@ class Replicas:
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             steps = np.where(in_lockstep, policy.balance_steps, 1)
-            at = cycles.held_back(at, rate, steps, self.moments.overlap > _EQUAL)
+            at = cycles.held_back(at, rate, steps, self.moments.overlap > EQUAL)
         step = at.cycle / (1 - cycles.over(cycles.share, at))
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed

@@ -1,0 +1,280 @@
+"""What prompts take in cycles of several batches, from the prices of steps: arrays [prompts, layout, place].
+
+Prompts that are cut have one piece a cycle, the last of which is what is left over. What a batch with more or longer
+prompts than others takes longer ends where its step is full: the rest runs in the next one.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from shardwise.records import dataclass, replace
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._batch_times import begin_chance
+from shardwise.serving.load._batches import EQUAL, Batches, crowded, ending_chance, piled, piles_up
+from shardwise.serving.load._lockstep import PRICED, CyclePrices, Cycles, Piled, cycles_of
+from shardwise.serving.load._moments import LengthMoments
+from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
+
+# Prompts of one step that are priced apart; more cost in proportion.
+PROMPTS = 8
+
+
+def between(at: Any, known: Any, values: Any) -> Any:
+    """Return rows of values [layout, known] interpolated at places [layout, ...] between the known ones, and beyond.
+
+    >>> between(np.array([[0.5, 1.5, 4.0]]), np.array([1.0, 2.0, 3.0]), np.array([[10.0, 20.0, 40.0]])).tolist()
+    [[10.0, 15.0, 60.0]]
+    >>> between(np.array([[5.0]]), np.array([1.0, 2.0]), np.array([[10.0, 20.0]])).tolist()
+    [[50.0]]
+    """
+    i = np.clip(np.searchsorted(known, at, side="right") - 1, 0, max(len(known) - 2, 0))
+    j = np.minimum(i + 1, len(known) - 1)
+    share = np.clip((at - known[i]) / np.maximum(known[j] - known[i], 1e-9), 0.0, None)
+    low, high = np.take_along_axis(values, i, 1), np.take_along_axis(values, j, 1)
+    return low + share * (high - low)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptPrices:
+    """Seconds of prompts: all but attention by the tokens of a step, attention of a piece of each class of them."""
+
+    tokens: Any
+    linear: Any
+    experts: Any
+    start: Any
+    attention: Any
+    least: Any
+    """A step with any prompt."""
+    launched: Any
+    """The same of more tokens than are `replayed` from a captured graph."""
+    replayed: int
+
+    def floor(self, tokens: Any) -> Any:
+        """Return the seconds that a step with prompts takes at least, by its tokens."""
+        return np.where(tokens > self.replayed, self.launched, self.least)
+
+    def expert(self, tokens: Any) -> Any:
+        """Return seconds of GEMMs of experts in a step of so many tokens."""
+        return between(tokens, self.tokens, self.experts)
+
+    def step(self, index: int, tokens: Any, many: Any) -> Any:
+        """Return seconds of a step of so many tokens with so many prompts of a class, whose launches count once."""
+        reads = self.attention[:, index, None]
+        return between(tokens, self.tokens, self.linear) + self.start + many * (reads - self.start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Added:
+    """What prompts add to a step, by class and number of prompts, and how each class is cut."""
+
+    seconds: Any
+    ahead: Any
+    experts: Any
+    pieces: Any
+    size: Any
+    last: Any
+    """Seconds, those of experts, and tokens of the last piece of one that is cut, which is shorter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Crowd:
+    """How prompts of a cycle come: as requests arrive, one after another or where batches differ, or from a queue."""
+
+    comes: Literal["evenly", "unevenly", "queue"]
+    apart: float = 0.0
+    """Of a queue: how far sequences end apart from each other."""
+    bunch: Any = 1.0
+    """Prompts that begin at once in a batch."""
+
+    def of(self, prompts: int, batches: Batches, policy: Policy) -> tuple[Any, Any]:
+        """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1]."""
+        if self.comes == "unevenly":
+            return piled(prompts, batches, policy)
+        return crowded(prompts, batches, policy, None if self.comes == "evenly" else self.apart)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pieces:
+    """Pieces of prompts in equal shares of them: [share, prompts, layout, place], but for experts."""
+
+    own: Any
+    each_prompt: Any
+    """Pieces of a prompt: [layout, place]."""
+    size: Any
+    """Mean tokens of a piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CycleSteps:
+    """Steps of batches beside each other, and what prompts add to them: what cycles are made of."""
+
+    policy: Policy
+    verified: int
+    prompts: PromptPrices
+    added: Added
+    counts: Any
+    decode: Any
+    """A decode step of the fullest batch."""
+    batches: Batches
+
+    def tables(self, moments: LengthMoments) -> Cycles:
+        """Return the tables of cycles, those of a queue among them where prompts come otherwise from it."""
+        policy, batches, even = self.policy, self.batches, _Crowd(comes="evenly")
+        other = None
+        if piles_up(policy, batches):
+            some = ending_chance(self.counts, batches, moments) if policy.balances == "loads" else 1.0
+            other = Piled(prices=self._of(_Crowd(comes="unevenly")), share=some)
+        first = cycles_of(self._of(even), self.decode, batches, policy, other).named(self.counts)
+        queue = self._queue(moments)
+        if queue is None:
+            return first
+        ends = cycles_of(self._of(queue), self.decode, batches, policy)
+        return replace(first, ends=ends.named(self.counts))
+
+    def _queue(self, moments: LengthMoments) -> _Crowd | None:
+        """Return how prompts come from a full queue, None where as they arrive."""
+        batches = self.batches
+        if not batches.any:
+            return None
+        if moments.overlap >= 1:
+            return _Crowd(comes="queue") if piles_up(self.policy, batches) else None
+        ended, chance = begin_chance(self.counts, moments, self.policy, batches.lanes)
+        # After a decode step prompts run so often, and before another one decodes: of all steps P / (1 + P) have some,
+        # as many as Poisson numbers of ln(1 + P) in the mean. As many prompts count as one of these.
+        bunch = np.where(batches.piped, 1.0, np.maximum(ended / ((1 + chance) * np.log1p(chance)), 1.0))
+        return _Crowd(comes="queue", apart=1 - moments.overlap, bunch=bunch if not self.policy.mixed else 1.0)
+
+    @cached_property
+    def _cut(self) -> bool:
+        """Whether a prompt may be cut in some layout, with as many sequences as the engine takes."""
+        beside = self.policy.max_sequences * self.verified if self.policy.mixed else 0
+        longest = float((self.added.pieces * self.added.size).max())
+        return self.policy.chunked and longest > self.policy.step_tokens - beside
+
+    @cached_property
+    def _room(self) -> Any:
+        tokens = self.counts * self.verified if self.policy.mixed else 0.0
+        return np.maximum(self.policy.step_tokens - tokens, 1.0)
+
+    @cached_property
+    def _routed(self) -> Any:
+        """Seconds of experts, which take the tokens of all groups: 0 in a pipeline."""
+        return np.where(self.batches.piped, 0.0, self.added.experts)
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        added, many = self.added, self.batches.many
+        pieces = np.maximum(added.pieces, 1.0)[:, None]
+        own, size = (added.seconds - self._routed) / pieces, added.size
+        if self._cut:
+            seconds, routed, tokens = added.last[:, 0], added.last[:, 1], added.last[:, 2]
+            left = ((tokens > 0) & (added.pieces > 1) & (many > 1) & ~self.batches.piped)[:, None]
+            own = np.concatenate([own, own + ((seconds - routed)[:, None] - own[:, :1])])
+            size = np.concatenate([size, tokens])
+            pieces = np.concatenate([np.where(left, np.floor(pieces), pieces), left * 1.0])
+        # Of the pieces of a cycle more are of long prompts.
+        often = _as_often(own, pieces)
+        whole, some = (own * pieces).mean(axis=0) / pieces.mean(axis=0), often.mean(axis=0)
+        # Beside many sequences what is a prompt's own may be none or less: experts take the rest.
+        own = often * np.where(some > 0, whole / np.where(some > 0, some, 1.0), 1.0)
+        each = pieces[:, 0]
+        return _Pieces(
+            own=own, each_prompt=each.sum(axis=0) / len(added.pieces),
+            size=(size * each).mean(axis=0) / each.mean(axis=0),
+        )  # fmt: skip
+
+    def _of(self, crowd: _Crowd) -> CyclePrices:
+        """Return the prices of cycles in which prompts come so."""
+        batches, pieces, tokens = self.batches, self._pieces, self.counts * self.verified
+        means, alone = pieces.own.mean(axis=0), np.sort(pieces.own[:, 0], axis=0)
+        ahead = (self.added.ahead - self._routed[:, -1]).mean(axis=0) / pieces.each_prompt
+        decode_parts = self.decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
+        # What a step has no room for runs in the next, with those that came later.
+        fit = np.maximum(np.floor(self._room / np.maximum(pieces.size, 1.0)), 1.0)
+        full, fits = np.maximum(self._full(), alone[-1]), self._fits(pieces.size)
+        rows = []
+        for k in PRICED:
+            each, some = crowd.of(k, batches, self.policy)
+            prompts = k * crowd.bunch
+            each = np.minimum(each * crowd.bunch, np.maximum(fit, prompts / batches.many))
+            own, steps = _own(means, ahead, each), np.maximum(prompts / batches.many / fits, 1.0)
+            longest, spread = _longest(own, (means[0], alone), (each, some), full * steps)
+            rows.append((longest, spread, own / each, self._experts(prompts, some, pieces.size), some, steps))
+        longest, spread, mean, experts, some, steps = (np.stack(one) for one in zip(*rows, strict=True))
+        return CyclePrices(
+            longest=longest, spread=spread, mean=mean, experts=experts, decode=decode_parts, with_prompts=some,
+            pieces=pieces.each_prompt, steps=steps if self.policy.mixed else 1.0,
+            variance=np.where(batches.piped | (batches.many == 1), pieces.own[:, 0].var(axis=0), 0.0),
+            lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
+            apart=float(crowd.apart > 1 - EQUAL), together=crowd.bunch,
+        )  # fmt: skip
+
+    def _experts(self, prompts: Any, some: Any, size: Any) -> Any:
+        """Return what experts add, or take, with the tokens of all batches."""
+        tokens, many = self.counts * self.verified, self.batches.many
+        if self.policy.mixed:
+            routed = self.prompts.expert(tokens + prompts * size / many) - self.prompts.expert(tokens)
+        else:
+            routed = self.prompts.expert((prompts * size + (many - some) * tokens) / many)
+        return np.where(self.batches.piped, 0.0, routed)
+
+    def _fits(self, size: Any) -> Any:
+        """Return the prompts of a size that a step has room for, with a part where prompts are cut."""
+        fits = self._room / np.maximum(size, 1e-9)
+        return np.maximum(fits if self.policy.chunked else np.floor(fits), 1.0)
+
+    def _full(self) -> Any:
+        """Return what prompts that fill a step add to it at most, but for experts."""
+        each = (self.added.ahead - self._routed[:, -1]) / np.maximum(self.added.pieces, 1.0)
+        return (each * self._fits(self.added.size) / PROMPTS).max(axis=0)
+
+    def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
+        """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
+        (ahead, alone), less = rest, 0.0 if self.policy.mixed else decode
+        k = np.array(IN_A_STEP)[:, None, None]
+        some = np.minimum(k, fit)
+        whole, most = (
+            np.maximum(np.take_along_axis(means, at, 0), np.where(many > PROMPTS, ahead * many / PROMPTS, 0.0))
+            for many in (k + 0 * fit, some)
+            for at in (np.minimum(many, PROMPTS).astype(int) - 1,)
+        )
+        middle = (len(alone) + 1) // 2
+        halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
+        levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
+        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0))
+
+
+def _own(means: Any, ahead: Any, each: Any) -> Any:
+    """Return what so many prompts of a batch add, with a part; more than are priced in proportion."""
+    at = np.minimum(each.astype(int), PROMPTS - 1)[None] - 1
+    low, high = (np.take_along_axis(means, np.broadcast_to(i, (1, *means.shape[1:])), 0)[0] for i in (at, at + 1))
+    own = low + np.clip(each - at[0] - 1, 0.0, 1.0) * (high - low)
+    return np.where(each > PROMPTS, np.maximum(own, ahead * each / PROMPTS), own)
+
+
+def _longest(own: Any, prompts: tuple[Any, Any], batch: tuple[Any, Any], full: Any) -> tuple[Any, Any]:
+    """Return the mean and the variance of what the longest batch adds, of those that have prompts.
+
+    A prompt takes so long in the mean and in equal classes. The longest of some prompts by their classes; sums of
+    several in a batch spread with their root: half are as much shorter as half are longer, until a step is full.
+    """
+    (mean, alone), (each, some), classes = prompts, batch, len(prompts[1])
+    shares = np.arange(classes + 1) / classes
+    likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
+    most, square = (sum(x * alone[c] ** power for c, x in enumerate(likely)) for power in (1, 2))
+    middle, apart = own + np.sqrt(each) * (most - mean), np.sqrt(each * np.maximum(square - most**2, 0.0))
+    low, high = np.minimum(middle - apart, full), np.minimum(middle + apart, full)
+    return (low + high) / 2, ((high - low) / 2) ** 2
+
+
+def _as_often(own: Any, pieces: Any) -> Any:
+    """Return as many values as there are, each as often as it has pieces: [class, prompts, layout, place]."""
+    shares, at = np.cumsum(pieces, axis=0) / pieces.sum(axis=0), (np.arange(len(own)) + 0.5) / len(own)
+    if (pieces == pieces[:, :, :1, :1]).all():
+        return own[np.searchsorted(shares[:, 0, 0, 0], at)]
+    places = np.stack([(shares < one).sum(axis=0) for one in at])
+    return np.take_along_axis(own, np.broadcast_to(places, own.shape), 0)
