@@ -14,7 +14,7 @@ from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._report import PrefillReport, ServeReport
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace
 from shardwise.serving.load._serve import policy_for, prefill_plan, request_problems, serve
-from shardwise.serving.load._simulate import Stage
+from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import Replicas
 from shardwise.serving.load._steps import StepTable
 from shardwise.serving.load._why import BATCH, EXPLAINED, LOST, MATES, OTHERS, OWN_DECODE, OWN_PROMPT, PROMPTS, WAITS

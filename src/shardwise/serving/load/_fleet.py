@@ -28,7 +28,8 @@ from shardwise.serving.load._batches import groups_of, lanes_of
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
-from shardwise.serving.load._simulate import Follow, Scheduler, Stage
+from shardwise.serving.load._simulate import Scheduler
+from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steady import Replicas
 from shardwise.serving.load._steps import StepTable
 

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from shardwise.plans import QUANTILES, Limit
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._requests import Request, Trace
-from shardwise.serving.load._simulate import Follow, Scheduler, Stage
+from shardwise.serving.load._simulate import Scheduler
+from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steps import StepTable
 
 
@@ -30,6 +31,10 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
+            # What was made meanwhile is old at once: the next collection of young objects has none of it.
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -105,11 +110,12 @@ class Replica:
     def _alone(self) -> bool:
         """Run steps of the only group until it has no work, or to the horizon; False where it had none."""
         group, gathers = self.groups[0], self.batch_wait[0] > 0
-        ran = False
-        while self.now < self.horizon and group.take_in(self.now):
+        now, ran = self.now, False
+        while now < self.horizon and group.take_in(now):
             step = group.next_step(self.horizon, gathers and self._waits(group))
             group.run(step, step.steps, step.seconds)
-            self.now, ran = group.now, True
+            self.now = now = group.now
+            ran = True
         return ran
 
     @staticmethod

@@ -16,6 +16,7 @@ from shardwise.records import dataclass
 CAUSES = ("slots", "cache", "step_tokens", "running_step")
 """Why a request waits before its first piece: sequences, cache or step tokens are full, or a step is under way."""
 SLOTS, CACHE, TOKENS, STEP = range(4)
+_NO_WAITS = (0.0,) * len(CAUSES)
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -35,8 +36,9 @@ class Request:
     def __init__(
         self, arrival: float, input_tokens: int, output_tokens: int, cached_tokens: int = 0, blocks: CacheBlocks = ()
     ) -> None:
-        self.arrival, self.input_tokens, self.output_tokens = arrival, input_tokens, max(output_tokens, 1)
-        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1), -1
+        self.arrival, self.input_tokens = arrival, input_tokens
+        self.output_tokens = output_tokens if output_tokens > 1 else 1
+        self.cached_tokens, self.user = min(cached_tokens, input_tokens - 1) if cached_tokens else 0, -1
         self.blocks, self.pinned = blocks, 0
         self.kind = 0
         """Which class of the workload it is of."""
@@ -48,7 +50,7 @@ class Request:
         self.stamp: int | float = 0
         self.target, self.past, self.made, self.last_step = input_tokens, 0, 0, 0
         self.running, self.preemptions, self.kept = False, 0, 0
-        self.waits: tuple[float, ...] = (0.0,) * len(CAUSES)
+        self.waits: tuple[float, ...] = _NO_WAITS
         self.seen: tuple[float, ...] = ()
         self.prompts = self.others = self.lost = 0.0
         """Seconds after the first token: of prompts in its steps, of slower groups or batches in flight, sent away."""
@@ -104,8 +106,9 @@ class Request:
 
 def request_of(arrival: float, drawn: tuple[int, int, int, CacheBlocks, int], user: int = -1) -> Request:
     """Return a request as a workload draws it."""
-    request = Request(arrival, *drawn[:4])
-    request.kind, request.user = drawn[4], user
+    tokens, made, cached, blocks, kind = drawn
+    request = Request(arrival, tokens, made, cached, blocks)
+    request.kind, request.user = kind, user
     return request
 
 

@@ -19,7 +19,7 @@ from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import PrefillReport, ServeReport
-from shardwise.serving.load._simulate import Stage
+from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
 

@@ -10,84 +10,25 @@ TensorRT-LLM _torch/pyexecutor/scheduler.py; what they differ in is a `Policy`.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Literal
+from operator import sub
 
-from shardwise.serving._policy import Policy
-from shardwise.serving.load._requests import CACHE, CAUSES, SLOTS, STEP, TOKENS, PrefixCache, Request, Step, Trace
-from shardwise.serving.load._steps import StepTable
-
-Stage = Literal["both", "prefill", "decode"]
-"""What a replica runs of a request: all of it, or what its pool is for."""
-Follow = Callable[[Request], Request | None]
+from shardwise.serving.load._requests import CACHE, SLOTS, STEP, TOKENS, Request, Step
+from shardwise.serving.load._state import SchedulerState
 
 
-class Scheduler:
+class Scheduler(SchedulerState):
     """Queue, batch and cache of one group of ranks: `next_step` decides what runs, `run` books that it ran.
 
     `follow` gives the next request of a user of a closed loop when one has ended, None when there is no more.
     """
-
-    def __init__(
-        self,
-        table: StepTable,
-        policy: Policy,
-        cache_tokens: float,
-        follow: Follow | None = None,
-        stage: Stage = "both",
-    ) -> None:
-        self.table, self.policy, self.capacity, self.follow = table, policy, cache_tokens, follow
-        self.stage = stage
-        self.now, self.step, self.horizon = 0.0, 0, math.inf
-        self.pending: deque[Request] = deque()
-        self.waiting: deque[Request] = deque()
-        self.prompts: list[Request] = []
-        self.ends: list[tuple[int, int, Request]] = []
-        self.order: list[Request] = []
-        self.decoding = 0
-        self.contexts: int | float = 0
-        self.used, self.reserved = 0.0, 0.0
-        self.allocated: int | float = 0
-        self.admitted = 0
-        self.clocks = [0.0] * len(CAUSES)
-        self.spent = (0.0, 0.0)
-        """Seconds that steps took longer for prompts in them, and for other groups or batches in flight."""
-        self.cause = STEP
-        self.barred = False
-        self.unseen = 0
-        """Decode steps since the scheduler last looked for new requests."""
-        self.decided = 0.0
-        """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
-        self.half, self.made = policy.block_tokens // 2, table.made
-        self.trace, self.prefixes = Trace(), PrefixCache()
-
-    @property
-    def outstanding(self) -> int:
-        """Requests that were sent here and have not ended."""
-        return self.decoding + len(self.prompts) + len(self.waiting) + len(self.pending)
 
     @property
     def first_end(self) -> float:
         """When the first of the sequences that decode ends if nobody else comes, or an earlier time."""
         seconds = self.table.decode(self.decoding, self.contexts / self.decoding)
         return self.now + (self.ends[0][0] - self.step) * seconds
-
-    def take_in(self, now: float) -> bool:
-        """Take in who has arrived by a time; False where nothing runs or waits."""
-        self.now = now
-        pending, waiting = self.pending, self.waiting
-        # SGLang python/sglang/srt/managers/scheduler_recv_skipper.py: decode steps count one, others a thousand.
-        if pending and (not self.unseen or not self.decoding):
-            while pending and pending[0].ready <= now + 1e-12:
-                request = pending.popleft()
-                # A step under way counts from the arrival to its end.
-                request.seen = tuple(self.clocks)
-                waiting.append(request)
-        if len(waiting) > self.trace.most_waiting:
-            self.trace.most_waiting = len(waiting)
-        return bool(self.decoding or self.prompts or waiting)
 
     @property
     def starts(self) -> bool:
@@ -101,17 +42,21 @@ class Scheduler:
         if self.used + self.policy.step_tokens + self.decoding * self.made > self.capacity:
             while self._overflows():
                 self._preempt()
-        late = self.waiting and self.waiting[0].ready > self.decided and self.decoding and not self.prompts
-        if waiting or (late and self.policy.async_scheduling):
-            self.cause, waiting = STEP, True
-        pieces = self._schedule() if (self.prompts or self.waiting) and not waiting else ()
+        pieces = None
+        if self.waiting or self.prompts or waiting:
+            late = self.waiting and self.waiting[0].ready > self.decided and self.decoding and not self.prompts
+            if waiting or (late and self.policy.async_scheduling):
+                self.cause, waiting = STEP, True
+            if (self.prompts or self.waiting) and not waiting:
+                pieces = self._schedule()
         self.barred = False
         if not pieces:
             return self._decode_step()
         decoding = self.decoding if self.policy.mixed else 0
         context = self.contexts / decoding if decoding else 0.0
-        seconds = self.table.mixed(decoding, context, [(tokens, request.past) for request, tokens in pieces])
-        return Step(pieces, 1, seconds, decoding * self.table.verified + sum(tokens for _, tokens in pieces))
+        each = [(tokens, request.past) for request, tokens in pieces]
+        seconds = self.table.mixed(decoding, context, each)
+        return Step(pieces, 1, seconds, decoding * self.table.verified + sum([tokens for tokens, _ in each]))
 
     def repriced(self, step: Step, steps: int) -> float:
         """Return seconds of each of fewer decode steps than were planned."""
@@ -130,13 +75,14 @@ class Scheduler:
             return
         if seconds != step.seconds:
             self.spent = self.spent[0], self.spent[1] + steps * (seconds - self.repriced(step, steps))
-        self.trace.decoded(seconds, self.decoding, steps, self.made)
+        trace = self.trace
+        trace.decoded(seconds, self.decoding, steps, self.made)
         self._pass_time(seconds * steps, seconds)
-        self.trace.iterations += steps
+        trace.iterations += steps
         self.unseen = (self.unseen + steps) % self.policy.receive_steps
         self._decoded(steps)
-        if self.used > self.trace.most_cache_tokens:
-            self.trace.most_cache_tokens = self.used
+        if self.used > trace.most_cache_tokens:
+            trace.most_cache_tokens = self.used
 
     def _room(self) -> int:
         """Return the prompt tokens that a step has room for beside its decoding sequences."""
@@ -179,6 +125,8 @@ class Scheduler:
 
     def _hit_tokens(self, request: Request) -> int:
         """Return the tokens of a prompt that the prefix cache has, or that came from the pool that computed them."""
+        if not (request.cached_tokens or request.preemptions or request.blocks or request.remote):
+            return 0
         if request.remote and not request.preemptions:
             return request.target - self.policy.recomputed_tokens
         if not self.policy.prefix_cache:
@@ -228,15 +176,15 @@ class Scheduler:
             return -1
         hit = self._hit_tokens(request)
         need = request.target - hit
-        tokens = min(need, room) if self.policy.chunked else need
+        tokens = room if self.policy.chunked and room < need else need
         self.waiting.popleft()
         self.prompts.append(request)
         if request.scheduled < 0:
             request.scheduled = self.now
-            waits = [now - then for now, then in zip(self.clocks, request.seen, strict=True)]
+            slots, cache, tokens_full, step = map(sub, self.clocks, request.seen)
             # Clocks advance by whole steps; what a request did not see of the step that ran when it came goes off.
-            waits[STEP] += request.queue_seconds - sum(waits)
-            request.waits, request.cached_tokens = tuple(waits), hit
+            step += self.now - request.arrival - (slots + cache + tokens_full + step)
+            request.waits, request.cached_tokens = (slots, cache, tokens_full, step), hit
             self.trace.hit_tokens += hit
         elif request.joined < 0:
             request.joined = self.now
@@ -258,37 +206,27 @@ class Scheduler:
         if self.barred or self.decoding + len(self.prompts) >= policy.max_sequences:
             return CACHE if self.barred else SLOTS
         hit = self._hit_tokens(request)
-        need = request.target - hit
-        if need and (room <= 0 or (not policy.chunked and need > room and (planned or need <= policy.step_tokens))):
-            return TOKENS
-        tokens = min(need, room) if policy.chunked else need
+        need = tokens = request.target - hit
+        if need > room or room <= 0:
+            if need and (room <= 0 or (not policy.chunked and (planned or need <= policy.step_tokens))):
+                return TOKENS
+            tokens = min(need, room) if policy.chunked else need
         future = policy.reserved_share * (request.output_tokens - request.made)
         whole = policy.reserved_share or policy.whole_prompts or request.remote
         needed = (request.target if whole else tokens + hit) + self.half
-        needed -= min(self.prefixes.shared(request.blocks), hit) if hit and request.blocks else 0
+        if hit and request.blocks:
+            needed -= min(self.prefixes.shared(request.blocks), hit)
         used = self.used + planned + self.decoding + self.reserved
         if (self.decoding or self.prompts) and used + needed + future > self.capacity:
             return CACHE
         return None
 
-    def _pass_time(self, seconds: float, last: float) -> None:
-        """Move the clock over steps in which the same sequences run, the last of them of so many seconds."""
-        trace, running = self.trace, self.decoding + len(self.prompts)
-        self.decided = self.now + seconds - last
-        self.now += seconds
-        trace.busy_seconds += seconds
-        trace.running_seconds += seconds * running
-        trace.cache_token_seconds += seconds * self.used
-        if running > trace.most_running:
-            trace.most_running = running
-        if self.waiting:
-            self.clocks[self.cause] += seconds
-
     def _run_prompts(self, pieces: Sequence[tuple[Request, int]], seconds: float) -> None:
         """Book a step with pieces of prompts, and a token of each decoding sequence where the engine mixes them."""
-        self.trace.prompted(seconds, self.decoding, self.made if self.policy.mixed else 0.0)
+        trace = self.trace
+        trace.prompted(seconds, self.decoding, self.made if self.policy.mixed else 0.0)
         self._pass_time(seconds, seconds)
-        self.trace.iterations += 1
+        trace.iterations += 1
         self.unseen = 0
         if self.decoding and self.policy.mixed:
             self._decoded(1)
@@ -296,11 +234,12 @@ class Scheduler:
             request.past += tokens
             self.used += tokens
             self.allocated += tokens
-            self.trace.prompt_tokens += tokens
+            trace.prompt_tokens += tokens
             if request.past >= request.target:
                 self.prompts.remove(request)
                 self._first_token(request)
-        self.trace.most_cache_tokens = max(self.trace.most_cache_tokens, self.used)
+        if self.used > trace.most_cache_tokens:
+            trace.most_cache_tokens = self.used
 
     def _first_token(self, request: Request) -> None:
         """Hand out the token that the end of a prompt gives, and let the request decode from there."""
@@ -321,15 +260,16 @@ class Scheduler:
             self._end(request)
             return
         self.decoding += 1
-        self.contexts += request.input_tokens + request.made
+        held = request.input_tokens + request.made
+        self.contexts += held
         self.used += 1
         request.running = True
         request.start(self.spent, self.now)
         steps = math.ceil((request.output_tokens - request.made) / self.made - 1e-9)
-        request.last_step = self.step + steps
-        request.cache_tokens = request.input_tokens + request.made + steps * self.made
+        request.last_step = last = self.step + steps
+        request.cache_tokens = held + steps * self.made
         self.admitted += 1
-        heappush(self.ends, (request.last_step, self.admitted, request))
+        heappush(self.ends, (last, self.admitted, request))
         self.order.append(request)
 
     def _decode_step(self) -> Step:
@@ -338,10 +278,11 @@ class Scheduler:
         if not count:
             # All who were admitted came with their only token.
             return Step((), 0, 0.0, 0)
-        while not ends[0][2].running or ends[0][2].last_step != ends[0][0]:
+        last, _, request = ends[0]
+        while not request.running or request.last_step != last:
             heappop(ends)
-        steps = ends[0][0] - self.step
-        free = self.capacity - self.used
+            last, _, request = ends[0]
+        steps, free = last - self.step, self.capacity - self.used
         if steps * count * self.made > free:
             steps = max(int(free // (count * self.made)), 1)
         context = self.contexts / count
@@ -349,7 +290,10 @@ class Scheduler:
         if self.waiting and self.cause == STEP:
             steps = 1
         elif count + len(self.prompts) < self.policy.max_sequences and not self.waiting:
-            until = min(self.pending[0].ready if self.pending else math.inf, self.horizon) - self.now
+            until = self.horizon
+            if self.pending and self.pending[0].ready < until:
+                until = self.pending[0].ready
+            until -= self.now
             if until < steps * seconds:
                 every = self.policy.receive_steps
                 after = self.unseen + table.steps_within(until, count, context, seconds)
@@ -361,7 +305,7 @@ class Scheduler:
     def _decoded(self, steps: int) -> None:
         """Book so many tokens of every decoding sequence, and let go those that have all of theirs."""
         tokens = self.decoding * steps * self.made
-        self.step += steps
+        self.step = now = self.step + steps
         self.contexts += tokens
         self.used += tokens
         self.allocated += tokens
@@ -369,15 +313,16 @@ class Scheduler:
         if self.prefixes.idle:
             self.prefixes.keep(self.capacity - self.used)
         ends = self.ends
-        while ends and ends[0][0] <= self.step:
+        while ends and ends[0][0] <= now:
             last, _, request = heappop(ends)
             if not request.running or request.last_step != last:
                 continue
             request.running = False
             request.settle(self.spent)
+            held = request.cache_tokens
             self.decoding -= 1
-            self.contexts -= request.cache_tokens
-            self.used -= request.cache_tokens + self.half
+            self.contexts -= held
+            self.used -= held + self.half
             self._end(request)
 
     def _end(self, request: Request) -> None:
@@ -391,10 +336,3 @@ class Scheduler:
             after = self.follow(request)
             if after is not None:
                 self.expect(after)
-
-    def expect(self, request: Request) -> None:
-        """Add a request that will arrive, in the order of arrivals."""
-        at = len(self.pending)
-        while at and self.pending[at - 1].ready > request.ready:
-            at -= 1
-        self.pending.insert(at, request)

@@ -197,10 +197,12 @@ class StepTable:
 
         Launches that pieces share count once.
         """
-        tokens, attention = count * self.verified, self._start
+        start, memo = self._start, self._memo
+        tokens, attention = count * self.verified, start
         for new, past in pieces:
             tokens += new
-            attention += self._prefill_attention(new, past) - self._start
+            known = memo.get((new, past >> 6))
+            attention += (self._prefill_attention(new, past) if known is None else known) - start
         sequences = count + len(pieces)
         sampled = self._sampling[min(sequences, self.max_sequences)]
         seconds = self._linear[tokens] + attention + sampled + self._host * max(sequences - 1, 0)
