@@ -259,8 +259,7 @@ class LoadSearch:
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
         high = np.maximum(most, low).astype(float)
         kept = self.keeps(group, empty, high)
-        between = np.where(np.isfinite(low), high - low, 0.0)
-        for _ in range(int(np.ceil(np.log2(max(float(between.max()), 1.0) + 1))) + 1):
+        while (kept & (low < high)).any():
             middle = np.floor((low + high) / 2)
             fine = self.keeps(group, empty, middle)
             low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
