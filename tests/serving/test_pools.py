@@ -95,6 +95,16 @@ def test_answers_of_one_token_pass_a_decode_pool(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_each_pool_tells_of_its_own_queue(engine: str) -> None:
+    """Prompts wait at workers that compute them, caches at those that decode: on average no more than at most."""
+    found = pools(engine, workload(24.0), 1, 2).to_dict()
+    first, then = found["prefill"]["waiting"], found["waiting"]
+    queued = found["served"]["requests_per_second"] * found["queue"]["mean_seconds"]
+    assert first["mean"] == pytest.approx(queued, rel=0.1)
+    assert 0.3 < first["mean"] < first["max"] and then["mean"] < then["max"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("closed", [False, True])
 def test_pools_conserve_work_and_time(engine: str, closed: bool) -> None:
     """Every prompt is computed once and every token made; parts of a request add up to its seconds (Little's law)."""

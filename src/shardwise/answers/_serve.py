@@ -125,7 +125,8 @@ def classes_of(inputs: Inputs) -> tuple[Classes, tuple[Limit, ...]]:
         return (), ()
     for key in ("trace", *_LENGTHS):
         if key in inputs.values:
-            inputs.fail(key, inputs.values[key], "is given beside classes of requests", "say it in their file")
+            remedy = "leave out one of them" if key == "trace" else "say it in their file"
+            inputs.fail(key, inputs.values[key], "is given beside classes of requests", remedy)
     try:
         tables = read_toml(inputs.values["classes"], "classes").get("class")
     except InputError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
 from shardwise.serving.load import PERCENTILES, ServeReport, around
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from shardwise.plans import Limit, Metric
@@ -69,7 +69,7 @@ def _verdict(report: ServeReport, page: Page) -> None:
     where = f"{name}: tp {base.plan.tp}, pp {base.plan.pp}, {many}, {base.case.engine.name}"
     if report.prefill:
         plan = report.prefill.base.plan
-        where += f"; prompts on {plan.dp} groups of tp {plan.tp}, pp {plan.pp}"
+        where += f"; prompts on {counted(plan.dp, 'group')} of tp {plan.tp}, pp {plan.pp}"
     if not report.fits:
         base = report.base if report.prefill is None or not report.base.fits else report.prefill.base
         page.label("NO FIT", where, "bold red", "bold")
@@ -140,6 +140,8 @@ def _load(report: ServeReport, page: Page) -> None:
         first = tree["prefill"]
         took, sent = show_seconds(first["prompt_seconds"]), show_seconds(first["transfer_seconds"])
         page.note(f"prefill workers are busy {first['utilization']:.0%} of the time")
+        waiting = first["waiting"]
+        page.note(f"and {waiting['mean']:.1f} requests wait at each on average, {waiting['max']} at most")
         page.note(f"a prompt takes {took}, sending its cache {sent}")
     running, waiting, cache = tree["running"], tree["waiting"], tree["kv"]
     page.note(f"a replica runs {running['mean']:.1f} requests on average, {running['max']} at most")

@@ -9,9 +9,10 @@ from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._moments import LengthMoments, moments_of
 from shardwise.serving.load._options import LoadOptions
+from shardwise.serving.load._prefill_report import PrefillReport
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._replica import Replica
-from shardwise.serving.load._report import PrefillReport, ServeReport
+from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace
 from shardwise.serving.load._serve import policy_for, prefill_plan, request_problems, serve
 from shardwise.serving.load._state import Stage

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 from shardwise.cost import Band, Conditions
@@ -19,32 +18,13 @@ from shardwise.serving.load._bands import around, band_of_parts, parts_of, with_
 from shardwise.serving.load._fleet import Fleet, attention_groups
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._options import LoadOptions
+from shardwise.serving.load._prefill_report import AXES, PrefillReport
 from shardwise.serving.load._requests import PERCENTILES, Request, Trace, gaps_of, latencies_of, queue_growth, with_unit
 from shardwise.serving.load._why import EXPLAINED, causes_of
 from shardwise.units import show_seconds
 
-_AXES = ("tp", "pp", "dp", "ep")
 # Loads over the capacity of the closed form beyond which latencies follow how requests happen to come.
 _NEAR_CAPACITY = 0.85
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillReport:
-    """The pool that computes prompts: its memory and what its workers did."""
-
-    base: InferReport
-    traces: tuple[Trace, ...]
-
-    def to_dict(self, requests: Sequence[Request]) -> dict[str, Any]:
-        """Return the record that `--json` prints, with the mean seconds of prompts and of sending their cache."""
-        busy = sum(t.busy_seconds for t in self.traces) / max(sum(t.seconds for t in self.traces), 1e-12)
-        return {
-            "plan": {axis: getattr(self.base.plan, axis) for axis in _AXES},
-            "devices": self.base.plan.num_devices,
-            "utilization": busy if self.traces else None,
-            "prompt_seconds": fmean(r.prompt_seconds for r in requests) if requests else None,
-            "transfer_seconds": fmean(r.transfer_seconds for r in requests) if requests else None,
-        }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -318,7 +298,7 @@ class ServeReport(Card):
             "fits": self.fits,
             "stable": self.stable,
             "model": self.base.case.model.name,
-            "plan": {axis: getattr(self.base.plan, axis) for axis in _AXES},
+            "plan": {axis: getattr(self.base.plan, axis) for axis in AXES},
             "engine": self.base.case.engine.name,
             "load": {"requests_per_second": offered, "growth_per_second": self.growth_per_second},
             "served": {
@@ -370,7 +350,7 @@ class ServeReport(Card):
                 "max": max((t.most_running for t in traces), default=None),
             },
             "waiting": {
-                "mean": mean(sum(r.queue_seconds for r in self.requests)),
+                "mean": mean(sum(self._waited(r) for r in self.requests)),
                 "max": max((t.most_waiting for t in traces), default=None),
             },
             "kv": {
@@ -379,6 +359,12 @@ class ServeReport(Card):
                 "used_max": max((t.most_cache_tokens for t in traces), default=None),
             },
         }
+
+    def _waited(self, request: Request) -> float:
+        """Return the seconds in the queue of a replica: of one that decodes from the coming of the cache."""
+        if not self.prefill:
+            return request.queue_seconds
+        return request.joined - request.ready if request.joined >= 0 else 0.0
 
     def _limits(self, of: str = "") -> list[dict[str, Any]]:
         """Return the limits on all requests, or on those of a class, and whether each is kept."""

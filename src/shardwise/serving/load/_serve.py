@@ -17,8 +17,9 @@ from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
 from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
+from shardwise.serving.load._prefill_report import PrefillReport
 from shardwise.serving.load._replica import LimitWatch, uncollected
-from shardwise.serving.load._report import PrefillReport, ServeReport
+from shardwise.serving.load._report import ServeReport
 from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
