@@ -75,6 +75,24 @@ def test_attention_data_parallelism_lies_within_the_tp_of_sglang_and_beside_that
     assert theirs[theirs.index("--max-num-batched-tokens") + 1] == "4096"
 
 
+def test_what_a_load_says_of_prefixes_is_launched(tmp_path: Path) -> None:
+    """A prefix of one class, and blocks that a trace asks twice, need the prefix cache, blocks of one do not."""
+    classes, again, once = tmp_path / "classes.toml", tmp_path / "again.jsonl", tmp_path / "once.jsonl"
+    rows = ('[[class]]\nname = "a"\nshare = 0.5\ninput_tokens = 900\noutput_tokens = 9\nprefix_tokens = 400\n',
+            '[[class]]\nname = "b"\nshare = 0.5\ninput_tokens = 90\noutput_tokens = 9\n')  # fmt: skip
+    classes.write_text("".join(rows), encoding="utf-8")
+    for file, hashes in ((again, [[1, 2], [1, 3]]), (once, [[1, 2], [3, 4]])):
+        requests = (
+            {"timestamp": i, "input_length": 900, "output_length": 9, "hash_ids": ids} for i, ids in enumerate(hashes)
+        )
+        file.write_text("".join(json.dumps(row) + "\n" for row in requests), encoding="utf-8")
+    one = ("llama-3.1-8b", "--on", "1xh100")
+    asked = (("--rate", "3/s", "--classes", str(classes)), ("--trace", str(again)), ("--trace", str(once)))
+    found = ["--enable-prefix-caching" in line("vllm", *one, *words) for words in asked]
+    assert found == [True, True, False]
+    assert "--disable-radix-cache" not in line("sglang", *one, *asked[0])
+
+
 def test_replicas_with_experts_of_their_own_are_launched_apart_for_vllm() -> None:
     """Under one launch they would share them, which is another plan; a note says how many servers there are."""
     done = run("export", "vllm", "mixtral-8x7b", "--on", "8xh100", "--tp", "4", "--batch", "8", "--json")

@@ -128,6 +128,7 @@ def _served(inputs: Inputs, target: str) -> tuple[Exported, InferReport]:
 
         load = ask_load(inputs)
     report = load.base if load else ask_batch(inputs)
+    prefixes = load.workload.repeats if load else prefixes
     asked = Asked(prefixes=prefixes, context=inputs.get("max_context", 0), model=_named(inputs))
     try:
         exported = _exported(target, report, asked, load.prefill.base if load and load.prefill else None)

@@ -307,6 +307,12 @@ class Workload:
         return () if self.pairs else tuple((-1 - of, tokens) for of, tokens in enumerate(each) if tokens)
 
     @property
+    def repeats(self) -> bool:
+        """Whether prompts begin with what others had, which a prefix cache spares."""
+        names = [name for blocks in self.blocks for name, _ in blocks]
+        return bool(self.prefixes or self.cached_share) or len(set(names)) < len(names)
+
+    @property
     def longest(self) -> tuple[int, int]:
         """The most input and output tokens of a request that the workload holds."""
         if self.pairs:
