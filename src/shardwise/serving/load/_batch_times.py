@@ -34,6 +34,8 @@ class BatchLoad(Generic[X]):
     spread: X
     """Mean square of what a prompt adds over the square of its mean."""
     pieces: X
+    behind: X
+    """Steps that pieces of a prompt fill before those who come in them: n (n - 1) / 2 of n, and n times a last part."""
     together: X
     """Prompts that a step has room for."""
 
@@ -200,13 +202,16 @@ def first_token(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> 
     # Requests left over by full steps: M/D/m (Sakasegawa 1977), half of M/M/m, wider with the spread of lengths.
     left = raised(2.0, raised(2.0, log2(2 * (many + 1)) / 2) * log2(busy)) / (1 - busy) * moments.new_cv2 / 2
     # Without a token of its own a prompt runs no step: its cache joins those that decode.
-    own = batch.decode + batch.prompt if moments.new_tokens else 0.0 * batch.decode
+    own = batch.decode * batch.pieces + batch.prompt if moments.new_tokens else 0.0 * batch.decode
+    # Who comes while a prompt is cut runs when its last piece does not fill a step.
+    full = each * many
+    left_over = batch.rate * batch.behind * full * full / (1 - busy)
     rest = above(batch.together, 1, present / 2, (1 - busy) * batch.decode / 2)
     queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
     return FirstToken(
         rest=rest + usual if policy.async_scheduling else rest,
         own=above(batch.together, 1, own, batch.decode * batch.pieces + batch.prompt),
-        others=above(batch.together, 1, mates + left * each, queue),
+        others=above(batch.together, 1, mates + left * each + left_over, queue),
     )
 
 

@@ -45,6 +45,8 @@ class LoadPrices:
     """Mean square of what a prompt adds over the square of the mean."""
     pieces: Any
     """Steps that a prompt is spread over."""
+    behind: Any
+    """What those fill before others, `BatchLoad.behind`."""
     together: Any
     """Prompts of the mean length that a step has room for, less than 1 where one is cut."""
     alone: Any
@@ -157,6 +159,7 @@ class _Steps:
             policy=self.policy, verified=self.verified, prompts=self.prompts, added=added, counts=counts,
             decode=longest, batches=batches,
         )  # fmt: skip
+        pieces, whole = np.ceil(added.pieces - 1e-9), np.floor(added.pieces)
         return LoadPrices(
             counts=counts,
             decode=decode,
@@ -165,7 +168,8 @@ class _Steps:
             ),
             ahead=added.ahead.mean(axis=0),
             spread=1 + (added.seconds[:, 0].var(axis=0) / mean[0] ** 2 if mean[0].all() else np.zeros_like(counts)),
-            pieces=np.ceil(added.pieces - 1e-9).mean(axis=0),
+            pieces=pieces.mean(axis=0),
+            behind=(whole * (added.pieces - (whole + 1) / 2)).mean(axis=0),
             together=together,
             alone=sum(self._alone(i, new, batches) for i, (new, _) in enumerate(moments.prompts))
             / len(moments.prompts),

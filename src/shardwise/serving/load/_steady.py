@@ -123,7 +123,7 @@ class Replicas:
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
-            spread=p.spread, pieces=p.pieces, together=p.together,
+            spread=p.spread, pieces=p.pieces, behind=p.behind, together=p.together,
         )  # fmt: skip
 
     @cached_property
