@@ -234,7 +234,7 @@ class Replicas:
     def _cycle_tempo(self, rate: Any) -> BatchTimes[Any]:
         """Return the pace of batches that go round together, or of one whose steps have room for all who come."""
         p, policy, cycles = self.prices, self.policy, self.prices.cycles
-        rate = rate * self.batches.many * cycles.pieces
+        prompts, rate = rate, rate * self.batches.many * cycles.pieces
         at = cycles.going(rate)
         if policy.balance_steps:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
@@ -249,11 +249,15 @@ class Replicas:
         rest = rest + at.cycle if policy.async_scheduling and self.moments.steps else rest
         # Of a pipeline's batches one that has nothing to run waits for none.
         rest = np.where(self.batches.piped, np.minimum(p.counts, 1.0) * rest, rest)
+        # Who comes to a group where a prompt is cut waits for the pieces that fill its steps; others go elsewhere.
+        busy = np.minimum(prompts * cycles.pieces * at.own, FULL) if policy.balances == "turns" else 0.0
+        cut = (self.batches.many > 1) & ~self.batches.piped & policy.chunked
+        behind = np.where(cut, prompts * p.behind * at.own**2 / (1 - busy), 0.0)
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
         times = BatchTimes(
             decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
-            rest=rest, own=own, others=0.0 * own, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
+            rest=rest, own=own, others=behind + 0.0 * own, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
         return self._gathered(times, rate) if policy.batch_wait[0] else times
 
