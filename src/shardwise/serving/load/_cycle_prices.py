@@ -151,9 +151,9 @@ class CycleSteps:
     @cached_property
     def _cut(self) -> bool:
         """Whether a prompt may be cut in some layout, with as many sequences as the engine takes."""
-        beside = self.policy.max_sequences * self.verified if self.policy.mixed else 0
+        decoding = self.policy.max_sequences * self.verified if self.policy.mixed else 0
         longest = float((self.added.pieces * self.added.size).max())
-        return self.policy.chunked and longest > self.policy.step_tokens - beside
+        return self.policy.chunked and longest > self.policy.step_tokens - decoding
 
     @cached_property
     def _room(self) -> Any:

@@ -260,14 +260,14 @@ class Scheduler(SchedulerState):
             self._end(request)
             return
         self.decoding += 1
-        held = request.input_tokens + request.made
-        self.contexts += held
+        context = request.input_tokens + request.made
+        self.contexts += context
         self.used += 1
         request.running = True
         request.start(self.spent, self.now)
         steps = math.ceil((request.output_tokens - request.made) / self.made - 1e-9)
         request.last_step = last = self.step + steps
-        request.cache_tokens = held + steps * self.made
+        request.cache_tokens = context + steps * self.made
         self.admitted += 1
         heappush(self.ends, (last, self.admitted, request))
         self.order.append(request)
@@ -319,10 +319,10 @@ class Scheduler(SchedulerState):
                 continue
             request.running = False
             request.settle(self.spent)
-            held = request.cache_tokens
+            tokens = request.cache_tokens
             self.decoding -= 1
-            self.contexts -= held
-            self.used -= held + self.half
+            self.contexts -= tokens
+            self.used -= tokens + self.half
             self._end(request)
 
     def _end(self, request: Request) -> None:
