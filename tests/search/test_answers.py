@@ -29,8 +29,9 @@ from shardwise.search import (
     strong_scaling,
     upto,
 )
+from shardwise.search._moved import CONSTANTS, moved_replicas, moved_steps, with_constant
 from shardwise.search._remedies import broken_law, neighbours, report_on
-from shardwise.search._sensitivity import CONSTANTS, crossings, moved_replicas, moved_steps, with_constant
+from shardwise.search._sensitivity import crossings
 from shardwise.search._training import plan_degrees
 from shardwise.serving import ServingOptions, infer
 from shardwise.training import TrainingOptions, TrainReport, report_of, train

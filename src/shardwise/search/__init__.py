@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
     from shardwise.search._load_groups import LoadSpace
+    from shardwise.search._moved import CONSTANTS, constant_band, with_constant
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
     from shardwise.search._result import FrontPoint, PlanGroup, Rejection, Remedy, SearchResult, TiedPlan
     from shardwise.search._scaling import ScalingRow, doubling, scaled_result, scaled_rows, scaled_task, strong_scaling
-    from shardwise.search._sensitivity import CONSTANTS, RunnerUp, Sensitivity, constant_band, runners_up, with_constant
+    from shardwise.search._sensitivity import RunnerUp, Sensitivity, runners_up
     from shardwise.search._serving import ServingResult, plan_serving, tokens_per_second_per_gpu
     from shardwise.search._serving_space import ServingSpace
     from shardwise.search._space import IntRanges, SearchSpace, upto
@@ -33,11 +34,12 @@ __getattr__ = lazily(
         "_executor": "Executor ProcessExecutor SerialExecutor",
         "_load": "LoadRemedy LoadResult load_remedies plan_serve",
         "_load_groups": "LoadSpace",
+        "_moved": "CONSTANTS constant_band with_constant",
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",
         "_ray": "RayExecutor",
         "_result": "FrontPoint PlanGroup Rejection Remedy SearchResult TiedPlan",
         "_scaling": "ScalingRow doubling scaled_result scaled_rows scaled_task strong_scaling",
-        "_sensitivity": "CONSTANTS RunnerUp Sensitivity constant_band runners_up with_constant",
+        "_sensitivity": "RunnerUp Sensitivity runners_up",
         "_serving": "ServingResult plan_serving tokens_per_second_per_gpu",
         "_serving_space": "ServingSpace",
         "_space": "IntRanges SearchSpace upto",
