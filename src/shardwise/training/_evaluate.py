@@ -377,7 +377,7 @@ def step_of(
     machine: CostModel[X] | None = None,
     known: KnownPrices[X] | None = None,
 ) -> StepSeconds[X]:
-    """Return the seconds of a step alone, on a machine of other rates where one is given."""
+    """Return the seconds of a step alone, on a machine of other rates where one is given; `known` keeps prices."""
     machine = machine_of(case, sizes.group_shapes) if machine is None else machine
     tables = tables_of(case, machine, sizes, known)
     parts = padded(case.recipe, sizes, tables.parts)
