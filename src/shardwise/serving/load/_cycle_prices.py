@@ -15,7 +15,8 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import begin_chance
 from shardwise.serving.load._batches import EQUAL, Batches, crowded, ending_chance, piled, piles_up
-from shardwise.serving.load._lockstep import PRICED, CyclePrices, Cycles, Piled, cycles_of
+from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
+from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,11 +26,10 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
 from shardwise.serving.load._batches import Batches, waiting_chance
-from shardwise.serving.load._pipeline import LanePrices, in_lanes
+from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
+from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
 
-# Prompts of a cycle that are priced; between them prices lie on lines.
-PRICED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 T = TypeVar("T")
 _MEANS = np.geomspace(0.01, 200.0, 24)
 _CHANCES = np.exp(-_MEANS)
@@ -56,44 +55,6 @@ def _weights() -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CyclePrices:
-    """Seconds of batches in a cycle: arrays [prompts, layout, place], of `PRICED` prompts in all of them."""
-
-    longest: Any
-    """What the longest prompts of a batch add, or take in a step of their own."""
-    spread: Any
-    """Its variance, since prompts differ."""
-    mean: Any
-    """The mean of each prompt of a batch with as many."""
-    experts: Any
-    """What experts add, or take, with the tokens of all batches; 0 in a pipeline."""
-    decode: Any
-    """A decode step of those without prompts, but for experts: [layout, place]."""
-    with_prompts: Any
-    """Batches that have prompts: [prompts, layout, 1]."""
-    steps: Any
-    """Steps that prompts fill which no step has room for, 1 where one has; sequences decode in each of them."""
-    pieces: Any
-    """Steps that a prompt is spread over: [layout, place]."""
-    variance: Any
-    """Of what a prompt adds, where groups do not wait for the longest of theirs: [layout, place]."""
-    lanes: LanePrices | None
-    """Steps of batches that follow each other through stages; None where none do."""
-    apart: float
-    """How far prompts are in any batch, not in one after another (`crowded`)."""
-    together: Any = 1.0
-    """Prompts that begin at once in a batch: what tables call a prompt is so many."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piled:
-    """Prices where prompts pile up in some batches, and how often these are as unlike as that: [layout, place]."""
-
-    prices: CyclePrices
-    share: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CycleMix:
     """How cycles with prompts and without follow each other at a rate: [layout, place]."""
 
@@ -112,6 +73,8 @@ class CycleMix:
     """Mean square of the time between two cycles in which prompts may start, over that of cycles."""
     own: Any
     """The cycle in which a prompt runs that has arrived."""
+    alone: Any
+    """`Cycles.share` in the mean over cycles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,20 +116,25 @@ class Cycles:
 
     def look(self, table: Any, mean: Any) -> Any:
         """Return a table at mean numbers of prompts [..., layout, place]."""
+        return self._read(table, self._spot(mean))
+
+    def _spot(self, mean: Any) -> tuple[Any, Any]:
+        """Return the cells of tables below mean numbers of prompts, and how far these are on the way to the next."""
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
         # What is fewer than the first mean, none at all too, or more than the last lies on the line through two.
-        share = (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
-        cells, size = table.reshape(-1), table[0].size
-        place = i * size + self._places
-        low, high = cells[place], cells[place + size]
+        return i * self._places.size + self._places, (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
+
+    def _read(self, table: Any, spot: tuple[Any, Any]) -> Any:
+        (place, share), cells = spot, table.reshape(-1)
+        low, high = cells[place], cells[place + self._places.size]
         return low + share * (high - low)
 
-    @cached_property
+    @property
     def _places(self) -> Any:
         """The number of each layout's place."""
-        return np.arange(self.decode.size).reshape(self.decode.shape)
+        return _numbers(self.decode.shape)
 
     @cached_property
     def _unequal(self) -> tuple[Any, Any, Any]:
@@ -185,28 +153,33 @@ class Cycles:
         """
         rate = rate + 0 * self.decode
         none = rate * self.decode
-        stays, after = np.exp(-none), self.look(self.mean, none)
+        quiet = self._spot(none)
+        stays, after = np.exp(-none), self._read(self.mean, quiet)
         # What cycles with prompts that follow those without are shorter by, over the share of those.
         less = (after - self.decode) / np.maximum(1 - stays, 1e-12)
         mean, squares, empty = self._unequal
         some = _crossing(lambda i: rate * (_at(mean, i) + _at(empty, i) * less), rate)
-        chance = _of_two(lambda mean: np.exp(-mean), some, self.look(self.cv, some))
+        going = self._spot(some)
+        chance = _of_two(lambda mean: np.exp(-mean), some, self._read(self.cv, going))
         short = chance / (1 - stays + chance)
         cycle, square = (
-            short * self.look(table, none) + (1 - short) * self.look(unequal, some)
-            for table, unequal in ((self.mean, mean), (self.square, squares))
+            short * before + (1 - short) * self._read(unequal, going)
+            for before, unequal in ((after, mean), (self._read(self.square, quiet), squares))
         )
         # Two kinds of cycles alone forget how long one with prompts was: of what it is longer than their mean those
         # that arrive in it make the next one longer by so much (autoregression: the variance by 1 / (1 - keeps^2)).
         two = np.maximum(stays - chance, 0.0)
-        grown = rate * self.look(self.more, some)
+        grown = rate * self._read(self.more, going)
         keeps = np.where(self.batches > 1, two, np.maximum(np.minimum(grown, FULL), two))
         square = cycle**2 + (square - cycle**2) * (1 - two**2) / (1 - keeps**2)
         # Who arrives sees more of long cycles.
         whole, quick = (square - short * self.decode**2), np.asarray(short * self.decode / cycle)
         later = self.look(self.after, rate * whole / np.maximum((1 - quick) * cycle, 1e-12))
-        own = quick * self.look(self.after, none) + (1 - quick) * later
-        return CycleMix(none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own)
+        own = quick * self._read(self.after, quiet) + (1 - quick) * later
+        alone = short * self._read(self.share, quiet) + (1 - short) * self._read(self.share, going)
+        return CycleMix(
+            none=none, some=some, short=short, keeps=keeps, two=two, cycle=cycle, square=square, own=own, alone=alone
+        )  # fmt: skip
 
     def held_back(self, at: CycleMix, rate: Any, steps: Any, in_turns: bool) -> CycleMix:
         """Return what cycles are where prompts wait until every batch has one, or for so many cycles.
@@ -221,9 +194,11 @@ class Cycles:
             with_prompts = self.look(self.mean, together)
             cycle = (cycle + ((wait - 1) * self.decode + with_prompts) / wait) / 2
         same = wait <= 1
+        spot, short = self._spot(together), 1.0 - 1 / wait
+        share = self._read(self.share, spot)
         other = replace(
-            at, none=together, some=together, short=1.0 - 1 / wait, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
-            square=wait * cycle**2, own=self.look(self.after, together),
+            at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
+            square=wait * cycle**2, own=self._read(self.after, spot), alone=short * share + (1 - short) * share,
         )  # fmt: skip
         return CycleMix(
             **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
@@ -254,13 +229,6 @@ class Cycles:
             wait = wait + np.where(step < steps, 1 - (-np.expm1(-ended * step / self.batches)) ** self.batches, 0.0)
         return wait
 
-    def _over(self, table: Any, short: Any, means: tuple[Any, Any]) -> Any:
-        return short * self.look(table, means[0]) + (1 - short) * self.look(table, means[1])
-
-    def over(self, table: Any, at: CycleMix) -> Any:
-        """Return the mean of a table over cycles."""
-        return self._over(table, at.short, (at.none, at.some))
-
     def ended(self, counts: Any, steps: float) -> Any:
         """Return the mean prompts that follow on those who end in a cycle, while so many sequences run in each batch.
 
@@ -286,6 +254,11 @@ def rows_of(table: T, rows: Any) -> T:
     return cast(T, replace(cast(Any, table), **columns))
 
 
+@lru_cache(16)
+def _numbers(shape: tuple[int, ...]) -> Any:
+    return np.arange(math.prod(shape)).reshape(shape)
+
+
 def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
     """Return the mean of a function of prompts that arrive in cycles of two lengths, so far apart."""
     return (function(mean * (1 - cv)) + function(mean * (1 + cv))) / 2
@@ -293,7 +266,7 @@ def _of_two(function: Callable[[Any], Any], mean: Any, cv: Any) -> Any:
 
 def _at(table: Any, places: Any) -> Any:
     """Return what a table [mean, layout, place] has at places of its first axis, [layout, place]."""
-    return table.reshape(-1)[places * places.size + np.arange(places.size).reshape(places.shape)]
+    return table.reshape(-1)[places * places.size + _numbers(places.shape)]
 
 
 def _crossing(function: Callable[[Any], Any], like: Any) -> Any:

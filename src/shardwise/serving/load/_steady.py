@@ -115,9 +115,9 @@ class Replicas:
         p, policy = self.prices, self.policy
         rate = np.broadcast_to(np.asarray(rate, float), p.counts.shape[:1])[:, None]
         arrivals = rate * p.decode
-        first = self._added(arrivals)
-        for _ in range(_ROUNDS):
-            prompt = self._added(arrivals)
+        first = prompt = self._added(arrivals)
+        for turn in range(_ROUNDS):
+            prompt = self._added(arrivals) if turn else first
             load = np.minimum(rate * prompt, FULL)
             more = prompt * arrivals / -np.expm1(-np.maximum(arrivals, 1e-12))
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
@@ -240,7 +240,7 @@ class Replicas:
             in_lockstep = (p.counts >= 1) & ~self.batches.piped & (self.batches.many > 1)
             steps = np.where(in_lockstep, policy.balance_steps, 1)
             at = cycles.held_back(at, rate, steps, self.moments.overlap > EQUAL)
-        step = at.cycle / (1 - cycles.over(cycles.share, at))
+        step = at.cycle / (1 - at.alone)
         # Each piece of a prompt runs in a cycle of its own; the last ones are shorter.
         own = at.own * cycles.pieces + (p.pieces - cycles.pieces) * cycles.decode * policy.mixed
         own = own if self.moments.new_tokens else 0.0 * own
