@@ -47,7 +47,7 @@ class CostModel(Generic[X]):
     module_launch: float = 0.0
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
     messages: dict[tuple[object, ...], X] | None = None
-    """Seconds of messages of states that are known, where their sizes have a hash and come again."""
+    """Seconds of messages of states that are known on this network, where their sizes have a hash and come again."""
 
     def may_overlap(self, axis: str) -> bool:
         """Return whether messages of an axis may run beside compute; tp2 goes with tp and etp with ep."""
