@@ -211,7 +211,7 @@ def tie_factor(quantity: str) -> float:
 def typical_slack(family: str) -> float:
     """Return the share of a step that published runs take longer than predicted, on a family of devices.
 
-    >>> typical_slack("ampere") > typical_slack("blackwell") > 0
+    >>> typical_slack("ampere") > typical_slack("hopper") > 0
     True
     """
     slower = spreads()["step_seconds"].slower
