@@ -28,7 +28,6 @@ from typing import Any, TypeAlias
 from accuracy.files import RESULTS, read
 from accuracy.published import KINDS, Entry, Published, completed, documented, documenting, joined
 from shardwise.measured import Comparison, Context, MeasurementFile, Record, compared, framework_of, matches, read_table
-from shardwise.training import TrainingCase
 
 # Predictions nearer than this are the same.
 SAME = 1e-4
@@ -175,11 +174,16 @@ def _of_framework(one: Mapping[str, Any]) -> Speaks:
     return speaks
 
 
+def _stack(found: Comparison) -> Any:
+    """Return the framework of a run of training, None of one of serving, which has an engine."""
+    return getattr(found.case, "stack", None)
+
+
 def _of_cells(one: Mapping[str, Any]) -> Speaks:
     """Return which training rows have the cells, or documented ones, that a variant or an adjustment asks for."""
 
     def speaks(row: Mapping[str, str], found: Comparison) -> bool:
-        stack = found.case.stack.name if isinstance(found.case, TrainingCase) else ""
+        stack = getattr(_stack(found), "name", "")
         where = {cell: word for cell, word in one["where"].items() if cell in row}
         return bool(
             any(re.fullmatch(name, stack) for name in (one["of"], one.get("stack", one["of"])))
@@ -197,7 +201,7 @@ def _told(cells: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 def _holds_other(field: str, without: Any) -> Speaks:
     """Return which rows ran on a stack that has another value of a field than the one without an entry."""
-    return lambda _, found: isinstance(found.case, TrainingCase) and getattr(found.case.stack, field) != without
+    return lambda _, found: _stack(found) is not None and getattr(_stack(found), field) != without
 
 
 @cache
