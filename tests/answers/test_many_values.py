@@ -250,6 +250,16 @@ def test_a_vendor_has_its_usual_stack(on: str, stack: str, asked: str) -> None:
             assert any("not given" in note for note in answer["assumptions"]) == (stack != "megatron")
 
 
+@pytest.mark.parametrize("offload", ["optimizer", "none,optimizer"])
+def test_a_search_of_adapters_runs_a_stack_that_offloads(offload: str) -> None:
+    """Offloads to try have one stack that runs each of them, as `train` would take it."""
+    asked = ("llama-3.1-8b", "--on", "8xa100-sxm-80gb", "--adapter", "lora", "--global-batch", "64", "--json")
+    found = run("plan", "train", *asked, "--top", "1", "--tp", "1", "--pp", "1", "--cp", "1", "--offload", offload)
+    alone = run("train", *asked, "--dp", "8", "--offload", "optimizer")
+    assert found.status in (0, 1)
+    assert found.tree["best"][0]["plan"]["stack"] == alone.tree["plan"]["stack"]
+
+
 @pytest.mark.parametrize("words", [("plan", "infer", "--top", "1"), ("plan", "serve", "--rate", "1/s", "--top", "1")])
 def test_a_search_runs_the_engine_of_the_vendor(words: tuple[str, ...]) -> None:
     """A search proposes what `infer` would take on such devices, and what it is told where it is told."""

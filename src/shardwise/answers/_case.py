@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers import _flags
@@ -297,6 +298,13 @@ def engine_of(inputs: Inputs, cluster: Cluster) -> str:
     return cast(str, inputs.get("engine", usual))
 
 
+def _offloads(inputs: Inputs) -> tuple[str, ...]:
+    """Return what is to leave the device; of several to try all of it, since one trainer runs each of them."""
+    words: tuple[Any, ...] = inputs.values.get("offload") or ()
+    several = words and isinstance(words[0], tuple)
+    return tuple(dict.fromkeys(chain.from_iterable(words))) if several else words
+
+
 def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     """Return the framework of the devices, else of the plan that the flags describe, said where it is not expected."""
     from shardwise.plans import Plan, default_stack
@@ -310,8 +318,8 @@ def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     tried = any(isinstance(inputs.values.get(name), str) for name in DEGREES)
     if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):
         # Values to try, of a search.
-        return default_stack(Plan(), *asked)
-    plan = make_plan(inputs)
+        return default_stack(Plan(offload=_offloads(inputs)), *asked)
+    plan = replace(make_plan(inputs), offload=_offloads(inputs))
     name, alone = default_stack(plan, *asked), default_stack(Plan(sharding=plan.sharding), *asked)
     if name != alone:
         without = {
