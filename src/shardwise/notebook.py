@@ -11,7 +11,7 @@ from shardwise.records import dataclass
 from shardwise.units import show_bytes, show_count, show_seconds
 
 # Of what lives in memory: sums, limits and what is on the host are no parts of it.
-_NO_PARTS = ("peak", "needed", "cache_budget", "in_flight", "host", "late_block")
+_NO_PARTS = ("peak", "needed", "cache_budget", "in_flight", "host", "fragmented")
 _BAR = '<div style="background:#4c78a8;height:0.8em;width:{:.0f}px"></div>'
 _BAR_PIXELS = 160
 _CELL = 'style="text-align:left;padding:0 1.2em 0 0"'

@@ -255,7 +255,8 @@ class Composition:
     def _state(self, case: TrainingCase) -> Any:
         """Bytes of a device whose stage holds weights, gradients and optimizer state alone, as the update finds it."""
         memory = self._flat.memory_of(case)
-        least = tuple(replace(m, peak=m.weights + m.gradients + m.optimizer, late_block=0.0) for m in memory)
+        states = [m.weights + m.gradients + m.optimizer for m in memory]
+        least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
         reserved = reserved_of(case.stack, self.stages, least)
         return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp))
 

@@ -183,7 +183,7 @@ def flat_segments(recipe: Recipe, sizes: PlanSizes[X], params: tuple[X, X, X, X]
 
 def reserved_bytes(stack: Stack, memory: StageMemory[X]) -> X:
     """Return what the caching allocator holds of a stage at its fullest, workspaces left out."""
-    return memory.peak * stack.reserved_over_allocated + memory.late_block
+    return memory.fragmented + memory.peak * (stack.reserved_over_allocated - 1)
 
 
 def stand_in_bytes(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) -> X:
@@ -256,6 +256,6 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
 def device_bytes(stack: Stack, sizes: PlanSizes[X], reserved: X, workspace: X | float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
-    reserved_bytes = reserved + workspace * stack.reserved_over_allocated
     other_bytes = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    return reserved_bytes + stack.context_bytes + axes * stack.communicator_bytes + other_bytes
+    beside = workspace * stack.reserved_over_allocated + stack.context_bytes + axes * stack.communicator_bytes
+    return reserved + (beside + other_bytes)

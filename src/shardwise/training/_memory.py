@@ -200,17 +200,17 @@ def stage_memory(
     buckets = bucket_bytes(recipe, [(one.recipe, one.params, one.largest) for one in classes])
     state = (weights + optimizer + buffers, gradients, home.activations, buckets)
     moment = made_of(recipe, sizes, parts, stage, depth, state)
-    moments = moments_of(recipe, sizes, parts, stage, moment)
+    each = moments_of(recipe, sizes, parts, stage, moment)
     made = total(
         update_bytes(one.recipe, sizes, one.params, one.largest) + flat_update(one.recipe, sizes, one.params)
         for one in classes
     )
-    update = widened + (none if hosted else made)
-    moments["optimizer step"] = named(moment.lasting + gradients + update, "optimizer step")
+    each["optimizer step"] = moment.lasting + gradients, widened + (none if hosted else made)
+    moments = {name: named(fixed + moving, name) for name, (fixed, moving) in each.items()}
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(recipe, parts, stage)
     block = maximum(stage.heads * parts.loss.kept_bytes, largest_layer(parts, stage, lambda k: k.widest_bytes))
     flat = total(flat_segments(one.recipe, sizes, one.params, block) for one in classes)
-    flat = flat + flat_gradients(recipe, sizes, classes[0].params, table)
+    beside = table, flat + flat_gradients(recipe, sizes, classes[0].params, table)
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -224,14 +224,19 @@ def stage_memory(
         widened=widened,
         host=home.host,
         paged=paged,
-        late_block=table + fragmented_bytes(recipe, parts, stage, moment, moments, flat) - peak,
+        fragmented=fragmented_bytes(recipe, parts, stage, moment, each, beside),
         moments=moments,
         peak=peak,
     )
 
 
 def fragmented_bytes(
-    recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X], moments: dict[MemoryMoment, X], flat: X
+    recipe: Recipe,
+    parts: ModelBlocks[X],
+    stage: Stages[X],
+    moment: Moment[X],
+    moments: dict[MemoryMoment, tuple[X, X]],
+    beside: tuple[X, X],
 ) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
 
@@ -239,16 +244,21 @@ def fragmented_bytes(
     (c10/cuda/CUDACachingAllocator.cpp splits and joins blocks, but moves none). Gathered weights and sharded gradients
     lie in the pools of their streams: the root's and one layer's at once, a shard that comes from the host, and the
     gradients, whatever else is there.
-    Gradients that are made `flat` for the update find no room among what the passes have freed.
+    `beside` is the segment of the table's gradient, and gradients that are made flat for the update, which find no room
+    among what the passes have freed.
     """
-    totals = {name: value + flat * (name != "optimizer step") for name, value in moments.items()}
+    table, flat = beside
+    moving = {name: value for name, (_, value) in moments.items()}
     if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel in ("eager", "eager-shifted"):
-        totals["loss"] = totals["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
+        moving["loss"] = moving["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
     if recipe.stack.reserved_over_allocated > 1 and not recipe.stack.expandable_segments:
-        totals["loss"] = totals["loss"] + left_by_layers(parts, stage, moment)
+        moving["loss"] = moving["loss"] + left_by_layers(parts, stage, moment)
         spare = moment.activations * largest_layer(parts, stage, lambda k: k.beside_kept)
         lodged = named(spare, "beside checkpoints in their blocks")
-        totals = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in totals.items()}
+        moving = {name: value + lodged * (name in ("forward", "loss", "backward")) for name, value in moving.items()}
+    totals = {
+        name: (fixed + table + flat * (name != "optimizer step")) + moving[name] for name, (fixed, _) in moments.items()
+    }
     if not (recipe.stack.apart_pools and recipe.shards_weights):
         return largest(totals.values())
     during, coming = ("forward", "loss", "backward"), moment.gathered.coming
@@ -336,8 +346,8 @@ def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) 
 
 def moments_of(
     recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]
-) -> dict[MemoryMoment, X]:
-    """Return the bytes at the moments of the passes.
+) -> dict[MemoryMoment, tuple[X, X]]:
+    """Return the bytes at the moments of the passes: what no micro-batch and no recomputation changes, and the rest.
 
     The last forward pass in flight; the loss with its logits; backward of the first layer, with what recompute makes
     again; all gradients complete. Transient gradients do not exist before the first backward pass ends unless
@@ -349,29 +359,21 @@ def moments_of(
     one = in_compute(recipe, parts).head.elements.largest if recipe.stack.gathers_tensors else 0
     apart = recipe.precision.activation_bytes * stage.heads * one
     early, late, last = table_gradients(recipe, sizes, parts, stage, moment.flowing)
-    complete = (
-        moment.lasting
-        + moment.buckets
-        + whole.complete
-        + moment.gradients
-        - late
-        + minimum(moment.last_layer, moment.activations)
-        + back
-    )
-    moments: dict[MemoryMoment, X] = {
-        "forward": base + whole.forward + moment.activations + moment.transient + parts.mask,
-        "loss": base + whole.loss + moment.activations + moment.logits + apart + stage.heads * parts.mask,
-        "backward": base + early + whole.backward + moment.activations + moment.waiting + back,
-        "gradients complete": maximum(complete, moment.lasting + moment.buckets + moment.gradients + last),
+    done = moment.lasting + moment.buckets + moment.gradients
+    complete = minimum(moment.last_layer, moment.activations) + back + (whole.complete - late)
+    moments: dict[MemoryMoment, tuple[X, X]] = {
+        "forward": (base + whole.forward, moment.activations + moment.transient + parts.mask),
+        "loss": (base + whole.loss, moment.activations + moment.logits + apart + stage.heads * parts.mask),
+        "backward": (base + early + whole.backward, moment.activations + moment.waiting + back),
+        "gradients complete": (done, maximum(complete, last)),
     }
     if recipe.scorings:
         # Without gradients a layer frees what it made before the next, and the last before the logits.
-        moments["scoring"] = (
-            base + whole.forward + maximum(moment.again + moment.last_layer + moment.transient, moment.logits)
-        )
+        alone = maximum(moment.again + moment.last_layer + moment.transient, moment.logits)
+        moments["scoring"] = base + whole.forward, alone
     if adds_narrow(recipe):
         # All 16-bit gradients of one backward pass, while other micro-batches wait for theirs.
         made = named(recipe.precision.activation_bytes * total(owned(parts, stage)), "16-bit gradients")
-        done = minimum(saved_bytes(parts, stage.layers, stage.embeds, 0 * stage.count), moment.activations)
-        moments["micro-batch complete"] = complete + made + moment.activations - done
-    return {name: named(value, name) for name, value in moments.items()}
+        freed = minimum(saved_bytes(parts, stage.layers, stage.embeds, 0 * stage.count), moment.activations)
+        moments["micro-batch complete"] = done, complete + made + moment.activations - freed
+    return moments

@@ -227,8 +227,8 @@ class StageMemory(Generic[X]):
     """Bytes of one stage: what lives through the step, and the total at each moment.
 
     `framework` is what the framework keeps for the whole run next to the state, `widened` what its optimizer keeps
-    until the next step, `late_block` what the allocator adds, `host` what lies in the host's memory for the rank,
-    `paged` optimizer state that may lie there, and is in none of the others.
+    until the next step, `fragmented` the peak with what the allocator cannot use twice, `host` what lies in the host's
+    memory for the rank, `paged` optimizer state that may lie there, and is in none of the others.
     """
 
     weights: X
@@ -241,11 +241,16 @@ class StageMemory(Generic[X]):
     in_flight: X
     framework: X
     widened: X
-    late_block: X
+    fragmented: X
     host: X
     paged: X
     moments: dict[MemoryMoment, X]
     peak: X
+
+    @property
+    def late_block(self) -> X:
+        """What the allocator adds to the peak."""
+        return self.fragmented - self.peak
 
 
 def trained(recipe: Recipe, parts: ModelBlocks[X]) -> tuple[tuple[Recipe, ModelBlocks[X]], ...]:
