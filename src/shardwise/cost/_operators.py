@@ -25,7 +25,7 @@ SPLITS = (1, 3, 9, 27)
 """Into how many parts the inner dimension may be cut; parts between these gain nothing that the tables show."""
 _WHOLE = SPLITS[0]
 # Products of a column up to which all tiles and cuts are looked at at once: more would not stay in the cache.
-_FEW = 256
+_FEW = 1536
 
 
 def _chain(t: Tiling, rows: Any) -> Any:

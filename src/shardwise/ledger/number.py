@@ -83,6 +83,16 @@ _AT_ONCE: set[type] = {int, float}
 _MAX: Any = max
 _MIN: Any = min
 _COLUMN: dict[str, Callable[..., Any]] = {}
+# What NumPy calls the operations of one function.
+_NAMED = {
+    "max": "maximum",
+    "min": "minimum",
+    "ceil": "ceil",
+    "log2": "log2",
+    "divide": "true_divide",
+    "power": "power",
+    "raised": "power",
+}
 
 
 RECORDS: dict[str, type] = {}
@@ -121,16 +131,7 @@ def _column(name: str, *args: Any) -> Any:
         if isinstance(args[0], (int, float)) and isinstance(args[1], (int, float)):
             return _choose(*args)
         return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
-    function = {
-        "max": numpy.maximum,
-        "min": numpy.minimum,
-        "ceil": numpy.ceil,
-        "log2": numpy.log2,
-        "divide": numpy.true_divide,
-        "power": numpy.power,
-        "raised": numpy.power,
-    }[name]
-    return function(*args)
+    return getattr(numpy, _NAMED[name])(*args)
 
 
 def evaluate(name: str, *args: Any) -> Any:
@@ -139,18 +140,17 @@ def evaluate(name: str, *args: Any) -> Any:
     >>> evaluate("max", 2, 3)
     3
     """
+    columns = False
     for value in args:
-        if type(value) not in _AT_ONCE:
-            break
-    else:
-        return _PLAIN[name](*args)
-    for value in args:
+        if type(value) in _AT_ONCE:
+            continue
+        if is_column(value):
+            columns = True
+            continue
         record = getattr(value, "record", None)
         if record is not None:
             return record(name, *args)
-    if any(map(is_column, args)):
-        return _column(name, *args)
-    return _PLAIN[name](*args)
+    return _column(name, *args) if columns else _PLAIN[name](*args)
 
 
 def maximum(a: X, b: X | float) -> X:

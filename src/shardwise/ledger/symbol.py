@@ -22,20 +22,27 @@ _PROVEN = _DEEP + 1
 class Graph:
     """The nodes of one recording, each once; with `proves`, extremes are left out by proofs of order."""
 
-    __slots__ = ("known", "nodes", "ordered", "proves")
+    __slots__ = ("extremes", "known", "nodes", "ordered", "proves")
 
     def __init__(self, proves: bool = True) -> None:
         self.proves = proves
         self.known: dict[NodeKey, Node] = {}
         self.nodes: list[Node] = []
         self.ordered: dict[tuple[Any, Any], int] = {}
+        self.extremes: dict[NodeKey, Any] = {}
 
-    def given(self, name: str, level: int, positive: bool = False) -> Node:
-        """Return the symbol of an input, if `positive` never below zero.
+    def given(self, name: str, level: int, positive: bool = False, least: float = 0.0) -> Node:
+        """Return the symbol of an input, if `positive` never below zero, and never below `least`.
 
         `level` has a bit for everything that it varies with.
+
+        >>> never_less(Graph().given("pp", 1, positive=True, least=1.0), 1)
+        True
         """
-        return self.enter(("given", name), level, positive)
+        node = self.enter(("given", name), level, positive)
+        if least > 0:
+            self.ordered[node, least] = _PROVEN
+        return node
 
     def enter(self, key: NodeKey, level: int, positive: bool | None = None) -> Node:
         """Return the symbol of an operation and its arguments."""
@@ -55,12 +62,13 @@ class Node:
     What is `positive` is proven never to be below zero.
     """
 
-    __slots__ = ("graph", "key", "level", "place", "positive")
+    __slots__ = ("graph", "key", "level", "place", "positive", "reads", "rises")
     __array_ufunc__ = None
 
     def __init__(self, graph: Graph, key: NodeKey, level: int, positive: bool) -> None:
         self.graph, self.key, self.level, self.positive = graph, key, level, positive
         self.place = len(graph.nodes)
+        self.reads = self.rises = -1
 
     @property
     def op(self) -> str:
@@ -143,7 +151,10 @@ def _above(args: tuple[Any, ...]) -> Any:
     known = not isinstance(a, Node) and not isinstance(threshold, Node)
     if known:
         return then if a > threshold else other
-    return other if never_less(threshold, a) else None
+    if never_less(threshold, a):
+        return other
+    whole = threshold.__class__ is not Node and threshold < 1
+    return then if whole and never_less(a, 1.0) else None
 
 
 def _made(op: str, args: tuple[Any, ...]) -> Any:
@@ -168,6 +179,14 @@ def _made(op: str, args: tuple[Any, ...]) -> Any:
 
 def _extreme(op: str, values: Sequence[Any]) -> Any:
     """Return the largest or the smallest of some numbers, without what is proven never to be it."""
+    # Formulas ask for most extremes more than once: of every sharding, and of pipelines with stages alike.
+    known, key = next(v for v in values if v.__class__ is Node).graph.extremes, (op, *values)
+    if key not in known:
+        known[key] = _reduced(op, values)
+    return known[key]
+
+
+def _reduced(op: str, values: Sequence[Any]) -> Any:
     left = _operands(op, values[0])
     for value in values[1:]:
         for one in _operands(op, value):
@@ -250,6 +269,8 @@ def never_less(a: Any, b: Any, deep: int = _DEEP) -> bool:
     graph = (a if a.__class__ is Node else b).graph
     if not (deep and graph.proves):
         return False
+    if b.__class__ is Node and _rises(b) & ~(_reads(a) if a.__class__ is Node else 0):
+        return False
     known, key = graph.ordered, (a, b)
     # How many steps found no proof; what is proven is so at any number of them.
     tried = known.get(key, 0)
@@ -257,6 +278,42 @@ def never_less(a: Any, b: Any, deep: int = _DEEP) -> bool:
         proven = _above_parts(a, b, deep - 1) or _below_parts(a, b, deep - 1) or _alike(a, b, deep - 1)
         tried = known[key] = _PROVEN if proven else deep
     return tried == _PROVEN
+
+
+def _reads(node: Node) -> int:
+    """Return a bit for each input that a symbol is made of."""
+    if node.reads < 0:
+        own = 1 << node.place if node.key[0] == "given" else 0
+        for a in node.key[1:]:
+            if a.__class__ is Node:
+                own |= _reads(a)
+        node.reads = own
+    return node.reads
+
+
+def _rises(node: Node) -> int:
+    """Return a bit for each input that whatever is proven never to be less than a symbol is made of, too.
+
+    Steps of proofs (`_below_parts`, `_alike`) leave out what is taken off, what divides, and all but one of a smallest.
+    """
+    if node.rises < 0:
+        op, args = node.key[0], [a for a in node.key[1:] if a.__class__ is Node]
+        if op == "given":
+            own = _reads(node)
+        elif op == "min":
+            own = -1
+            for a in node.key[1:]:
+                own &= _rises(a) if a.__class__ is Node else 0
+        else:
+            if op in ("subtract", "true_divide"):
+                args = [a for a in node.key[1:2] if a.__class__ is Node]
+            elif op == "above":
+                args = [a for a in node.key[3:] if a.__class__ is Node]
+            own = 0
+            for a in args:
+                own |= _rises(a)
+        node.rises = own
+    return node.rises
 
 
 def _above_parts(a: Any, b: Any, deep: int) -> bool:

@@ -1,7 +1,8 @@
 """Blocks of many plans: recorded once for every way to split a layer, evaluated once for every distinct set of sizes.
 
 What a block takes and keeps depends on how it is split and on the micro-batch (a row key), its time also on which ranks
-share a domain (a place key). Numbers of the recompute modes that agree are one number, those that differ are stacked.
+share a domain (a place key), that of its dense part on fewer of both. Numbers of the recompute modes that agree are one
+number, those that differ are stacked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from shardwise.search._program import (
     CELLS,
     MODE,
     PLACE,
+    ROW,
+    SITE,
     SPLIT,
     BlockColumn,
     BlockPrograms,
@@ -151,7 +154,7 @@ class BlockKeys:
         which, sizes = spread(start[own], count[own])
         row = np.repeat(np.arange(len(mine)), sizes)
         groups = _groups_of(keys, row, shown[which], self.grid)
-        columns = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row))
+        columns = _filled_columns(self.blocks, self.blocks.times, (keys, groups, row, which))
         return BlockTable(self, columns, number[self.key], np.cumsum(sizes) - sizes, domain_of)
 
 
@@ -162,7 +165,8 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     _, own = distinct_rows([columns[name][heads] for name in (*_SPLIT, *SIZES[:-1])])
     first, key = distinct_rows([own[split], columns[SIZES[-1]]])
     keys = {name: v[first] for name, v in columns.items()}
-    key_columns = _filled_columns(blocks, blocks.sizes, (keys, {}, np.empty(0, np.int64)))
+    nowhere = np.empty(0, np.int64)
+    key_columns = _filled_columns(blocks, blocks.sizes, (keys, {}, nowhere, nowhere))
     first_set = _first_of_bytes(blocks.sizes, columns, heads)
     return BlockKeys(blocks=blocks, grid=grid, part=part, columns=key_columns, key=key, values=keys, first=first_set)
 
@@ -190,10 +194,10 @@ def _first_of_bytes(sizes: BlockPrograms, columns: Columns, heads: Any) -> tuple
 
 
 def _filled_columns(
-    blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, ShapeColumns, Any]
+    blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, ShapeColumns, Any, Any]
 ) -> dict[str, Any]:
-    """Return the columns of some leaves for keys, given the ranks of their places and the key of each place."""
-    keys, groups, row = known
+    """Return the columns of some leaves for keys, given ranks, key and domains of each place."""
+    keys, groups, row, domain = known
     columns: dict[str, Any] = {}
     count = np.bincount(row, minlength=len(keys["tp"])) + 1
     for way in some.programs:
@@ -203,8 +207,14 @@ def _filled_columns(
             low, high = int(some_keys[0]), int(some_keys[-1]) + 1
             mine, at = slice(low, high), slice(*np.searchsorted(row, (low, high)).tolist())
             first, split = distinct_rows([keys[name][mine] for name in DENSE])
-            shape = ProgramShape(rows=high - low, modes=1, row=row[at] - low, splits=len(first), split=split)
-            results = some.programs[way].run(_given(some.programs[way], keys, groups, (mine, at, first + low)), shape)
+            own = row[at] - low
+            # The dense part of a block meets the same groups wherever domains are filled alike.
+            sites, site = distinct_rows([split[own], domain[at]]) if len(own) else (own, own)
+            shape = ProgramShape(
+                rows=high - low, modes=1, row=own, splits=len(first), split=split, split_of=split[own][sites], site=site
+            )
+            chosen = {SPLIT: first + low, ROW: mine, PLACE: at, SITE: sites + at.start}
+            results = some.programs[way].run(_given(some.programs[way], keys, groups, chosen), shape)
             _fill(columns, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
     return columns
 
@@ -243,16 +253,13 @@ def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> ShapeColu
     return with_groups(dense, sizes, COLUMNS)
 
 
-def _given(program: Program, keys: Columns, groups: ShapeColumns, chosen: tuple[slice, slice, Any]) -> dict[str, Any]:
-    """Return the inputs of a program for some keys, their places and the first key of each split."""
-    mine, at, first = chosen
+def _given(program: Program, keys: Columns, groups: ShapeColumns, chosen: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the inputs of a program, given by axis which keys and places they are read of."""
     given: dict[str, Any] = {}
     for name, level in program.inputs.items():
-        if level & PLACE:
-            axis, tier = name.split("/")
-            given[name] = groups[axis][int(tier)][at].astype(np.float64)
-        else:
-            given[name] = keys[name][first if axis_of(level) == SPLIT else mine].astype(np.float64)
+        group, _, tier = name.partition("/")
+        column = groups[group][int(tier)] if tier else keys[name]
+        given[name] = column[chosen[axis_of(level)]].astype(np.float64)
     return given
 
 

@@ -108,7 +108,6 @@ class Composition:
     of a node may lack memory that is added to `bytes`, and stands apart as `short` beside `device` bytes.
     """
 
-    name: str
     case: TrainingCase
     grid: PlanGrid
     owner: Compositions
@@ -120,16 +119,13 @@ class Composition:
         return kept.programs.get(name) or kept.put(name, Program(outputs()))
 
     def _symbols(self, flat: bool) -> _Symbols:
-        """Return symbols of plans at their places and of the numbers of the stages, or `flat` ones that know these."""
+        """Return symbols of plans at their places, or of `flat` ones, and of the numbers of the stages."""
         graph, parts = self.owner.symbols(flat, pairing(self.case.stack, self.case.plan.schedule))
         # Chunks of a stage only divide: one recording does for all numbers of them.
-        vpp = graph.given("vpp", 0, True) if find_rules(self.case.plan.schedule).chunked else 1.0
-        pp, stages = self.case.plan.pp, self.stages
-        fixed: dict[str, Any] = {"pp": pp, "vpp": vpp}
-        if not flat:
-            fixed["pp"] = graph.given("pp", 0, True) if pp > 1 else pp
-            stages = _stages_with(stages, lambda name, _: graph.given(name, 0, True))
-        return _Symbols(graph, sizes_given(graph, self.grid, fixed), parts, stages)
+        vpp = graph.given("vpp", 0, True, 1.0) if find_rules(self.case.plan.schedule).chunked else 1.0
+        pp = graph.given("pp", 0, True, 1.0) if self.case.plan.pp > 1 else 1
+        stages = _stages_with(self.stages, lambda name, _: graph.given(name, 0, True, 1.0))
+        return _Symbols(graph, sizes_given(graph, self.grid, {"pp": pp, "vpp": vpp}), parts, stages)
 
     @cached_property
     def numbers(self) -> dict[str, float]:
@@ -142,6 +138,11 @@ class Composition:
     def form(self) -> str:
         """A name for the schedule and which numbers of the stages are more than absent or there once."""
         return f"{self.case.plan.schedule} {fingerprint(_stages_with(self.stages, lambda name, _: name))}"
+
+    @property
+    def form_of_all(self) -> str:
+        """A name for the form and all shardings."""
+        return f"{self.form} {' '.join(self.shardings)}"
 
     @cached_property
     def stages(self) -> tuple[Stages[Any], ...]:
@@ -224,10 +225,10 @@ class Composition:
     @cached_property
     def least(self) -> Program:
         """Seconds that no step is shorter than, by sharding; it reads the least times of each row."""
-        return self._program(f"least {self.name}", self._least)
+        return self._program(f"least {self.form_of_all}", self._least)
 
     def _least(self) -> Mapping[str, Any]:
-        sizes, parts, stages = self._flat.sizes, self._flat.parts, self.stages
+        sizes, parts, stages = self._flat.sizes, self._flat.parts, self._flat.stages
         machine = self.owner.machine(self.case, self._flat.graph, sizes)
         piped = least_piped_seconds(machine, sizes, self.case.recipe, parts, stages, self.case.plan.schedule)
         bounds: dict[str, Any] = {}
@@ -241,7 +242,7 @@ class Composition:
     @cached_property
     def memory(self) -> Program:
         """Bytes on a device, by sharding."""
-        return self._program(f"memory {self.name}", lambda: self._bytes(self._flat))
+        return self._program(f"memory {self.form_of_all}", lambda: self._bytes(self._flat))
 
     @cached_property
     def state(self) -> Program:
@@ -250,14 +251,14 @@ class Composition:
         def outputs() -> Mapping[str, Any]:
             return {f"state {s}": self._state(self.cases[s]) for s in self.shardings}
 
-        return self._program(f"state {self.name}", outputs)
+        return self._program(f"state {self.form_of_all}", outputs)
 
     def _state(self, case: TrainingCase) -> Any:
         """Bytes of a device whose stage holds weights, gradients and optimizer state alone, as the update finds it."""
         memory = self._flat.memory_of(case)
         states = [m.weights + m.gradients + m.optimizer for m in memory]
         least = tuple(replace(m, peak=one, fragmented=one) for m, one in zip(memory, states, strict=True))
-        reserved = reserved_of(case.stack, self.stages, least)
+        reserved = reserved_of(case.stack, self._flat.stages, least)
         return device_bytes(case.stack, self._flat.sizes, reserved, case.workspace_at(self._flat.sizes.tp))
 
     @cached_property
@@ -268,7 +269,7 @@ class Composition:
             seconds = {name: value for group in self.groups for name, value in self._seconds(group).items()}
             return {**self._bytes(self._placed), **seconds}
 
-        return self._program(f"whole {self.form} {' '.join(self.shardings)}", both)
+        return self._program(f"whole {self.form_of_all}", both)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -337,8 +338,7 @@ class Compositions:
         stages = stages_of(case)
         key = (schedule, pp, stages, shardings)
         if key not in self._known:
-            name = f"{schedule} {pp} {fingerprint(stages)} {' '.join(shardings)}"
-            self._known[key] = Composition(name, case, self.grid, self, shardings)
+            self._known[key] = Composition(case, self.grid, self, shardings)
         self._asked[asked] = self._known[key]
         return self._known[key]
 

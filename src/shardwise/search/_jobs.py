@@ -76,7 +76,12 @@ class Bounded:
 def bounds_of(some: Sequence[tuple[Job, FeasiblePlans]], table: BlockTable) -> list[Bounded]:
     """Return what fits of jobs of about the same rows with its bounds; columns are gathered once for all of them."""
     cells = PlanSelection(distinct(np.concatenate([fit.rows for _, fit in some])), some[0][0].columns["set"])
-    return [job.bounded(fit, cells, table) for job, fit in some]
+    places = [np.searchsorted(cells.rows, fit.rows) for _, fit in some]
+    modes = np.full(len(cells.rows), some[0][0].evaluator.num_modes)
+    for (_, fit), own in zip(some, places, strict=True):
+        first = reduce(np.logical_or, fit.fits.values()).argmax(axis=0)
+        modes[own] = np.minimum(modes[own], first)
+    return [job.bounded(fit, own, cells, table, modes) for (job, fit), own in zip(some, places, strict=True)]
 
 
 @dataclass(slots=True)
@@ -115,7 +120,7 @@ class Job:
         With the first mode of each row, what varies with modes is the least of that one and of those after it.
         """
         known: dict[tuple[int, int], Any] = {}
-        numbers, own = self.numbers, dict[str, Any]()
+        numbers = self.numbers
         for name, level in program.inputs.items():
             if (name, level) in cells.inputs or name in numbers:
                 continue
@@ -131,9 +136,8 @@ class Job:
                 if first_modes is not None and column.ndim > 1 and isinstance(table, BlockTable):
                     if (id(key), MODE) not in known:
                         known[id(key), MODE] = at * len(column) + first_modes
-                    own[name] = table.onward(name).take(known[id(key), MODE])
-                    continue
-                if column.ndim == 1 or cells.modes is None:
+                    columns = table.onward(name).take(known[id(key), MODE])
+                elif column.ndim == 1 or cells.modes is None:
                     columns = column.take(at, axis=-1)
                 else:
                     columns = column[cells.modes if axis != PLACE else cells.modes[cells.row], at]
@@ -143,8 +147,7 @@ class Job:
             else:
                 columns = self.part.number(name).take(cells.among(axis))
             cells.inputs[name, level] = columns
-        own |= {name: value for name, value in numbers.items() if name in program.inputs}
-        return {n: own[n] if n in own else cells.inputs[n, level] for n, level in program.inputs.items()}
+        return {n: numbers[n] if n in numbers else cells.inputs[n, level] for n, level in program.inputs.items()}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -233,13 +236,12 @@ class Job:
                 {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
 
-    def bounded(self, fitting: FeasiblePlans, cells: PlanSelection, table: BlockTable) -> Bounded:
-        """Return seconds that no step of a row is shorter than; the rows that fit are among those of the cells."""
+    def bounded(self, fitting: FeasiblePlans, own: Any, cells: PlanSelection, table: BlockTable, modes: Any) -> Bounded:
+        """Return seconds that no step of a row is shorter than, given where those that fit are among the cells.
+
+        No plan of a mode before that of its cell fits.
+        """
         program, size, fits = self.composition.least, len(cells.rows), fitting.fits
-        own, modes = np.searchsorted(cells.rows, fitting.rows), np.zeros(size, np.int64)
-        some_fit = reduce(np.logical_or, fits.values())
-        for mode in reversed(range(len(some_fit))):
-            modes[own[some_fit[mode]]] = mode
         outputs = program.run(self._given(program, cells, table, True, modes), cells.shape(1))
         # Results of a program stay until the next run alone.
         lows = (

@@ -1,10 +1,10 @@
 """Recorded formulas as lists of array operations, run on meshes of plans.
 
-A evaluator has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
+An evaluator has rows (how work is split), modes (what is computed again in backward) and places (which ranks share the
 fastest domain: several to a row); rows that follow each other and agree in what most numbers read are one split: of
-blocks all but how experts are split, of pipelines all but the micro-batch. Arrays have the modes first where they vary
-with them, and splits, rows or places last. Each operation runs on the least of them that
-its arguments vary with, into memory that is used again.
+blocks all but how experts are split, of pipelines all but the micro-batch. Places of one split whose dense layers lie
+alike are one site. Arrays have the modes first where they vary with them, and splits, sites, rows or places last.
+Each operation runs on the least of them that its arguments vary with, into memory that is used again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwise.ledger.number import OPERATIONS, RECORDS, evaluate
 from shardwise.ledger.symbol import Node, needed
 from shardwise.records import dataclass
 
-ROW, MODE, PLACE, SPLIT, BATCH = 1, 2, 4, 8, 16
+ROW, MODE, PLACE, SPLIT, BATCH, SITE = 1, 2, 4, 8, 16, 32
 CELLS = 98_304
 """About so many numbers of an array are computed at once: more would not stay in the cache."""
 _IN_PLACE: dict[str, Callable[..., Any]] = {
@@ -36,43 +36,63 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
     "power": np.power,
     "raised": np.power,
 }
-_SPREAD = {(SPLIT, ROW): "split to row", (SPLIT, PLACE): "split to place", (ROW, PLACE): "row to place"}
+_SPREAD = {
+    (SPLIT, ROW): "split to row",
+    (SPLIT, PLACE): "split to place",
+    (ROW, PLACE): "row to place",
+    (SPLIT, SITE): "split to site",
+    (SITE, PLACE): "site to place",
+}
 
 
-# What the last axis of an array of each level is: places, rows, splits, or nothing. BATCH says of blocks that they
-# vary with the micro-batch.
-_WIDEST = tuple(next((axis for axis in (PLACE, ROW, SPLIT) if level & axis), 0) for level in range(32))
-# How an array of each level becomes one of another, nothing where it is as wide.
-_WIDENED = tuple(tuple(_SPREAD.get((one, other)) for other in _WIDEST) for one in _WIDEST)
+def _widest(level: int) -> int:
+    if level & SITE and level & ROW:
+        return PLACE
+    return next((axis for axis in (PLACE, SITE, ROW, SPLIT) if level & axis), 0)
+
+
+# What the last axis of an array of each level is: places, sites, rows, splits, or nothing. BATCH says of blocks that
+# they vary with the micro-batch.
+_WIDEST = tuple(map(_widest, range(64)))
+# How to each level an array of another is brought, nothing where it is as wide.
+_WIDENED = tuple(tuple(_SPREAD.get((one, other)) for one in _WIDEST) for other in _WIDEST)
 # What an array of each level varies with as it is kept: modes, and its last axis.
 _KEPT = tuple(level & MODE | axis for level, axis in enumerate(_WIDEST))
 
 
 def axis_of(level: int) -> int:
-    """Return what the last axis of an array of a level is: places, rows, splits, or nothing."""
+    """Return what the last axis of an array of a level is: places, sites, rows, splits, or nothing."""
     return _WIDEST[level]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
-    """Rows, modes and places of plans; `row` is the row of each place, `split` the split of each row."""
+    """Rows, modes and places of plans; `row` is the row of each place, `split` the split of each row.
+
+    Of sites, `split_of` is the split of each, `site` that of each place.
+    """
 
     rows: int
     modes: int
     row: Any
     splits: int = 0
     split: Any = None
+    split_of: Any = None
+    site: Any = None
 
     def of(self, level: int) -> tuple[int, ...]:
         """Return the shape of an array that varies with a level."""
-        last = {PLACE: len(self.row), SPLIT: self.splits}.get(_WIDEST[level], self.rows)
+        axis, last = _WIDEST[level], self.rows
+        if axis in (PLACE, SPLIT, SITE):
+            last = self.splits if axis == SPLIT else len(self.row if axis == PLACE else self.split_of)
         return (self.modes, last) if level & MODE and self.modes > 1 else (last,)
 
     def spread(self, how: str) -> Any:
-        """Return for each row or place where its number stands among splits or rows."""
-        if how == _SPREAD[ROW, PLACE]:
-            return self.row
-        return self.split if how == _SPREAD[SPLIT, ROW] else self.split[self.row]
+        """Return for each row, site or place where its number stands among what is less wide."""
+        if how == _SPREAD[SPLIT, PLACE]:
+            return self.split[self.row]
+        known = {(ROW, PLACE): self.row, (SPLIT, ROW): self.split, (SPLIT, SITE): self.split_of}
+        return next((at for one, at in known.items() if _SPREAD[one] == how), self.site)
 
 
 def _above(args: list[Any], out: Any) -> Any:
@@ -176,6 +196,7 @@ class Program:
         where = self._where
         for symbol in needed(outputs.values()):
             key, level = symbol.key, symbol.level
+            widened = _WIDENED[level]
             if key[0] == "given":
                 name = str(key[1])
                 self.inputs[name], self._given[name] = level, self._new(symbol)
@@ -183,9 +204,7 @@ class Program:
             # Most arguments are symbols no narrower than the result: this is the inner loop of a recording.
             places = tuple(
                 [
-                    where[a]
-                    if a.__class__ is Node and _WIDENED[a.level][level] is None
-                    else self._argument(a, level, lines)
+                    where[a] if a.__class__ is Node and widened[a.level] is None else self._argument(a, level, lines)
                     for a in key[1:]
                 ]
             )
@@ -209,7 +228,7 @@ class Program:
             if key not in self._where:
                 self._constants.append((self._new(key), constant))
             return self._where[key]
-        how = _WIDENED[value.level][level]
+        how = _WIDENED[level][value.level]
         if how is None:
             return self._where[value]
         if (how, value) not in self._where:
@@ -219,36 +238,28 @@ class Program:
 
     def _allot(self, lines: list[Any], kept: set[int]) -> None:
         """Give each operation memory that no value still needed lies in."""
-        # What each operation is the last to read, of what the operations make.
-        made_here, ends = {line[2] for line in lines} - kept, dict[int, list[int]]()
-        for a, i in {a: i for i, line in enumerate(lines) for a in line[1]}.items():
-            if a in made_here:
-                ends.setdefault(i, []).append(a)
-        free: dict[int, list[tuple[int, int]]] = {level: [] for *_, level in lines}
-        made = dict.fromkeys(free, 0)
-        slots: dict[int, tuple[int, int]] = {}
-        places: dict[tuple[int, int], int] = {}
+        # Which operation is the last to read each number; results are read by none of them.
+        last = {a: i for i, (_, args, *_) in enumerate(lines) for a in args} | dict.fromkeys(kept)
+        free: dict[int, list[int]] = {level: [] for *_, level in lines}
+        made, memory, memory_of = dict.fromkeys(free, 0), self._kept, dict[int, int]()
         for i, (op, args, into, level) in enumerate(lines):
             run, pool = _IN_PLACE.get(op), free[level]
-            late = []
-            for a in ends.get(i, ()):
-                slot = slots[a]
-                # An operation may write over an argument of its own that nothing reads later, but for a choice.
-                if run is not None and slot[0] == level:
-                    pool.append(slot)
-                else:
-                    late.append(slot)
+            late: list[int] = []
+            for a in args:
+                # What is an argument twice is freed once.
+                if last[a] == i and (one := memory_of.pop(a, None)) is not None:
+                    # An operation may write over an argument of its own that nothing reads later, but for a choice.
+                    (pool if run is not None and memory[one][0] == level else late).append(one)
             if pool:
-                slot = pool.pop()
+                place = pool.pop()
             else:
-                slot = level, made[level]
+                place = len(memory)
+                memory.append((level, made[level]))
                 made[level] += 1
-                places[slot] = len(places)
             for one in late:
-                free[one[0]].append(one)
-            slots[into] = slot
-            self._lines.append((op, run, args, into, places[slot]))
-        self._kept = list(places)
+                free[memory[one][0]].append(one)
+            memory_of[into] = place
+            self._lines.append((op, run, args, into, place))
 
     def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:
         """Return the outputs, which stay good until the next run; what varies with nothing is a plain number."""

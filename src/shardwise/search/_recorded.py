@@ -17,7 +17,7 @@ from shardwise.records import dataclass, replace
 from shardwise.search._blocks import DENSE, SIZES, PlanBlocks
 from shardwise.search._columns import distinct
 from shardwise.search._grid import PlanGrid, case_for
-from shardwise.search._program import BATCH, MODE, PLACE, ROW, SPLIT, BlockColumn, BlockPrograms, Program
+from shardwise.search._program import BATCH, MODE, PLACE, ROW, SITE, SPLIT, BlockColumn, BlockPrograms, Program
 from shardwise.training import (
     BlockCost,
     FrozenWeights,
@@ -116,6 +116,8 @@ def blocks_of(grid: PlanGrid) -> RecordedBlocks:
             level |= v.level & ~SPLIT if isinstance(v, Node) else 0
         if any(any(v is not own[0] and v != own[0] for v in own) for own in per_way):
             level |= MODE | BATCH
+        if level & SITE:
+            level = level & ~SITE | PLACE
         leaf = leaves[tuple(values)] = BlockColumn(f"block {len(leaves)}", level, all(map(is_positive, values)))
         for way, own in zip(recorded, per_way, strict=True):
             for mode, v in enumerate(own if level & MODE else own[:1]):
@@ -162,15 +164,18 @@ def sizes_given(graph: Graph, grid: PlanGrid, fixed: Mapping[str, Any]) -> PlanS
     levels = {**dict.fromkeys((*SIZES, "dp"), whole), **({} if fixed else dict.fromkeys(DENSE, dense))}
     levels["micro_batch"] = ROW if fixed else dense | BATCH
     values: dict[str, Any] = {
-        name: known[name] if name in known else graph.given(name, levels.get(name, ROW), True) for name in names
+        name: known[name] if name in known else graph.given(name, levels.get(name, ROW), True, 1.0) for name in names
     }
     tiers = len(grid.case.domains)
 
     def tier(axis: str, i: int) -> Any:
         if i == tiers - 1:
             return values[axis] if axis in values else known.get(axis, graph.given(f"{axis}/{i}", whole, True))
-        flat = axis in ("ep", "etp") and not grid.has_experts
-        return 1.0 if flat else graph.given(f"{axis}/{i}", ROW | PLACE, True)
+        if axis in ("ep", "etp") and not grid.has_experts:
+            return 1.0
+        # Where splits have the same dense layer, so have sites.
+        site = SPLIT | SITE if not fixed and dense == SPLIT and axis in DENSE else ROW | PLACE
+        return graph.given(f"{axis}/{i}", site, True)
 
     axes = (*AXES, "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate")
     groups = {axis: tuple(tier(axis, i) for i in range(tiers)) for axis in axes}
