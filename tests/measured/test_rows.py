@@ -139,6 +139,26 @@ def test_a_framework_that_is_not_known_is_taken_and_said(tmp_path: Path, name: s
     assert not any(one.startswith("framework:") for one in known.assumed)
 
 
+@pytest.mark.parametrize(
+    ("name", "stack"), [("hf-accelerate", "accelerate"), ("MCore", "megatron"), ("ddp", "pytorch")]
+)
+def test_a_framework_may_be_called_as_a_stack_is(tmp_path: Path, name: str, stack: str) -> None:
+    """Another word for a stack names it, where no entry of frameworks does; nothing is assumed then."""
+    row = {**TRAINING, "sharding": "none"}
+    called, stated = (only(tmp_path, one) for one in ({**row, "framework": name}, {**row, "stack": stack}))
+    assert called.case is not None and called.case.stack.name == stack
+    assert called.predicted == stated.predicted
+    assert not any(one.startswith("framework:") for one in called.assumed)
+
+
+@pytest.mark.parametrize("replicas", ["16", ""])
+def test_a_shard_size_counts_whether_replicas_are_stated_or_not(tmp_path: Path, replicas: str) -> None:
+    """Shards within a node are copied over nodes, also where the number of replicas follows from the other degrees."""
+    row = {**TRAINING, "num_gpus": "16", "dp": replicas, "notes": "shard_size=8"}
+    plan = only(tmp_path, row).case.plan
+    assert (plan.sharding, plan.shard, plan.dp) == ("hsdp", 8, 16)
+
+
 STAGES = {"num_gpus": "8", "pp": "2", "dp": "4", "sharding": "zero1", "framework": "Megatron-LM"}
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
+from shardwise.errors import InputError
 from shardwise.hardware import Device
 from shardwise.measured._record import Record, read, refuse
-from shardwise.plans import Stack
+from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass, replace
 from shardwise.serving import find_engine
 
@@ -26,7 +27,8 @@ class Framework:
     An entry for a part of the runs of a framework asks for matching record with `where`. `mixture_sharding` is
     what FSDP is for models with experts, where it differs. `pipeline_batch` is what a stated micro-batch of a pipeline
     is, `recompute_policy` that nobody prints how much selective recompute runs again, `whole_batch` that a step has one
-    micro-batch unless told, `experts_over_tp` that tensor parallelism splits experts too unless told.
+    micro-batch unless told, `experts_over_tp` that tensor parallelism splits experts too unless told, `balances_head`
+    that stages are balanced by the products of layers and head.
     """
 
     pattern: str
@@ -40,11 +42,12 @@ class Framework:
     recompute_policy: bool = False
     whole_batch: bool = False
     experts_over_tp: bool = False
+    balances_head: bool = False
 
     @property
     def known(self) -> bool:
         """Whether this is the entry of a framework, not the one for all others."""
-        return bool(self.pattern)
+        return bool(self.pattern or self.stack)
 
 
 def frameworks(table: Table) -> tuple[Framework, ...]:
@@ -55,16 +58,33 @@ def frameworks(table: Table) -> tuple[Framework, ...]:
 def framework_of(table: Table, name: str, row: Mapping[str, str]) -> Framework:
     """Return the entry of a framework by its name in a file, the one for all others where it is not known.
 
+    A name that no entry knows may be a stack's own, or another word for it.
+
     >>> from shardwise.measured import read
     >>> known = read("frameworks.toml")
     >>> framework_of(known, "torchtitan 2025-06", {}).stack, framework_of(known, "my own trainer", {}).known
     ('fsdp2', False)
+    >>> framework_of(known, "MCore", {}).stack, framework_of(known, "hf-accelerate", {}).stack
+    ('megatron', 'accelerate')
     """
     word = name.lower()
     matching = (
         one for one in table["framework"] if re.search(one["pattern"], word) and matches(one.get("where", {}), row)
     )
-    return Framework(**next(matching))
+    found = Framework(**next(matching))
+    stack = "" if found.known else _stack_named(word.strip())
+    if not stack:
+        return found
+    plain = (one for one in table["framework"] if one["stack"] == stack and "where" not in one)
+    return next((Framework(**one) for one in plain), replace(found, stack=stack))
+
+
+def _stack_named(word: str) -> str:
+    """Return the stack that a word names, the empty word where none has it."""
+    try:
+        return find_stack(word).name if word else ""
+    except InputError:
+        return ""
 
 
 def matches(where: Mapping[str, str], record: Mapping[str, str]) -> bool:

@@ -181,7 +181,8 @@ def _sharding(record: Record, framework: Framework, experts: bool) -> Sharding:
 
 def _shard(record: Record, plan: Plan) -> Plan:
     """Return the plan with the sharding group where it is smaller than the replicas: sharding within, copies across."""
-    size, replicas = int(record.noted("shard_size")), record.whole("dp") or 0
+    size = int(record.noted("shard_size"))
+    replicas = record.whole("dp") or record.whole("num_gpus") // (plan.tp * plan.cp * plan.pp)
     rules = plan.sharding_rules
     if rules.hybrid:
         return replace(plan, shard=size or record.whole("gpus_per_node") or 8)
