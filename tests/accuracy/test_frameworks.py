@@ -35,6 +35,8 @@ def test_every_stack_of_the_table_is_known() -> None:
     [
         ("torchtitan 9dec370 (2024-12)", "fsdp2-2024"),
         ("torchtitan 2025-06", "fsdp2"),
+        ("nanotron", "nanotron"),
+        ("nanotron (2024-07)", "nanotron-2024"),
         ("llm-foundry/Composer (PyTorch 1.13)", "composer-2022"),
         ("Megatron-LM (2021)", "megatron-2021"),
         ("Megatron-LM", "megatron"),

@@ -8,8 +8,28 @@ from hypothesis import strategies as st
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import PARTITIONS, PartitionRule, Plan, Training, find_stack, split_layers, stack_names
+from shardwise.plans import (
+    PARTITIONS,
+    PartitionRule,
+    Plan,
+    Training,
+    balanced_layers,
+    find_stack,
+    split_layers,
+    stack_names,
+)
 from shardwise.training import TrainingOptions, train
+
+
+@given(layers=st.integers(1, 128), pieces=st.integers(1, 16), head=st.floats(0, 20))
+def test_balanced_pieces_hold_every_layer_and_none_more_than_its_share_and_one(
+    layers: int, pieces: int, head: float
+) -> None:
+    """A piece ends with the layer that passes its share, so that none but the last is fuller; a head takes layers."""
+    found = balanced_layers(layers, pieces, head)
+    assert sum(found) == layers and len(found) == pieces
+    assert max(found) <= (layers + head) / pieces + 1 + 1e-9
+    assert found[-1] <= balanced_layers(layers, pieces, 0.0)[-1]
 
 
 @pytest.mark.parametrize(

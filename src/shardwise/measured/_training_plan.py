@@ -9,7 +9,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.measured._frameworks import Framework, Table, has_default, variant_of
 from shardwise.measured._record import Record, refuse, words
 from shardwise.measured._training_tuning import is_tuned
-from shardwise.models import Model
+from shardwise.models import MLP, Attention, Model
 from shardwise.plans import (
     OBJECTIVES,
     TUNINGS,
@@ -20,6 +20,7 @@ from shardwise.plans import (
     Schedule,
     Sharding,
     Stack,
+    balanced_layers,
     default_stack,
     find_precision,
     find_stack,
@@ -65,10 +66,20 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
     if pp > model.num_layers + 2:
         rule = f"is more stages than {model.num_layers} layers and both ends fill"
         raise InputError([Problem("pp", pp, rule, "correct the cell")])
+    if framework.balances_head and pp > 1 == vpp:
+        return replace(plan, stage_layers=balanced_layers(model.num_layers, pp, head_in_layers(model)))
     if model.num_layers % (pp * vpp):
         record.rule_value("stage_layers")
         plan = replace(plan, stage_layers=split_layers(model.num_layers, pp * vpp, "megatron"))
     return plan
+
+
+def head_in_layers(model: Model) -> float:
+    """Return the products of a head in those of the first layer, as nanotron counts them: heads are all of queries."""
+    block = model.layers[0]
+    mixer, feed = next((m for m in block.mixers if hasattr(m, "heads")), None), block.feed_forward
+    attention = 4 * mixer.heads * mixer.head_dim if isinstance(mixer, Attention) else 0
+    return model.vocab / max(attention + (3 * feed.ffn if isinstance(feed, MLP) else 0), 1)
 
 
 def model_heads(model: Model) -> int:

@@ -88,5 +88,13 @@ from shardwise.plans._workload import (
     RequestClass,
     Workload,
 )
-from shardwise.plans.partition import PARTITIONS, SHIFTS, PartitionRule, listed, split_layers, with_stage_layers
+from shardwise.plans.partition import (
+    PARTITIONS,
+    SHIFTS,
+    PartitionRule,
+    balanced_layers,
+    listed,
+    split_layers,
+    with_stage_layers,
+)
 from shardwise.plans.schedules import SCHEDULES, Schedule, ScheduleRules, find_rules, schedule_for

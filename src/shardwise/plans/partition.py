@@ -114,6 +114,24 @@ def split_layers(layers: int, pieces: int, partition: str) -> tuple[int, ...]:
     return shifted(_WAYS[way](layers, pieces), shift or "usual")
 
 
+def balanced_layers(layers: int, pieces: int, head: float) -> tuple[int, ...]:
+    """Return the layers of each piece where a head that costs as much as so many layers is balanced with them.
+
+    A piece ends behind the layer with which the sum passes its share: github.com/huggingface/nanotron
+    src/nanotron/models/base.py, build_model.
+
+    >>> balanced_layers(24, 4, 2.5), balanced_layers(32, 2, 0.5)
+    ((7, 7, 6, 4), (17, 15))
+    """
+    counts, each = [0] * pieces, (layers + head) / pieces
+    piece = 0
+    for done in range(1, layers + 1):
+        counts[piece] += 1
+        if done > each * (piece + 1):
+            piece = min(piece + 1, pieces - 1)
+    return tuple(counts)
+
+
 def listed(layers: int, pieces: int, partition: PartitionRule = "uniform") -> str:
     """Return layers cut into pieces as a list to copy.
 
