@@ -1,26 +1,27 @@
 """Print how far off published runs are that no constant, band or factor rests on, by source.
 
-`python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/training_unseen.csv` every
-row with its prediction.
+`python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
+prediction. The second file is of frameworks that hardly another row is of.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from accuracy.files import HERE
 from accuracy.published import measured
 from shardwise.measured import Comparison, errors_of
 
-FILE = HERE / "data" / "unseen" / "training_unseen.csv"
+FILES = tuple(HERE / "data" / "unseen" / f"training_unseen{part}.csv" for part in ("", "_frameworks"))
 COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the band")
 
 
-def runs() -> tuple[Comparison, ...]:
+def runs(files: Sequence[Path] = FILES) -> tuple[Comparison, ...]:
     """Return every run with its prediction."""
-    return measured([str(FILE)]).rows
+    return measured([*map(str, files)]).rows
 
 
 def shares(rows: Iterable[Comparison]) -> tuple[float, float, float, float]:
@@ -35,7 +36,7 @@ def table(rows: Iterable[Comparison]) -> Iterator[str]:
     every = [*rows]
     by_source: dict[str, list[Comparison]] = defaultdict(list)
     for row in every:
-        by_source[row.source].append(row)
+        by_source[f"{row.source}{', memory' * (row.metric == 'peak_memory')}"].append(row)
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|---|{'---:|' * (len(COLUMNS) - 1)}"
     for name, some in (*by_source.items(), ("all", every)):
