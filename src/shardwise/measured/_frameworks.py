@@ -121,7 +121,7 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     True
     """
     for one in table["adjustment"]:
-        conditions = {**row, "stack.loss": stack.loss}
+        conditions = {**row, "stack.loss": stack.loss, "stack.attention_kernel": stack.attention_kernel}
         if re.fullmatch(one["of"], stack.name) and matches(one["where"], conditions):
             stack = replace(stack, **one.get("sets", {}), settings=replace(stack.settings, **one.get("settings", {})))
     return stack
