@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 from accuracy.files import RESULTS, read
 from accuracy.published import KINDS, Entry, Published, completed, documented, documenting, joined
+from shardwise.cost import lineage
 from shardwise.measured import Comparison, Context, MeasurementFile, Record, compared, framework_of, matches, read_table
 
 # Predictions nearer than this are the same.
@@ -224,7 +225,7 @@ def _of_stacks() -> Iterator[Removal]:
             yield Removal(
                 name=f"stack {name}: {field}",
                 context=_known("WithoutField", frameworks=joined({"adjustment": [other]}, Published.frameworks)),
-                speaks_of=_ran_on({heir.removesuffix("-scores") for heir in heirs}, _holds_other(field, value)),
+                speaks_of=_ran_on({lineage(heir) for heir in heirs}, _holds_other(field, value)),
             )
 
 

@@ -18,6 +18,7 @@ from accuracy.typical import beside_record, beyond, slower_of, waiting_of
 from shardwise import Plan
 from shardwise.cost import Conditions, Paired, Spread, joined, memory_conditions
 from shardwise.measured import Comparison
+from shardwise.training import TrainingCase
 
 SHARE = 0.8
 FEWEST_SOURCES = 2
@@ -26,8 +27,11 @@ FLOOR = 0.01
 # Pull of the conditions to none, in runs of mean weight; and by how much of 1 / sources the ends lie further out, so
 # that the mean over sources left out is 80 %: frameworks of training differ more than engines that serve do.
 RIDGE, LEAST = 10.0, 0.01
-CORRECTION = {"memory.peak_bytes": 0.7, "step_seconds": 0.8}
+CORRECTION = {"memory.peak_bytes": 0.7, "step_seconds": 0.4}
 USUAL_CORRECTION = 0.35
+# A run weighs as one over this power of the runs of its source. With 1 every source has one vote, as bands for a run of
+# a laboratory that nobody has seen ask for; the root where that was not tried, or brought nothing (memory).
+POWER, USUAL_POWER = {"step_seconds": 1.0}, 0.5
 TRAINING = {
     "step_time": "step_seconds",
     "tokens_per_second_per_gpu": "step_seconds",
@@ -101,7 +105,7 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         slack, waits = beside_record(row.case) if typical else (0.0, 0.0)
         one = Residual(
             quantity=quantity,
-            conditions=memory_conditions(row.conditions.stack, "fine-tuning" in row.conditions.words)
+            conditions=memory_conditions(_stack_of(row), "fine-tuning" in row.conditions.words)
             if row.metric == "peak_memory"
             else row.conditions,
             family=row.conditions.family,
@@ -118,6 +122,11 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
         )
         found.setdefault((quantity, row.case_id, row.conditions.words), one)
     return list(found.values())
+
+
+def _stack_of(row: Comparison) -> str:
+    """Return the release that ran a row, whose bytes are its own, where steps know its stack alone."""
+    return row.case.stack.name if isinstance(row.case, TrainingCase) else row.conditions.stack if row.conditions else ""
 
 
 def stacks_of(runs: Iterable[Residual], without: str = "") -> dict[str, tuple[str, ...]]:
@@ -138,7 +147,7 @@ def spread_of(runs: Sequence[Residual]) -> Spread:
     """Return the spread of the residuals of one headline.
 
     The ends are quantiles of residuals over scales that were fitted without their own source, further out the fewer
-    sources there are. A source weighs as the square root of its runs.
+    sources there are. A source weighs as `POWER` says.
     """
     import numpy as np
 
@@ -222,11 +231,11 @@ def _scaled(runs: Sequence[Residual], fitted: Spread) -> list[float]:
 
 
 def _weights(runs: Sequence[Residual]) -> Any:
-    """Return what each run counts: a source as the square root of its runs."""
+    """Return what each run counts: less the more its source has, by the power of its headline."""
     import numpy as np
 
-    counts = Counter(one.source for one in runs)
-    return np.array([1 / math.sqrt(counts[one.source]) for one in runs])
+    counts, power = Counter(one.source for one in runs), POWER.get(runs[0].quantity, USUAL_POWER)
+    return np.array([1 / counts[one.source] ** power for one in runs])
 
 
 def _fitted(runs: Sequence[Residual], waiting: float | None = None) -> Spread:

@@ -12,6 +12,7 @@ from shardwise.cost._bands import (
     Spread,
     band_of,
     joined,
+    lineage,
     memory_band,
     memory_conditions,
     spreads,

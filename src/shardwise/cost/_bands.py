@@ -8,6 +8,7 @@ its stack: every condition widens the band by a factor. bands.toml has them, wit
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from functools import cache
@@ -18,6 +19,7 @@ from shardwise.records import dataclass
 
 # Standard deviations of a normal distribution from its median to its 90 %.
 _EDGE = 1.2815515655446004
+_RELEASE = re.compile(r"-(scores|20\d\d)$")
 UNSEEN_STACK, UNSEEN_PAIR, UNMEASURED = "unseen stack", "stack unseen on the family", "device without kernels"
 UNSEEN_DEVICE = "unseen device"
 """Conditions that a stack and a device bring: no runs of the stack, none on the family, no kernel tables, no runs of
@@ -234,6 +236,15 @@ def memory_band(stack: str, tuned: bool = False) -> Band:
     True
     """
     return band_of("memory.peak_bytes", memory_conditions(stack, tuned))
+
+
+def lineage(stack: str) -> str:
+    """Return the name that releases of one stack share, with attention scores or without.
+
+    >>> lineage("nemo-2024"), lineage("megatron-scores"), lineage("fsdp2-compiled-loss")
+    ('nemo', 'megatron', 'fsdp2-compiled-loss')
+    """
+    return _RELEASE.sub("", stack)
 
 
 def memory_conditions(stack: str, tuned: bool) -> Conditions:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from shardwise.cost import Band, Conditions, Efficiencies, band_of
+from shardwise.cost import Band, Conditions, Efficiencies, band_of, lineage
 from shardwise.ledger.flow import gradient_passes
 from shardwise.models import Model
 from shardwise.ops import blocks as ledgers
@@ -158,7 +158,7 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
     }
     words = tuple(word for word, holds in conditions_of.items() if holds)
     device = cluster.device.name
-    return Conditions(stack=case.stack.name.removesuffix("-scores"), family=family, words=words, device=device)
+    return Conditions(stack=lineage(case.stack.name), family=family, words=words, device=device)
 
 
 def most_chosen(model: Model) -> int:
