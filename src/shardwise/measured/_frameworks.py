@@ -71,12 +71,12 @@ def framework_of(table: Table, name: str, row: Mapping[str, str]) -> Framework:
     matching = (
         one for one in table["framework"] if re.search(one["pattern"], word) and matches(one.get("where", {}), row)
     )
-    found = Framework(**next(matching))
-    stack = "" if found.known else _stack_named(word.strip())
+    entry = Framework(**next(matching))
+    stack = "" if entry.known else _stack_named(word.strip())
     if not stack:
-        return found
+        return entry
     plain = (one for one in table["framework"] if one["stack"] == stack and "where" not in one)
-    return next((Framework(**one) for one in plain), replace(found, stack=stack))
+    return next((Framework(**one) for one in plain), replace(entry, stack=stack))
 
 
 def _stack_named(word: str) -> str:

@@ -9,7 +9,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.measured._frameworks import Framework, Table, has_default, variant_of
 from shardwise.measured._record import Record, refuse, words
 from shardwise.measured._training_tuning import is_tuned
-from shardwise.models import MLP, Attention, Model
+from shardwise.models import Model
 from shardwise.plans import (
     OBJECTIVES,
     TUNINGS,
@@ -77,9 +77,9 @@ def plan_of(record: Record, model: Model, framework: Framework, node: int) -> Pl
 def head_in_layers(model: Model) -> float:
     """Return the products of a head in those of the first layer, as nanotron counts them: heads are all of queries."""
     block = model.layers[0]
-    mixer, feed = next((m for m in block.mixers if hasattr(m, "heads")), None), block.feed_forward
-    attention = 4 * mixer.heads * mixer.head_dim if isinstance(mixer, Attention) else 0
-    return model.vocab / max(attention + (3 * feed.ffn if isinstance(feed, MLP) else 0), 1)
+    width = next((m.heads * m.head_dim for m in block.mixers if hasattr(m, "heads") and hasattr(m, "head_dim")), 0)
+    inner = getattr(block.feed_forward, "ffn", 0)
+    return model.vocab / max(4 * int(width) + 3 * int(inner), 1)
 
 
 def model_heads(model: Model) -> int:
