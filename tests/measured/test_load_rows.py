@@ -88,6 +88,22 @@ def test_times_of_the_server_have_nothing_of_the_client(tmp_path: Path) -> None:
     assert measured - within == pytest.approx(0.02)
 
 
+def test_constant_arrivals_of_inference_perf_are_drawn(tmp_path: Path) -> None:
+    """What inference-perf calls constant has exponential gaps: tails are those of Poisson, and the reason is said."""
+    line = "request_latency_p99|1|s||20|lengths=fixed; num_requests=1000"
+    kinds = (
+        "arrivals=constant",
+        "arrivals=constant; harness=inference-perf",
+        "arrivals=constant (inference-perf default)",
+        "arrivals=poisson",
+    )
+    path = rows(tmp_path, *(f"{line}; {kind}" for kind in kinds))
+    even, harness, word, drawn = predicted(path)
+    assert harness == word == drawn
+    assert drawn > 1.02 * even
+    assert path.with_name("rows.csv").read_text(encoding="utf-8").count("exponential gaps") == 2
+
+
 def test_prompts_that_a_benchmark_repeats_are_computed_once(tmp_path: Path) -> None:
     """Of prompts in turn each is in the cache from its second time on: tails wait for the first, medians do not."""
     line = "harness=inference-perf; arrivals=constant; lengths=fixed; num_requests=2000"

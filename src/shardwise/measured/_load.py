@@ -148,6 +148,8 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     elif rate:
         if words not in ("constant", "poisson"):
             record.rule_value("arrivals")
+        elif words == "constant" and _of_inference_perf(record):
+            words = record.rule_value("constant_arrivals")
         arrivals = Arrivals(kind="constant" if words == "constant" else "poisson", rate=rate)
     else:
         record.rule_value("closed_loop")
@@ -157,7 +159,7 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     cached, prefix = 0.0, 0
     if record.notes.get("enable_prefix_caching") != "0":
         prefix = min(record.whole("prefix_tokens"), max(round(prompt.mean) - 1, 0))
-        if any("inference-perf" in note for note in record.notes.values()) and prefix:
+        if _of_inference_perf(record) and prefix:
             record.rule_value("repeated_prompts")
             cached = 1.0
     asked = Workload(
@@ -166,6 +168,11 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
     )  # fmt: skip
     prompts = int(record.noted("first_prompts")) if cached else 0
     return _asked_first(asked, min(prompts, asked.count)) if prompts else asked
+
+
+def _of_inference_perf(record: Record) -> bool:
+    """Return whether the notes of a row name inference-perf, whose words are its own."""
+    return any("inference-perf" in note for note in record.notes.values())
 
 
 def _asked_first(asked: Workload, prompts: int) -> Workload:
