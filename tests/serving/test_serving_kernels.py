@@ -99,17 +99,31 @@ def test_prompts_of_one_product_or_two_are_the_same_work() -> None:
     assert apart == pytest.approx(joint, rel=0.02)
 
 
-def test_inputs_of_four_bits_are_quantised_by_a_kernel_of_their_own() -> None:
-    """Under vLLM each product in nvfp4 starts a quantisation first, as its table has it; fp8 ones do not."""
-    table = constants().families["blackwell"].matmul
-    for weights, dtype in (("nvfp4", "fp4"), ("fp8", "fp8")):
-        case = ask("llama-3.1-70b", Serving(weights=weights), device="b200-sxm-180gb").case
-        server = replace(
-            engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)), decoding=True
-        )
-        alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
-        own = table[dtype].quantise["vllm"].start_seconds if dtype == "fp4" else 0.0
-        assert float(dict(server.narrow)[dtype].matmul_start) == pytest.approx(float(alone) + own)
+@pytest.mark.parametrize(
+    ("engine", "weights", "kind", "apart"),
+    [
+        ("vllm", "nvfp4", "fp4", True),
+        ("vllm", "fp8", "fp8", False),
+        ("vllm", "fp8-block", "fp8_block", False),
+        ("sglang", "nvfp4", "fp4", True),
+        ("sglang", "fp8", "fp8", True),
+        ("sglang", "fp8-block", "fp8_block", True),
+        ("tensorrt-llm", "nvfp4", "fp4", True),
+        ("tensorrt-llm", "fp8-block", "fp8_block", True),
+        ("tensorrt-llm", "fp8", "fp8", False),
+    ],
+)
+def test_inputs_are_quantised_by_a_kernel_of_their_own(engine: str, weights: str, kind: str, apart: bool) -> None:
+    """Where no kernel before a product does it, each product starts a quantisation first: as its table has it, once."""
+    own = find_engine(engine)
+    case = ask("llama-3.1-70b", Serving(weights=weights), device="b200-sxm-180gb", engine=own).case
+    server = replace(engine_cost_model(case, sizes_of(case.model, case.plan, case.job, case.domains)), decoding=True)
+    dtype = "fp4" if kind == "fp4" else "fp8"
+    alone = rates_of(case.cluster.device, dtype, 0.0, Efficiencies()).matmul_start
+    table = constants().families["blackwell"].matmul[kind].quantise
+    more = min(table[own.kernels].start_seconds, own.quantisation.kernel_seconds) if apart else 0.0
+    assert float(dict(server.narrow)[dtype].matmul_start) == pytest.approx(float(alone) + more)
+    assert 0.0 <= more <= 5e-6
 
 
 def test_kernels_over_latent_caches_are_planned_once_a_step() -> None:

@@ -115,14 +115,16 @@ def _summed(rates: Any, case: ServingCase) -> Any:
 def _fused_quantisation(rates: Any, case: ServingCase) -> Any:
     """Return rates of narrow GEMMs whose inputs are quantised by the kernel before, or by a kernel of their own.
 
-    What that kernel starts with is part of the tables of GEMMs (accuracy/notes/calibration.md, `quantise`).
+    What that kernel starts with is part of the tables of GEMMs (accuracy/notes/calibration.md, `quantise`), at most
+    what one kernel takes: tables hold whatever else a library does before a product.
     """
     if case.efficiencies.ideal:
         return rates
-    if case.compute in (engine := case.engine).quantisation.unfused_types:
-        row = constants().families[rates.family].matmul.get(case.compute)
+    kind = "fp8_block" if (case.compute, case.format.name) == ("fp8", "fp8-block") else case.compute
+    if kind in (engine := case.engine).quantisation.unfused_types:
+        row = constants().families[rates.family].matmul.get(kind)
         own = row.quantise.get(engine.kernels) if row else None
-        seconds = own.start_seconds if own else engine.quantisation.kernel_seconds
+        seconds = min(own.start_seconds if own else math.inf, engine.quantisation.kernel_seconds)
         why = dict(engine.sources)["quantisation.unfused_types"]
         return replace(rates, matmul_start=rates.matmul_start + leaf("quantisation of the input", seconds, why))
     if float(rates.matmul_start) <= engine.quantisation.kernel_seconds:
