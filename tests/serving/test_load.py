@@ -59,6 +59,22 @@ def answer(name: str, asked: Workload, replicas: int = 1, job: Serving = Serving
     return serve(load_model(model), machine, replace(plan, dp=replicas), asked, job, options)
 
 
+def test_a_fleet_is_simulated_until_it_is_full() -> None:
+    """Unless it is told how many, requests are enough that eight replicas are as busy as one; too few say so."""
+    asked = "serve llama-3.1-8b --on 8xh100 --tp 1 --rate 200/s --input-tokens 1000 --output-tokens 100 --json"
+    found, few, long = (run(*asked.split(), *more) for more in ((), ("--requests", "800"), ("--requests", "30000")))
+    mean, short, true = (done.tree["e2e"]["mean_seconds"] for done in (found, few, long))
+    assert mean == pytest.approx(true, rel=0.05)
+    assert short < 0.85 * true
+    assert found.tree["served"]["requests_per_second"] > 0.9 * 200
+    assert [
+        any("find the deployment as empty" in one for one in done.tree["assumptions"]) for done in (found, few)
+    ] == [
+        False,
+        True,
+    ]
+
+
 def test_a_price_of_a_step_does_not_depend_on_those_asked_before() -> None:
     """A piece of a prompt over a cache costs the same in a new table and in one that priced another nearby."""
     case = answer("dense", workload(1.0, 1)).base.case

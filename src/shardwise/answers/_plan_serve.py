@@ -72,8 +72,9 @@ def ask(inputs: Inputs) -> LoadResult:
     job, serving = deployment_of(asked, cluster)
     inputs.notes += [] if "engine" in inputs.values else asked.notes
     options = LoadOptions(
-        limits=limits, router=inputs.get("router", "round-robin"), serving=serving, risk=inputs.get("risk", 0.0)
-    )
+        limits=limits, router=inputs.get("router", "round-robin"), serving=serving, risk=inputs.get("risk", 0.0),
+        settled="requests" not in inputs.values,
+    )  # fmt: skip
     wanted = inputs.get("objective", "devices"), inputs.get("top", 3)
     space = space_of(inputs)
     if "engine" not in inputs.values:

@@ -282,7 +282,7 @@ def ask(inputs: Inputs) -> ServeReport:
     job, engine = deployment_of(inputs, cluster)
     options = LoadOptions(
         limits=limits, router=inputs.get("router", "round-robin"), serving=engine, prefill=prefill_of(inputs, plan),
-        autoscale=autoscale_of(inputs), risk=inputs.get("risk", 0.0),
+        autoscale=autoscale_of(inputs), risk=inputs.get("risk", 0.0), settled="requests" not in inputs.values,
     )  # fmt: skip
     try:
         report = serve(model, cluster, plan, workload, job, options)

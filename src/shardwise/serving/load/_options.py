@@ -34,5 +34,7 @@ class LoadOptions:
     risk: float = 0.0
     """The chance, by published runs, with which all limits are to be kept."""
     serving: ServingOptions = ServingOptions()
+    settled: bool = False
+    """Whether as many more requests are simulated as a deployment that starts empty takes to be as full as it will."""
     until_missed: bool = False
     """Whether the simulation of one pool may end once a limit is missed: what it says then is that alone."""
