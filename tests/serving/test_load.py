@@ -75,6 +75,16 @@ def test_a_fleet_is_simulated_until_it_is_full() -> None:
     ]
 
 
+def test_users_who_think_do_not_ask_in_step() -> None:
+    """However many join at once, those who think for long find the server as idle as so few requests leave it."""
+    alone, asked, busier = (
+        answer("dense", workload(arrivals=Arrivals(kind="closed", users=users, think_seconds=think), count=10 * users))
+        for users, think in ((1, 0.0), (64, 1000.0), (64, 10.0))
+    )
+    assert asked.latencies["ttft"]["p99"] < 1.5 * alone.latencies["ttft"]["p50"]
+    assert asked.latencies["ttft"]["mean"] < busier.latencies["ttft"]["mean"] < 0.1
+
+
 def test_a_price_of_a_step_does_not_depend_on_those_asked_before() -> None:
     """A piece of a prompt over a cache costs the same in a new table and in one that priced another nearby."""
     case = answer("dense", workload(1.0, 1)).base.case

@@ -312,8 +312,8 @@ def closed_loop(
 ) -> tuple[list[Request], Follow]:
     """Return the first requests of a replica's users, and what gives a user's next one.
 
-    Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, so
-    that what is told of them is neither that rush nor a march in step.
+    Users of a benchmark start at once; of a server that runs on they join at the requests a second that it carries, and
+    spread over the time they think, so that what is told of them is neither that rush nor a march in step.
     """
     draws, think = replace(workload, seed=workload.seed * 1009 + replica).draws(), workload.arrivals.think_seconds
     issued = min(users, count)
@@ -328,7 +328,7 @@ def closed_loop(
         issued += 1
         return made(ended.end + think, ended.user)
 
-    gap = 0.0 if workload.finite else 1 / carried
+    gap = 0.0 if workload.finite else max(1 / carried, think / users)
     return [made(gap * user, user) for user in range(issued)], follow
 
 
