@@ -85,6 +85,14 @@ def test_users_who_think_do_not_ask_in_step() -> None:
     assert asked.latencies["ttft"]["mean"] < busier.latencies["ttft"]["mean"] < 0.1
 
 
+def test_batches_of_a_pipeline_are_of_one_replica() -> None:
+    """What runs and what the cache holds at most is of all batches in flight: never below what it is on average."""
+    asked = "serve llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --rate 4/s --input-tokens 2000 --output-tokens 300"
+    tree = run(*asked.split(), "--requests", "400", "--json").tree
+    assert tree["running"]["mean"] < tree["running"]["max"] <= 400
+    assert tree["kv"]["used_mean"] < tree["kv"]["used_max"] <= tree["kv"]["capacity_tokens"]
+
+
 def test_a_price_of_a_step_does_not_depend_on_those_asked_before() -> None:
     """A piece of a prompt over a cache costs the same in a new table and in one that priced another nearby."""
     case = answer("dense", workload(1.0, 1)).base.case

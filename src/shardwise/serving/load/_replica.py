@@ -57,6 +57,8 @@ class Replica:
         self.horizon = math.inf
         self.stages = 1
         """Pipeline stages, through which batches of the groups pass one after another."""
+        self.most = (0, 0, 0.0)
+        """The most that ran and waited, and the most tokens of cache, of all batches in flight together."""
         self.unbalanced = 0
         """Steps since every group had a prompt, or since prompts ran without."""
         self.free = [0.0] * groups
@@ -75,6 +77,8 @@ class Replica:
         self.now = max(group.now for group in self.groups) if self.stages > 1 else self.now
         for group in self.groups:
             group.trace.seconds = self.now
+            if self.stages > 1:
+                group.trace.most_running, group.trace.most_waiting, group.trace.most_cache_tokens = self.most
         return [group.trace for group in self.groups]
 
     @property
@@ -134,6 +138,7 @@ class Replica:
                 return
             group.take_in(at)
             step = group.next_step(at)
+            self._look()
             each = group.repriced(step, 1) / self.stages
             done = at
             for stage in range(self.stages):
@@ -141,6 +146,16 @@ class Replica:
                 self.free[stage] = done
             group.run(step, 1, done - at)
             self.now = at
+
+    def _look(self) -> None:
+        """Note what all batches in flight have now, if it is more than before."""
+        running, waiting, used = self.most
+        groups = self.groups
+        self.most = (
+            max(running, sum(group.decoding + len(group.prompts) for group in groups)),
+            max(waiting, sum(len(group.waiting) for group in groups)),
+            max(used, sum(group.used for group in groups)),
+        )
 
     def _together(self) -> bool:
         """Run a step of every group that has work, each as long as that of the slowest; False where none has."""
