@@ -251,12 +251,12 @@ def _settled(workload: Workload, steady: Steady[float], options: LoadOptions) ->
     """
     together = workload.arrivals.rate * steady.e2e_seconds
     open_loop = workload.arrivals.kind in ("poisson", "constant", "gamma") and not workload.finite
-    if not open_loop or options.autoscale or steady.utilisation >= 1 or not math.isfinite(together):
+    if not open_loop or options.autoscale or steady.utilisation >= 1:
         return workload, ()
     if options.settled:
-        wanted = min(math.ceil(_FILLINGS * together), _MOST_SETTLED)
+        wanted = math.ceil(min(_FILLINGS * together, _MOST_SETTLED))
         workload = replace(workload, count=max(workload.count, wanted))
-    if workload.count >= _FEW_FILLINGS * together:
+    if workload.count >= _FEW_FILLINGS * together or not math.isfinite(together):
         return workload, ()
     note = f"{workload.count:,} requests, {workload.count / together:.1f} times those that are there at once: many find"
     return workload, (
@@ -303,6 +303,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     if fits and report.open_loop and steady.utilisation > _NEAR:
         report = replace(report, saturated=fleet.saturated(workload))
     if report.saturated is not None and not report.overloaded:
+        if options.settled and steady.utilisation >= 1:
+            # The form does not say how many are there at once: as many for each replica as for one.
+            workload = replace(workload, count=max(workload.count, min(2000 * fleet.decode.many, _MOST_SETTLED)))
+            report = replace(report, workload=workload)
         note = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, note))
     if not fits or report.overloaded:
