@@ -262,7 +262,11 @@ _OF_LOAD = {
         ("stages", Converter(_read_stages, "RATE:TIME,..."), "rates one after another: 5/s:10min,40/s:2min,5/s:10min"),
         ("speed", k.SHARE_OF, "speed-up of the trace's arrivals"),
         ("classes", k.FILE, "TOML of [[class]]: name, share, lengths and limits of each kind of requests"),
-        ("requests", k.whole(1, 1_000_000), "requests to simulate; left out, 2,000 or what the percentiles need"),
+        (
+            "requests",
+            k.whole(1, 1_000_000),
+            "requests to simulate; left out, 2,000, ten times those there at once, or what percentiles need",
+        ),
         ("finite", k.SWITCH, "just these requests, as a benchmark sends them; latencies even where the queue grows"),
         ("seed", k.whole(0), "seed of lengths and arrivals"),
         ("router", k.choice("round-robin", "random", "least-loaded", "prefix"), "routing of requests to replicas"),
