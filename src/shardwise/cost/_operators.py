@@ -7,7 +7,6 @@ cores, or shares cut along k. Roofline: Williams, Waterman, Patterson 2009. Cons
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from operator import attrgetter
@@ -16,7 +15,7 @@ from typing import Any, Generic, cast
 from shardwise.cost._rates import WIDE_DTYPES, GemmRates, Rates
 from shardwise.cost._tables import constants
 from shardwise.cost._tiles import Tiling, blocked_flops, kind_of
-from shardwise.ledger.number import X, evaluate, is_plain, maximum, minimum, register, total
+from shardwise.ledger.number import X, array_library, evaluate, is_plain, maximum, minimum, register, total
 from shardwise.ledger.op import Op
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass
@@ -64,7 +63,7 @@ def _waves_plainly(tiles: list[tuple[float, float]], parts: int) -> float:
 
 
 def _waves_of_columns(tiles: list[tuple[Any, Any]], parts: int) -> Any:
-    numpy, least = sys.modules["numpy"], math.inf
+    numpy, least = array_library(), math.inf
     for count, charge in tiles:
         least = numpy.minimum(least, numpy.ceil(count * parts) * charge)
     return least
@@ -79,7 +78,7 @@ def _charged_plainly(*shape: Any) -> Any:
 @lru_cache(maxsize=64)
 def _tiles(tiles: tuple[tuple[int, int, float], ...]) -> tuple[Any, ...]:
     """Return the distinct heights and widths of tiles, where each tile has its own among them, and their charges."""
-    numpy = sys.modules["numpy"]
+    numpy = array_library()
     heights, widths = (list(dict.fromkeys(tile[side] for tile in tiles)) for side in (0, 1))
     places = [[heights.index(a) for a, *_ in tiles], [widths.index(b) for _, b, _ in tiles]]
     sizes = (numpy.array(one, float)[:, None] for one in (heights, widths, [charge for *_, charge in tiles]))
@@ -88,7 +87,7 @@ def _tiles(tiles: tuple[tuple[int, int, float], ...]) -> tuple[Any, ...]:
 
 def _charged_column(*shape: Any) -> Any:
     """Return FLOPs charged for columns of GEMMs; of few, all tiles and cuts are looked at at once."""
-    numpy, (*sizes, t) = sys.modules["numpy"], shape
+    numpy, (*sizes, t) = array_library(), shape
     if t.cores and max(map(numpy.ndim, sizes)) < 2 and max(map(numpy.size, sizes)) <= _FEW:
         m, n, k, batch = sizes
         return _charged_few(m, n, k, batch, t)
@@ -96,7 +95,7 @@ def _charged_column(*shape: Any) -> Any:
 
 
 def _charged_few(m: Any, n: Any, k: Any, batch: Any, t: Tiling) -> Any:
-    numpy, shape, seconds = sys.modules["numpy"], (m, n, k, batch), []
+    numpy, shape, seconds = array_library(), (m, n, k, batch), []
     heights, widths, charges, down, across = _tiles(t.tiles)
     counts = numpy.ceil(m / heights).take(down, 0) * (numpy.ceil(n / widths) * (batch / t.cores)).take(across, 0)
     chain = _chain(t, numpy.minimum(m - 1, 1))
@@ -114,7 +113,7 @@ def _smooth(largest: Callable[[Any, Any], Any], a: Any, b: Any, sharpness: float
 
 
 def _smooth_column(a: Any, b: Any, sharpness: float) -> Any:
-    return _smooth(sys.modules["numpy"].maximum, a, b, sharpness)
+    return _smooth(array_library().maximum, a, b, sharpness)
 
 
 register("smooth_max", lambda a, b, sharpness: _smooth(max, a, b, sharpness), _smooth_column)

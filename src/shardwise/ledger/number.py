@@ -1,8 +1,8 @@
 """What a number is: a plain number, a column of float64, or a traced number; formulas are generic over the three.
 
 `Number` has no ordering and no truth value, so the type checker refuses `if tp > 1` and `max(tp, 1)` on a column. The
-functions below are the only ways to branch on a value. NumPy is looked up, never imported: whoever passes a column
-has imported it already.
+functions below are the only ways to branch on a value. NumPy, or what stands in for it (`shardwise.arrays`), is looked
+up, never imported: whoever passes a column has imported it already.
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ class Number(Protocol):
 X = TypeVar("X", bound=Number)
 
 
+def array_library() -> Any:
+    """Return what columns are made with: NumPy, or what stands in for it; None where nobody has imported either."""
+    return sys.modules.get("numpy") or sys.modules.get("shardwise.arrays.plain")
+
+
 def is_column(value: object) -> bool:
-    """Return whether the value is a NumPy array, without importing NumPy.
+    """Return whether the value is an array, without importing NumPy.
 
     >>> is_column(3.0)
     False
     """
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    library = array_library()
+    return library is not None and isinstance(value, library.ndarray)
 
 
 def is_plain(value: object, wanted: float) -> bool:
@@ -124,7 +129,7 @@ def positive_of_positive(name: str) -> bool:
 
 
 def _column(name: str, *args: Any) -> Any:
-    numpy = sys.modules["numpy"]
+    numpy = array_library()
     if name in _COLUMN:
         return _COLUMN[name](*args)
     if name == "above":

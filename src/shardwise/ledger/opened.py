@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
-
+from shardwise.arrays import np
 from shardwise.ledger.number import evaluate
 from shardwise.ledger.traced import Traced
 
@@ -61,7 +59,7 @@ class _Lazy(Traced):
         return self.args
 
 
-class OpenColumn(NDArrayOperatorsMixin):
+class OpenColumn(np.lib.mixins.NDArrayOperatorsMixin):  # type: ignore[misc]
     """An array of numbers that explain themselves.
 
     >>> prices = OpenColumn(np.array([2.0, 3.0]), lambda i: Traced(i + 2.0, label=(f"step {i}", "", "s")))

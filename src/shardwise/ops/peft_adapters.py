@@ -7,11 +7,10 @@ src/peft/tuners/NAME/config.py. What a path keeps is held to the byte in tests/t
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from shardwise.ledger.number import X, above, ceil, divide, evaluate, maximum, minimum, register
+from shardwise.ledger.number import X, above, array_library, ceil, divide, evaluate, maximum, minimum, register
 from shardwise.ledger.op import Op, Tensor, Weight
 from shardwise.ops.adapter_parts import AdaptedLinear, AdapterPath, step
 from shardwise.ops.elementwise import only_weights
@@ -90,7 +89,7 @@ def _smaller_factor(number: float) -> float:
     return next(d for d in range(math.isqrt(int(number)) or 1, 0, -1) if int(number) % d == 0)
 
 
-register("smaller_factor", _smaller_factor, lambda n: sys.modules["numpy"].vectorize(_smaller_factor)(n))
+register("smaller_factor", _smaller_factor, lambda n: array_library().vectorize(_smaller_factor)(n))
 
 
 def lokr(p: AdapterPath[X]) -> None:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from shardwise.search._batch import FrontPlan
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
-    from shardwise.search._load import LoadRemedy, LoadResult, load_remedies, plan_serve
+    from shardwise.search._load import LoadResult, plan_serve
     from shardwise.search._load_groups import LoadSpace
+    from shardwise.search._load_remedies import LoadRemedy, load_remedies
     from shardwise.search._moved import CONSTANTS, constant_band, with_constant
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
     from shardwise.search._ray import RayExecutor
@@ -32,8 +33,9 @@ __getattr__ = lazily(
         "_batch": "FrontPlan",
         "_every_plan": "frame",
         "_executor": "Executor ProcessExecutor SerialExecutor",
-        "_load": "LoadRemedy LoadResult load_remedies plan_serve",
+        "_load": "LoadResult plan_serve",
         "_load_groups": "LoadSpace",
+        "_load_remedies": "LoadRemedy load_remedies",
         "_moved": "CONSTANTS constant_band with_constant",
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",
         "_ray": "RayExecutor",

@@ -7,14 +7,12 @@ batch limit at once; the best are confirmed by simulation, each with the fewest 
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Iterator
-from dataclasses import field as dc_field
 from functools import cached_property
 from typing import Any
 
-from shardwise.errors import InputError, Problems
+from shardwise.errors import Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
@@ -26,8 +24,7 @@ from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
-from shardwise.serving import infer
-from shardwise.serving.load import LoadOptions, ServeReport, request_problems, serve
+from shardwise.serving.load import LoadOptions, ServeReport, request_problems
 
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
@@ -186,106 +183,3 @@ def plan_serve(
         nearest=nearest, layouts=many, simulated=simulated, missed=missed, seconds=time.perf_counter() - start,
         search=one,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadRemedy:
-    """One change of a deployment, simulated: the field, its new value, and what it does."""
-
-    field: str
-    value: int | str
-    report: ServeReport
-    limit: Limit
-    seconds: float
-    """The metric that misses its limit by most, or the p99 of TTFT; infinite where the queue still grows."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
-    field: str
-    value: int | str
-    plan: dict[str, Any] = dc_field(default_factory=dict)
-    job: dict[str, Any] = dc_field(default_factory=dict)
-
-
-def _grown(cluster: Cluster, devices: int) -> Cluster:
-    """Return a cluster of at least so many devices: more of the kind that the outermost tier joins."""
-    if devices <= cluster.num_devices:
-        return cluster
-    *inner, last = cluster.tiers
-    return replace(cluster, num_devices=devices, tiers=(*inner, replace(last, size=devices)))
-
-
-def _replicas(report: ServeReport) -> list[int]:
-    """Return numbers of groups to try: one more replica, what carries the load at 85 %, and a half more than that."""
-    have, each = report.base.plan.dp, report.groups
-    needed = 0
-    if report.open_loop and math.isfinite(report.capacity_per_second) and report.capacity_per_second > 0:
-        needed = math.ceil(report.workload.arrivals.rate / (0.85 * report.capacity_per_second) * have / each)
-    least = max(have // each + 1, needed)
-    return [count * each for count in (least, math.ceil(1.5 * least))]
-
-
-def _changes(report: ServeReport) -> list[_Change]:
-    """Return the changes of one field that may help, whatever they cost."""
-    plan, job, policy = report.base.plan, report.base.case.job, report.policy
-    changes = [
-        _Change(field="max_batched_tokens", value=n, job={"max_batched_tokens": n})
-        for n in (2 * policy.step_tokens, policy.step_tokens // 2)
-    ]
-    if any(trace.most_running >= policy.max_sequences for trace in report.traces):
-        # Twice as many, and a place for every user of a closed loop.
-        users = -(-report.workload.arrivals.users // plan.dp)
-        for most in sorted({2 * policy.max_sequences, max(users, 2 * policy.max_sequences)}):
-            changes.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
-    if report.base.case.profiled.step_tokens and report.base.max_concurrency < policy.max_sequences:
-        # The cache binds first: what is set aside to sample more sequences than it can hold is free for it.
-        case, options = report.base.case, report.options.serving
-        room = infer(case.model, case.cluster, plan, replace(job, max_sequences=1), options).max_concurrency
-        most = 2 ** round(math.log2(max(room, 1)))
-        if most < policy.max_sequences:
-            changes.append(_Change(field="max_sequences", value=most, job={"max_sequences": most}))
-    if not job.kv_cache and report.base.kv_cache_bytes_per_gpu:
-        changes.append(_Change(field="kv_cache", value="fp8", job={"kv_cache": "fp8"}))
-    if report.prefill is not None:
-        return changes
-    if report.groups == 1 and plan.dp % 2 == 0:
-        changes.append(_Change(field="tp", value=2 * plan.tp, plan={"tp": 2 * plan.tp, "dp": plan.dp // 2}))
-    if report.replicas > 1 and report.options.router != "least-loaded":
-        changes.append(_Change(field="router", value="least-loaded"))
-    return [*changes, *(_Change(field="dp", value=n, plan={"dp": n}) for n in _replicas(report))]
-
-
-def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
-    """Return the deployment with a change, None where the model, the engine or the device does not take it."""
-    case = report.base.case
-    plan = replace(case.plan, **{"stage_layers": (), **change.plan})
-    devices = plan.num_devices + (report.prefill.base.plan.num_devices if report.prefill else 0)
-    router = "least-loaded" if change.field == "router" else report.options.router
-    options = replace(report.options, router=router)
-    cluster = _grown(case.cluster, devices)
-    try:
-        return serve(case.model, cluster, plan, report.workload, replace(case.job, **change.job), options)
-    except InputError:
-        return None
-
-
-def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
-    """Return changes of one field that shorten what misses its limit, each simulated; those that meet all come first.
-
-    Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
-    """
-    limit = report.focus
-    remedies: list[LoadRemedy] = []
-    for change in _changes(report):
-        if change.field == "dp" and any(one.field == "dp" and one.report.meets for one in remedies):
-            continue
-        tried = _tried(report, change)
-        if tried is None or not tried.fits:
-            continue
-        seconds = tried.value(limit)
-        if tried.meets or seconds < report.value(limit):
-            remedies.append(
-                LoadRemedy(field=change.field, value=change.value, report=tried, limit=limit, seconds=seconds)
-            )
-    return tuple(sorted(remedies, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))

@@ -109,10 +109,10 @@ def sizes_of_columns(
     model: Model, plans: Sequence[Plan], batches: Sequence[int], domains: Sequence[int], job: Serving = _WHOLE
 ) -> ServingSizes[Any]:
     """Return the numbers of many plans, each with its batch, as float64 columns; a split with the host is the job's."""
-    import numpy
+    from shardwise.arrays import np
 
     def column(values: Iterable[float]) -> Any:
-        return numpy.array(list(values), numpy.float64)
+        return np.array(list(values), np.float64)
 
     placed = [group_shapes(plan, domains) for plan in plans]
     shared = {a: tuple(column(p[a][i] for p in placed) for i in range(len(domains))) for a in placed[0]}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Generic
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.ledger.number import X, above, log2, maximum, minimum, raised
 from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace

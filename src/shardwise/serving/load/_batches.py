@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.plans import Plan
 from shardwise.records import dataclass
 from shardwise.serving._policy import Policy

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.records import dataclass
 
 # Prompts that wait at most: loads of which more would wait are near the capacity, where nobody asks for digits.
@@ -60,7 +59,7 @@ class PromptSteps:
                 seconds.append(np.where(whole, each, full))
                 steps.append(np.minimum(k, some) + 0.0 * each)
                 chances.append(chance / 2 + 0.0 * each)
-        return tuple(np.stack(each, axis=-1) for each in (seconds, steps, chances))  # type: ignore[return-value]
+        return tuple(np.stack(each, axis=-1) for each in (seconds, steps, chances))
 
     def sojourn(self, rate: Any, turns: Any = 1.0) -> Any:
         """Return mean seconds from the arrival of a prompt to its end, at requests a second of each layout.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import begin_chance

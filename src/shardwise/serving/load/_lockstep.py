@@ -19,8 +19,7 @@ from dataclasses import fields
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.ledger.opened import named_each
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy

@@ -12,8 +12,7 @@ import math
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.records import dataclass
 from shardwise.serving.load._batch_times import FULL
 

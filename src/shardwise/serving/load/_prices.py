@@ -10,8 +10,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.ledger.opened import OpenColumn, is_opening, named_each
 from shardwise.ledger.traced import leaf, tracing
 from shardwise.records import dataclass, replace

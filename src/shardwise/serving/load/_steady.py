@@ -16,8 +16,7 @@ from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from shardwise.arrays import np
 from shardwise.ledger.opened import called
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
@@ -62,12 +63,10 @@ def step_parts(case: ServingCase, sizes: ServingSizes[Any], step: EngineStep[Any
 
 
 def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, context: Any) -> _Prices:
-    import numpy
-
     sizes = sizes_of(case.model, case.plan, case.job, case.domains)
     step = EngineStep(phase=phase, sequences=sequences, tokens=tokens, context=context)
     parts, count = step_parts(case, sizes, step), len(context)
-    return _Prices(*(numpy.broadcast_to(numpy.asarray(part, float), count) for part in parts))
+    return _Prices(*(np.broadcast_to(np.asarray(part, float), count) for part in parts))
 
 
 def never_replayed(case: ServingCase) -> ServingCase:
@@ -87,18 +86,16 @@ class StepTable:
     """Seconds of an engine's iterations for up to so many sequences, step tokens and context."""
 
     def __init__(self, case: ServingCase, max_sequences: int, step_tokens: int, context: int) -> None:
-        import numpy
-
         self.max_sequences, self.step_tokens = max_sequences, step_tokens
         host = case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0)
         self._host = host
         made = tokens_per_step(case.job)
         self.made: int | float = int(made) if made == int(made) else made
         """Tokens that a decode step makes for each sequence."""
-        counts = numpy.array(grid(max_sequences, 12, 64), float)
+        counts = np.array(grid(max_sequences, 12, 64), float)
         contexts = [n for n in grid(max(context, 128), 2, 1) if n >= 64]
-        mesh = numpy.meshgrid(counts, numpy.array(contexts, float), indexing="ij")
-        one = numpy.ones(mesh[0].size)
+        mesh = np.meshgrid(counts, np.array(contexts, float), indexing="ij")
+        one = np.ones(mesh[0].size)
         prices = _prices(case, "decode", mesh[0].ravel(), one, mesh[1].ravel())
         shape = mesh[0].shape
         # What does not grow with the context is that of the shortest one: hosts of old engines copy lists of blocks.
@@ -111,42 +108,40 @@ class StepTable:
             # Beside prompts a step verifies as many tokens more; what guesses take comes on top.
             alone = _prices(replace(case, draft=None), "decode", counts, 1 + 0 * counts, contexts[0] + 0 * counts)
             plain = alone.seconds - alone.cached
-        every = numpy.arange(max_sequences + 1)
-        asked = numpy.clip(every, 1, None)
-        self._rest: list[float] = numpy.interp(asked, counts, rest).tolist()
-        self._guesses: list[float] = numpy.interp(asked, counts, rest - plain).tolist()
-        self._sampling: list[float] = numpy.interp(asked, counts, prices.sampling.reshape(shape)[:, 0]).tolist()
-        columns = [numpy.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
-        self._attention: list[list[float]] = numpy.array(columns).T.tolist()
+        every = np.arange(max_sequences + 1)
+        asked = np.clip(every, 1, None)
+        self._rest: list[float] = np.interp(asked, counts, rest).tolist()
+        self._guesses: list[float] = np.interp(asked, counts, rest - plain).tolist()
+        self._sampling: list[float] = np.interp(asked, counts, prices.sampling.reshape(shape)[:, 0]).tolist()
+        columns = [np.interp(asked, counts, cached[:, i]) for i in range(len(contexts))]
+        self._attention: list[list[float]] = np.array(columns).T.tolist()
         self._contexts, self._last_context = contexts, len(contexts) - 1
         self._prompts(case, step_tokens, context)
         self._memo: dict[tuple[int, int], float] = {}
 
     def _prompts(self, case: ServingCase, step_tokens: int, context: int) -> None:
         """Tabulate prompts: all but attention by the tokens of a step, attention by new and past tokens of a piece."""
-        import numpy
-
-        one = numpy.ones(1)
+        one = np.ones(1)
         self._least = float(_prices(case, "prefill", one, one, 0 * one).seconds[0])
         self._launched = float(_prices(never_replayed(case), "prefill", one, one, 0 * one).seconds[0])
         self._replayed = replayed_tokens(case)
         case = launched_ahead(case)
-        tokens = numpy.array(grid(step_tokens, 12, 16), float)
-        one = numpy.ones(len(tokens))
+        tokens = np.array(grid(step_tokens, 12, 16), float)
+        one = np.ones(len(tokens))
         prices = _prices(case, "prefill", one, tokens, 0 * one)
-        every = numpy.arange(step_tokens + self.max_sequences * self.verified + 1)
+        every = np.arange(step_tokens + self.max_sequences * self.verified + 1)
         linear = prices.seconds - prices.cached - prices.sampling
-        seconds = numpy.interp(numpy.clip(every, 1, step_tokens), tokens, linear)
-        self.experts: list[float] = numpy.interp(every, tokens, prices.experts, left=0.0).tolist()
+        seconds = np.interp(np.clip(every, 1, step_tokens), tokens, linear)
+        self.experts: list[float] = np.interp(every, tokens, prices.experts, left=0.0).tolist()
         """Seconds of GEMMs of experts by the tokens of a step."""
         half = max(step_tokens // 2, 1)
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
-        beyond = numpy.maximum(every - step_tokens, 0)
+        beyond = np.maximum(every - step_tokens, 0)
         self._linear: list[float] = (seconds + slope * beyond).tolist()
         new = grid(step_tokens, 4, 1)
         past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
-        mesh = numpy.meshgrid(numpy.array(new, float), numpy.array(past, float), indexing="ij")
-        flat = _prices(case, "prefill", numpy.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())
+        mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
+        flat = _prices(case, "prefill", np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())
         self._new, self._past = new, past
         self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
         self._start = float(flat.cached.min())
