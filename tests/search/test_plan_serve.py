@@ -215,6 +215,39 @@ def test_a_remedy_is_what_serve_answers_with_it() -> None:
             assert serve(model, on, plan, asked, job, options).value(limit) == pytest.approx(one.seconds)
 
 
+def test_a_replica_less_is_tried_with_the_batch_limits_that_carry_most() -> None:
+    """What two replicas carry under other limits than the quickest of three is said, and why it is too near to that."""
+    asked = ("plan", "serve", "llama-3.1-8b", "--on", "3xl40s", "--tp", "1", "--engine", "sglang", "--rate", "12/s")
+    done = run(*asked, "--pp", "1", "--input-tokens", "1000", "--output-tokens", "200", "--requests", "500")
+    assert done.status == 0
+    assert "3 replicas of one device: sglang, 4,096 tokens and 64 sequences a step" in " ".join(done.out.split())
+    assert "with 2 replicas: they carry it at 99% of their capacity, a plan leaves 5%" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("limits", [(), ("--p99-ttft", "1s")], ids=["none", "one"])
+def test_who_states_no_limit_is_told_of_none(limits: tuple[str, ...]) -> None:
+    """A load that grows is carried after a change, or by no deployment; only limits that were stated are kept."""
+    load = (
+        "llama-3.1-8b",
+        "--on",
+        "1xh100",
+        "--input-tokens",
+        "500",
+        "--output-tokens",
+        "100",
+        "--rate",
+        "400/s",
+        *limits,
+    )
+    now, plan = (
+        " ".join(run(*words, *load, "--requests", "1000").out.split()) for words in (["serve"], ["plan", "serve"])
+    )
+    assert now.startswith("UNSTABLE") and "grows by 343.34 requests/s; stable up to 56.66" in now
+    assert ("on 9 devices: keeps every limit" in now) == bool(limits)
+    assert ("on 9 devices: carries the load" in now) != bool(limits)
+    assert f"of the space {'keeps the limits at' if limits else 'carries'} 400.00" in plan
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
     """The field named has the value named, no other degree moves, and replicas in pairs alone are joined to one."""

@@ -20,7 +20,7 @@ from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.answers._value_lists import on_devices
 from shardwise.errors import InputError
 from shardwise.records import replace
-from shardwise.units import show_seconds
+from shardwise.units import counted, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,7 +200,8 @@ def load_page(
     if result.best:
         _best(page, result, rate)
     else:
-        page.label("NONE", f"no deployment of the space keeps the limits at {rate}", "bold red", "bold")
+        wanted = f"keeps the limits at {rate}" if result.limits else f"carries {rate}"
+        page.label("NONE", f"no deployment of the space {wanted}", "bold red", "bold")
         if result.nearest is not None:
             page.note(f"the last one simulated: {result.nearest.devices} devices, {describe(result.nearest)}")
             limit_lines(result.nearest, page, result.nearest.broken)
@@ -222,6 +223,8 @@ def load_page(
 
 
 def _best(page: Page, result: LoadResult, rate: str) -> None:
+    from shardwise.search import FULLEST
+
     best = result.best[0]
     device = best.base.case.cluster.device.name
     title = f"{best.base.case.model.name} at {rate}: {best.devices} x {device}"
@@ -230,14 +233,18 @@ def _best(page: Page, result: LoadResult, rate: str) -> None:
     limit_lines(best, page, result.limits)
     chance_line(best, page)
     if best.chance_to_meet < 0.5 and not best.options.risk:
-        page.note("likelier to miss than to keep them, by published runs: --risk 80% asks for more room")
+        what = "to miss than to keep them" if result.limits else "not to carry it"
+        page.note(f"likelier {what}, by published runs: --risk 80% asks for more room")
     page.note(f"capacity about {rate_text(best.capacity_per_second)}")
     if best.usd_per_hour is not None:
         page.note(f"${best.usd_per_hour:,.2f} an hour")
     fewer = result.fewer
     if fewer is not None:
-        page.note(f"with {fewer.replicas} replicas:")
-        if fewer.stable:
+        page.note(f"with {counted(fewer.replicas, 'replica')}:")
+        if fewer.meets:
+            page.note(f"they carry it at {fewer.utilisation:.0%} of their capacity, a plan leaves {1 - FULLEST:.0%}")
+            chance_line(fewer, page)
+        elif fewer.stable:
             limit_lines(fewer, page, fewer.broken)
             chance_line(fewer, page)
         else:

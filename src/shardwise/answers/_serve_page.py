@@ -187,9 +187,17 @@ def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
     for one in remedies:
         flag = f"--{one.field.replace('_', '-')} {one.value}"
         devices = f" on {one.report.devices:,} devices" if one.field in ("dp", "tp") else ""
-        says = "keeps every limit" if one.report.meets else "a limit is still missed"
         shown = show_seconds(one.seconds) if math.isfinite(one.seconds) else "grows"
-        page.note(f"{shown:>10}  {flag}{devices}: {says}", "bold" if one.report.meets else "")
+        page.note(f"{shown:>10}  {flag}{devices}: {_remedied(one.report)}", "bold" if one.report.meets else "")
+
+
+def _remedied(report: ServeReport) -> str:
+    """Return what a deployment does after a change, in words: of limits only where there are any."""
+    if report.broken:
+        return "a limit is still missed"
+    if not report.meets:
+        return f"still too risky, the chance is {show_chance(report.chance_to_meet)}"
+    return "keeps every limit" if report.options.limits else "carries the load"
 
 
 def _why(page: Page, report: ServeReport, metric: Metric, quantile: str) -> None:

@@ -18,13 +18,13 @@ from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, LoadSearch, LoadSpace
+from shardwise.search._load_groups import FULLEST, LOAD_OBJECTIVES, POOLS, Candidate, LoadGroup, LoadSearch, LoadSpace
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
-from shardwise.serving.load import LoadOptions, ServeReport, request_problems
+from shardwise.serving.load import LoadOptions, ServeReport, Steady, request_problems
 
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
@@ -40,7 +40,7 @@ class LoadResult(Card):
     objective: str
     best: tuple[ServeReport, ...]
     fewer: ServeReport | None
-    """The best deployment with one replica less, which misses a limit; None where the best has one replica."""
+    """The best deployment with one replica less, which misses a limit or has too little room; None of one replica."""
     nearest: ServeReport | None
     """What was simulated last where nothing keeps the limits."""
     layouts: int
@@ -61,9 +61,13 @@ class LoadResult(Card):
         """The points that none beats in tokens a second of a device and of a user."""
         return self.search.front()
 
+    @property
+    def _none(self) -> str:
+        return "none keeps the limits" if self.limits else "none carries the load"
+
     def __repr__(self) -> str:
         """Return the best in one line."""
-        return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else 'none keeps the limits'}>"
+        return f"<LoadResult of {self.layouts:,} layouts: {self.best[0] if self.best else self._none}>"
 
     def _facts(self) -> Iterator[CardLine]:
         """Yield the best deployments, each in words with its devices and the verdict of its report."""
@@ -74,7 +78,7 @@ class LoadResult(Card):
 
     def _title(self) -> str:
         """Return how many layouts there are, and the best one's line."""
-        return f"{self.layouts:,} layouts: {plain_line(self.best[0]) if self.best else 'none keeps the limits'}"
+        return f"{self.layouts:,} layouts: {plain_line(self.best[0]) if self.best else self._none}"
 
 
 def _of(candidate: Candidate, metric: str) -> float:
@@ -119,6 +123,36 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
         if search.sparing and again.devices <= search.cluster.num_devices:
             heapq.heappush(order, (search.value(again), number, again))
     return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
+
+
+def _enough(report: ServeReport) -> bool:
+    """Return whether a deployment keeps the limits, and has the room that each that is proposed has."""
+    return report.meets and report.utilisation <= FULLEST
+
+
+def _with_fewer(search: LoadSearch, best: ServeReport) -> Candidate:
+    """Return the best deployment with a replica less: where that is too few, with the batch limits that carry most."""
+    case, replicas = best.base.case, best.replicas - 1
+    own = Candidate(
+        plan=replace(best.base.plan, dp=1), job=best.base.job, engine=case.engine, replicas=replicas, steady=best.steady
+    )
+    if best.groups > 1 or search.workload.arrivals.rate <= replicas * best.steady.capacity:
+        return own
+    others = [
+        (steady.capacity, number, replace(own, job=group.job, engine=group.engine, steady=steady))
+        for number, (group, steady) in enumerate(_alike(search, own))
+    ]
+    return max(others, default=(0.0, 0, own))[2]
+
+
+def _alike(search: LoadSearch, one: Candidate) -> Iterator[tuple[LoadGroup, Steady[float]]]:
+    """Yield what the closed form says of a layout under each of the batch limits, with an engine and formats alike."""
+    for group in search.groups:
+        if group.form is None or group.case.engine != one.engine:
+            continue
+        for row, plan in enumerate(group.plans):
+            if replace(one, plan=plan, job=group.job).key == one.key:
+                yield group, search.steady(group, one.replicas).row(row)
 
 
 def _problems(workload: Workload, options: LoadOptions, objective: str) -> Problems:
@@ -170,13 +204,9 @@ def plan_serve(
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
     best, nearest, missed, simulated = _confirmed(one, top)
     fewer = None
-    while best and one.sparing and best[0].prefill is None and best[0].replicas > 1 and (fewer is None or fewer.meets):
+    while best and one.sparing and best[0].prefill is None and best[0].replicas > 1 and (not fewer or _enough(fewer)):
         first = best[0] = fewer or best[0]
-        fewer = one.simulate(Candidate(
-            plan=replace(first.base.plan, dp=1), job=first.base.job, engine=first.base.case.engine,
-            replicas=first.replicas - 1, steady=first.steady,
-        ))  # fmt: skip
-        simulated += 1
+        fewer, simulated = one.simulate(_with_fewer(one, first)), simulated + 1
     many = sum(len(group.plans) + group.short for group in one.groups)
     return LoadResult(
         workload=workload, limits=options.limits, objective=objective, best=tuple(best), fewer=fewer,

@@ -40,8 +40,8 @@ POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 # Devices of one replica that are tried unless the space says otherwise.
 REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
-# Requests a second over the capacity up to which a replica is loaded.
-_FULLEST = 0.95
+FULLEST = 0.95
+"""Requests a second over the capacity up to which a replica is loaded."""
 # Shares of the capacity at which the front is drawn.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # How far a quantile of the TTFT lies above an empty replica's, over how far the mean does, at least: nothing falls by
@@ -231,7 +231,7 @@ class LoadSearch:
         if group.form is None:
             raise LookupError(group)
         steady = self.steady(group, replicas)
-        kept = steady.rate <= _FULLEST * steady.capacity
+        kept = steady.rate <= FULLEST * steady.capacity
         for limit in self.options.limits:
             kept = kept & (least(steady, empty, limit) * self.margin(group.case, limit) <= limit.seconds)
         return kept
@@ -255,7 +255,7 @@ class LoadSearch:
         if known is not None:
             return known
         empty, rate = group.empty, self.workload.arrivals.rate
-        low = np.maximum(np.ceil(rate / (_FULLEST * group.form.capacity)), 1.0)
+        low = np.maximum(np.ceil(rate / (FULLEST * group.form.capacity)), 1.0)
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
         high = np.maximum(most, low).astype(float)
         kept = self.keeps(group, empty, high)
@@ -376,11 +376,14 @@ class LoadSearch:
             say = "others need fewer" if some else f"use {min(needed):,.0f} devices"
             title = f"more than {have:,} devices are needed"
             yield Rejection(name=DEVICES, title=title, count=len(needed), remedy=say)
+        limits = bool(self.options.limits)
         if never:
-            title, say = "no number of replicas keeps the limits", "ask for fewer tokens, a slower rate or later limits"
+            title = f"no number of replicas {'keeps the limits' if limits else 'carries the load'}"
+            say = f"ask for fewer tokens{', a slower rate or later limits' if limits else ' or a slower rate'}"
             yield Rejection(name=LOAD, title=title, count=never, remedy=say)
         if missed:
-            title, say = "a limit is missed in the simulation", "more replicas were tried in turn"
+            title = f"{'a limit is missed' if limits else 'the queue grows'} in the simulation"
+            say = "more replicas were tried in turn"
             yield Rejection(name=SIMULATED, title=title, count=missed, remedy=say)
 
 

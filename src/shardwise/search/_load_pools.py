@@ -14,7 +14,7 @@ import numpy as np
 from shardwise.hardware import part_of
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
-from shardwise.search._load_groups import Candidate, LoadGroup, LoadSearch, least
+from shardwise.search._load_groups import FULLEST, Candidate, LoadGroup, LoadSearch, least
 from shardwise.serving import ServingCase, take_rows, tokens_per_step
 from shardwise.serving.load import (
     Policy,
@@ -31,7 +31,6 @@ from shardwise.serving.load import (
 )
 
 _MORE = 12
-_FULLEST = 0.95
 # Pairs of layouts of a group that are handed on.
 _KEPT = 12
 
@@ -45,7 +44,7 @@ class PoolForms:
 
     def counts(self, rate: float) -> Any:
         """Return workers of each layout, from those that carry a rate on: [layout, more]."""
-        least = np.maximum(np.ceil(rate / (_FULLEST * self.form.capacity)), 1.0)
+        least = np.maximum(np.ceil(rate / (FULLEST * self.form.capacity)), 1.0)
         return least[:, None] + np.arange(_MORE)
 
     def at(self, counts: Any, rate: float, turns: bool) -> Steady[Any]:

@@ -245,6 +245,11 @@ class ServeReport(Card):
         return (seconds.get(limit.metric) or 0.0) <= limit.seconds
 
     @property
+    def utilisation(self) -> float:
+        """Requests that arrive over those that are carried at most."""
+        return float(self.steady.rate * self.base.plan.dp / self.capacity_per_second)
+
+    @property
     def requests_per_second(self) -> float:
         """Requests a second that the deployment ends."""
         return len(self.requests) / self.span_seconds if self.requests else 0.0
@@ -310,7 +315,7 @@ class ServeReport(Card):
                 "requests_per_second": self.goodput_share * self.requests_per_second if requests else None,
             },
             "capacity": {"requests_per_second": self.capacity_per_second},
-            "utilization": self.steady.rate * self.base.plan.dp / self.capacity_per_second if self.open_loop else None,
+            "utilization": self.utilisation if self.open_loop else None,
             **with_unit(self.latencies),
             "interval": self.interval,
             **self._of_a_replica(),
