@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -23,7 +24,7 @@ from shardwise.serving._policy import policy_of
 from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
 from shardwise.serving.load._batch_times import admitted_together
-from shardwise.serving.load._batches import batches_of, waiting_chance
+from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
 from shardwise.serving.load._fleet import Fleet, ended_rate, requests_of
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._serve import _pool
@@ -267,19 +268,20 @@ def test_those_behind_a_prompt_that_is_cut_wait_for_its_pieces(kind: str, seed: 
 
 @pytest.mark.parametrize(
     ("seed", "share", "count", "within"),
-    [(517, 0.2, 2000, 0.06), (533, 0.4, 9000, 0.095), (537, 0.7, 12_000, 0.02)],
+    [(517, 0.2, (1, 2000), 0.06), (533, 0.4, (1, 9000), 0.095), (537, 0.7, (4, 12_000), 0.02)],
 )
 def test_prompts_of_groups_that_are_cut_or_pile_up_are_the_simulation(
-    seed: int, share: float, count: int, within: float
+    seed: int, share: float, count: tuple[int, int], within: float
 ) -> None:
     """Eight groups of vLLM, whose steps a prompt fills twice and a half; 16 that take requests where the fewest run.
 
     Means are 17, 19 and 5 % off where a prompt is cut in parts of steps, and where prompts are shared out evenly or
-    0.8 of one unevenly: those of vLLM, where one that waits counts as four, are in a group each.
+    0.8 of one unevenly: those of vLLM, where one that waits counts as four, are in a group each. Runs of 12,000 are 3 %
+    apart: four of them.
     """
-    drawn = draw("groups", seed)
+    drawn, (runs, requests) = draw("groups", seed), count
     rate = share * drawn.capacity
-    found, steady = drawn.at(rate, count, 0), drawn.fleet.at(rate)
+    found, steady = [r for run in range(runs) for r in drawn.at(rate, requests, run)], drawn.fleet.at(rate)
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         mean = sum(getattr(r, name) or 0.0 for r in found) / len(found)
         assert getattr(steady, name) == pytest.approx(mean, rel=within), name
@@ -294,6 +296,35 @@ def test_prompts_wait_for_others_as_often_as_these_fill_the_groups() -> None:
         wanted = (free < (prompts - 1) % np.array([4, 16]) + 1).mean(axis=0)
         found = waiting_chance(prompts, np.array([2.5]), batches)[0]
         np.testing.assert_allclose(found, wanted, atol=5e-3)
+
+
+def test_prompts_of_vllm_are_as_uneven_as_two_equations_of_its_routing_keep_them() -> None:
+    """Prompts that a group runs in a cycle, routed one by one where 4 w + r is least: the spread within 9 %.
+
+    Of less than half a prompt a group the spread is that of one or none.
+    """
+    random = Random(0)
+    for groups, share in ((4, 1.5), (8, 1.1), (8, 2.5), (16, 1.2), (8, 0.3)):
+        running, waiting, spreads = [40] * groups, [0] * groups, []
+        for _ in range(4000):
+            came = [0] * groups
+            for _ in range(_poisson(random, share * groups)):
+                one = min(range(groups), key=lambda i: (4 * (waiting[i] + came[i]) + running[i], random.random()))
+                came[one] += 1
+            running = [r + w - _poisson(random, share) for r, w in zip(running, waiting, strict=True)]
+            waiting = came
+            mean = sum(came) / groups
+            spreads.append(sum((one - mean) ** 2 for one in came) / (groups - 1))
+        found = (sum(spreads) / len(spreads)) ** 0.5
+        assert float(unevenness(np.array([share]))[0]) == pytest.approx(found, rel=0.09), (groups, share, found)
+
+
+def _poisson(random: Random, mean: float) -> int:
+    """Return a Poisson number."""
+    count, left = 0, random.random()
+    while left > math.exp(-mean):
+        count, left = count + 1, left * random.random()
+    return count
 
 
 # Configurations of `benchmarks/steady.py` whose simulation is short, with the share of their capacity.
@@ -358,12 +389,16 @@ def test_what_is_carried_is_what_a_full_queue_is_served_at(kind: str, seed: int)
     assert drawn_of(kind, seed).capacity == pytest.approx(stored["served"], rel=0.05)
 
 
-@pytest.mark.parametrize("seed", [108, 109])
-def test_cycles_of_unequal_prompts_bring_more_unequal_numbers_of_them(seed: int) -> None:
-    """Groups in lockstep with chunks of long and short prompts, at half load: time per token within 3 %."""
+@pytest.mark.parametrize(("seed", "runs"), [(108, 6), (109, 1)])
+def test_cycles_of_unequal_prompts_bring_more_unequal_numbers_of_them(seed: int, runs: int) -> None:
+    """Groups in lockstep with chunks of long and short prompts, at half load: time per token within 3 %.
+
+    Runs of 8,000 requests are 6 % apart where prompts fill several steps: six of them.
+    """
     stored = next(row for row in json.loads(STORED.read_text()) if (row["kind"], row["seed"]) == ("groups", seed))
-    found = drawn_of("groups", seed).fleet.at(0.5 * stored["served"]).tpot_seconds
-    assert found == pytest.approx(stored["means"]["0.5"]["tpot"], rel=0.03)
+    drawn, rate = drawn_of("groups", seed), 0.5 * stored["served"]
+    found = [r.tpot_seconds or 0.0 for run in range(runs) for r in drawn.at(rate, 8000, run)]
+    assert drawn.fleet.at(rate).tpot_seconds == pytest.approx(sum(found) / len(found), rel=0.03)
 
 
 @pytest.mark.parametrize(

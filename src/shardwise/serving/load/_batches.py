@@ -93,7 +93,7 @@ def _most_of(batches: Any) -> Any:
     return np.interp(np.log2(batches), range(len(_MOST_OF)), _MOST_OF)
 
 
-def crowded(prompts: float, batches: Batches, policy: Policy, apart: float | None) -> tuple[Any, Any]:
+def crowded(prompts: int, batches: Batches, policy: Policy, apart: float | None) -> tuple[Any, Any]:
     """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1].
 
     Those that arrive (`apart` None) go to one batch after another, where these are alike (`piled` has the others).
@@ -107,10 +107,14 @@ def crowded(prompts: float, batches: Batches, policy: Policy, apart: float | Non
         even = np.where(batches.piped, even, np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0))
     if not apart:
         return even, np.minimum(prompts, many)
-    share, other = prompts / many, 1 - 1 / many
-    random = np.maximum(share + other / 2 + _most_of(many) * np.sqrt(share * other), 1.0)
-    some = many * (1 - other**prompts)
+    random, some = _in_any(prompts, many)
     return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
+
+
+def _in_any(prompts: int, many: Any) -> tuple[Any, Any]:
+    """Return the same where each prompt is in any batch."""
+    most = np.array([[_most_of_any(prompts, int(some))] for some in many[:, 0]])
+    return most, many * (1 - (1 - 1 / many) ** prompts)
 
 
 def piles_up(policy: Policy, batches: Batches) -> bool:
@@ -122,14 +126,39 @@ def piled(prompts: int, batches: Batches, policy: Policy) -> tuple[Any, Any]:
     """Return the same where sequences have ended in some batches, or prompts wait in some: [layout, 1].
 
     Where requests go to the batch with the fewest sequences, they go where those ended: to any. Where one that waits
-    counts as several, prompts of one cycle fill up those before and begin anew, `_FEWEST` apart.
+    counts as several, prompts of one cycle fill up those before (`unevenness`).
     """
     many = batches.many
     if policy.balances == "loads":
-        return np.array([[_most_of_any(prompts, int(some))] for some in many[:, 0]]), many * (
-            1 - (1 - 1 / many) ** prompts
-        )
-    return np.maximum(prompts / many + _FEWEST * (1 - 1 / many), 1.0), np.minimum(prompts, many)
+        return _in_any(prompts, many)
+    share = prompts / many
+    return np.maximum(share + _most_of(many) * unevenness(share), 1.0), np.minimum(prompts, many)
+
+
+def piled_chance(prompts: int, means: Any, batches: Batches, policy: Policy) -> Any:
+    """Return how likely cycles with so many prompts are as `piled` says: [mean, layout].
+
+    Where one that waits counts as several only who does not find a batch where none waits piles up, and batches are as
+    uneven as the mean of all cycles makes them: by so much more or less than prompts of this one.
+    """
+    if policy.balances != "queues":
+        return np.ones((len(means), len(batches.many)))
+    many = batches.many[:, 0]
+    return waiting_chance(prompts, means, batches) * unevenness(means[:, None] / many) / unevenness(prompts / many)
+
+
+def unevenness(share: Any) -> Any:
+    """Return the deviation of the prompts that a batch runs in a cycle, `share` of them in the mean.
+
+    A request goes where w waiting and r running sequences, w + r / 4, are fewest (`policies.toml`). Let y be prompts
+    of a cycle and u a quarter of the running sequences, each less the mean of all batches. Those that come next level
+    y' + y + u but for rounding (variance 1 / 12), and u' = u + (y - ended) / 4 with Poisson numbers that ended. The
+    variance of y that these two equations keep is (8 / 3 + share) / 7. Of few prompts a batch has one or none, of
+    variance share (1 - share); between half a prompt and one lies a line.
+    """
+    few = np.minimum(share, 0.5)
+    alone, many = np.sqrt(few * (1 - few)), np.sqrt((8 / 3 + share) / 7)
+    return alone + np.clip(2 * share - 1, 0.0, 1.0) * (many - alone)
 
 
 def waiting_chance(prompts: int, means: Any, batches: Batches) -> Any:

@@ -146,7 +146,9 @@ class CycleSteps:
         # After a decode step prompts run so often, and before another one decodes: of all steps P / (1 + P) have some,
         # as many as Poisson numbers of ln(1 + P) in the mean. As many prompts count as one of these.
         bunch = np.where(batches.piped, 1.0, np.maximum(ended / ((1 + chance) * np.log1p(chance)), 1.0))
-        return _Crowd(comes="queue", apart=1 - moments.overlap, bunch=bunch if not self.policy.mixed else 1.0)
+        # Two answers differ by so many steps in the mean: by one or more they end in any.
+        apart = min(2 * (1 - moments.overlap) * moments.steps, 1.0)
+        return _Crowd(comes="queue", apart=apart, bunch=bunch if not self.policy.mixed else 1.0)
 
     @cached_property
     def _cut(self) -> bool:
@@ -201,8 +203,9 @@ class CycleSteps:
             each, some = crowd.of(k, batches, self.policy)
             prompts = k * crowd.bunch
             each = np.minimum(each * crowd.bunch, np.maximum(fit, prompts / batches.many))
-            own, steps = _own(means, ahead, each), np.maximum(prompts / batches.many / fits, 1.0)
-            longest, spread = _longest(own, (means[0], alone), (each, some), full * steps)
+            own, steps = self._longer(prompts, each, (means, ahead)), np.maximum(prompts / batches.many / fits, 1.0)
+            usual = own if crowd.comes == "evenly" else self._usual(own, prompts, (means, ahead))
+            longest, spread = _longest((usual, own), (means[0], alone), (each, some), full * steps)
             rows.append((longest, spread, own / each, self._experts(prompts, some, pieces.size), some, steps))
         longest, spread, mean, experts, some, steps = (np.stack(one) for one in zip(*rows, strict=True))
         return CyclePrices(
@@ -212,6 +215,24 @@ class CycleSteps:
             lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
             apart=float(crowd.apart > 1 - EQUAL), together=crowd.bunch,
         )  # fmt: skip
+
+    def _longer(self, prompts: Any, each: Any, prices: tuple[Any, Any]) -> Any:
+        """Return what the batch with most prompts adds, or that with fewest, as far below the mean as that is above.
+
+        Where the host is behind, fewer prompts take as long and leave more to experts, which take those of all.
+        """
+        fewest = np.maximum(2 * prompts / self.batches.many - each, 1.0)
+        own = _own(*prices, each)
+        return np.where(self.batches.piped, own, np.maximum(own, _own(*prices, np.minimum(fewest, each))))
+
+    def _usual(self, own: Any, prompts: Any, prices: tuple[Any, Any]) -> Any:
+        """Return what a batch with the mean of prompts adds, of those that have any, where others have more by chance.
+
+        Not where prompts are cut: the longest run in most cycles, with others beside them.
+        """
+        cut = np.asarray(self.added.pieces > 1).any(axis=0)
+        usual = np.minimum(_own(*prices, np.maximum(prompts / self.batches.many, 1.0)), own)
+        return np.where(self.batches.piped | cut, own, usual)
 
     def _experts(self, prompts: Any, some: Any, size: Any) -> Any:
         """Return what experts add, or take, with the tokens of all batches."""
@@ -256,19 +277,28 @@ def _own(means: Any, ahead: Any, each: Any) -> Any:
     return np.where(each > PROMPTS, np.maximum(own, ahead * each / PROMPTS), own)
 
 
-def _longest(own: Any, prompts: tuple[Any, Any], batch: tuple[Any, Any], full: Any) -> tuple[Any, Any]:
+def _longest(owns: tuple[Any, Any], prompts: tuple[Any, Any], batch: tuple[Any, Any], full: Any) -> tuple[Any, Any]:
     """Return the mean and the variance of what the longest batch adds, of those that have prompts.
 
     A prompt takes so long in the mean and in equal classes. The longest of some prompts by their classes; sums of
-    several in a batch spread with their root: half are as much shorter as half are longer, until a step is full.
+    several in a batch spread with their root: half are as much shorter as half are longer, until a step is full. Where
+    batches have more prompts than usual by chance, that and their lengths spread apart from each other.
     """
     (mean, alone), (each, some), classes = prompts, batch, len(prompts[1])
     shares = np.arange(classes + 1) / classes
     likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
     most, square = (sum(x * alone[c] ** power for c, x in enumerate(likely)) for power in (1, 2))
-    middle, apart = own + np.sqrt(each) * (most - mean), np.sqrt(each * np.maximum(square - most**2, 0.0))
+    (usual, own), longer = owns, np.sqrt(each) * (most - mean)
+    middle, apart = usual + _either(own - usual, longer), np.sqrt(each * np.maximum(square - most**2, 0.0))
     low, high = np.minimum(middle - apart, full), np.minimum(middle + apart, full)
     return (low + high) / 2, ((high - low) / 2) ** 2
+
+
+def _either(one: Any, other: Any) -> Any:
+    """Return the root of the squares of two, in parts of each; the other where the one is nothing."""
+    more, longer = np.asarray(one), np.asarray(other)
+    both = np.maximum(np.sqrt(more**2 + longer**2), 1e-30)
+    return one * (more / both) + other * np.where(more > 0, longer / both, 1.0)
 
 
 def _as_often(own: Any, pieces: Any) -> Any:

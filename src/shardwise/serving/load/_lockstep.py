@@ -24,7 +24,7 @@ from shardwise.ledger.opened import named_each
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import FULL
-from shardwise.serving.load._batches import Batches, waiting_chance
+from shardwise.serving.load._batches import Batches, piled_chance
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
@@ -347,10 +347,8 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, 
     batches, piped, (weights, after) = every.many, every.piped, _weights()
     some, others = _Wholes.of(prices, decode, every, policy), None
     if other is not None:
-        waits = [waiting_chance(k, _MEANS, every) for k in PRICED]
-        likely = np.stack(
-            [0 * waits[0], *(waits if policy.balances == "queues" else (0 * one + 1 for one in waits))], 1
-        )
+        waits = [piled_chance(k, _MEANS, every, policy) for k in PRICED]
+        likely = np.stack([0 * waits[0], *waits], 1)
         likely = np.where((piped | (batches == 1))[:, 0], 0.0, likely)
         others = _Wholes.of(other.prices, decode, every, policy), likely, other.share
     sums = _over_both(weights, some, others)

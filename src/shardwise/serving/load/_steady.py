@@ -297,7 +297,7 @@ class Replicas:
         rise = gaps * (logs[:, 1:] + logs[:, :-1]) / 2 + (logs[:, 1:] - logs[:, :-1]) / 2 * (gaps > 0)
         total = np.concatenate([logs[:, :1], logs[:, :1] + np.cumsum(rise, axis=-1)], axis=1)
         likely = np.exp(total - total.max(axis=-1, keepdims=True))
-        return likely, likely[:, -1] * tail / (1 - tail)
+        return likely, likely[:, -1] * tail / (1 - tail) / self._together
 
     def at(self, rate: Any, turns: Any = 1.0) -> Steady[Any]:
         """Return the means at so many requests a second of each layout, of replicas that take them in turns.
@@ -368,9 +368,14 @@ class Replicas:
         full, many = np.minimum(ratio[:, -1], tail), self.batches.many[:, 0]
         tail = np.where(self.batches.lanes > 1, full + (tail - full) / many, tail)
         likely, beyond = self._likely(ratio, width + (fitting * self.moments.held_cv2)[:, None], tail)
-        chance = whole * likely[:, -1] / ((likely * self._weights).sum(axis=-1) + beyond)
+        chance = whole * likely[:, -1] / self._together / ((likely * self._weights).sum(axis=-1) + beyond)
         factor = slot_factor(tail, most, self.moments.output_cv2) + (bunches - 1) / 2
         return chance * tail / (1 - tail) ** 2 * factor * self._pooled(turns) / rate
+
+    @property
+    def _together(self) -> Any:
+        """Groups whose places are as good as those of one: one more in each of them is so many requests more."""
+        return 1.0 if self.policy.balances == "turns" else self.batches.groups
 
     def _pooled(self, turns: Any) -> Any:
         """The wait for a place over that of a group alone: of all places together, or of Erlang arrivals (in turns)."""
