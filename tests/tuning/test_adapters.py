@@ -181,10 +181,23 @@ def test_all_linear_layers_of_gpt_oss_are_those_of_attention() -> None:
         ("gpt-oss-20b", {"adapter": "lora", "adapter_dropout": 0.05}, ""),
         ("qwen3-30b-a3b", {"adapter": "dora", "targets": ("attention",), "adapter_dropout": 0.05}, ""),
         ("qwen3-30b-a3b", {"adapter": "loha"}, ""),
+        ("qwen3-30b-a3b", {"adapter": "lora", "targets": ("q", "gate_proj")}, "targets"),
+        ("qwen3-30b-a3b", {"adapter": "loha", "targets": ("q", "gate_proj")}, "targets"),
+        ("qwen3-30b-a3b", {"adapter": "lora", "targets": ("gate_proj", "up_proj")}, ""),
+        ("falcon-mamba-7b", {"adapter": "lora"}, "targets"),
+        ("falcon-mamba-7b", {"adapter": "lora", "targets": ("in_proj", "x_proj", "dt_proj")}, ""),
+        ("falcon-mamba-7b", {"adapter": "loha"}, ""),
+        ("jamba-v0.1", {"adapter": "lora"}, ""),
+        ("qwen3-next-80b-a3b", {"adapter": "prefix"}, "adapter"),
+        ("deepseek-v3", {"adapter": "prefix"}, "adapter"),
+        ("qwen3-8b", {"adapter": "prefix"}, ""),
     ],
 )
-def test_what_is_added_to_weights_has_no_magnitude_and_no_dropout(model: str, job: dict[str, Any], field: str) -> None:
-    """Peft refuses both beside experts (tuners/lora/layer.py ParamWrapper), which other methods do not reach."""
+def test_what_peft_refuses_of_a_class_is_refused(model: str, job: dict[str, Any], field: str) -> None:
+    """Magnitudes and dropout beside experts, one half of their first layer, out_proj of Mamba, prefixes without keys.
+
+    tuners/lora/layer.py ParamWrapper, utils/transformers_weight_conversion.py, tuners/tuners_utils.py of peft 0.21.2.
+    """
     asked_for = Training(seq_len=1, global_batch=1, **job)
     problems = fine_tuning_problems(Model.load(model), Plan(), asked_for, find_stack("transformers")).items
     assert [problem.field for problem in problems] == [field] * bool(field)

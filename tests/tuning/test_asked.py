@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from command_line import run
 from shardwise import Cluster, Plan, Training, load_model, train
@@ -137,6 +138,50 @@ def test_no_file_drops_an_adapter_in_silence(target: str) -> None:
     assert "adapter = 'lora'" in done.err and "base = 'nf4'" in done.err
 
 
+NAMED = [
+    ("llama-3.1-8b", "q,v", "q_proj v_proj"),
+    ("llama-3.1-8b", "attention,mlp", "all-linear"),
+    ("llama-3.1-8b", "mlp,head", "gate_proj up_proj down_proj lm_head"),
+    ("qwen3-30b-a3b", "attention,mlp", "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    ("mixtral-8x7b", "mlp", "w1 w3 w2"),
+    ("gpt2", "attention", "c_attn attn.c_proj"),
+    ("phi-3-mini-4k", "mlp", "gate_up_proj down_proj"),
+    ("deepseek-v2-lite", "kv_down", "kv_a_proj_with_mqa"),
+    ("qwen3-next-80b-a3b", "in_proj_ba,out_proj", "in_proj_ba out_proj"),
+    ("lfm2-1.2b", "mlp", "w1 w3 w2"),
+]
+
+
+@pytest.mark.parametrize(("model", "targets", "names"), NAMED)
+@pytest.mark.parametrize("target", ["trl", "axolotl", "llamafactory"])
+def test_files_name_the_layers_of_the_models_class(target: str, model: str, targets: str, names: str) -> None:
+    """A trainer finds no layer that is called q or attention: target_modules are the names of transformers' classes."""
+    done = run("export", target, model, "--on", "8xh100", "--adapter", "lora", "--targets", targets, "--json")
+    assert done.status in (0, 1), done.err
+    (text,) = (text for name, text in done.tree["files"].items() if name.endswith((".yaml", ".yml")))
+    found = yaml.safe_load(text)
+    told = found.get("lora_target_modules") or found.get("lora_target", "all").split(",")
+    words = [told] if isinstance(told, str) else told
+    assert words == (["all"] if words == ["all"] and names == "all-linear" else names.split())
+
+
+@pytest.mark.parametrize(("targets", "names"), [("attention", ["linear_proj", "linear_qkv"]), ("q", ["linear_qkv"])])
+def test_megatron_bridge_is_told_its_own_names(targets: str, names: list[str]) -> None:
+    """And linear_proj, which it calls the last layer of attention, is read as that and not as every linear layer."""
+    ask = ("--on", "8xh100", "--stack", "megatron-bridge", "--adapter", "lora", "--targets", targets, "--json")
+    done = run("export", "nemo", "llama-3.1-8b", *ask)
+    assert done.status in (0, 1), done.err
+    assert any(names == yaml.safe_load(text)["peft"]["target_modules"] for text in done.tree["files"].values()
+               if "target_modules" in text)  # fmt: skip
+
+
+def test_experts_by_one_word_are_no_module_of_a_file() -> None:
+    """Peft has them under their old names alone."""
+    done = run("export", "trl", "qwen3-30b-a3b", "--on", "8xh100", "--adapter", "lora", "--targets", "experts")
+    assert done.status == 2
+    assert done.err.startswith("error: targets = 'experts'")
+
+
 @pytest.mark.parametrize(
     ("model", "words", "field"),
     [
@@ -145,6 +190,8 @@ def test_no_file_drops_an_adapter_in_silence(target: str) -> None:
         ("vit-base", ("--adapter", "prompt"), "adapter"),
         ("mamba-1.4b", ("--adapter", "prefix"), "adapter"),
         ("deepseek-v2-lite", ("--adapter", "prefix"), "adapter"),
+        ("qwen3-next-80b-a3b", ("--adapter", "prefix"), "adapter"),
+        ("mamba-1.4b", ("--adapter", "lora"), "targets"),
         ("llama-3.2-1b", ("--trains", "none"), "trains"),
         ("bert-base", ("--trains", "head"), "trains"),
     ],
@@ -368,3 +415,21 @@ def test_savers_are_what_train_says_with_their_flags() -> None:
         assert (one["device_bytes"], one["step_seconds"]) == (alone["device_bytes"], alone["step_seconds"]), one
         assert one["host_bytes"] == alone["memory"]["host_bytes"]
         assert one["added_seconds"] == alone["step_seconds"] - base["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--tp 8 --rank 12", "use --rank 16, or --tp 4"),
+        ("--tp 8 --rank 16", ""),
+        ("--tp 8 --rank 12 --targets o,down", ""),
+        ("--tp 4 --rank 6 --targets linear_qkv", "use --rank 8, or --tp 2"),
+        ("--tp 1 --rank 7", ""),
+    ],
+)
+def test_tensor_parallel_ranks_divide_that_of_an_adapter(words: str, remedy: str) -> None:
+    """Beside every layer but one split by inputs Megatron-Bridge splits A by its rank, and asserts that it divides."""
+    ask = ("train", "llama-3.1-8b", "--on", "8xh100", "--stack", "megatron-bridge", "--adapter", "lora", "--json")
+    done = run(*ask, *words.split())
+    problems = done.tree["error"]["problems"] if done.status == 2 else []
+    assert [(one["field"], one["remedy"]) for one in problems] == [("rank", remedy)] * bool(remedy)

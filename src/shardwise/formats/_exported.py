@@ -15,7 +15,6 @@ from shardwise.models import Attention, Block, Mamba2, Mixer, Model
 from shardwise.plans import (
     AXES,
     SCALINGS,
-    USUAL_TARGETS,
     Axis,
     Plan,
     Settings,
@@ -159,7 +158,9 @@ def _meant(job: Training, model: Model, stack: Stack) -> dict[str, Any]:
     values["precision"] = job.precision or stack.precision
     values["reference"] = reference_of(job, stack.reference)
     if job.adapter:
-        values |= {"rank": rank_of(job), "targets": job.targets or USUAL_TARGETS}
+        from shardwise.formats._targets import target_names
+
+        values |= {"rank": rank_of(job), "targets": target_names(job, model, stack)}
         tuning = tuning_of(job, stack)
         values["adapter_precision"] = "bf16" if tuning and tuning.precision.weight_bytes == 2 else "fp32"
         values["base"] = job.base or "bf16"

@@ -357,6 +357,12 @@ def written(
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, differing = unexported(alone(case.plan), frozenset(fields_told))
+    if case.job.adapter:
+        from shardwise.formats._targets import target_names
+
+        case = replace(case, job=replace(case.job, targets=target_names(case.job, case.model, case.stack)))
+        if "experts" in case.job.targets:
+            differing |= {"targets": ("experts", "mlp or attention, or all-linear")}
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     try:
         back = read(text, around=ImportContext(num_devices=ours.num_devices))

@@ -28,11 +28,12 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, flat_keys, table, top_level
 from shardwise.formats._launch import Launch, started
+from shardwise.formats._targets import target_names
 from shardwise.formats.megatron import _job, _model, _plan, _write
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts
 from shardwise.models import Model, catalogue, find_model, load_model
-from shardwise.plans import Training, rank_of
+from shardwise.plans import rank_of
 from shardwise.records import replace
 
 _TABLE = "nemo.toml"
@@ -346,7 +347,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["train"] |= {"train_iters": None} if rest else {"train_iters": steps, "train_samples": None}
     if case.model.has_experts:
         tree["model"].setdefault("moe_token_dispatcher_type", "alltoall")
-    return tree | _peft(case.job)
+    return tree | _peft(case)
 
 
 # Switches that a recipe may have on.
@@ -359,15 +360,14 @@ _SCALED = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling"
 _SCALED |= {"blockwise": "fp8_subchannel_scaling"}
 
 
-def _peft(job: Training) -> dict[str, Any]:
-    if not job.adapter:
+def _peft(case: ExportCase) -> dict[str, Any]:
+    if not (job := case.job).adapter:
         return {}
-    targets = sorted(_trainer.CORE_LINEAR) if job.targets in ((), ("all-linear",)) else list(job.targets)
-    kind = "DoRA" if job.adapter == "dora" else "LoRA"
-    tree: dict[str, Any] = {"_target_": f"megatron.bridge.peft.{kind.lower()}.{kind}", "dim": rank_of(job)}
-    tree |= {"alpha": job.adapter_alpha} if job.adapter_alpha else {}
-    tree |= {"dropout": job.adapter_dropout} if job.adapter_dropout else {}
-    return {"peft": tree | {"target_modules": targets}}
+    named = target_names(job, case.model, case.stack)
+    targets = sorted(_trainer.CORE_LINEAR if named == ("all-linear",) else named)
+    kind = "megatron.bridge.peft." + ("dora.DoRA" if job.adapter == "dora" else "lora.LoRA")
+    more = {"alpha": job.adapter_alpha, "dropout": job.adapter_dropout, "target_modules": targets}
+    return {"peft": {"_target_": kind, "dim": rank_of(job)} | {name: value for name, value in more.items() if value}}
 
 
 def export(case: ExportCase) -> Exported:

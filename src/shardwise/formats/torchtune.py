@@ -33,6 +33,7 @@ _OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged-adam",
 }  # fmt: skip
 _LINEAR = ("q_proj", "k_proj", "v_proj", "output_proj")
+_OF_MLP = ("gate_proj", "up_proj", "down_proj")
 _OUTPUT = ("output_proj", "o_proj")  # torchtune names its head "output", and attention's last GEMM so
 _NO_TRAINING = {"policy_model", "value_model", "grpo_samples", "orchestration", "tasks", "max_new_tokens"}
 _RECIPE = {True: "distributed", False: "single_device"}
@@ -201,10 +202,10 @@ def _adapter_words(job: Training) -> dict[str, Any]:
         return {}
     targets = set(job.targets or ("all-linear",))
     whole = "all-linear" in targets
-    named = [_OUTPUT[0] if word == _OUTPUT[1] else word for word in job.targets if word not in ("mlp", "head")]
+    named = [_OUTPUT[0] if word == _OUTPUT[1] else word for word in job.targets if word in (*_LINEAR, "o_proj")]
     spelled = list(_LINEAR) if whole else named
-    words: dict[str, Any] = {"lora_attn_modules": spelled, "apply_lora_to_mlp": whole or "mlp" in targets}
-    words |= {"apply_lora_to_output": "head" in targets, "lora_rank": rank_of(job)}
+    words: dict[str, Any] = {"lora_attn_modules": spelled, "apply_lora_to_mlp": whole or set(_OF_MLP) <= targets}
+    words |= {"apply_lora_to_output": "lm_head" in targets, "lora_rank": rank_of(job)}
     words |= {"lora_alpha": job.adapter_alpha or 16, "lora_dropout": job.adapter_dropout}
     return words | ({"use_dora": True} if job.adapter == "dora" else {})
 

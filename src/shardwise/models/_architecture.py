@@ -25,7 +25,8 @@ class Projection:
     """A linear map outside the standard operators (adapters, embedding projections), applied to every token.
 
     One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers). `besides` is the
-    number of tokens of a sequence that it is not applied to (class tokens and registers beside patches).
+    number of tokens of a sequence that it is not applied to (class tokens and registers beside patches). What is no
+    `linear` layer of its class, but a convolution or a parameter, has no adapters.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Projection:
     bias: bool = False
     of_sequence: bool = False
     besides: int = 0
+    linear: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -133,9 +133,10 @@ class Attention(Mixer):
     "full" the whole projection, "heads" has weights of heads * head_dim but normalises each head. `kv_from_earlier`
     marks a layer that reads the KV cache of an earlier layer and so has no key and value projections.
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
-    `head_gate` one of every head. `v_norm` has no weights. `rotary` is whether positions rotate queries and keys,
-    `softcap` whether scores go through a tanh. `fused_projection` is one matrix for queries, keys and values, of which
-    what is not rotated is a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
+    which is a linear layer of its own where it is `gate_apart`, `head_gate` one of every head. `v_norm` has no weights.
+    `rotary` is whether positions rotate queries and keys, `softcap` whether scores go through a tanh.
+    `fused_projection` is one matrix for queries, keys and values, of which what is not rotated is a view;
+    `joined_rotary` puts heads together from a rotated and an unrotated part.
     """
 
     attends: ClassVar[bool] = True
@@ -151,6 +152,7 @@ class Attention(Mixer):
     v_norm: bool = False
     sinks: bool = False
     output_gate: bool = False
+    gate_apart: bool = False
     head_gate: bool = False
     rotary: bool = True
     window: int = 0

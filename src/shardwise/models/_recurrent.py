@@ -59,13 +59,23 @@ class Mamba2(Mixer):
         return State(wide=self.inner * self.state, narrow=(self.conv - 1) * channels)
 
 
+_DELTA_LAYERS = {
+    "gated-delta-net": ("in_proj_qkvz", "in_proj_ba"),
+    "kda": ("q", "k", "v", "b"),
+    "kda-full-rank": ("q", "k", "v", "f", "b", "g"),
+}
+"""Linear layers of transformers 5.23.0 models/qwen3_next, kimi_linear and bailing_hybrid."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedDelta(Mixer):
     """Gated delta rule linear attention (arXiv:2412.06464).
 
     `style` names the projections around the recurrence: "gated-delta-net" (Qwen3-Next, a decay a head), "kda" (Kimi
     Linear, a decay a channel, whose decay and output gates go through a low rank of `value_dim`), or "kda-full-rank"
-    (Ling 3.0, both gates projected at once).
+    (Ling 3.0, both gates projected at once). `projections` are the linear layers that read the stream where they are
+    not those of the style, as their class names them: the letters of the last word are what a layer makes, q, k and v,
+    the output gate z or g, the step b, and the decay a or f; what goes through a low rank is not among them.
     """
 
     key_heads: int
@@ -74,6 +84,12 @@ class GatedDelta(Mixer):
     value_dim: int
     conv: int
     style: Literal["gated-delta-net", "kda", "kda-full-rank"] = "gated-delta-net"
+    projections: tuple[str, ...] = ()
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """The linear layers that read the stream, where the class has others than that of the first of its style."""
+        return self.projections or _DELTA_LAYERS[self.style]
 
     @property
     def decays(self) -> int:

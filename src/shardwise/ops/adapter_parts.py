@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias
 
 from shardwise.ledger.number import X, divide, is_plain
 from shardwise.ledger.op import Collective, Gradient, Op, Tensor, Weight
+from shardwise.models import layer_name, layer_names
 from shardwise.ops.layout import Layout, matmul_flops, memory_op
 from shardwise.plans import Tuning
 from shardwise.records import dataclass, replace
@@ -173,6 +174,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mlp": ("gate", "up", "gate_up", "down"),
 }
 """Words for several linear layers; "all-linear" are those of the layers, "experts" the routed experts'."""
+INDEXER = "attention.indexer"
+"""The region of layers that choose keys, which no word for those of attention means."""
+NO_LAYER = ("",)
+"""The modules of a GEMM with what is no linear layer."""
 KNOWN_TARGETS = ("all-linear", "linear", "attention", "mlp", "experts", "embedding", "head")
 """Words for parts of a model: all linear layers of the blocks, those without experts and routers, and so on."""
 SPELLINGS = {
@@ -182,8 +187,10 @@ SPELLINGS = {
     "c_fc": "up", "fc1": "up", "fc_1": "gate", "fc2": "down", "fc_2": "up", "w1": "gate", "w2": "down", "w3": "up",
     "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "embed_tokens": "embedding",
     "wte": "embedding", "embeddings": "embedding",
+    "x": "select", "dt": "time_step", "q_a": "q_down", "q_b": "q_up", "kv_a_proj_with_mqa": "kv_down", "kv_b": "kv_up",
+    "linear_q_down": "q_down", "linear_q_up": "q_up", "linear_kv_down": "kv_down", "linear_kv_up": "kv_up",
 }  # fmt: skip
-"""The names that models and frameworks give linear layers, without a trailing "_proj"."""
+"""The names that models and frameworks give linear layers, most without a trailing "_proj"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +209,8 @@ def modules_of(tuning: Tuning | None, op: Op[X]) -> list[AdaptedLinear[X]]:
     makes = op.makes or (op.name, f"{op.name}.output")
     if len(short) != len(op.parts) or (tuning is not None and tuning.joint) or op.kind == "grouped":
         return [AdaptedLinear(name=op.name, short=_short(op, short), columns=op.columns, makes=makes)]
-    each = [makes[i : i + 1] for i in range(len(short))] if op.makes else [makes] * len(short)
+    # A gate of the output, behind the values, goes with the queries.
+    each = [makes[i : i + 1] or makes[:1] for i in range(len(short))] if op.makes else [makes] * len(short)
     return [
         AdaptedLinear(name=f"{op.name}.{name}" if len(short) > 1 else op.name, short=name, columns=n, makes=made)
         for name, n, made in zip(short, op.parts, each, strict=True)
@@ -215,26 +223,55 @@ def _short(op: Op[X], short: tuple[str, ...]) -> str:
     return short[0] if len(short) == 1 else op.role
 
 
+def spelled(targets: Iterable[str]) -> set[str]:
+    """Return the words of targets as the ledger spells them.
+
+    >>> sorted(spelled(["q_proj", "w2", "linear_proj", "all-linear"]))
+    ['all-linear', 'down', 'o', 'q']
+    """
+    pairs = ((word.lower(), word.lower().removesuffix("_proj")) for word in targets)
+    return {SPELLINGS.get(whole) or SPELLINGS.get(word, word) for whole, word in pairs}
+
+
+def names_experts(words: set[str], role: str) -> bool:
+    """Return whether words name the first or the second linear layer of experts as that of a feed-forward.
+
+    >>> names_experts({"mlp"}, "up"), names_experts({"down"}, "up")
+    (True, False)
+    """
+    return not words.isdisjoint({"mlp", "gate", "up", "gate_up"} if role == "up" else {"mlp", "down"})
+
+
 def matches(tuning: Tuning, op: Op[X], short: str) -> bool:
     """Return whether a linear layer of an operator is among the targets."""
-    words = {
-        SPELLINGS.get(word.removesuffix("_proj").lower(), word.removesuffix("_proj").lower()) for word in tuning.targets
-    }
+    if not short:
+        return False
+    own = set(layer_names(tuning.family).values()).intersection(tuning.targets)
+    words = spelled(word for word in tuning.targets if word not in own)
     if op.role in ("embedding", "head"):
         return op.role in words
     if op.kind == "grouped":
-        return "experts" in words or ("all-linear" in words and tuning.finds_experts)
+        return "experts" in words or (tuning.finds_experts and (names_experts(words, op.role) or "all-linear" in words))
     reached = op.role != "router" or tuning.finds_experts or tuning.linear_router
-    if "all-linear" in words and reached and not (op.region.startswith("mlp") and short in tuning.shadowed):
+    if short in tuning.shadowed:
+        return "linear" in words
+    if own and layer_name(tuning.family, op.region, short) in own:
+        return True
+    if "all-linear" in words and reached:
         return True
     if "linear" in words and op.role != "router":
         return True
-    for group in words & GROUPS.keys():
+    if op.region == INDEXER:
+        return False
+    # Layers of recurrences have names of their own in some classes and those of attention in others: the group does not
+    # mean them.
+    for group in words & GROUPS.keys() if op.region != "ssm" else ():
         words |= set(GROUPS[group])
         if op.region.partition(".")[0] == group and op.role not in ("router", "indexer"):
             return True
     fused = {"gate", "up"}
     joint = {"qkv": {"q", "k", "v"}, "gate_up": fused, "up": set() if op.modules else fused}
+    joint = {} if op.region == "ssm" else joint
     return not words.isdisjoint({short, op.name, *joint.get(short, ())})
 
 

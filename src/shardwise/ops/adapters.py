@@ -12,7 +12,19 @@ from typing import Any
 
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
-from shardwise.ops.adapter_parts import AdaptedLinear, added, branches, entry, kept_input, low_rank, scaling, step, thin
+from shardwise.ops.adapter_parts import (
+    AdaptedLinear,
+    added,
+    branches,
+    entry,
+    kept_input,
+    low_rank,
+    names_experts,
+    scaling,
+    spelled,
+    step,
+    thin,
+)
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, with_adapters
 from shardwise.plans import Tuning
@@ -227,10 +239,12 @@ def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs of experts with weights to which B A of each expert is added (peft ParamWrapper).
 
     The sum is a tensor like the weights, which the gradient of the input reads and which has a gradient as large. The
-    joint first weight counts twice under "all-linear", which takes each of its halves.
+    joint first weight counts twice where its two halves are named or are among all linear layers.
     """
     local = op.weights[0].shape[0]
-    twice = 2 if "all-linear" in tuning.targets and tuning.finds_experts and op.role == "up" else 1
+    words = spelled(tuning.targets)
+    halves = "all-linear" in words or names_experts(words, op.role)
+    twice = 2 if halves and tuning.finds_experts and op.role == "up" else 1
     r = twice * tuning.rank
     whole, thin_elements = _elements(op), local * r * (op.inner + op.columns)
     name = f"{op.name}.lora"

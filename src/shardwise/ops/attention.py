@@ -72,16 +72,19 @@ def projections(y: Layout[X], mixer: Attention, D: int) -> LinearShape[X]:
     projection may serve as key and value.
     """
     heads, kv, inputs = y.split(mixer.heads), y.kv_heads(mixer.kv_heads), mixer.input_width or D
-    per_query = mixer.head_dim + (mixer.value_dim if mixer.output_gate else 0)
+    gate = mixer.value_dim if mixer.output_gate else 0
+    per_query = mixer.head_dim + gate
     per_key = 0 if mixer.kv_from_earlier else mixer.head_dim + (0 if mixer.shared_key_value else mixer.value_dim)
     per_value = max(per_key - mixer.head_dim, 0)
-    parts = tuple(n for n, each in ((heads * per_query, 1), (kv * (per_key - per_value), per_key),
+    gate_apart = gate if mixer.gate_apart else 0
+    parts = tuple(n for n, each in ((heads * (per_query - gate_apart), 1), (kv * (per_key - per_value), per_key),
                                     (kv * per_value, per_value)) if each)  # fmt: skip
+    names, gates = ("q", "k", "v")[: len(parts)], ((heads * gate_apart,), ("gate",)) if gate_apart else ((), ())
     return LinearShape(
         inputs=inputs + 0 * heads, outputs=heads * per_query + kv * per_key, whole_inputs=inputs,
         whole_outputs=mixer.heads * per_query + mixer.kv_heads * per_key, bias=mixer.qkv_bias,
-        kernels=1 if y.stack.activation == "fused" else len(parts), parts=parts, role="qkv",
-        modules=("qkv",) if mixer.fused_projection else ("q", "k", "v")[: len(parts)],
+        kernels=1 if y.stack.activation == "fused" else len(parts + gates[0]), parts=parts + gates[0], role="qkv",
+        modules=("qkv",) if mixer.fused_projection else names + gates[1],
     )  # fmt: skip
 
 

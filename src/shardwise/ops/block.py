@@ -26,7 +26,7 @@ from shardwise.models import (
     Rwkv,
     ShortConv,
 )
-from shardwise.ops.adapter_parts import matches, modules_of
+from shardwise.ops.adapter_parts import NO_LAYER, matches, modules_of
 from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
 from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
@@ -80,8 +80,9 @@ def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
     """
     zero = 0 * y.tokens
     shape = LinearShape(
-        inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs, bias=p.bias
-    )
+        inputs=zero + p.inputs, outputs=zero + p.outputs, whole_inputs=p.inputs, whole_outputs=p.outputs, bias=p.bias,
+        modules=() if p.linear else NO_LAYER,
+    )  # fmt: skip
     rows = y.work.B if p.of_sequence else y.residual_tokens
     if p.besides:
         rows = divide(rows * maximum(y.work.S - p.besides, 0), y.work.S)
@@ -89,7 +90,8 @@ def projection(y: Layout[X], p: Projection, region: str) -> Op[X]:
     op = y.whole(p.name, region, shape, source)
     if not (p.of_sequence or p.besides):
         return op
-    return matmul(y, p.name, region, (zero + rows, shape.outputs, shape.inputs), op.weights, source)
+    sizes = (zero + rows, shape.outputs, shape.inputs)
+    return matmul(y, p.name, region, sizes, op.weights, source, modules=shape.modules)
 
 
 def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:

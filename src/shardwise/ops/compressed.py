@@ -127,7 +127,8 @@ def _outputs(y: Layout[X], mixer: CompressedAttention, D: int) -> list[Op[X]]:
     grouped = Op(
         name="out_groups", kind="matmul", region=REGION, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=edges + 2 * y.work.gradient_bytes * elements, rows=T,
-        columns=0 * T + mixer.out_lora_rank, inner=0 * T + wide, batch=groups, weights=(weight,), reads=(out,),
+        columns=0 * T + mixer.out_lora_rank, inner=0 * T + wide, batch=groups, weights=(weight,),
+        parts=(groups * mixer.out_lora_rank,), modules=("o_a",), reads=(out,),
         saves=(replace(out, read_for="weight"),), model_flops=flops, dtype=y.work.dtype,
         output_bytes=y.a * T * groups * mixer.out_lora_rank,
     )  # fmt: skip

@@ -64,20 +64,20 @@ def gated_delta(y: Layout[X], mixer: GatedDelta, D: int, source: Tensor[X]) -> t
 
 def _delta_inputs(y: Layout[X], mixer: GatedDelta, D: int, source: Tensor[X]) -> list[Op[X]]:
     """One projection to all inputs; in KDA decay and output gate go through a rank of `value_dim`."""
-    qk, v, heads = 2 * mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim, mixer.value_heads
-    if mixer.style != "kda":
-        whole = qk + 2 * v + heads + heads * mixer.decays
-        return [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
-    whole = qk + v + heads
-    ops = [exchanges(y, inward(y, D, (y.split(whole), whole), source), y.split(whole), "inputs of the delta rule")]
-    for name, width in (("decay", mixer.value_heads * mixer.key_dim), ("gate", v)):
+    k, v, heads = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim, mixer.value_heads
+    decays = heads * mixer.decays
+    widths = {"q": k, "k": k, "v": v, "z": v, "g": v, "b": heads, "a": decays, "f": decays}
+    sizes = {name: sum(widths[letter] for letter in name.rpartition("_")[2]) for name in mixer.linear_layers}
+    whole = sum(sizes.values())
+    layers = {name: y.split(size) for name, size in sizes.items()}
+    own = inward(y, D, (y.split(whole), whole), source, layers=layers)
+    ops = [exchanges(y, own, y.split(whole), "inputs of the delta rule")]
+    for name, short, width in (("decay", "f", decays), ("gate", "g", v)) if mixer.style == "kda" else ():
         zero = 0 * y.tokens
-        low = LinearShape(
-            inputs=D + zero, outputs=mixer.value_dim + zero, whole_inputs=D, whole_outputs=mixer.value_dim
-        )
-        high = LinearShape(
-            inputs=mixer.value_dim + zero, outputs=y.split(width), whole_inputs=mixer.value_dim, whole_outputs=width
-        )
+        low = LinearShape(inputs=D + zero, outputs=mixer.value_dim + zero, whole_inputs=D,
+                          whole_outputs=mixer.value_dim, modules=(f"{short}_a",))  # fmt: skip
+        high = LinearShape(inputs=mixer.value_dim + zero, outputs=y.split(width), whole_inputs=mixer.value_dim,
+                           whole_outputs=width, modules=(f"{short}_b",))  # fmt: skip
         entry = Tensor(name=f"ssm.{name} latent", size_bytes=y.a * y.residual_tokens * mixer.value_dim, born=REGION)
         ops += [y.whole(f"{name}_down", REGION, low, source), y.column(f"{name}_up", REGION, high, entry)]
     return ops
@@ -146,7 +146,8 @@ def lightning_attention(y: Layout[X], mixer: LightningAttention, D: int, source:
     product = kept_tensor(y, "gated", width)
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
-        exchanges(y, inward(y, D, (4 * width, 4 * whole), source), 4 * width, "queries, keys, values, gate"),
+        exchanges(y, inward(y, D, (4 * width, 4 * whole), source, layers={"qkv": 3 * width, "output_gate": width}),
+                  4 * width, "queries, keys, values, gate"),
         memory_op(y, "activation", REGION, (2 * entry.size_bytes, 3 * entry.size_bytes), saves=(entry,),
                   output_bytes=entry.size_bytes),
         scan_op(y, "scan", steps, (streams,), (streams,)),
@@ -177,7 +178,7 @@ def short_conv(y: Layout[X], mixer: ShortConv, D: int, source: Tensor[X]) -> tup
     entry, product = kept_tensor(y, "conv input", width), kept_tensor(y, "gated", width)
     moved = (6 * width * y.a * y.tokens, 8 * width * y.a * y.tokens)
     return (
-        exchanges(y, inward(y, D, (3 * width, 3 * mixer.width), source, mixer.bias), 3 * width, "three streams"),
+        exchanges(y, inward(y, D, (3 * width, 3 * mixer.width), source, bias=mixer.bias), 3 * width, "three streams"),
         convolution(y, width, mixer.width, mixer.conv, mixer.bias),
         memory_op(y, "gates", REGION, moved, saves=(streams, entry, mixed), kernels=2, output_bytes=product.size_bytes),
         exchanges(y, outward(y, D, (width, mixer.width), product, mixer.bias), width, "output"),
@@ -214,7 +215,14 @@ def recurrent_gate(y: Layout[X], mixer: RecurrentGate, D: int, source: Tensor[X]
     product = kept_tensor(y, "gated", width)
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
-        exchanges(y, inward(y, D, (2 * width, 2 * mixer.width), source, bias=True), 2 * width, "two branches"),
+        exchanges(
+            y,
+            inward(
+                y, D, (2 * width, 2 * mixer.width), source, bias=True, layers={"linear_y": width, "linear_x": width}
+            ),
+            2 * width,
+            "two branches",
+        ),
         convolution(y, width, mixer.width, mixer.conv, bias=True),
         only_weights(y, "rglru.parameters", SCAN, parameters),
         scan_op(y, "scan", gates, kept, kept[:2]),
@@ -247,7 +255,8 @@ def rwkv(y: Layout[X], mixer: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], .
     return (
         memory_op(y, "mixes", REGION, mixed, weights=mixes, saves=(source, *entries), kernels=3,
                   output_bytes=3 * source.size_bytes),
-        inward(y, D, (3 * width, 3 * mixer.width), y.residual("ssm.mixed receptances", D, REGION)),
+        inward(y, D, (3 * width, 3 * mixer.width), y.residual("ssm.mixed receptances", D, REGION),
+               layers={"k": width, "v": width, "receptance": width}),
         only_weights(y, "wkv.parameters", SCAN, parameters),
         scan_op(y, "scan", steps, kept, kept[:1]),
         outward(y, D, (width, mixer.width), kept_tensor(y, "gated", width)),
@@ -271,9 +280,10 @@ def mlstm(y: Layout[X], mixer: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X],
     """
     heads, T = y.split(mixer.heads), y.tokens
     whole, values = mixer.heads * (2 * mixer.qk_dim + 2 * mixer.v_dim), heads * mixer.v_dim
-    gates = LinearShape(
-        inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * mixer.heads, bias=True
-    )
+    keys = heads * mixer.qk_dim
+    layers = {"q": keys, "k": keys, "v": values, "ogate_preact": values}
+    gates = LinearShape(inputs=D + 0 * heads, outputs=2 * heads, whole_inputs=D, whole_outputs=2 * mixer.heads,
+                        bias=True, parts=(heads, heads), modules=("igate_preact", "fgate_preact"))  # fmt: skip
     entry, scanned = kept_tensor(y, "in.output", y.split(whole)), kept_tensor(y, "scanned", values, SCAN)
     normalisers = Tensor(name="ssm.normalisers", size_bytes=8 * T * heads, born=SCAN)
     state = heads * mixer.qk_dim * (mixer.v_dim + 1)
@@ -288,7 +298,10 @@ def mlstm(y: Layout[X], mixer: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X],
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
         exchanges(
-            y, inward(y, D, (y.split(whole), whole), source, mixer.bias), y.split(whole), "queries, keys, values, gate"
+            y,
+            inward(y, D, (y.split(whole), whole), source, bias=mixer.bias, layers=layers),
+            y.split(whole),
+            "queries, keys, values, gate",
         ),
         y.column("gates", REGION, gates, source),
         scan_op(y, "scan", steps, (entry, scanned, normalisers), (entry,)),

@@ -7,7 +7,7 @@ state-spaces/mamba.
 
 from __future__ import annotations
 
-from typing import Generic
+from typing import Any, Generic
 
 from shardwise.ledger.number import X, ceil, divide, minimum
 from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
@@ -82,10 +82,16 @@ def exchanges(y: Layout[X], op: Op[X], width: X, tensor: str) -> Op[X]:
     return replace(op, forward=(*op.forward, hop), backward=(*op.backward, hop))
 
 
-def inward(y: Layout[X], D: int, outputs: tuple[X, int], source: Tensor[X], bias: bool = False) -> Op[X]:
-    """Return the projection from the residual stream to everything a mixer works on, split by heads."""
+def inward(y: Layout[X], D: int, outputs: tuple[X, int], source: Tensor[X], **more: Any) -> Op[X]:
+    """Return the projection from the residual stream to everything a mixer works on, split by heads.
+
+    `layers` are the linear layers that it stands for by name, and the features out of each on the rank.
+    """
     local, whole = outputs
-    shape = LinearShape(inputs=D + 0 * local, outputs=local, whole_inputs=D, whole_outputs=whole, bias=bias)
+    layers: dict[str, X] = more.pop("layers", {})
+    kernels = 1 if y.stack.activation == "fused" else max(len(layers), 1)
+    shape = LinearShape(inputs=D + 0 * local, outputs=local, whole_inputs=D, whole_outputs=whole, kernels=kernels,
+                        parts=tuple(layers.values()), modules=tuple(layers), **more)  # fmt: skip
     return y.column("in", REGION, shape, source)
 
 
@@ -131,7 +137,9 @@ def mamba1(y: Layout[X], mixer: Mamba1, D: int, source: Tensor[X]) -> tuple[Op[X
                     born=f"{REGION}.scan")  # fmt: skip
     reads = (entry, selected)
     return (
-        exchanges(y, inward(y, D, (2 * inner, 2 * mixer.inner), source, mixer.proj_bias), 2 * inner, "stream and gate"),
+        exchanges(
+            y, inward(y, D, (2 * inner, 2 * mixer.inner), source, bias=mixer.proj_bias), 2 * inner, "stream and gate"
+        ),
         convolution(y, inner, mixer.inner, mixer.conv, mixer.conv_bias),
         _reduced(y, _product(y, "select", small, reads=(entry,)), low),
         *_selected_norms(y, mixer, selected),
@@ -194,7 +202,7 @@ def mamba2(y: Layout[X], mixer: Mamba2, D: int, source: Tensor[X]) -> tuple[Op[X
     entry, scanned = kept_tensor(y, "in.output", wide), kept_tensor(y, "scanned", inner, f"{REGION}.scan")
     product = kept_tensor(y, "gated", inner) if mixer.gated_norm else scanned
     return (
-        exchanges(y, inward(y, D, (wide, whole), source, mixer.proj_bias), wide, "stream, gate, B, C, time step"),
+        exchanges(y, inward(y, D, (wide, whole), source, bias=mixer.proj_bias), wide, "stream, gate, B, C, time step"),
         convolution(y, channels, mixer.inner + 2 * mixer.groups * mixer.state, mixer.conv, mixer.conv_bias),
         only_weights(y, "ssm.parameters", f"{REGION}.scan", (vector("ssm.A, D, dt", 3 * heads, 3 * mixer.heads),)),
         scan_op(y, "scan", _dual(y, mixer), (entry, scanned), (entry,)),

@@ -64,6 +64,7 @@ from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
     DROPPING,
+    LORA,
     OFT_BLOCK,
     USUAL_TARGETS,
     VIRTUAL,

@@ -65,10 +65,8 @@ NAMED_EXPERTS: dict[str, tuple[str, ...]] = {
 transformers 5.23.0 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN, as far as peft 0.21.2 knows the names
 (_MOE_TARGET_MODULE_MAPPING of the file above). Experts of other types are no target of "all-linear".
 """
-MODULE_EXPERTS = ("kimi_linear",)
-"""Types whose own code has experts of linear layers."""
-LINEAR_ROUTERS = ("llama4_text", "phimoe")
-"""Types whose router is a linear layer (transformers 5.23.0, Llama4Router and PhimoeTopKRouter)."""
+LINEAR_ROUTERS = ("afmoe", "dbrx", "gemma4_text", "llama4_text", "longcat_flash", "phimoe")
+"""Types whose router is a linear layer or has one (transformers 5.23.0, Llama4Router, PhimoeTopKRouter and others)."""
 VIRTUAL = ("prefix", "prompt", "trainable-tokens")
 """Methods that train tokens, not what stands beside linear layers."""
 DROPPING = (
@@ -172,7 +170,8 @@ class Tuning:
     of `block` features.
 
     `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
-    of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is.
+    of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is. `family` is the type of the
+    model, whose class names its linear layers.
     """
 
     adapter: str
@@ -196,6 +195,7 @@ class Tuning:
     critic: bool = False
     experts: Literal["modules", "mixtral", "qwen2_moe", "hidden"] = "modules"
     linear_router: bool = False
+    family: str = ""
 
     @property
     def finds_experts(self) -> bool:
@@ -204,7 +204,7 @@ class Tuning:
 
     @property
     def shadowed(self) -> tuple[str, ...]:
-        """Linear layers that "all-linear" does not reach, since experts have their names."""
+        """Linear layers that their names do not reach, since experts have them."""
         return ("gate", "up", "gate_up", "down") if self.experts == "qwen2_moe" and self.adapter in LORA else ()
 
     @property
@@ -291,7 +291,7 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
 
 def _experts_of(stack: Stack, family: str) -> Literal["modules", "mixtral", "qwen2_moe", "hidden"]:
     """Return how "all-linear" finds the experts of a type of models, which are named where it has no type."""
-    if stack.experts != "grouped-mm" or family in MODULE_EXPERTS:
+    if stack.experts != "grouped-mm":
         return "modules"
     if not family or family in NAMED_EXPERTS["mixtral"]:
         return "mixtral"
@@ -335,6 +335,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
         experts=_experts_of(stack, family),
         linear_router=family in LINEAR_ROUTERS,
+        family=family,
     )
 
 

@@ -6,10 +6,11 @@ import math
 
 from shardwise.errors import Problems
 from shardwise.models import Model
-from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of
+from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.plans import (
+    LORA,
     OBJECTIVES,
     OFT_BLOCK,
     VIRTUAL,
@@ -35,7 +36,7 @@ def module_names(model: Model) -> tuple[str, ...]:
     y = whole_layout()
     ops = (op for line in lines(model, y) if line.part == "layers" for op in line.ops)
     products = (op for op in ops if op.kind in ("matmul", "grouped") and op.weights)
-    return tuple(dict.fromkeys(m.short for op in products for m in modules_of(None, op)))
+    return tuple(dict.fromkeys(m.short for op in products for m in modules_of(None, op) if m.short))
 
 
 def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) -> Problems:
@@ -58,6 +59,10 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if not tuning.adapter:
         return problems
     _targets(model, job, tuning, problems)
+    if tuning.prefix_tokens and not all(m.attends and not m.latent for block in model.kinds for m in block.mixers):
+        # A cache of keys and values is what peft begins with: transformers 5.23.0 refuses it of these classes.
+        rule = f"puts keys and values before those of every layer, and {model.name} has layers without keys of heads"
+        problems.add("adapter", "prefix", rule, "use --adapter lora")
     if not problems.items and not _adapter_parameters(model, tuning):
         rule = f"has no parameters in {model.name}, so that nothing of it would train"
         problems.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
@@ -80,7 +85,16 @@ def _on_layout(plan: Plan, problems: Problems) -> None:
 
 
 def _on_ranks(plan: Plan, tuning: Tuning, stack: Stack, problems: Problems) -> None:
-    """Record layers that are split where nothing splits their adapters."""
+    """Record layers that are split where nothing splits their adapters, and ranks that do not split.
+
+    Of every layer but one split by inputs A is a column-parallel layer of its own in Megatron-Bridge and NeMo, whose
+    ranks are divided (megatron/bridge/peft/utils.py ParallelLinearAdapter, Megatron-LM core/tensor_parallel/layers.py
+    ColumnParallelLinear).
+    """
+    if tuning.joint and tuning.splits_rank and tuning.rank % plan.tp and spelled(tuning.targets) - {"o", "down"}:
+        rule = f"is split over tp {plan.tp} by {stack.name}, which does not divide it"
+        more = plan.tp * -(-tuning.rank // plan.tp)
+        problems.add("rank", tuning.rank, rule, f"use --rank {more}, or --tp {math.gcd(tuning.rank, plan.tp)}")
     if plan.tp > 1 and tuning.adapter in PATHS:
         rule = f"splits layers whose {tuning.adapter} no framework splits"
         problems.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
@@ -113,6 +127,31 @@ def _summed_experts(tuning: Tuning, problems: Problems) -> None:
         problems.add("adapter_dropout", tuning.dropout, f"drops an input, and {rule}", f"leave it out, or {remedy}")
 
 
+def _halves(tuning: Tuning, roles: set[str], problems: Problems) -> None:
+    """Record one half of the joint first layer of experts named without the other.
+
+    Source: github.com/huggingface/peft 0.21.2 utils/transformers_weight_conversion.py, _convert_peft_config_moe.
+    """
+    halves = spelled(tuning.targets) & {"gate", "up"}
+    if "up" in roles and len(halves) == 1 and spelled(tuning.targets).isdisjoint(("all-linear", "experts", "mlp")):
+        one, other = ("gate", "up") if "gate" in halves else ("up", "gate")
+        rule = f"is half of the first layer of experts, which have {one} and {other} in one"
+        problems.add("targets", one, rule, f"add {other}")
+
+
+MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Types of whose last projection peft refuses adapters (peft 0.21.2 tuners/tuners_utils.py)."""
+
+
+def _state_space(model: Model, tuning: Tuning, reached: set[str], problems: Problems) -> None:
+    """Record adapters of a projection whose weight the fused kernel reads past its layer."""
+    of_lora = tuning.adapter in (*LORA, "adalora", "randlora")
+    if of_lora and model.family in MAMBA_TYPES and "out" in reached:
+        others = ",".join(name for name in module_names(model) if name not in ("out", "head", "embedding", "router"))
+        rule = f"reach out_proj, whose weight kernels of {model.family} read past its adapter, so that peft refuses it"
+        problems.add("targets", ",".join(tuning.targets), rule, f"use --targets {others}")
+
+
 def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) -> None:
     """Record targets that a model does not have, and ranks above the smaller side of every target."""
     layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights]
@@ -131,8 +170,11 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
         for m in modules_of(tuning, op)
         if op.kind in ("matmul", "grouped") and matches(tuning, op, m.short)
     ]
-    if tuning.experts != "modules" and any(op.kind == "grouped" for op in chosen):
-        _summed_experts(tuning, problems)
+    if tuning.experts != "modules":
+        if any(op.kind == "grouped" for op in chosen):
+            _summed_experts(tuning, problems)
+            _halves(tuning, {op.role for op in chosen if op.kind == "grouped"}, problems)
+        _state_space(model, tuning, {op.name for op in chosen if op.region == "ssm"}, problems)
     sides, turned = [min(op.columns, op.inner) for op in chosen], {round(op.inner) for op in chosen}
     if tuning.adapter == "oft" and tuning.rank and math.gcd(*turned) % tuning.rank:
         # peft rounds the number of blocks layer by layer (tuners/oft/layer.py, adjust_oft_parameters).

@@ -127,7 +127,9 @@ STYLES: dict[str, Style] = {
         joined_rotary=True,
     ),
     "gptj": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
-    "codegen": _CLASSIC._replace(qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True),
+    "codegen": _CLASSIC._replace(
+        qkv_bias=False, out_bias=False, parallel=True, parallel_norms=1, head_bias=True, fused_qkv=True
+    ),
 }
 
 

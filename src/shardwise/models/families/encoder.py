@@ -91,7 +91,8 @@ def modernbert(config: Config) -> Architecture:
     """
     number, bias = config.layers(), config.flag("attention_bias")
     core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), causal=False)
-    ffn = MLP(ffn=config.size("ffn"), bias=config.flag("mlp_bias"), activation=parts.activation(config, "gelu"))
+    ffn = MLP(ffn=config.size("ffn"), bias=config.flag("mlp_bias"), activation=parts.activation(config, "gelu"),
+              fused_projection=True)  # fmt: skip
     norm: NormKind = "layernorm" if config.flag("norm_bias") else "layernorm-no-bias"
     period = config.period("global_attn_every_n_layers", 3)
     kinds = parts.windows(config, number, ("full", *("sliding",) * (period - 1)))

@@ -128,7 +128,7 @@ def granitemoehybrid(config: Config) -> Architecture:
     kinds = config.sequence("layer_types", number) or config.sequence("layers_block_type", number) or ["mamba"] * number
     core, scan = parts.attention(config, qkv_bias=bias, out_bias=bias), _mamba2_of_hybrid(config)
     core = replace(core, rotary=config.text("position_embedding_type", default="nope") == "rope")
-    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=parts.activation(config))
+    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=parts.activation(config), fused_projection=True)
     ffn: FeedForward = shared
     if config.count("num_experts"):
         ffn = replace(parts.moe(config, "intermediate_size"), shared=shared)
@@ -218,7 +218,8 @@ def _transformer(config: Config, hidden: int) -> Block:
         rotary=config.flag("use_mem_rope"),
     )
     width = config.count("ffn") or 4 * hidden
-    ffn = MLP(ffn=width, bias=config.flag("add_bias_linear"), activation=parts.activation(config, "gelu"))
+    ffn = MLP(ffn=width, bias=config.flag("add_bias_linear"), activation=parts.activation(config, "gelu"),
+              fused_projection=True)  # fmt: skip
     return Block(mixers=(core,), feed_forward=ffn, extra_vectors=hidden)
 
 

@@ -95,7 +95,8 @@ def deepseek_v4(config: Config) -> Architecture:
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
     mixes = streams * (2 + streams)
     hyper = tuple(
-        Projection(name=f"hyper_connection_{i}", inputs=streams * hidden, outputs=mixes) for i in ("attention", "mlp")
+        Projection(name=f"hyper_connection_{i}", inputs=streams * hidden, outputs=mixes, linear=False)
+        for i in ("attention", "mlp")
     )
     base = _compressed_attention(config)
 
@@ -106,7 +107,7 @@ def deepseek_v4(config: Config) -> Architecture:
     config.accept("mlp_layer_types", "num_hash_layers", "num_key_value_heads", "qk_rope_head_dim", "attention_bias")
     config.expect(not config.flag("mlp_bias"), "mlp_bias", "is not supported", "leave it out")
     layers = parts.build(_compressed_kinds(config, number), block)
-    gather = Projection(name="hyper_head", inputs=streams * hidden, outputs=streams)
+    gather = Projection(name="hyper_head", inputs=streams * hidden, outputs=streams, linear=False)
     model = replace(parts.language_model(config, layers), extras=(gather,), extra_vectors=streams + 1)
     config.note("the streams of hyper-connections are counted as projections, their extra residual traffic is not")
     return with_mtp(config, model)

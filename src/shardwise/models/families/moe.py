@@ -91,7 +91,7 @@ def granitemoe(config: Config) -> Architecture:
     if config.model_type == "granitemoeshared":
         shared = config.count("shared_expert_ffn")
     if shared:
-        experts = replace(experts, shared=MLP(ffn=shared, activation=experts.activation))
+        experts = replace(experts, shared=MLP(ffn=shared, activation=experts.activation, fused_projection=True))
     return _uniform(config, parts.attention(config, qkv_bias=bias, out_bias=bias), experts)
 
 
@@ -311,7 +311,7 @@ def afmoe(config: Config) -> Architecture:
     """Return AFMoE: a gate on every attention output, four norms, router biases that are parameters."""
     number, window = config.layers(), config.size("window")
     config.expect(not config.flag("attention_bias"), "attention_bias", "is not supported for afmoe", "leave it out")
-    core = replace(parts.attention(config), qk_norm="head", output_gate=True)
+    core = replace(parts.attention(config), qk_norm="head", output_gate=True, gate_apart=True)
     period = config.period("global_attn_every_n_layers", 4)
     kinds = parts.windows(config, number, ("sliding",) * (period - 1) + ("full",))
     experts = replace(parts.moe(config, shared_count=True), router_bias=True)

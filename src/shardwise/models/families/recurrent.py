@@ -116,6 +116,7 @@ def qwen3_next(config: Config) -> Architecture:
         key_dim=config.size("linear_key_head_dim"),
         value_dim=config.size("linear_value_head_dim"),
         conv=config.size("linear_conv"),
+        projections=_delta_projections(config),
     )
     period = config.period("full_attention_interval", 4)
     kinds = parts.windows(config, number, ("linear",) * (period - 1) + ("full",))
@@ -128,6 +129,11 @@ def qwen3_next(config: Config) -> Architecture:
     config.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
     model = parts.language_model(config, tuple(made[pair] for pair in pairs))
     return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
+
+
+def _delta_projections(config: Config) -> tuple[str, ...]:
+    """Qwen3-Next joins its linear layers in two, Qwen3.5 has four."""
+    return () if config.model_type == "qwen3_next" else ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
 def _feed_forwards(config: Config, number: int) -> tuple[list[bool], FeedForward, FeedForward]:
@@ -153,6 +159,7 @@ def olmo_hybrid(config: Config) -> Architecture:
         key_dim=width,
         value_dim=config.count("linear_value_head_dim", default=0) or 2 * width,
         conv=config.size("linear_conv"),
+        projections=("q", "k", "v", "a", "b", "g"),
     )
     kinds = parts.windows(config, number, ("linear", "linear", "linear", "full"))
     if "full" not in kinds:

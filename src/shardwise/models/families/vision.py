@@ -70,7 +70,8 @@ def _with_patches(config: Config, layers: Architecture, besides: int, learned: i
     """Add the map of patches, `besides` tokens beside them, `learned` vectors of the stream, and the last norm."""
     side = config.size("patch_size", default=16)
     inputs = config.size("num_channels", default=3) * side**2
-    patches = Projection(name="patches", inputs=inputs, outputs=layers.hidden, bias=True, besides=besides)
+    patches = Projection(name="patches", inputs=inputs, outputs=layers.hidden, bias=True, besides=besides,
+                         linear=False)  # fmt: skip
     tokens, vectors = _grid(config) ** 2 + besides, learned * layers.hidden
     return replace(layers, final_norm=True, extras=(patches,), extra_vectors=vectors, max_context=tokens)
 

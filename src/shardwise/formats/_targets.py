@@ -1,0 +1,65 @@
+"""What trainers call the linear layers that adapters stand beside: the names of the model's class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwise.ledger.op import Op
+from shardwise.models import Model, layer_name
+from shardwise.ops.adapter_parts import matches, modules_of
+from shardwise.ops.count import lines, whole_layout
+from shardwise.plans import USUAL_TARGETS, VIRTUAL, Stack, Training, Tuning, tuning_of
+from shardwise.records import replace
+
+_OLD_EXPERTS = {
+    ("mixtral", "up"): ("w1", "w3"),
+    ("mixtral", "down"): ("w2",),
+    ("qwen2_moe", "up"): ("gate_proj", "up_proj"),
+    ("qwen2_moe", "down"): ("down_proj",),
+}
+"""What peft calls the linear layers of experts: as they were called before they became parameters."""
+_PARENTS = {"gpt2": {"attention": "attn.", "mlp": "mlp."}, "gpt_bigcode": {"attention": "attn.", "mlp": "mlp."}}
+"""Types whose attention and feed-forward give a layer one name."""
+_MEGATRON = {
+    "qkv": "linear_qkv", "q_down": "linear_q_down_proj", "q_up": "linear_q_up_proj", "kv_down": "linear_kv_down_proj",
+    "kv_up": "linear_kv_up_proj", "out": "linear_proj", "up": "linear_fc1", "down": "linear_fc2",
+}  # fmt: skip
+"""What Megatron-Core calls them (core/models/gpt/gpt_layer_specs.py)."""
+_TABLES = {"embedding": "embed_tokens", "head": "lm_head"}
+
+
+def target_names(job: Training, model: Model, stack: Stack) -> tuple[str, ...]:
+    """Return the linear layers that a job's adapters stand beside, by the names of the model's class.
+
+    >>> from shardwise.plans import find_stack
+    >>> job = Training(seq_len=1, global_batch=1, adapter="lora", targets=("attention",))
+    >>> target_names(job, Model.load("gpt2"), find_stack("trl"))
+    ('c_attn', 'attn.c_proj')
+    """
+    targets, tuning = job.targets or USUAL_TARGETS, tuning_of(job, stack, model.family)
+    if targets == USUAL_TARGETS or tuning is None or job.adapter in VIRTUAL:
+        return targets
+    named, every = (
+        tuple(dict.fromkeys(name for op, layer in _chosen(model, t) for name in _names(model, t, op, layer)))
+        for t in (tuning, replace(tuning, targets=USUAL_TARGETS))
+    )
+    return USUAL_TARGETS if set(named) == set(every) else named
+
+
+def _chosen(model: Model, tuning: Tuning) -> Iterator[tuple[Op[float], str]]:
+    """Yield the operators with adapters, and the layers of each that have one."""
+    for line in lines(model, whole_layout()):
+        for op in line.ops if line.part != "mtp" else ():
+            if (op.weights and op.kind in ("matmul", "grouped")) or op.role == "embedding":
+                yield from ((op, one.short) for one in modules_of(tuning, op) if matches(tuning, op, one.short))
+
+
+def _names(model: Model, tuning: Tuning, op: Op[float], layer: str) -> tuple[str, ...]:
+    if tuning.joint and op.role in _MEGATRON:
+        return (_MEGATRON[op.role],)
+    if op.kind == "grouped":
+        return ("experts",) if "experts" in tuning.targets else _OLD_EXPERTS.get((tuning.experts, op.role), (layer,))
+    if op.role in _TABLES:
+        return (_TABLES[op.role],)
+    name, region = layer_name(model.family, op.region, layer), op.region.partition(".")[0]
+    return (_PARENTS.get(model.family, {}).get(region, "") + name if name == "c_proj" else name,)
