@@ -433,3 +433,17 @@ def test_tensor_parallel_ranks_divide_that_of_an_adapter(words: str, remedy: str
     done = run(*ask, *words.split())
     problems = done.tree["error"]["problems"] if done.status == 2 else []
     assert [(one["field"], one["remedy"]) for one in problems] == [("rank", remedy)] * bool(remedy)
+
+
+@pytest.mark.parametrize("base", ["nf4", "int8", "gptq4", "bf16"])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_saver_added_to_the_command_does_what_its_row_says(base: str, method: str) -> None:
+    """Beside quantised weights transformers recomputes, so that it keeps the activations of checkpoints on the host."""
+    ask = ("train", "llama-3.2-1b", "--on", "rtx-5090", "--adapter", "lora", "--base", base, "--method", method)
+    done = run(*ask, "--micro-batch", "2", "--savers", "--json")
+    rows = [row for row in done.tree["savers"] if not row["problem"] and "micro-batch" not in row["flags"]]
+    assert len(rows) > 5
+    for row in rows:
+        then = run(*ask, "--micro-batch", "2", *row["flags"].split(), "--json").tree
+        assert (row["flags"], row["device_bytes"]) == (row["flags"], then["device_bytes"])
+        assert row["step_seconds"] == pytest.approx(then["step_seconds"])

@@ -305,6 +305,16 @@ def _offloads(inputs: Inputs) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain.from_iterable(words))) if several else words
 
 
+def _recomputing(inputs: Inputs, plan: Plan) -> Plan:
+    """Return a plan with what frameworks of fine-tuning recompute beside quantised weights, where nothing is said."""
+    from shardwise.plans import find_base
+
+    base, given = inputs.values.get("base") or "", inputs.values.keys() | inputs.bad
+    if not isinstance(base, str) or not base or given & {"recompute", "modules", "recompute_layers"}:
+        return plan
+    return replace(plan, recompute="full") if find_base(base).narrow else plan
+
+
 def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     """Return the framework of the devices, else of the plan that the flags describe, said where it is not expected."""
     from shardwise.plans import Plan, default_stack
@@ -319,7 +329,7 @@ def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     if tried or any(isinstance(inputs.values.get(name), tuple) for name in keys(PLAN, "choice", "whole")):
         # Values to try, of a search.
         return default_stack(Plan(offload=_offloads(inputs)), *asked)
-    plan = replace(make_plan(inputs), offload=_offloads(inputs))
+    plan = replace(_recomputing(inputs, make_plan(inputs)), offload=_offloads(inputs))
     name, alone = default_stack(plan, *asked), default_stack(Plan(sharding=plan.sharding), *asked)
     if name != alone:
         without = {
