@@ -115,7 +115,7 @@ DEFAULTS: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, {"adapter": "lora"}, "transformers"),
         ({"offload": ("activations",)}, {"adapter": "lora"}, "trl"),
         ({"sharding": "zero3", "dp": 8}, {"adapter": "lora"}, "deepspeed"),
-        ({"tp": 2}, {"adapter": "lora"}, "megatron"),
+        ({"tp": 2}, {"adapter": "lora"}, "megatron-bridge"),
         *(
             ({"sharding": "fsdp", "dp": 8}, {"method": word}, "transformers")
             for word in ("dpo", "kto", "reward", "ppo")

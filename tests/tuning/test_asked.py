@@ -447,3 +447,26 @@ def test_a_saver_added_to_the_command_does_what_its_row_says(base: str, method: 
         then = run(*ask, "--micro-batch", "2", *row["flags"].split(), "--json").tree
         assert (row["flags"], row["device_bytes"]) == (row["flags"], then["device_bytes"])
         assert row["step_seconds"] == pytest.approx(then["step_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "words", "field"),
+    [
+        ("megatron", "", "adapter"),
+        ("nanotron", "", "adapter"),
+        ("megatron-bridge", "", ""),
+        ("megatron-bridge", "--base nf4", "base"),
+        ("nemo-2024", "--base nf4", ""),
+        ("torchtune", "", ""),
+    ],
+)
+def test_a_framework_without_adapters_launches_none(stack: str, words: str, field: str) -> None:
+    """Megatron-LM has none, Megatron-Bridge none beside weights of bitsandbytes: answers say so, searches refuse."""
+    ask = ("llama-3.1-8b", "--on", "8xh100", "--stack", stack, "--adapter", "lora", *words.split())
+    done = run("train", *ask, "--json")
+    assert done.status in (0, 1), done.err
+    assert [one["field"] for one in done.tree["unlaunched"] if one["field"] in ("adapter", "base")] == [field] * bool(
+        field
+    )
+    if field == "adapter":
+        assert run("plan", "train", *ask, "--global-batch", "8").status == 2

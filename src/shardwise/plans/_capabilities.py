@@ -19,7 +19,7 @@ Values: TypeAlias = tuple[Value, ...]
 RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
-JOB_WORDS = ("precision", "optimizer", "method", "adapter_precision", "base")
+JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class Capabilities:
     """Ranks can fill the fastest domain in other ways than an order does."""
     precision: tuple[str, ...]
     optimizer: tuple[str, ...]
+    adapters: bool
+    """It trains adapters beside frozen weights."""
     rules: tuple[CapabilityRule, ...]
 
     def word(self, sharding: str) -> str:
@@ -176,6 +178,8 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
         known = getattr(runs, name)
         if known and job.get(name) and job[name] not in known:
             yield Refusal(name, job[name], "does not run this", known)
+    if job.get("adapter") and not runs.adapters:
+        yield Refusal("adapter", job["adapter"], "has no adapters", ("full training",))
 
 
 def _refused_layers(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:

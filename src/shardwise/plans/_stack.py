@@ -306,7 +306,8 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
     that the framework of the sharding does not run is of the framework that brought the schedule.
 
     Replicas with an adapter, and those of preferences and rewards, run on transformers, where peft and TRL are, sharded
-    as it shards them; on TRL what its Trainer alone does not run.
+    as it shards them; on TRL what its Trainer alone does not run. Adapters of split models are of a framework that has
+    some.
 
     >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
     ('fsdp2', 'deepspeed')
@@ -318,6 +319,8 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
     ('megatron', 'fsdp2')
     >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
     'hai-llm'
+    >>> default_stack(Plan(tp=8), adapter="lora")
+    'megatron-bridge'
     """
     replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
     if replicas and (adapter or method != "sft"):
@@ -326,7 +329,9 @@ def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
             if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
                 return name
     names, timed = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
-    able = (name for name in (*names, *timed) if not any(refusals(find_stack(name).runs, plan)))
+    with_adapters = _table() if adapter else ()
+    able = (name for name in (*names, *timed, *with_adapters)
+            if not any(refusals(find_stack(name).runs, plan, adapter=adapter)))  # fmt: skip
     return next(able, (*names, *_table())[0])
 
 

@@ -91,8 +91,8 @@ def _wrong(case: TrainingCase) -> list[Problem]:
 
 
 def _check_job(case: TrainingCase) -> None:
-    """Raise `InputError` for a precision or an optimizer that the framework does not run."""
-    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
+    """Raise `InputError` for a precision, an optimizer or adapters that the framework does not run."""
+    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer, "adapter": case.job.adapter}
     problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]
     if problems:
         raise InputError([replace(p, remedy=f"{p.remedy}, or --explore") for p in problems])

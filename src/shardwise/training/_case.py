@@ -116,10 +116,10 @@ class TrainingCase:
     def job_words(self) -> dict[str, str]:
         """What is asked of the job by name, as a framework is asked whether it runs it."""
         job = self.job
-        base = {"adapter_precision": job.adapter_precision, "base": job.base or "bf16"} if job.adapter else {}
+        base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **base
+            "layers": str(self.model.num_layers), **(base if job.adapter else {})
         }  # fmt: skip
 
     @property
