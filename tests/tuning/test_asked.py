@@ -470,3 +470,11 @@ def test_a_framework_without_adapters_launches_none(stack: str, words: str, fiel
     )
     if field == "adapter":
         assert run("plan", "train", *ask, "--global-batch", "8").status == 2
+
+
+@pytest.mark.parametrize("target", ["trl", "axolotl", "torchtune"])
+def test_a_method_without_a_rank_is_what_a_file_cannot_say(target: str) -> None:
+    """OFT has blocks of a size: a file that would ask for LoRA of rank 0 is refused as of another method."""
+    done = run("export", target, "llama-3.2-1b", "--on", "rtx-4090", "--adapter", "oft")
+    assert done.status == 2
+    assert done.err.startswith("error: adapter = 'oft'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwise.formats._exported import Differences, ExportCase
 from shardwise.ledger.op import Op
 from shardwise.models import Model, layer_name
 from shardwise.ops.adapter_parts import matches, modules_of
@@ -39,11 +40,18 @@ def target_names(job: Training, model: Model, stack: Stack) -> tuple[str, ...]:
     targets, tuning = job.targets or USUAL_TARGETS, tuning_of(job, stack, model.family)
     if targets == USUAL_TARGETS or tuning is None or job.adapter in VIRTUAL:
         return targets
-    named, every = (
+    these, every = (
         tuple(dict.fromkeys(name for op, layer in _chosen(model, t) for name in _names(model, t, op, layer)))
         for t in (tuning, replace(tuning, targets=USUAL_TARGETS))
     )
-    return USUAL_TARGETS if set(named) == set(every) else named
+    return USUAL_TARGETS if set(these) == set(every) else these
+
+
+def named(case: ExportCase, differing: Differences) -> tuple[ExportCase, Differences]:
+    """Return a case whose targets have the names of its model's class, those without one beside what cannot be said."""
+    case = replace(case, job=replace(case.job, targets=target_names(case.job, case.model, case.stack)))
+    unnamed = {"targets": ("experts", "mlp or all-linear")} if "experts" in case.job.targets else {}
+    return case, differing | unnamed
 
 
 def _chosen(model: Model, tuning: Tuning) -> Iterator[tuple[Op[float], str]]:

@@ -32,6 +32,7 @@ from shardwise.plans import (
     Stack,
     Training,
     in_groups,
+    rank_of,
 )
 from shardwise.records import dataclass, replace
 from shardwise.shell import left_open
@@ -358,19 +359,20 @@ def written(
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, differing = unexported(alone(case.plan), frozenset(fields_told))
     if case.job.adapter:
-        from shardwise.formats._targets import target_names
+        from shardwise.formats._targets import named
 
-        case = replace(case, job=replace(case.job, targets=target_names(case.job, case.model, case.stack)))
-        if "experts" in case.job.targets:
-            differing |= {"targets": ("experts", "mlp or attention, or all-linear")}
+        case, differing = named(case, differing)
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     try:
         back = read(text, around=ImportContext(num_devices=ours.num_devices))
     except InputError:
-        refuse(
-            case.stack.name, differing, case
-        )  # what its framework does not run, rather than what it says of the file
-        raise
+        # What its framework does not run, rather than what it says of the file.
+        refuse(case.stack.name, differing, case)
+        if not case.job.adapter or rank_of(case.job):
+            raise
+        # A method without a rank, of a file that asks for one: the method is what it cannot say.
+        case = replace(case, job=replace(case.job, rank=1))
+        back = read(_yaml.dump(tree_of(replace(case, plan=ours))), around=ImportContext(num_devices=ours.num_devices))
     refuse(back.system, differing | _lost(replace(case, plan=ours), back), case)
     return text
 
