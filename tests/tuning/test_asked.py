@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -478,3 +479,27 @@ def test_a_method_without_a_rank_is_what_a_file_cannot_say(target: str) -> None:
     done = run("export", target, "llama-3.2-1b", "--on", "rtx-4090", "--adapter", "oft")
     assert done.status == 2
     assert done.err.startswith("error: adapter = 'oft'")
+
+
+PATTERN = "'model.language_model.layers.[\\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|down|q|v)_proj'"
+READ = [
+    ("trl.yaml", "use_peft: true\nlora_dropout: 0.0\nlora_target_modules: all-linear", ["all-linear"]),
+    ("trl.yaml", "use_peft: true\nlora_dropout: 0.0\nlora_target_modules: [q_proj]", ["q_proj"]),
+    ("axolotl.yaml", "adapter: lora\nsequence_len: 512\nlora_target_modules: " + PATTERN,
+     ["up_proj", "down_proj", "q_proj", "v_proj"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize(("name", "words", "targets"), READ)
+def test_files_name_layers_by_patterns_and_experts_by_parameters(
+    name: str, words: str, targets: list[str], parameters: bool, tmp_path: Path
+) -> None:
+    """Axolotl's examples restrict adapters to the language model by an expression; experts are parameters of v5."""
+    model = "model_name_or_path: " if name == "trl.yaml" else "base_model: "
+    experts = "\nlora_target_parameters: [experts.gate_up_proj, experts.down_proj]" if parameters else ""
+    (tmp_path / name).write_text(f"{model}google/gemma-4-26B-A4B-it\n{words}{experts}\n")
+    done = run("train", "--from", str(tmp_path / name), "--on", "1xh100", "--seq-len", "512", "--json")
+    assert done.status in (0, 1), done.err
+    assert done.tree["tuning"]["targets"] == [*targets, *["experts"] * parameters]
+    assert (done.tree["tuning"]["trainable_by_module"].get("experts", 0) > 1e8) == parameters

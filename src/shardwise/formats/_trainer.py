@@ -23,6 +23,7 @@ from shardwise.formats._exported import (
     unexported,
 )
 from shardwise.formats._imported import ImportContext, Imported, Keys, table
+from shardwise.formats._words import experts_of, layers_of, words_of
 from shardwise.models import Model, catalogue, find_model, load_model, namesake
 from shardwise.plans import (
     OBJECTIVES,
@@ -64,6 +65,7 @@ class AdapterKeys:
     saved: str
     usual_rank: int
     usual_targets: tuple[str, ...]
+    parameters: str = ""
 
 
 def model_named(keys: Keys, path: str) -> Model | None:
@@ -152,18 +154,6 @@ def _value(word: str, name: str = "") -> Any:
     return word
 
 
-def words_of(keys: Keys, path: str) -> tuple[str, ...]:
-    """Return a list of words, or the words of a text with commas."""
-    value = keys.raw(path)
-    if value is None:
-        return ()
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
-        keys.fail(path, "must be words", "write for example [q_proj, v_proj]")
-        return ()
-    return tuple(one.strip() for one in listed if one.strip())
-
-
 def share(keys: Keys, path: str) -> float:
     """Return a share of at least 0 and below 1, 0 where there is none."""
     value = keys.raw(path)
@@ -183,7 +173,7 @@ def adapted(keys: Keys, method: str, named: AdapterKeys) -> dict[str, Any]:
     """Return the fields of a job with an adapter as a trainer spells it, nothing without a method."""
     if not method:
         return {}
-    targets = words_of(keys, named.targets)
+    targets = layers_of(keys, named.targets)
     if set(targets) & {"all", "all-linear"} or set(targets) == CORE_LINEAR:
         targets = ("all-linear",)
     alpha = keys.raw(named.alpha)
@@ -191,13 +181,12 @@ def adapted(keys: Keys, method: str, named: AdapterKeys) -> dict[str, Any]:
         keys.fail(named.alpha, "must be a number above 0", "write for example 16")
         alpha = None
     saved = words_of(keys, named.saved) if named.saved else ()
-    for word in saved:
-        if word not in SAVED:
-            keys.assumed.append(f"{word} stays frozen: only embedding, head and norms are trained beside an adapter")
+    for word in (one for one in saved if one not in SAVED):
+        keys.assumed.append(f"{word} stays frozen: only embedding, head and norms are trained beside an adapter")
     return {
         "adapter": method,
         "rank": keys.whole(named.rank, least=min(named.usual_rank, 1)) or named.usual_rank,
-        "targets": targets or named.usual_targets,
+        "targets": (*(targets or named.usual_targets), *experts_of(keys, named.parameters)),
         "adapter_alpha": float(alpha or 0.0),
         "adapter_dropout": share(keys, named.dropout),
         "trains": tuple(dict.fromkeys(SAVED[word] for word in saved if word in SAVED)),
@@ -378,9 +367,8 @@ def written(
 
 
 def _lost(case: ExportCase, back: Imported) -> Differences:
-    alike = back.model is not None and canonical(back.model) == canonical(case.model)
+    alike, differing = back.model is not None and canonical(back.model) == canonical(case.model), lost(case, back)
     named = back.model.name if back.model else "none of the trainer's"
-    differing = lost(case, back)
     return differing if alike or named == case.model.name else differing | {"model": (case.model.name, named)}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
+from shardwise.formats._words import words_of
 from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
 from shardwise.records import replace
 
@@ -23,7 +24,7 @@ _SIZES = {
 }  # fmt: skip
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
-    saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",),
+    saved="lora_modules_to_save", usual_rank=8, usual_targets=("all-linear",), parameters="lora_target_parameters",
 )  # fmt: skip
 _EXPORTED = ("tp", "cp", "dp", "ep", "micro_batch", "sharding", "shard", "recompute", "offload")
 _FSDP_OFFLOAD = ("optimizer", "gradients", "parameters")
@@ -163,7 +164,7 @@ def _stack(keys: Keys, stack: Stack) -> Stack:
     settings = _trainer.synchronised(keys, stack).settings
     if keys.flag("liger_fused_linear_cross_entropy"):
         settings = replace(settings, loss="fused-linear")
-    elif keys.flag("cut_cross_entropy") or _CCE in _trainer.words_of(keys, "plugins"):
+    elif keys.flag("cut_cross_entropy") or _CCE in words_of(keys, "plugins"):
         settings = replace(settings, loss="cce")
     elif keys.flag("chunked_cross_entropy"):
         settings = replace(settings, loss="chunked")

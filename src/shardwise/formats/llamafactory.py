@@ -13,6 +13,7 @@ from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
+from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
 from shardwise.plans import OBJECTIVES, OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
 from shardwise.records import replace
@@ -182,10 +183,10 @@ def unfrozen(keys: Keys, under: str = "") -> tuple[str, ...]:
         rule = "must be a number of layers, negative for the first"
         keys.fail(f"{under}freeze_trainable_layers", rule, "write for example 2")
         count = 2
-    part = _trainer.words_of(keys, f"{under}freeze_trainable_modules")
+    part = words_of(keys, f"{under}freeze_trainable_modules")
     if part and part != ("all",):
         keys.assumed.append(f"whole layers train: {', '.join(part)} alone are not told apart")
-    more = _trainer.words_of(keys, f"{under}freeze_extra_modules")
+    more = words_of(keys, f"{under}freeze_extra_modules")
     own = [_trainer.SAVED[word] for word in more if word in _trainer.SAVED]
     keys.assumed += [
         f"{word} stays frozen: it is no part that is told apart" for word in more if word not in _trainer.SAVED

@@ -19,7 +19,7 @@ _TABLE = "peft.toml"
 _METHODS = {"prefix-tuning": "prefix", "prompt-tuning": "prompt", "p-tuning": "prompt", "trainable-tokens": ""}
 _KEYS = _trainer.AdapterKeys(
     rank="r", alpha="lora_alpha", dropout="lora_dropout", targets="target_modules", saved="modules_to_save",
-    usual_rank=8, usual_targets=("q", "v"),
+    usual_rank=8, usual_targets=("q", "v"), parameters="target_parameters",
 )  # fmt: skip
 
 
@@ -52,11 +52,7 @@ def _adapter(keys: Keys) -> dict[str, Any]:
         keys.fail("peft_type", "is not a method that is read", "use one of " + ", ".join(ADAPTERS).upper())
         return {}
     named = next((name for name in ("r", "rank", "num_virtual_tokens") if keys.raw(name) is not None), "r")
-    pattern = keys.raw("target_modules")
-    if isinstance(pattern, str) and pattern != "all-linear" and not pattern.replace("_", "").isalnum():
-        keys.assumed.append(f"targets all-linear: which modules {pattern} matches is not found out")
-        keys.values["target_modules"] = "all-linear"
-    elif pattern is None:
+    if keys.raw("target_modules") is None:
         keys.assumed.append("targets q, v: peft's own list of most models where no modules are named")
     usual = 0 if method == "oft" else _KEYS.usual_rank  # blocks of a size say no rank
     fields = _trainer.adapted(keys, method, replace(_KEYS, rank=named, usual_rank=usual))

@@ -24,6 +24,7 @@ from shardwise.formats._exported import (
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
+from shardwise.formats._words import words_of
 from shardwise.plans import Plan, Recompute, Stack, Training, find_precision, find_stack
 from shardwise.records import replace
 
@@ -47,7 +48,7 @@ _PREFERENCES = frozenset((
 _NO_MISMATCH = "apo_zero_unpaired"  # trl 1.16.0 trainer/kto_trainer.py calculate_kl
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
-    saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"),
+    saved="lora_modules_to_save", usual_rank=16, usual_targets=("q", "v"), parameters="lora_target_parameters",
 )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def _program(keys: Keys) -> str:
     if "center_rewards_coefficient" in keys.values:
         return "reward"
     pairs = ("precompute_ref_log_probs", "reference_free", "rpo_alpha", "use_logits_to_keep", "f_divergence_type")
-    loss_types = {*_trainer.words_of(keys, "loss_type")}
+    loss_types = {*words_of(keys, "loss_type")}
     weights = ("desirable_weight", "undesirable_weight")
     if loss_types & {"kto", _NO_MISMATCH} or any(keys.raw(name) is not None for name in weights):
         return "kto"
@@ -216,7 +217,7 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
         beta = keys.raw("beta")
         usual = 0.05 if program == "rloo" else 0.0  # trl 1.16 trainer/{grpo,rloo}_config.py
         return _trainer.objective(keys, program, bool(usual if beta is None else beta))
-    if program == "kto" and _NO_MISMATCH in _trainer.words_of(keys, "loss_type"):
+    if program == "kto" and _NO_MISMATCH in words_of(keys, "loss_type"):
         keys.assumed.append(f"method kto: {_NO_MISMATCH} scores no mismatched answers: time is overstated")
     return _trainer.objective(keys, program, not keys.flag("precompute_ref_log_probs"))
 
