@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.formats._exported import Differences, ExportCase
 from shardwise.ledger.op import Op
 from shardwise.models import Model, layer_name
 from shardwise.ops.adapter_parts import matches, modules_of
@@ -45,13 +44,6 @@ def target_names(job: Training, model: Model, stack: Stack) -> tuple[str, ...]:
         for t in (tuning, replace(tuning, targets=USUAL_TARGETS))
     )
     return USUAL_TARGETS if set(these) == set(every) else these
-
-
-def named(case: ExportCase, differing: Differences) -> tuple[ExportCase, Differences]:
-    """Return a case whose targets have the names of its model's class, those without one beside what cannot be said."""
-    case = replace(case, job=replace(case.job, targets=target_names(case.job, case.model, case.stack)))
-    unnamed = {"targets": ("experts", "mlp or all-linear")} if "experts" in case.job.targets else {}
-    return case, differing | unnamed
 
 
 def _chosen(model: Model, tuning: Tuning) -> Iterator[tuple[Op[float], str]]:

@@ -339,6 +339,15 @@ def saved_words(job: Training) -> list[str]:
     return [theirs for theirs, ours in SAVED.items() if ours in job.trains and theirs != "wte"]
 
 
+def _named(case: ExportCase, differing: Differences) -> tuple[ExportCase, Differences]:
+    """Return a case whose targets have the names of its model's class, those without one beside what cannot be said."""
+    from shardwise.formats._targets import target_names
+
+    case = replace(case, job=replace(case.job, targets=target_names(case.job, case.model, case.stack)))
+    unnamed = {"targets": ("experts", "mlp or all-linear")} if "experts" in case.job.targets else {}
+    return case, differing | unnamed
+
+
 def written(
     case: ExportCase,
     fields_told: Iterable[str],
@@ -348,9 +357,7 @@ def written(
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, differing = unexported(alone(case.plan), frozenset(fields_told))
     if case.job.adapter:
-        from shardwise.formats._targets import named
-
-        case, differing = named(case, differing)
+        case, differing = _named(case, differing)
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
     try:
         back = read(text, around=ImportContext(num_devices=ours.num_devices))
