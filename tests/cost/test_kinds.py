@@ -49,7 +49,7 @@ def test_a_gpu_charges_attention_and_kernels_as_its_own_tables_say() -> None:
     assert rates.bandwidth_shares.rate(3.0, "activation") == 3.0
 
 
-# github.com/NVIDIA/cudnn-frontend: milliseconds of causal attention, heads of 128, by cuDNN's release: H200 with 16 heads
+# github.com/NVIDIA/cudnn-frontend: milliseconds of causal attention, heads of 128, by cuDNN's release: H200 of 16 heads
 # under 9.1 (benchmark/benchmark_results.csv, 2024-05, from its TFLOP/s), 64 heads under 9.19, GB200 and GB300 with two
 # sequences of 64 heads under 9.22 (benchmark/sdpa_benchmark_training/results/llama3.1).
 CUDNN = [
