@@ -163,6 +163,10 @@ class PlanKeys:
         values = {name: column[row] for name, column in self.columns.items()}
         return key_of(values, self.grid, self.composed, mode, place)
 
+    def many(self, indices: Any) -> list[PlanKey]:
+        """Return the keys of flat indices."""
+        return [*map(tuple, self.table(indices).tolist())]
+
     def table(self, indices: Any) -> Any:
         """Return the keys of flat indices, a row each."""
         mode, rows, places = self._at(indices)

@@ -96,10 +96,10 @@ class TopN:
         columns = np.broadcast_arrays(batch.group, values, batch.step_seconds, batch.device_bytes)
         group, *chosen = (v.ravel()[index] for v in columns)
         order = np.lexsort((chosen[2], chosen[1], chosen[0], group))
-        for i in order[_leading(group[order], [f[order] for f in chosen], self._reach)].tolist():
-            self._put(
-                RankedPlan(float(chosen[0][i]), float(chosen[1][i]), float(chosen[2][i]), batch.key(int(index[i])))
-            )
+        ahead = order[_leading(group[order], [f[order] for f in chosen], self._reach)]
+        leading = zip(*(f[ahead].tolist() for f in chosen), batch.key.many(index[ahead]), strict=True)
+        for value, seconds, device_bytes, key in leading:
+            self._put(RankedPlan(value, seconds, device_bytes, key))
         self._trim()
 
     def _put(self, entry: RankedPlan) -> None:
