@@ -90,8 +90,8 @@ def test_pages_of_optimizer_state_are_of_nvidia() -> None:
 @pytest.mark.parametrize(
     ("job", "stack", "settings", "model"),
     [
-        ({"adapter": "lora"}, "megatron", {}, "dense"),
-        ({"adapter": "dora", "base": "nf4", "targets": ("o", "gate")}, "megatron", {}, "dense"),
+        ({"adapter": "lora"}, "nemo-2024", {}, "dense"),
+        ({"adapter": "dora", "base": "nf4", "targets": ("o", "gate")}, "transformers", {}, "dense"),
         ({"adapter": "hira"}, "megatron-bridge", {}, "dense"),
         ({"adapter": "lora", "targets": ("experts",)}, "transformers", {}, "experts"),
         ({"adapter": "lora", "targets": ("experts",)}, "megatron-bridge", {}, "experts"),

@@ -256,6 +256,5 @@ def moved_pages(paged: X, other_bytes: X, room: float) -> X:
 def device_bytes(stack: Stack, sizes: PlanSizes[X], reserved: X, workspace: X | float) -> X:
     """Return the bytes that a device shows beside what is reserved: workspaces, context and communicators added."""
     axes = total(above(axis, 1, 1, 0) for axis in (sizes.tp, sizes.tp2, sizes.cp, sizes.pp, sizes.dp, sizes.ep))
-    other_bytes = stack.settings.misc_bytes + stack.settings.rollout_beside_bytes
-    beside = workspace * stack.reserved_over_allocated + stack.context_bytes + axes * stack.communicator_bytes
-    return reserved + (beside + other_bytes)
+    shown = workspace * stack.reserved_over_allocated + stack.context_bytes + axes * stack.communicator_bytes
+    return reserved + (shown + (stack.settings.misc_bytes + stack.settings.rollout_beside_bytes))

@@ -210,7 +210,7 @@ def stage_memory(
     peak, table = named(largest(moments.values()), "peak of the stage"), late_block(recipe, parts, stage)
     block = maximum(stage.heads * parts.loss.kept_bytes, largest_layer(parts, stage, lambda k: k.widest_bytes))
     flat = total(flat_segments(one.recipe, sizes, one.params, block) for one in classes)
-    beside = table, flat + flat_gradients(recipe, sizes, classes[0].params, table)
+    late = table, flat + flat_gradients(recipe, sizes, classes[0].params, table)
     return StageMemory(
         weights=weights,
         gradients=gradients,
@@ -224,7 +224,7 @@ def stage_memory(
         widened=widened,
         host=home.host,
         paged=paged,
-        fragmented=fragmented_bytes(recipe, parts, stage, moment, each, beside),
+        fragmented=fragmented_bytes(recipe, parts, stage, moment, each, late),
         moments=moments,
         peak=peak,
     )
@@ -236,7 +236,7 @@ def fragmented_bytes(
     stage: Stages[X],
     moment: Moment[X],
     moments: dict[MemoryMoment, tuple[X, X]],
-    beside: tuple[X, X],
+    late: tuple[X, X],
 ) -> X:
     """Return the peak of a stage with what the caching allocator cannot use twice at that moment.
 
@@ -244,10 +244,10 @@ def fragmented_bytes(
     (c10/cuda/CUDACachingAllocator.cpp splits and joins blocks, but moves none). Gathered weights and sharded gradients
     lie in the pools of their streams: the root's and one layer's at once, a shard that comes from the host, and the
     gradients, whatever else is there.
-    `beside` is the segment of the table's gradient, and gradients that are made flat for the update, which find no room
+    `late` is the segment of the table's gradient, and gradients that are made flat for the update, which find no room
     among what the passes have freed.
     """
-    table, flat = beside
+    table, flat = late
     moving = {name: value for name, (_, value) in moments.items()}
     if recipe.stack.reserved_over_allocated > 1 and recipe.stack.loss_kernel in ("eager", "eager-shifted"):
         moving["loss"] = moving["loss"] + stage.heads * parts.loss.kept_bytes * recipe.precision.activation_bytes / 4
