@@ -103,7 +103,7 @@ def test_a_damaged_recording_is_made_anew(kept: tuple[list[Any], Path], damage: 
 
 
 @pytest.mark.parametrize(
-    "change", [{"count": 1}, {"kept": []}, {"lines": [["system"], [0], [[0]], [0], [0]]}, {"given": {}}]
+    "change", [{"count": 1}, {"kept": []}, {"words": ["system"]}, {"given": {}}]
 )
 def test_a_recording_that_tells_of_no_program_is_made_anew(
     kept: tuple[list[Any], Path], change: dict[str, Any]

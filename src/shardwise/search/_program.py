@@ -9,6 +9,7 @@ Each operation runs on the least of them that its arguments vary with, into memo
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -157,12 +158,13 @@ class Program:
         """
         ops, _, args, into, memory = zip(*self._lines, strict=True) if self._lines else ((),) * 5
         numbers = {op: i for i, op in enumerate(dict.fromkeys(ops))}
-        lines = [list(numbers), [numbers[op] for op in ops], args]
+        columns = [numbers[op] for op in ops], [*map(len, args)], [*chain.from_iterable(args)], into, memory
         return {
             "inputs": self.inputs,
             "plain": self.plain,
             "constants": [(place, _constant_told(value)) for place, value in self._constants],
-            "lines": [*lines, into, memory],
+            "words": list(numbers),
+            "lines": [*map(_packed, columns)],
             "kept": self._kept,
             "given": self._given,
             "results": self._results,
@@ -173,14 +175,19 @@ class Program:
     def of_plain(cls, tree: Mapping[str, Any]) -> Program:
         """Return the program that plain values tell of; raises `ValueError` where they do not tell of one."""
         program = cls({})
-        words, ops, args, into, memory = tree["lines"]
+        words = tree["words"]
+        ops, sizes, flat, into, memory = map(_unpacked, tree["lines"])
+        ends = np.cumsum(sizes).tolist()
+        if len(ops) != len(sizes) or min(sizes, default=0) < 0 or (ends[-1] if ends else 0) != len(flat):
+            raise ValueError("lines")
+        args = [tuple(flat[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
         if not all(word in _IN_PLACE or word in _SPREAD.values() or word in OPERATIONS for word in words):
             raise ValueError("operation")
         program._count, program._kept = int(tree["count"]), [(int(a), int(b)) for a, b in tree["kept"]]
         program._given, program._results = dict(tree["given"]), dict(tree["results"])
         program.inputs, program.plain = dict(tree["inputs"]), dict(tree["plain"])
         program._constants = [(place, _constant_of(value)) for place, value in tree["constants"]]
-        _check_order(program, args, into)
+        _check_order(program, (flat, sizes), into)
         if not (
             _within(memory, len(program._kept))
             and _within(ops, len(words))
@@ -293,6 +300,16 @@ class Program:
         return {**self.plain, **{name: values[place] for name, place in self._results.items()}}
 
 
+def _packed(numbers: Sequence[int]) -> str:
+    """Return whole numbers as text: tens of thousands of them, which take longer one by one."""
+    return b64encode(np.array(numbers, "<i4").tobytes()).decode()
+
+
+def _unpacked(text: str) -> list[int]:
+    numbers: list[int] = np.frombuffer(b64decode(text, validate=True), "<i4").tolist()
+    return numbers
+
+
 def _constant_told(value: Any) -> Any:
     """Return a constant as plain values: a number, or the name of a record and its fields."""
     name = type(value).__name__
@@ -307,9 +324,9 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _check_order(program: Program, args: Sequence[Sequence[int]], into: Sequence[int]) -> None:
-    """Raise `ValueError` where an operation reads what is not there before it."""
-    flat, sizes = [*chain.from_iterable(args)], [*map(len, args)]
+def _check_order(program: Program, args: tuple[Sequence[int], Sequence[int]], into: Sequence[int]) -> None:
+    """Raise `ValueError` where an operation reads what is not there before it; `args` of all, and how many of each."""
+    flat, sizes = args
     made = np.full(program._count, len(into) + 1)
     made[np.array([*program._given.values(), *(place for place, _ in program._constants)], np.int64)] = -1
     made[np.array(into, np.int64)] = np.arange(len(into))
