@@ -16,6 +16,7 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, comm, train
+from shardwise.training._parts import Recipe
 
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
 JOB = Training(seq_len=2048, global_batch=64)
@@ -115,6 +116,34 @@ def test_input_gradients_that_wait_are_exposed() -> None:
     """Where both gradients are made before the first is reduced, its message hides behind nothing."""
     behind, beside = (ask("fsdp2", TENSOR, overlap_input_gradients=b).step_seconds for b in (False, True))
     assert behind > beside
+
+
+@pytest.mark.parametrize(
+    ("stack", "sharding", "gathers_narrow", "moved"),
+    [
+        ("composer", "fsdp", False, 4.0),
+        ("composer", "fsdp", True, 2.0),
+        ("composer", "none", False, 0.0),
+        ("xla", "fsdp", False, 0.0),
+    ],
+)
+def test_gathered_weights_of_narrow_products_are_cast_on_every_device(
+    monkeypatch: pytest.MonkeyPatch, stack: str, sharding: Any, gathers_narrow: bool, moved: float
+) -> None:
+    """Every device reads 16 bits of a gathered weight and writes 8 twice on Hopper, or turns what travelled in 8."""
+    model, cluster = load_model("llama-2-7b"), Cluster.parse("16xh100-sxm-80gb")
+    settings = replace(find_stack(stack).settings, fp8_param_gather=gathers_narrow)
+    options = TrainingOptions(stack=replace(find_stack(stack), settings=settings))
+    plan, job = replace(FSDP, sharding=sharding), replace(JOB, precision="fp8")
+    report = train(model, cluster, plan, job, options)
+    monkeypatch.setattr(Recipe, "cast_bytes", 0.0)
+    without = train(model, cluster, plan, job, options)
+    elements = model.num_layers * 4096 * (4 * 4096 + 3 * 11008)
+    rate = rates_of(find_device("h100-sxm-80gb").device, "fp8", 0.0, Efficiencies()).memory_bytes
+    micro_batches = JOB.global_batch / 32
+    assert report.step_seconds - without.step_seconds == pytest.approx(
+        micro_batches * moved * elements / rate, rel=0.1, abs=1e-9
+    )
 
 
 def lost_share(plan: Plan) -> float:

@@ -164,16 +164,27 @@ def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: B
     )
     hidden = first + last - ahead - behind
     copied, returned = copy_seconds(costs, recipe, often * total(elements), reduced * total(made))
+    cast = cast_seconds(costs, recipe, k)
     return (
         named(ahead, "exposed weight gathers"),
         named(behind, "exposed weight gathers and gradient scatters"),
         hidden,
-        named(lost_seconds(costs, gathered, first - ahead) + copied, "slowed by gathers and their copies"),
+        named(lost_seconds(costs, gathered, first - ahead) + copied + cast, "slowed by gathers and their copies"),
         named(
             lost_seconds(costs, (*gathered, *scattered), last - behind) + twice * copied + returned,
             "slowed by messages and their copies",
         ),
     )
+
+
+def cast_seconds(costs: CostModel[X], recipe: Recipe, k: BlockCost[X]) -> X:
+    """Return seconds to make narrow copies of a layer's gathered weights, forward and backward ones, in a micro-batch.
+
+    TransformerEngine@3f8baf9 pytorch/module/linear.py: cast and turned in one kernel, forward. What torchao makes anew
+    in backward is not counted.
+    """
+    zero = 0 * k.forward
+    return zero + recipe.cast_bytes * k.narrow / costs.rates.memory_bytes if costs.rates.cast_traffic else zero
 
 
 def copy_seconds(costs: CostModel[X], recipe: Recipe, elements: X, made: X) -> tuple[X, X]:

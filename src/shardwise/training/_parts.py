@@ -65,6 +65,22 @@ class Recipe:
         scaling = find_scaling(self.precision.compute, self.stack.settings.fp8_recipe)
         return scaling.gather_bytes if scaling and self.stack.settings.fp8_param_gather else 0.0
 
+    @property
+    def cast_bytes(self) -> float:
+        """Bytes moved for an element of a narrow GEMM's weight behind its gather; 0 where none is gathered.
+
+        16 bits are read and copies in fewer written, or a turned copy is made of weights that travel in fewer. XLA
+        gathers what was cast before (github.com/NVIDIA/JAX-Toolbox docs/NATIVE_FP8.md: AllGather behind `convert`).
+        """
+        scaling = find_scaling(self.precision.compute, self.stack.settings.fp8_recipe)
+        if scaling is None or not self.shards_weights or self.stack.gathers_tensors:
+            return 0.0
+        copies = scaling.turned_bytes if self.turns_weights else scaling.weight_bytes
+        travels = self.narrow_gather_bytes or self.precision.activation_bytes
+        if travels < 2:
+            return 2 * max(copies - travels, 0.0)
+        return travels + copies
+
     def offloads(self, what: str) -> bool:
         """Return whether a copy lies in the host's memory: one of `OFFLOADS`."""
         return what in self.offload
