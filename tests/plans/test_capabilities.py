@@ -55,6 +55,38 @@ def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[s
     assert all(problem.rule.startswith(name) and problem.remedy.startswith("use ") for problem in found)
 
 
+TILED, EARLY = {"tile_mlp": "8"}, {"updates_in_backward": "true", "optimizer": "adam"}
+# What each framework's sources have of a tiled MLP and of an optimizer in backward: the fields that are refused.
+SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
+    ("megatron", TILED, {}, {"tile_mlp"}),
+    ("megatron-bridge", EARLY, {}, {"updates_in_backward"}),
+    ("nanotron", EARLY, {}, {"updates_in_backward"}),
+    ("transformers", TILED, {}, {"tile_mlp"}),
+    ("transformers", EARLY, {}, {"optimizer"}),
+    ("transformers", {**EARLY, "optimizer": "apollo"}, {}, set()),
+    ("axolotl", {**EARLY, "optimizer": "galore"}, {"dp": 2, "sharding": "fsdp"}, {"dp"}),
+    ("torchtune", EARLY, {}, set()),
+    ("torchtune", {**EARLY, "adapter": "lora"}, {}, {"adapter"}),
+    ("torchtitan", EARLY, {"dp": 2, "sharding": "fsdp"}, set()),
+    ("torchtitan", EARLY, {"pp": 2}, {"pp"}),
+    ("deepspeed", {**TILED, **EARLY}, {}, {"updates_in_backward"}),
+    ("fsdp-2024", EARLY, {}, {"updates_in_backward"}),
+    ("pytorch", EARLY, {}, set()),
+    ("ms-swift", TILED, {}, set()),
+    ("unsloth", TILED, {}, set()),
+    ("unsloth-2024", TILED, {}, {"tile_mlp"}),
+)
+
+
+@pytest.mark.parametrize(("name", "words", "fields", "named"), SAVERS)
+def test_savers_of_few_frameworks(name: str, words: dict[str, str], fields: dict[str, Any], named: set[str]) -> None:
+    """A tiled MLP and an update in backward are refused where the framework has none, with one that has it."""
+    stack = find_stack(name)
+    found = stack_problems(stack, Plan(sequence_parallel=stack.runs.sequence_parallel[0], **fields), **words)
+    assert {problem.field for problem in found} == named
+    assert all(" or stack " in p.remedy for p in found if p.field in words)
+
+
 def test_torchtitan_recomputes_every_second_layer_or_third_and_so_on() -> None:
     """Its default is every second layer; numbers that no such count gives are refused with those nearest."""
     stack, layers = find_stack("torchtitan"), {"layers": "32"}

@@ -95,7 +95,7 @@ def test_pages_of_optimizer_state_are_of_nvidia() -> None:
         ({"adapter": "hira"}, "megatron-bridge", {}, "dense"),
         ({"adapter": "lora", "targets": ("experts",)}, "transformers", {}, "experts"),
         ({"adapter": "lora", "targets": ("experts",)}, "megatron-bridge", {}, "experts"),
-        ({}, "transformers", {"updates_in_backward": True}, "dense"),
+        ({}, "torchtune", {"updates_in_backward": True}, "dense"),
         ({"trains": ("last:1",)}, "fsdp2", {"loss": "fused-linear"}, "dense"),
     ],
     ids=str,

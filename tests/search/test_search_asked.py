@@ -25,6 +25,12 @@ REFUSED = (
     ("--seq-len 512 --adapter oft --rank 7", ["rank"]),
     ("--seq-len 512 --optimizer paged-adam8bit --offload optimizer --stack fsdp2", ["optimizer"]),
 )
+# Savers that a framework has not, which a training answers with "no launch".
+LACKING = (
+    ("--optimizer-in-backward --stack megatron", "optimizer_in_backward"),
+    ("--tile-mlp 8 --stack torchtune", "tile_mlp"),
+    ("--optimizer-in-backward --optimizer adam8bit --stack transformers", "optimizer"),
+)
 # Questions whose quickest layouts without a law of their own are none that a training takes.
 PROPOSED = (
     "--optimizer-in-backward --stack torchtune",
@@ -33,6 +39,16 @@ PROPOSED = (
     "--adapter lora --targets attention",
     "--optimizer adam,paged-adam8bit --stack fsdp2 --explore --offload none,optimizer",
 )
+
+
+@pytest.mark.parametrize(("flags", "field"), LACKING)
+def test_a_search_refuses_savers_that_its_framework_has_not(flags: str, field: str) -> None:
+    """`plan train` says which framework has them, and prices them all the same under `--explore`."""
+    asked = (*_ASKED.split(), "--seq-len", "512", *flags.split())
+    refused, explored = run("plan", "train", *asked), run("plan", "train", *asked, "--explore")
+    assert (refused.status, refused.fields) == (2, [field])
+    assert explored.status == 0
+    assert '"launchable": false' in run("train", *asked).out
 
 
 @pytest.mark.parametrize(("flags", "fields"), REFUSED)

@@ -19,7 +19,8 @@ Values: TypeAlias = tuple[Value, ...]
 RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
-JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base")
+SWITCHES = ("tile_mlp", "updates_in_backward")
+JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SWITCHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,10 @@ class Capabilities:
     optimizer: tuple[str, ...]
     adapters: bool
     """It trains adapters beside frozen weights."""
+    tile_mlp: bool
+    """It runs the feed-forward of a sequence piece by piece."""
+    updates_in_backward: bool
+    """It updates each parameter as soon as its gradient is there."""
     rules: tuple[CapabilityRule, ...]
 
     def word(self, sharding: str) -> str:
@@ -180,6 +185,10 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
             yield Refusal(name, job[name], "does not run this", known)
     if job.get("adapter") and not runs.adapters:
         yield Refusal("adapter", job["adapter"], "has no adapters", ("full training",))
+    if job.get("tile_mlp") and not runs.tile_mlp:
+        yield Refusal("tile_mlp", int(job["tile_mlp"]), "runs a feed-forward whole", (1,))
+    if job.get("updates_in_backward") and not runs.updates_in_backward:
+        yield Refusal("updates_in_backward", True, "updates after backward", ("an update after backward",))
 
 
 def _refused_layers(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:

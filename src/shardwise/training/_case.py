@@ -115,11 +115,13 @@ class TrainingCase:
     @property
     def job_words(self) -> dict[str, str]:
         """What is asked of the job by name, as a framework is asked whether it runs it."""
-        job = self.job
+        job, settings = self.job, self.stack.settings
+        tiles = {"tile_mlp": str(settings.tile_mlp)} if settings.tile_mlp > 1 else {}
+        early = {"updates_in_backward": "true"} if settings.updates_in_backward else {}
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **(base if job.adapter else {})
+            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early
         }  # fmt: skip
 
     @property

@@ -24,8 +24,8 @@ from shardwise.units import show_bytes
 FieldChanges = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
-# The framework with most savers, where that of the plan does not run a bundle.
-_ELSE = "transformers"
+# The framework with most savers, where that of the plan does not run a bundle, and one that updates Adam in backward.
+_ELSE, _EARLY = "transformers", "torchtune"
 
 
 class AnsweredPlan(JudgedPlan, Protocol):
@@ -146,8 +146,8 @@ def _adapters(job: Training, experts: bool) -> Iterator[FieldChanges]:
 def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield savers together, from what leaves a full fine-tune as it is to what trains adapters alone."""
     lean: FieldChanges = {"recompute": "full", "loss": "fused-linear"}
-    one: FieldChanges = {"updates_in_backward": True} if report.evaluation.sizes.num_micro == 1 else {}
-    narrow: FieldChanges = {**lean, **one, "precision": "bf16-pure", "optimizer": "adam8bit"}
+    narrow: FieldChanges = {**lean, "precision": "bf16-pure", "optimizer": "adam8bit"}
+    early = ({**narrow, "updates_in_backward": True},) if report.evaluation.sizes.num_micro == 1 else ()
     # Frameworks send states away with what is sharded, on one device too.
     away: FieldChanges = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
     away["offload"] = ("optimizer", "gradients", "parameters", "activations")
@@ -156,7 +156,7 @@ def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
         if report.case.model.has_experts and not report.case.job.targets:
             yield {**lean, "targets": _DENSE}
         return
-    yield from ({"recompute": "full"}, lean, narrow, away)
+    yield from ({"recompute": "full"}, lean, narrow, *early, away)
     yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
 
 
@@ -234,11 +234,12 @@ def _distinct(report: AnsweredPlan, bundles: Iterable[FieldChanges]) -> list[Fie
 
 def _tried_anywhere(report: AnsweredPlan, ask: Ask, changes: FieldChanges) -> MemorySaver:
     """Return what changes do under the report's framework, or under another one where it does not run them."""
-    if report.case.stack.name == _ELSE or _launches(report, changes):
+    other = _EARLY if "updates_in_backward" in changes else _ELSE
+    if report.case.stack.name == other or _launches(report, changes):
         one = tried(report, ask, changes)
-        if not one.problem or report.case.stack.name == _ELSE:
+        if not one.problem or report.case.stack.name == other:
             return one
-    return tried(report, ask, changes, _ELSE)
+    return tried(report, ask, changes, other)
 
 
 def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
