@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import chain
 
@@ -121,3 +122,18 @@ def test_a_deployment_at_the_edge_is_a_risk() -> None:
     assert risky.status == 1 and risky.out.startswith("RISKY ") and "too risky" in risky.out
     safe = run(*words, "--batch", str(room // 3), "--risk", "95%")
     assert safe.status == 0 and "chance to fit over 99%" in safe.out
+
+
+@pytest.mark.parametrize("stack", ["transformers", "torchtune", "unsloth", "megatron"])
+def test_a_saver_asked_again_is_what_it_was_said_to_be(stack: str) -> None:
+    """Its flags, and beside them the batches that were left open, give its bytes and its seconds under any trainer."""
+    words = ("train", "llama-3.2-1b", "--on", "rtx-4090", "--seq-len", "1024", "--json")
+    tree = json.loads(run(*words, "--stack", stack, "--savers").out)
+    able = [one for one in tree["savers"] + tree["proposals"] if not one["problem"]]
+    assert able
+    for one in able:
+        own = () if "--stack" in one["flags"] else ("--stack", stack)
+        again = json.loads(run(*words, *own, *one["batches"].split(), *one["flags"].split()).out)
+        assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"]), one[
+            "flags"
+        ]

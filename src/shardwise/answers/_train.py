@@ -88,6 +88,24 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
     return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
 
 
+def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
+    """Return the batches that were left open, as flags beside those of a saver, which might choose others."""
+    chosen = {"micro_batch": report.plan.micro_batch, "global_batch": report.job.global_batch}
+    stated = {"global_batch"} if inputs.get("accumulation") else set()
+    names = {name: "--" + name.replace("_", "-") for name in chosen if name not in stated and name not in inputs.values}
+    return " ".join(f"{flag} {chosen[name]}" for name, flag in names.items() if flag not in flags.split())
+
+
+def _saver_trees(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
+    """Return every saver and the bundles that fit, each with what belongs beside its flags."""
+    return {
+        kind: whole_bytes(
+            [asdict(one) | {"batches": _batch_flags(inputs, report, one.flags)} for one in getattr(report, kind)]
+        )
+        for kind in ("savers", "proposals")
+    }
+
+
 def _rollout(inputs: Inputs, report: TrainReport) -> tuple[Any, dict[str, Any] | None]:
     """Return the rollouts of a step and the phase that was asked for; loads serving where one of them is."""
     settings = report.case.stack.settings
@@ -119,8 +137,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
         if phase is not None:
             answer_tree["phase"] = phase
         if inputs.get("savers"):
-            kinds = ("savers", "proposals")
-            answer_tree |= {name: whole_bytes([asdict(one) for one in getattr(report, name)]) for name in kinds}
+            answer_tree |= _saver_trees(inputs, report)
         return answer_tree
 
     def page() -> Page:
@@ -130,7 +147,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
             rollout_page(answer_tree, report, rollout, phase)
         if inputs.get("savers"):
-            savers_table(answer_tree, report)
+            savers_table(answer_tree, report, _batch_flags(inputs, report))
         return answer_tree
 
     def draw() -> Figure:

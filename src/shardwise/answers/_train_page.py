@@ -161,8 +161,11 @@ def _stages(report: TrainReport) -> str:
     return f"stage {first} of {report.plan.pp}" if first == last else f"stages {first} to {last} of {report.plan.pp}"
 
 
-def savers_table(page: Page, report: TrainReport) -> None:
-    """Append every memory saver: the bytes that it saves, the seconds that it adds, or the rule that it breaks."""
+def savers_table(page: Page, report: TrainReport, batches: str = "") -> None:
+    """Append every memory saver: the bytes that it saves, the seconds that it adds, or the rule that it breaks.
+
+    `batches` are flags of what the plan chose, which a saver alone might choose otherwise.
+    """
     rows = [("", "saved", "added", "host", "")]
     for one in report.savers:
         if not one.problem:
@@ -172,6 +175,8 @@ def savers_table(page: Page, report: TrainReport) -> None:
     page.blank()
     page.label("SAVERS", "each evaluated against the plan above: bytes saved, seconds added")
     page.table(rows, (1, 2, 3), header=True)
+    if batches:
+        page.note(f"asked again beside {batches}, which a saver may else change")
     page.items((f"{one.flags}: {one.problem}" for one in report.savers if one.problem), "dim")
 
 
