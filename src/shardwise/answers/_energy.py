@@ -177,7 +177,7 @@ def _of_load(report: ServeReport) -> _Work:
     seconds = busy = arithmetic = moved = 0.0
     for pool, traces in pools:
         base = pool.base
-        own = report.span_seconds * base.plan.num_devices
+        own = report.span_seconds * base.plan.num_devices * report.share
         if report.scaling:
             own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas
         # A trace is of a group of attention, or of one of the batches that pass its stages in turn.

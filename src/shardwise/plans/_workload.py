@@ -25,6 +25,8 @@ QUANTILES: dict[str, float] = {"mean": math.nan, "p50": 0.5, "p90": 0.9, "p95": 
 MOST_REQUESTS = 1_000_000
 # Requests whose lengths together have the very distribution that is asked for.
 _TOGETHER = 4096
+_EACH = repeat(1)
+DrawnRequest: TypeAlias = tuple[int, int, int, tuple[tuple[int, int], ...], int]
 
 
 @cache
@@ -125,8 +127,10 @@ class Arrivals:
     times: tuple[float, ...] = ()
     """Seconds of each arrival of a trace, rising from 0."""
 
-    def seconds(self, count: int, random: Random) -> Iterator[float]:
+    def seconds(self, count: int, random: Random, steps: Iterator[int] = _EACH) -> Iterator[float]:
         """Yield the seconds at which `count` requests of an open loop arrive; all at 0 of a burst.
+
+        Of a part of them each is the one so many `steps` after the last: the gap is the sum of as many.
 
         They come at the rate: clients scale random gaps to the time of all (github.com/vllm-project/vllm
         vllm/benchmarks/serve.py get_request).
@@ -138,18 +142,18 @@ class Arrivals:
         if self.kind == "trace":
             yield from self.times[:count]
         elif self.kind in ("poisson", "gamma"):
-            gaps = list(islice(self._gaps(random), count))
-            scale = count / self.rate / sum(gaps)
+            ahead = list(islice(steps, count))
+            gaps = list(self._gaps(random, iter(ahead)))
+            scale = sum(ahead) / self.rate / sum(gaps)
             yield from accumulate(gap * scale for gap in gaps)
         else:
-            for index in range(count):
+            for index in islice(accumulate(steps, initial=0), count):
                 yield index / self.rate if self.kind == "constant" else 0.0
 
-    def _gaps(self, random: Random) -> Iterator[float]:
-        """Yield random gaps without end, of a mean of 1."""
-        shape = 1 / self.cv**2
-        while True:
-            yield random.gammavariate(shape, 1 / shape) if self.kind == "gamma" else random.expovariate(1.0)
+    def _gaps(self, random: Random, steps: Iterator[int] = _EACH) -> Iterator[float]:
+        """Yield sums of so many random gaps of a mean of 1."""
+        shape = 1 / self.cv**2 if self.kind == "gamma" else 1.0
+        yield from (random.gammavariate(shape * step, 1 / shape) for step in steps)
 
     def through(self, stages: Sequence[tuple[float, float]], random: Random) -> Arrivals:
         """Return arrivals whose rate changes: so many requests a second for so many seconds, one stage after another.
@@ -256,8 +260,8 @@ class Workload:
     finite: bool = False
     """Just these requests are asked, as in a benchmark: latencies are theirs though a queue grows."""
 
-    def draws(self) -> Iterator[tuple[int, int, int, tuple[tuple[int, int], ...], int]]:
-        """Yield input, output, cached tokens, blocks and class of one request after another, without end.
+    def draws(self, steps: Iterator[int] = _EACH) -> Iterator[DrawnRequest]:
+        """Yield input, output, cached tokens, blocks and class of one request after another, or steps, without end.
 
         Of requests with blocks the cached tokens are those of a cache that never forgets. A trace that starts
         again has other blocks: nobody asks twice. A prefix that all share is a block with a negative name.
@@ -298,7 +302,7 @@ class Workload:
                 whole = random.random() < self.cached_share
                 shared = () if whole or not prefix or self.pairs else ((-1 - of, min(prefix, tokens)),)
                 yield tokens, made, tokens if whole else min(prefix, tokens), shared, of
-            index += 1
+            index += next(steps)
 
     @property
     def prefixes(self) -> tuple[tuple[int, int], ...]:

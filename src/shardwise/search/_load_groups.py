@@ -281,7 +281,7 @@ class LoadSearch:
     def simulate(self, candidate: Candidate, until_missed: bool = False) -> ServeReport:
         """Return the report of a candidate by `serve`, which may end once a limit is missed."""
         plan = replace(candidate.plan, dp=candidate.replicas)
-        count = max(self.workload.count, min(300 * candidate.replicas, 20_000))
+        count = max(self.workload.count, min(300 * candidate.replicas, 10_000 if self.options.settled else 20_000))
         options = replace(
             self.options, serving=replace(self.options.serving, engine=candidate.engine), prefill=candidate.prefill,
             until_missed=until_missed,

@@ -7,7 +7,7 @@ what of it is sent after the prompt, and whose the first token is, are fields of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import islice
@@ -28,6 +28,7 @@ from shardwise.serving.load._batches import groups_of, lanes_of
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
+from shardwise.serving.load._sample import Sample, requests_of
 from shardwise.serving.load._simulate import Scheduler
 from shardwise.serving.load._state import Follow, Stage
 from shardwise.serving.load._steady import Replicas
@@ -82,13 +83,13 @@ class Pool:
         requests = [request_of(0.0, drawn) for drawn in islice(workload.draws(), count)]
         for request in requests:
             request.remote = self.stage == "decode"
-        traces = self.start(workload)[0].run(requests)
+        traces = self.start(workload, simulated=1)[0].run(requests)
         ends = sorted(request.end for trace in traces for request in trace.finished)
         return ended_rate(ends[len(ends) // 4 : 3 * len(ends) // 4 + 1]) * self.many / self.groups
 
-    def start(self, workload: Workload, follow: Follow | None = None) -> list[Replica]:
-        """Return the replicas, idle; of a server that runs on, each group's cache has what all requests share."""
-        replicas = [self.replica(follow) for _ in range(max(self.base.plan.dp // self.groups, 1))]
+    def start(self, workload: Workload, follow: Follow | None = None, simulated: int = 0) -> list[Replica]:
+        """Return the replicas, or as many of them, idle; of a server that runs on, with the shared prefixes."""
+        replicas = [self.replica(follow) for _ in range(simulated or max(self.base.plan.dp // self.groups, 1))]
         if not workload.finite and self.policy.prefix_cache:
             for group in (group for engine in replicas for group in engine.groups):
                 group.prefixes.warm(workload.prefixes)
@@ -300,13 +301,6 @@ class Pools:
         return every[0], every[1]
 
 
-def requests_of(workload: Workload, count: int) -> Iterator[Request]:
-    """Yield the requests of an open loop or a burst, by arrival."""
-    times = workload.arrivals.seconds(count, Random(f"arrivals {workload.seed}"))
-    for at, drawn in zip(times, workload.draws(), strict=False):
-        yield request_of(at, drawn)
-
-
 def closed_loop(
     workload: Workload, users: int, count: int, replica: int, carried: float
 ) -> tuple[list[Request], Follow]:
@@ -340,6 +334,8 @@ class Fleet:
     prefill: Pool | None = None
     link: Transfer | None = None
     router: Router = "round-robin"
+    sample: Sample | None = None
+    """The part of one pool in an open loop that is simulated; None: all."""
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
@@ -377,7 +373,8 @@ class Fleet:
 
     def _together(self, workload: Workload, router: Router, watch: LimitWatch | None) -> list[Trace]:
         """Return what the groups of one pool did; users of a closed loop stay with their group."""
-        engines, arrivals = self.decode.start(workload, watch), workload.arrivals
+        simulated, arrivals = self.sample.simulated if self.sample else 0, workload.arrivals
+        engines = self.decode.start(workload, watch, simulated)
         if arrivals.kind == "closed":
             every = [group for engine in engines for group in engine.groups]
             carried = self.at(0.0).capacity * self.decode.many / len(every)
@@ -390,7 +387,7 @@ class Fleet:
         else:
             routing = Routing(engines, router, workload.seed)
             try:
-                for request in requests_of(workload, workload.count):
+                for request in requests_of(workload, workload.count, self.sample):
                     routing.send(request)
                 return [trace for engine in engines for trace in engine.finish()]
             except LimitMissed:

@@ -81,6 +81,11 @@ class ServeReport(Card):
         return self.base.plan.dp // self.groups
 
     @property
+    def share(self) -> float:
+        """Part of the replicas that was simulated."""
+        return self.fleet.sample.share if self.fleet.sample else 1.0
+
+    @property
     def devices(self) -> int:
         """Devices of all pools."""
         return self.base.plan.num_devices + (self.prefill.base.plan.num_devices if self.prefill else 0)
@@ -122,7 +127,8 @@ class ServeReport(Card):
             return 0.0
         if self.overloaded:
             return (self.steady.rate - self._most) * self.base.plan.dp
-        return queue_growth([r for t in self.traces for r in t.finished], self.workload.arrivals.rate)
+        requests = [r for t in self.traces for r in t.finished]
+        return queue_growth(requests, self.workload.arrivals.rate * self.share) / self.share
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -252,12 +258,13 @@ class ServeReport(Card):
     @property
     def requests_per_second(self) -> float:
         """Requests a second that the deployment ends."""
-        return len(self.requests) / self.span_seconds if self.requests else 0.0
+        return len(self.requests) / self.span_seconds / self.share if self.requests else 0.0
 
     @property
     def output_tokens_per_second(self) -> float:
         """Output tokens a second of the whole deployment."""
-        return sum(r.output_tokens for r in self.requests) / self.span_seconds if self.requests else 0.0
+        made = sum(r.output_tokens for r in self.requests)
+        return made / self.span_seconds / self.share if self.requests else 0.0
 
     @property
     def capacity_per_second(self) -> float:
@@ -344,7 +351,7 @@ class ServeReport(Card):
     def _of_a_replica(self) -> dict[str, dict[str, float | None]]:
         """Return what runs, what waits and what the cache holds, on average over the run and at most."""
         traces = self.traces
-        groups = self.scaling.mean_replicas * self.groups if self.scaling else self.base.plan.dp
+        groups = self.scaling.mean_replicas * self.groups if self.scaling else self.base.plan.dp * self.share
 
         def mean(seconds: float) -> float | None:
             return seconds / (self.span_seconds * groups) if self.span_seconds else None

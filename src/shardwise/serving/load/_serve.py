@@ -15,13 +15,14 @@ from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
-from shardwise.serving.load._fleet import Fleet, Pool, Transfer, attention_groups, requests_of
+from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import moments_of
 from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._prefill_report import PrefillReport
 from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import ServeReport
+from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of
 from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
@@ -244,23 +245,45 @@ def _refuse_more_than_are_simulated(base: InferReport, prefill: InferReport | No
     problems.raise_if_any()
 
 
-def _settled(workload: Workload, steady: Steady[float], options: LoadOptions) -> tuple[Workload, tuple[str, ...]]:
-    """Return a workload of as many requests as fill a deployment, and what is said of one that it does not fill.
+def _settled(
+    workload: Workload, fleet: Fleet, steady: Steady[float], options: LoadOptions
+) -> tuple[Workload, Fleet, tuple[str, ...]]:
+    """Return a workload of as many requests as fill what is simulated of a fleet, which is said where it is a part.
 
     As of users of a closed loop, each of whom asks some ten times; the first requests find an empty deployment.
     """
     together = workload.arrivals.rate * steady.e2e_seconds
     open_loop = workload.arrivals.kind in ("poisson", "constant", "gamma") and not workload.finite
     if not open_loop or options.autoscale or steady.utilisation >= 1:
-        return workload, ()
+        return workload, fleet, ()
     if options.settled:
-        wanted = math.ceil(min(_FILLINGS * together, _MOST_SETTLED))
-        workload = replace(workload, count=max(workload.count, wanted))
+        workload, fleet = _filled(workload, fleet, options.router, _FILLINGS * together)
+    if fleet.sample:
+        together *= fleet.sample.share
     if workload.count >= _FEW_FILLINGS * together or not math.isfinite(together):
-        return workload, ()
+        return workload, fleet, _sampling_notes(fleet)
     note = f"{workload.count:,} requests, {workload.count / together:.1f} times those that are there at once: many find"
-    return workload, (
-        f"{note} the deployment as empty as it starts; ask for fewer replicas, at a rate as much smaller",
+    note += " the deployment as empty as it starts; ask for fewer replicas, at a rate as much smaller"
+    return workload, fleet, (*_sampling_notes(fleet), note)
+
+
+def _filled(
+    workload: Workload, fleet: Fleet, router: Router, wanted: float, most: int = REQUESTS
+) -> tuple[Workload, Fleet]:
+    """Return a workload of as many requests as are wanted of a fleet, or of a part of it if those were many."""
+    replicas = max(fleet.decode.many // fleet.decode.groups, 1)
+    if fleet.prefill is None:
+        sample = sample_of(workload, replicas, router, wanted / replicas, most)
+        if sample.simulated < replicas:
+            fleet, wanted = replace(fleet, sample=sample), wanted * sample.share
+    return replace(workload, count=max(workload.count, math.ceil(min(wanted, _MOST_SETTLED)))), fleet
+
+
+def _sampling_notes(fleet: Fleet) -> tuple[str, ...]:
+    """Return what is said of a fleet of which a part is simulated."""
+    one = fleet.sample
+    return (
+        (f"{one.simulated:,} of {one.replicas:,} replicas are simulated, fed as the router feeds all",) if one else ()
     )
 
 
@@ -285,7 +308,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
         link = Transfer(asked.cluster, prefill.case, base.case, policy)
         fleet = Fleet(decode=pool, prefill=first, link=link, router=options.router)
     steady, empty = fleet.at(rate), fleet.at(0.0)
-    workload, few = _settled(workload, steady, options)
+    workload, fleet, few = _settled(workload, fleet, steady, options)
     report = ServeReport(
         base=base, workload=workload, policy=pool.policy, fleet=fleet, steady=steady, empty=empty,
         saturated=None, traces=(), options=options,
@@ -305,8 +328,10 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     if report.saturated is not None and not report.overloaded:
         if options.settled and steady.utilisation >= 1:
             # The form does not say how many are there at once: as many for each replica as for one.
-            workload = replace(workload, count=max(workload.count, min(2000 * fleet.decode.many, _MOST_SETTLED)))
-            report = replace(report, workload=workload)
+            workload, fleet = _filled(workload, fleet, options.router, 2000.0 * fleet.decode.many, _MOST_SETTLED)
+            report = replace(
+                report, workload=workload, fleet=fleet, assumptions=(*report.assumptions, *_sampling_notes(fleet))
+            )
         note = f"near what is carried: latencies of these {workload.count:,} requests, later ones may wait longer"
         report = replace(report, assumptions=(*report.assumptions, note))
     if not fits or report.overloaded:
