@@ -72,6 +72,8 @@ _KEYS: list[Callable[[Any], Any]] = [
     lambda lib: (lib.array([0, 2]), lib.array([1, 3])),
     lambda lib: (slice(None), lib.array([0, 1]), slice(1, None)),
     lambda lib: lib.array([True, False, True]),
+    lambda lib: _table(lib, (3, 4)) > 6,
+    lambda lib: (slice(None), _table(lib, (4, 2)) > 20),
 ]
 
 
@@ -128,6 +130,10 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {
     "gradient": lambda lib: lib.gradient(_table(lib, (4, 2)), lib.array([1.0, 2.0, 4.0, 5.0]), axis=0),
     "convolve": lambda lib: lib.convolve(_table(lib, (4,)), _table(lib, (3,))),
     "geomspace": lambda lib: lib.geomspace(0.01, 200.0, 24),
+    "one of geomspace": lambda lib: lib.geomspace(2.0, 200.0, 1),
+    "no number between others": lambda lib: lib.interp(lib.array([math.nan, 3.0]), [2.0, 3.0, 7.0], [1.0, 5.0, 2.0]),
+    "no number in order": lambda lib: lib.sort(lib.array([3.0, math.nan, 1.0, 2.0])),
+    "places of no number": lambda lib: lib.argsort(lib.array([3.0, math.nan, 1.0, 2.0])),
     "tables of cycles": lambda lib: lib.einsum(
         "mk,mkl,kln->mln", _table(lib, (2, 3)), _table(lib, (2, 3, 4)), _table(lib, (3, 4, 2))
     ),

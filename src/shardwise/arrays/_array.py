@@ -100,7 +100,7 @@ for _dunder, _name in {"neg": "negative", "invert": "logical_not", "abs": "absol
 
 
 class Array(Operators):
-    """Cells and a shape.
+    """Cells and a shape; parts are copies, not views.
 
     >>> (2 * Array([1.0, 2.0, 3.0, 4.0], (2, 2))).sum(axis=0).tolist()
     [8.0, 12.0]

@@ -69,9 +69,18 @@ Picked = tuple[list[int], Shape]
 """Offsets of cells, and the axes that they fill."""
 
 
+def _places(key: Any) -> list[Any]:
+    """Return an index of one axis as it is, and truths of several as the places of the true ones on each axis."""
+    shape = getattr(key, "shape", ())
+    if len(shape) < 2 or not key.cells or key.cells[0].__class__ is not bool:
+        return [key]
+    true = [i for i, some in enumerate(key.cells) if some]
+    return [[i // step % size for i in true] for step, size in zip(steps_of(shape), shape, strict=True)]
+
+
 def _expanded(key: Any, rank: int) -> list[Any]:
     """Return an index with one entry for each axis, and None for each that is new."""
-    keys = list(key) if isinstance(key, tuple) else [key]
+    keys = [part for one in (key if isinstance(key, tuple) else (key,)) for part in _places(one)]
     named = sum(one is not None and one is not Ellipsis for one in keys)
     at = next((i for i, one in enumerate(keys) if one is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (rank - named)

@@ -82,6 +82,8 @@ def interp(at: Any, known: Any, values: Any, left: float | None = None) -> Any:
 
     def value(a: float) -> float:
         i = bisect_right(x, a) - 1
+        if a != a:
+            return a
         if i < 0:
             return float(y[0] if left is None else left)
         if i >= len(x) - 1 or x[i] == a:

@@ -121,7 +121,7 @@ def geomspace(first: float, last: float, count: int) -> Any:
     """Return numbers, each as many times the one before."""
     low, high = math.log10(first), math.log10(last)
     middle = [10 ** (low + i * ((high - low) / (count - 1))) for i in range(1, count - 1)]
-    return ndarray([first, *middle, last], (count,))
+    return ndarray([first, *middle, last][:count], (count,))
 
 
 def shape(of: Any) -> Shape:
@@ -259,15 +259,19 @@ def take_along_axis(of: Any, places: Any, axis: int) -> Any:
     return ndarray(cells, at.shape)
 
 
+def _none_last(number: Any) -> tuple[bool, Any]:
+    return number != number, number
+
+
 @_overridden
 def sort(of: Any, axis: int = -1) -> Any:
-    """Return lines along an axis, the smallest first."""
-    return of.along(axis, sorted)
+    """Return lines along an axis, the smallest first and what is no number last."""
+    return of.along(axis, lambda line: sorted(line, key=_none_last))
 
 
 def argsort(of: Any, axis: int = -1) -> Any:
     """Return the places of lines along an axis, that of the smallest first."""
-    return of.along(axis, lambda line: sorted(range(len(line)), key=line.__getitem__))
+    return of.along(axis, lambda line: sorted(range(len(line)), key=lambda i: _none_last(line[i])))
 
 
 def unique(of: Any) -> Any:
