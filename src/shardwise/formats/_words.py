@@ -6,7 +6,8 @@ import re
 
 from shardwise.formats._imported import Keys
 
-_GROUP = re.compile(r"\(([a-z0-9_|]{1,200})\)_proj")
+_GROUP = re.compile(r"(?:\((?:\?:)?([a-z0-9_|]{1,200})\)|\[([a-z]{1,26})\])_proj")
+_NOT = re.compile(r"\(\?<?!(?:[^()]|\([^()]*\))*\)")
 _NAME = re.compile(r"[a-z0-9_]{1,40}_proj(?:_with_mqa)?|(?<![a-z0-9_])fc[12](?![0-9])")
 
 
@@ -27,8 +28,14 @@ def names_in(pattern: str) -> tuple[str, ...]:
 
     >>> names_in(".*layers.(mlp|self_attn).(up|down|q_a)_proj"), names_in(".*.mlp.fc1")
     (('up_proj', 'down_proj', 'q_a_proj'), ('fc1',))
+    >>> names_in(".*(?:q|k)_proj"), names_in(".*[vo]_proj$")
+    (('q_proj', 'k_proj'), ('v_proj', 'o_proj'))
+    >>> names_in("^(?!.*(o_proj|lm_head)).*(q|v)_proj")
+    ('q_proj', 'v_proj')
     """
-    grouped = [f"{one}_proj" for group in _GROUP.findall(pattern) for one in group.split("|") if one]
+    pattern = _NOT.sub(" ", pattern)
+    groups = (words.split("|") if words else letters for words, letters in _GROUP.findall(pattern))
+    grouped = [f"{one}_proj" for group in groups for one in group if one]
     return tuple(dict.fromkeys((*grouped, *_NAME.findall(_GROUP.sub(" ", pattern)))))
 
 
@@ -37,7 +44,10 @@ def layers_of(keys: Keys, path: str) -> tuple[str, ...]:
     pattern = keys.raw(path)
     if not isinstance(pattern, str) or not set(pattern) & set("*\\[(+"):
         return words_of(keys, path)
-    names = names_in(pattern) or ("all-linear",)
+    names = names_in(pattern)
+    if not names:
+        keys.assumed.append(f"targets all-linear: which layers {pattern} names is not found out")
+        return ("all-linear",)
     keys.assumed.append(f"targets {', '.join(names)}: what {pattern} names, taken in every layer")
     return names
 
