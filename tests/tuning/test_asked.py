@@ -12,6 +12,7 @@ import yaml
 from command_line import run
 from shardwise import Cluster, Plan, Training, load_model, train
 from shardwise.errors import InputError
+from shardwise.formats._targets import reached
 from shardwise.plans import find_stack
 from shardwise.training import TrainingOptions, TrainReport, comm
 
@@ -174,6 +175,42 @@ def test_megatron_bridge_is_told_its_own_names(targets: str, names: list[str]) -
     assert done.status in (0, 1), done.err
     assert any(names == yaml.safe_load(text)["peft"]["target_modules"] for text in done.tree["files"].values()
                if "target_modules" in text)  # fmt: skip
+
+
+# What a class has one name for, and what a trainer would put adapters beside under it.
+SHARED = [
+    ("bert-base", "trl", "o", "use dense"),
+    ("lfm2-1.2b", "trl", "attention", "use out_proj, q_proj, k_proj, v_proj"),
+    ("qwen-1.8b", "trl", "o", "use c_proj"),
+    ("rwkv-4-14b", "trl", "down", "use value"),
+    ("deepseek-v3", "nemo", "experts", "use linear_fc1, linear_fc2"),
+    ("qwen3-30b-a3b", "trl", "all-linear,head", "use"),
+]
+
+
+@pytest.mark.parametrize(("model", "target", "targets", "remedy"), SHARED)
+def test_a_name_that_reaches_other_layers_too_is_refused(model: str, target: str, targets: str, remedy: str) -> None:
+    """A file that names them would train more than was asked for, or what its name does not say."""
+    words = ("--stack", "megatron-bridge") if target == "nemo" else ()
+    done = run("export", target, model, "--on", "64xh200", "--adapter", "lora", "--targets", targets, *words)
+    assert done.status == 2
+    assert f"targets = '{', '.join(targets.split(','))}': cannot be said" in " ".join(done.err.split()), done.err
+    assert remedy in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "reaches"),
+    [
+        ("deepseek-v3.2", "weights_proj", "indexer.weights"),
+        ("llama-4-scout", "router", "mlp.router"),
+        ("dbrx-132b", "layer", "mlp.router"),
+        ("phi-3.5-moe", "router", "mlp.router"),
+    ],
+)
+def test_a_layer_has_the_name_of_its_class(model: str, name: str, reaches: str) -> None:
+    """What a file calls it is what is adapted, and nothing else."""
+    job = Training(seq_len=1, global_batch=1, adapter="lora", targets=(name,))
+    assert {op for op, _ in reached(job, load_model(model), find_stack("trl"))} == {reaches}
 
 
 def test_experts_by_one_word_are_no_module_of_a_file() -> None:

@@ -15,6 +15,8 @@ from shardwise.models import Attention, Block, Mamba2, Mixer, Model
 from shardwise.plans import (
     AXES,
     SCALINGS,
+    USUAL_TARGETS,
+    VIRTUAL,
     Axis,
     Plan,
     Settings,
@@ -207,7 +209,18 @@ def _job_changes(case: ExportCase, back: Imported, apart: Collection[str]) -> Di
     open_ += ["reference"] if case.job.method != back.job.method else []
     # Nothing but the adapters trains, whose type is compared by itself.
     open_ += ["precision"] if case.job.adapter and not case.job.precision else []
-    return changed({name: (ours[name], theirs.get(name)) for name in ours if name not in (*apart, *open_)})
+    pairs = {name: (ours[name], theirs.get(name)) for name in ours if name not in (*apart, *open_)}
+    return changed(pairs | _targets_changed(case, back, theirs.get("targets")))
+
+
+def _targets_changed(case: ExportCase, back: Imported, named: object) -> Differences:
+    """Return targets that came back as names of other layers: a class may call several what one is called."""
+    from shardwise.formats._targets import reached
+
+    if not case.job.adapter or not back.job.adapter or case.job.adapter in VIRTUAL:
+        return {}
+    own, other = (reached(job, case.model, case.stack) for job in (case.job, back.job))
+    return {"targets": (named, named) if own == other else (case.job.targets or USUAL_TARGETS, named)}
 
 
 def _stack_changes(case: ExportCase, back: Stack) -> Differences:

@@ -46,6 +46,18 @@ def target_names(job: Training, model: Model, stack: Stack) -> tuple[str, ...]:
     return USUAL_TARGETS if set(these) == set(every) else these
 
 
+def reached(job: Training, model: Model, stack: Stack) -> frozenset[tuple[str, str]]:
+    """Return the operators that a job's adapters stand beside, and the layers of each.
+
+    >>> from shardwise.plans import find_stack
+    >>> job = Training(seq_len=1, global_batch=1, adapter="lora", targets=("o",))
+    >>> sorted(reached(job, Model.load("gpt2"), find_stack("trl")))
+    [('out', 'o')]
+    """
+    tuning = tuning_of(job, stack, model.family)
+    return frozenset((op.name, layer) for op, layer in _chosen(model, tuning)) if tuning else frozenset()
+
+
 def _chosen(model: Model, tuning: Tuning) -> Iterator[tuple[Op[float], str]]:
     """Yield the operators with adapters, and the layers of each that have one."""
     for line in lines(model, whole_layout()):
@@ -61,5 +73,7 @@ def _names(model: Model, tuning: Tuning, op: Op[float], layer: str) -> tuple[str
         return ("experts",) if "experts" in tuning.targets else _OLD_EXPERTS.get((tuning.experts, op.role), (layer,))
     if op.role in _TABLES:
         return (_TABLES[op.role],)
+    if op.role == "router" and tuning.experts in ("mixtral", "qwen2_moe"):
+        return ("gate",)
     name, region = layer_name(model.family, op.region, layer), op.region.partition(".")[0]
     return (_PARENTS.get(model.family, {}).get(region, "") + name if name == "c_proj" else name,)

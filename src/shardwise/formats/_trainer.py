@@ -356,6 +356,7 @@ def written(
 ) -> str:
     """Return a trainer's YAML for a case; raises `InputError` naming every field that does not come back from it."""
     ours, differing = unexported(alone(case.plan), frozenset(fields_told))
+    asked = case.job.targets
     if case.job.adapter:
         case, differing = _named(case, differing)
     text = _yaml.dump(tree_of(replace(case, plan=ours)))
@@ -369,7 +370,8 @@ def written(
         # A method without a rank, of a file that asks for one: the method is what it cannot say.
         case = replace(case, job=replace(case.job, rank=1))
         back = read(_yaml.dump(tree_of(replace(case, plan=ours))), around=ImportContext(num_devices=ours.num_devices))
-    refuse(back.system, differing | _lost(replace(case, plan=ours), back), case)
+    case = replace(case, job=replace(case.job, targets=asked))
+    refuse(back.system, _lost(replace(case, plan=ours), back) | differing, case)
     return text
 
 
