@@ -233,7 +233,6 @@ _MEASURED = (
 )
 AGAINST = flag_table("output", ("against", k.FILE, _MEASURED))
 
-
 # The flags of a deployment under load beside those of `infer`, by group.
 _OF_LOAD = {
     **flag_table(
