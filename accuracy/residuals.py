@@ -18,7 +18,6 @@ from accuracy.typical import beside_record, beyond, slower_of, waiting_of
 from shardwise import Plan
 from shardwise.cost import Conditions, Paired, Spread, joined, memory_conditions
 from shardwise.measured import Comparison
-from shardwise.training import TrainingCase
 
 SHARE = 0.8
 FEWEST_SOURCES = 2
@@ -126,7 +125,8 @@ def residuals(rows: Iterable[Comparison]) -> list[Residual]:
 
 def _stack_of(row: Comparison) -> str:
     """Return the release that ran a row, whose bytes are its own, where steps know its stack alone."""
-    return row.case.stack.name if isinstance(row.case, TrainingCase) else row.conditions.stack if row.conditions else ""
+    stack = getattr(row.case, "stack", None)
+    return stack.name if stack else row.conditions.stack if row.conditions else ""
 
 
 def stacks_of(runs: Iterable[Residual], without: str = "") -> dict[str, tuple[str, ...]]:
