@@ -42,11 +42,14 @@ def test_pairs_of_runs_weigh_by_their_sources() -> None:
 def test_bands_hold_for_every_kind_of_run() -> None:
     """Of experts, narrow types and so on seven of ten runs lie inside without their source, where five sources ran.
 
-    Of few runs the share itself is uncertain: that of thirty by eight points.
+    Of few runs the share itself is uncertain: that of thirty by eight points. Of first tokens near capacity it is half:
+    a step that is a seventh too slow, as Mixtral's on H100, is a queue that grows where the measured one did not.
     """
+    least = {("load.ttft_seconds", "near capacity"): 0.5}
     kinds = [row for row in score.stored()["kinds"] if row["sources"] >= 5]
     assert {"experts", "fine-tuning", "narrow types", "nodes", "plain"} <= {row["kind"] for row in kinds}
-    assert all(row["inside"] >= 0.7 - 0.45 / row["runs"] ** 0.5 for row in kinds), kinds
+    bounds = [least.get((row["headline"], row["kind"]), 0.7) - 0.45 / row["runs"] ** 0.5 for row in kinds]
+    assert all(row["inside"] >= bound for row, bound in zip(kinds, bounds, strict=True)), kinds
 
 
 def test_every_source_that_is_far_off_has_a_cause() -> None:

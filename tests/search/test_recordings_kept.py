@@ -102,9 +102,7 @@ def test_a_damaged_recording_is_made_anew(kept: tuple[list[Any], Path], damage: 
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "change", [{"count": 1}, {"kept": []}, {"words": ["system"]}, {"given": {}}]
-)
+@pytest.mark.parametrize("change", [{"count": 1}, {"kept": []}, {"words": ["system"]}, {"given": {}}])
 def test_a_recording_that_tells_of_no_program_is_made_anew(
     kept: tuple[list[Any], Path], change: dict[str, Any]
 ) -> None:
