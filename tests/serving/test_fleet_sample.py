@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from itertools import islice, pairwise
 
 import pytest
 
 import shardwise as sw
+from command_line import run
 from shardwise.answers._energy import energy
 from shardwise.plans import Arrivals, Length, Workload
 from shardwise.records import replace
@@ -119,3 +121,15 @@ def test_a_fleet_whose_prompts_share_blocks_is_whole() -> None:
     assert sample_of(replace(load, blocks=()), 500, "round-robin", 1000.0).simulated == 10
     assert sample_of(replace(load, blocks=()), 500, "least-loaded", 1000.0).simulated == 16
     assert list(islice(Sample(simulated=5, replicas=5, router="random").steps(0), 3)) == [1, 1, 1]
+
+
+def test_a_fleet_asked_again_is_simulated_as_it_was() -> None:
+    """The command that a page ends with gives its figures, of a fleet that is simulated in part and of a whole one."""
+    asked = ("serve", "llama-3.1-8b", "--rate", "1200", "--input-tokens", "1000", "--output-tokens", "150")
+    for devices, part in ((160, True), (8, False)):
+        words = [*asked, "--on", f"{devices}xh100-sxm-80gb", "--dp", str(devices)]
+        words[3] = str(devices * 7.5)
+        page = run(*words).out
+        again = shlex.split(page.rpartition("AGAIN")[2].replace("\\\n", " "))
+        assert again[0] == "shardwise" and ("--requests" in again) != part
+        assert run(*again[1:]).out == page

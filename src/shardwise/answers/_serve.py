@@ -334,7 +334,10 @@ def answer(inputs: Inputs, width: int) -> Answer:
     if "explain" in inputs.values:
         return _explained(inputs, report, width)
     plan = report.base.plan
-    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "requests": report.workload.count}
+    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
+    if report.share == 1:
+        # Requests that are asked for are simulated of a whole fleet.
+        fixed["requests"] = report.workload.count
     remedies: tuple[LoadRemedy, ...] = ()
     if report.fits and not report.meets:
         from shardwise.search import load_remedies
