@@ -15,7 +15,7 @@ from shardwise.answers._page import Page, command_lines
 from shardwise.answers._plan_page import rejected, with_notes
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import LOAD_WHOLES, SERVE_WORDS, load_search_flags
-from shardwise.answers._serve import classes_of, deployment_of, limits_of, workload_of
+from shardwise.answers._serve import classes_of, deployment_of, limits_of, simulated_again, workload_of
 from shardwise.answers._serve_page import chance_line, limit_lines, rate_text
 from shardwise.answers._value_lists import on_devices
 from shardwise.errors import InputError
@@ -105,7 +105,7 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     fixed |= {"engine": case.engine.name, "weights": job.weights or case.format.name}
     fixed |= {"max_batched_tokens": report.policy.step_tokens, "max_sequences": report.policy.max_sequences}
     fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
-    return {**kept, **fixed, "requests": report.workload.count}
+    return {**kept, **fixed, **simulated_again(report)}
 
 
 def answer(inputs: Inputs, width: int) -> Answer:

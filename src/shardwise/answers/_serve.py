@@ -320,6 +320,14 @@ def _explained(inputs: Inputs, report: ServeReport, width: int) -> Answer:
     return opened_answer(inputs, width, ("serve", what), ExplainedNumber(explain(report, what), unit))
 
 
+def simulated_again(report: ServeReport) -> dict[str, int]:
+    """Return how many requests to ask for, so that a load is simulated as it was.
+
+    Those that are asked for are simulated of the whole fleet: of a part of one none are named.
+    """
+    return {"requests": report.workload.count} if report.share == 1 else {}
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise serve`."""
     check_drawable(inputs)
@@ -334,10 +342,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
     if "explain" in inputs.values:
         return _explained(inputs, report, width)
     plan = report.base.plan
-    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
-    if report.share == 1:
-        # Requests that are asked for are simulated of a whole fleet.
-        fixed["requests"] = report.workload.count
+    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, **simulated_again(report)}
     remedies: tuple[LoadRemedy, ...] = ()
     if report.fits and not report.meets:
         from shardwise.search import load_remedies
