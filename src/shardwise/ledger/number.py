@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, Protocol, Self, TypeVar, cast
 
 
@@ -84,6 +84,8 @@ OPERATIONS = _PLAIN.keys()
 _PLAIN_TYPES = frozenset((int, float))
 # What an operation is computed at once of: plain numbers, and records of them.
 _AT_ONCE: set[type] = {int, float}
+# Classes of the columns that were seen: to know them again is quicker than to look their library up.
+_ARRAYS: set[type] = set()
 # Untyped: `cast` is a call, which the commonest functions spare.
 _MAX: Any = max
 _MIN: Any = min
@@ -128,15 +130,17 @@ def positive_of_positive(name: str) -> bool:
     return name in _POSITIVE or name in _COLUMN
 
 
-def _column(name: str, *args: Any) -> Any:
-    numpy = array_library()
-    if name in _COLUMN:
-        return _COLUMN[name](*args)
-    if name == "above":
-        if isinstance(args[0], (int, float)) and isinstance(args[1], (int, float)):
-            return _choose(*args)
-        return numpy.where(numpy.greater(args[0], args[1]), args[2], args[3])
-    return getattr(numpy, _NAMED[name])(*args)
+@cache
+def _of_columns(library: Any) -> dict[str, Callable[..., Any]]:
+    """Return how the library of columns does each operation that it has itself."""
+    where, greater = library.where, library.greater
+
+    def choose(a: Any, b: Any, then: Any, other: Any) -> Any:
+        if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+            return then if a > b else other
+        return where(greater(a, b), then, other)
+
+    return {name: getattr(library, own) for name, own in _NAMED.items()} | {"above": choose}
 
 
 def evaluate(name: str, *args: Any) -> Any:
@@ -147,15 +151,19 @@ def evaluate(name: str, *args: Any) -> Any:
     """
     columns = False
     for value in args:
-        if type(value) in _AT_ONCE:
+        kind = type(value)
+        if kind in _AT_ONCE:
             continue
-        if is_column(value):
+        if kind in _ARRAYS or is_column(value):
+            _ARRAYS.add(kind)
             columns = True
             continue
         record = getattr(value, "record", None)
         if record is not None:
             return record(name, *args)
-    return _column(name, *args) if columns else _PLAIN[name](*args)
+    if columns:
+        return (_COLUMN.get(name) or _of_columns(array_library())[name])(*args)
+    return _PLAIN[name](*args)
 
 
 def maximum(a: X, b: X | float) -> X:
