@@ -20,6 +20,7 @@ from shardwise.plans._placement import (
     WholeNumbers,
     degrees,
     dense_group_shapes,
+    expert_groups,
     group_shapes,
     groups,
     named_groups,

@@ -114,22 +114,35 @@ def steps(plan: Plan, axis: str) -> tuple[int, ...]:
 
 def with_groups(dense: Placed, sizes: Mapping[str, Any], how: WholeNumbers = PLAIN) -> Placed:
     """Return group shapes of the dense axes with those of groups made of them; `sizes` has dp, shard, ep and etp."""
-    groups, gcd = dict(dense), how.gcd
+    groups, gcd = {**dense, **expert_groups(dense, sizes, how)}, how.gcd
     groups["dp_cp"] = tuple(a * b for a, b in zip(groups["dp"], groups["cp"], strict=True))
     shard = sizes["shard"]
     inner = tuple(gcd(d, shard) for d in groups["dp"])
     groups["shard"] = tuple(a * b for a, b in zip(inner, groups["cp"], strict=True))
     groups["replicate"] = tuple(d // a for d, a in zip(groups["dp"], inner, strict=True))
-    stage = [math.prod(at) for at in zip(*(groups[a] for a in STAGE_AXES), strict=True)]
-    etp = tuple(gcd(sizes["etp"], s) for s in stage)
-    ep = tuple(gcd(sizes["ep"], s // e) for s, e in zip(stage, etp, strict=True))
-    groups["etp"], groups["ep"] = etp, ep
+    stage, etp, ep = _ranks_of_stage(dense), groups["etp"], groups["ep"]
     expert_dp = stage[-1] // (sizes["ep"] * sizes["etp"])
     groups["edp"] = tuple(gcd(expert_dp, s // (a * b)) for s, a, b in zip(stage, etp, ep, strict=True))
     expert_shard = how.largest(1, expert_dp * shard // sizes["dp"])
     groups["expert_shard"] = tuple(gcd(d, expert_shard) for d in groups["edp"])
     groups["expert_replicate"] = tuple(d // a for d, a in zip(groups["edp"], groups["expert_shard"], strict=True))
     return groups
+
+
+def expert_groups(dense: Placed, sizes: Mapping[str, Any], how: WholeNumbers = PLAIN) -> Placed:
+    """Return group shapes of the two axes that split experts, given those of the dense axes.
+
+    >>> expert_groups({axis: (2, 4) for axis in STAGE_AXES}, {"ep": 8, "etp": 4})
+    {'etp': (4, 4), 'ep': (4, 8)}
+    """
+    stage, gcd = _ranks_of_stage(dense), how.gcd
+    etp = tuple(gcd(sizes["etp"], s) for s in stage)
+    return {"etp": etp, "ep": tuple(gcd(sizes["ep"], s // e) for s, e in zip(stage, etp, strict=True))}
+
+
+def _ranks_of_stage(dense: Placed) -> list[Any]:
+    """Return how many ranks of a stage sit in one domain of each tier."""
+    return [math.prod(at) for at in zip(*(dense[axis] for axis in STAGE_AXES), strict=True)]
 
 
 def shard_of(plan: Plan) -> int:

@@ -13,9 +13,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardwise.plans import with_groups
+from shardwise.plans import expert_groups
 from shardwise.records import dataclass
-from shardwise.search._columns import Columns, distinct_rows, pieces, runs, spread
+from shardwise.search._columns import (
+    ChosenRows,
+    Columns,
+    ColumnsRead,
+    distinct_rows,
+    least_of_runs,
+    pieces,
+    runs,
+    spread,
+)
 from shardwise.search._grid import PlanGrid
 from shardwise.search._placements import COLUMNS, ShapeColumns
 from shardwise.search._program import (
@@ -96,7 +105,7 @@ class BlockTable:
             return self.sizes.column(name, least)
         column = self.columns[name]
         if least and column.shape[-1] != len(self.first) and name not in self.lows:
-            self.lows[name] = np.minimum.reduceat(column, self.first, axis=-1)
+            self.lows[name] = least_of_runs(column, self.first)
         return (self.lows.get(name, column) if least else column), self.key
 
     def onward(self, name: str) -> Any:
@@ -106,7 +115,10 @@ class BlockTable:
         """
         if name not in self.onwards:
             column, _ = self.column(name, least=True)
-            self.onwards[name] = np.minimum.accumulate(column[::-1], axis=0)[::-1].T.copy()
+            onward = column.T.copy()
+            for mode in reversed(range(len(column) - 1)):
+                np.minimum(onward[:, mode], onward[:, mode + 1], out=onward[:, mode])
+            self.onwards[name] = onward
         return self.onwards[name]
 
 
@@ -123,7 +135,7 @@ class BlockKeys:
     part: tuple[int, int]
     columns: Mapping[str, Any]
     key: Any
-    values: Columns
+    values: ColumnsRead
     first: tuple[Any, Any] | None = None
 
     def column(self, name: str, least: bool) -> tuple[Any, Any]:
@@ -148,7 +160,7 @@ class BlockKeys:
         mine = np.flatnonzero(np.bincount(self.key[some], minlength=size))
         number = np.full(size, -1)
         number[mine] = np.arange(len(mine))
-        keys = {name: v[mine] for name, v in self.values.items()}
+        keys = ChosenRows(self.values, mine)
         group, start, count, domain_of, shown = _domains(self.grid, self.part)
         own = group[keys["base"] - self.part[0]]
         which, sizes = spread(start[own], count[own])
@@ -164,7 +176,7 @@ def tabulate(blocks: PlanBlocks, grid: PlanGrid, columns: Columns, part: tuple[i
     # Rows of a set differ in the last size alone, the micro-batch.
     _, own = distinct_rows([columns[name][heads] for name in (*_SPLIT, *SIZES[:-1])])
     first, key = distinct_rows([own[split], columns[SIZES[-1]]])
-    keys = {name: v[first] for name, v in columns.items()}
+    keys = ChosenRows(columns, first)
     nowhere = np.empty(0, np.int64)
     key_columns = _filled_columns(blocks, blocks.sizes, (keys, {}, nowhere, nowhere))
     first_set = _first_of_bytes(blocks.sizes, columns, heads)
@@ -194,7 +206,7 @@ def _first_of_bytes(sizes: BlockPrograms, columns: Columns, heads: Any) -> tuple
 
 
 def _filled_columns(
-    blocks: PlanBlocks, some: BlockPrograms, known: tuple[Columns, ShapeColumns, Any, Any]
+    blocks: PlanBlocks, some: BlockPrograms, known: tuple[ColumnsRead, ShapeColumns, Any, Any]
 ) -> dict[str, Any]:
     """Return the columns of some leaves for keys, given ranks, key and domains of each place."""
     keys, groups, row, domain = known
@@ -214,8 +226,12 @@ def _filled_columns(
                 rows=high - low, modes=1, row=own, splits=len(first), split=split, split_of=split[own][sites], site=site
             )
             chosen = {SPLIT: first + low, ROW: mine, PLACE: at, SITE: sites + at.start}
-            results = some.programs[way].run(_given(some.programs[way], keys, groups, chosen), shape)
-            _fill(columns, (some, results, blocks.num_modes), (mine, at, len(keys["tp"]), len(row)), shape)
+            program, size = some.programs[way], (len(keys["tp"]), len(row))
+            into = _columns_of(columns, (some, blocks.num_modes), (mine, at), size)
+            results = program.run(_given(program, keys, groups, chosen), shape, into)
+            for name, column in into.items():
+                if results[name] is not column:
+                    column[:] = _wide(results[name], column, shape)
     return columns
 
 
@@ -243,17 +259,18 @@ def _domains(grid: PlanGrid, part: tuple[int, int]) -> tuple[Any, ...]:
     return group, start, count, at - start[owner], index[first]
 
 
-def _groups_of(keys: Columns, row: Any, shown: Any, grid: PlanGrid) -> ShapeColumns:
-    """Return the ranks of each axis in one domain of each tier, for row keys with a place that has their domain."""
+def _groups_of(keys: ColumnsRead, row: Any, shown: Any, grid: PlanGrid) -> ShapeColumns:
+    """Return the ranks of each axis of a stage in one domain of each tier, for row keys with a place of their domain.
+
+    No part of a block asks where its replicas are.
+    """
     dense = {axis: tuple(t[shown].astype(np.int64) for t in tiers) for axis, tiers in grid.places.group_shapes.items()}
     if not grid.has_experts:
         return dense
-    dp = dense["dp"][-1]
-    sizes = {"dp": dp, "shard": grid.shard(dp), "ep": keys["ep"][row], "etp": keys["etp"][row]}
-    return with_groups(dense, sizes, COLUMNS)
+    return {**dense, **expert_groups(dense, {"ep": keys["ep"][row], "etp": keys["etp"][row]}, COLUMNS)}
 
 
-def _given(program: Program, keys: Columns, groups: ShapeColumns, chosen: Mapping[int, Any]) -> dict[str, Any]:
+def _given(program: Program, keys: ColumnsRead, groups: ShapeColumns, chosen: Mapping[int, Any]) -> dict[str, Any]:
     """Return the inputs of a program, given by axis which keys and places they are read of."""
     given: dict[str, Any] = {}
     for name, level in program.inputs.items():
@@ -263,21 +280,21 @@ def _given(program: Program, keys: Columns, groups: ShapeColumns, chosen: Mappin
     return given
 
 
-def _fill(
-    into: dict[str, Any], done: tuple[BlockPrograms, Any, int], at: tuple[slice, slice, int, int], shape: ProgramShape
-) -> None:
-    """Put the results for some keys and places into the columns of all."""
-    some, results, num_modes = done
+def _columns_of(
+    columns: dict[str, Any], leaves: tuple[BlockPrograms, int], where: tuple[slice, slice], size: tuple[int, int]
+) -> dict[str, Any]:
+    """Return by the names of results the parts of columns of some keys or places that they belong into."""
+    some, num_modes = leaves
+    into = dict[str, Any]()
     for leaf in some.leaves:
-        where, size = (at[1], at[3]) if leaf.level & PLACE else (at[0], at[2])
-        if leaf.name not in into:
-            into[leaf.name] = np.zeros((num_modes, size) if leaf.level & MODE else size)
-        for mode, column in enumerate(np.atleast_2d(into[leaf.name])):
-            column[where] = _wide(results[f"{leaf.name}/{mode}"], leaf, shape)
+        placed = bool(leaf.level & PLACE)
+        if leaf.name not in columns:
+            columns[leaf.name] = np.zeros((num_modes, size[placed]) if leaf.level & MODE else size[placed])
+        for mode, column in enumerate(np.atleast_2d(columns[leaf.name])):
+            into[f"{leaf.name}/{mode}"] = column[where[placed]]
+    return into
 
 
-def _wide(value: Any, leaf: BlockColumn, shape: ProgramShape) -> Any:
-    """Return a result for every place of a leaf that varies with them, also where this way to split does not."""
-    if leaf.level & PLACE and np.ndim(value) and len(value) != len(shape.row):
-        return value[shape.row]
-    return value
+def _wide(value: Any, column: Any, shape: ProgramShape) -> Any:
+    """Return a result for every place of a column that varies with them, also where this way to split does not."""
+    return value[shape.row] if np.ndim(value) and len(value) != len(column) else value

@@ -115,6 +115,23 @@ def _begins(values: Any) -> Any:
     return new
 
 
+def least_of_runs(columns: Any, start: Any) -> Any:
+    """Return the least number of each run along the last axis, given where runs begin, the first one at 0.
+
+    >>> least_of_runs(np.array([3.0, 2.0, 5.0, 1.0]), np.array([0, 1, 3])).tolist()
+    [3.0, 2.0, 1.0]
+    """
+    # Most runs are of one number: to reduce each takes four times as long as to copy it.
+    ends = np.append(start[1:], columns.shape[-1])
+    longer = np.flatnonzero(ends - start > 1)
+    least = columns.take(start, axis=-1)
+    if len(longer):
+        between = np.column_stack([start[longer], ends[longer]]).ravel()
+        between = between[: len(between) - int(between[-1] == columns.shape[-1])]
+        least[..., longer] = np.minimum.reduceat(columns, between, axis=-1)[..., ::2]
+    return least
+
+
 def spread(start: Any, count: Any) -> tuple[Any, Any]:
     """Return the numbers of ranges one after the other, given where each starts and how many it has.
 

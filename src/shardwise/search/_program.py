@@ -13,6 +13,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -268,8 +269,13 @@ class Program:
             memory_of[into] = place
             self._lines.append((op, run, args, into, place))
 
-    def run(self, given: Mapping[str, Any], shape: ProgramShape) -> dict[str, Any]:
-        """Return the outputs, which stay good until the next run; what varies with nothing is a plain number."""
+    def run(
+        self, given: Mapping[str, Any], shape: ProgramShape, columns: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Return the outputs, which stay good until the next run; what varies with nothing is a plain number.
+
+        Those that belong into `columns` are computed there where their arrays have the same shape.
+        """
         values: list[Any] = [None] * self._count
         for place, constant in self._constants:
             values[place] = constant
@@ -277,6 +283,13 @@ class Program:
             values[place] = given[name]
         shapes = {level: shape.of(level) for level in {level for level, _ in self._kept}}
         kept = [_memory(level, slot, shapes[level]) if level else None for level, slot in self._kept]
+        # The memory of an output is that of no other number after it.
+        memory = {number: place for *_, number, place in self._lines} if columns else {}
+        for name, array in columns.items():
+            place = memory.get(self._results.get(name, -1), -1)
+            own = kept[place] if place >= 0 else None
+            if own is not None and own.shape == array.shape:
+                kept[place] = array
         spread: dict[str, Any] = dict.fromkeys(_SPREAD.values())
         with np.errstate(all="ignore"):
             for op, run, args, into, place in self._lines:
