@@ -6,9 +6,9 @@ Both are the same whatever the order in which plans come: ties go to the plan wh
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Self
 
@@ -73,14 +73,20 @@ class TopN:
         Of a set that is known the best is wanted, and a few more that are not behind the last of the best sets.
         """
         if self.bounds is None or self.bounds[0] is not batch.degrees:
-            bounds = np.full(len(batch.degrees), self.worst)
-            for degrees, alike in self.sets.items():
-                group = batch.degrees.get(degrees)
-                if group is not None:
-                    few = self.last if len(alike) < _ALIKE else min(alike[-1].value, self.last)
-                    bounds[group] = max(alike[0].value, few)
-            self.bounds = batch.degrees, bounds
+            self.bounds = batch.degrees, np.full(len(batch.degrees), self.worst)
+            self._bound(self.sets)
         return self.bounds[1][batch.group]
+
+    def _bound(self, some: Iterable[DegreesKey]) -> None:
+        """Say above which value plans of some sets are not wanted."""
+        if self.bounds is None:
+            return
+        groups, bounds = self.bounds
+        for degrees in some:
+            group, alike = groups.get(degrees), self.sets.get(degrees)
+            if group is not None and alike is not None:
+                few = self.last if len(alike) < _ALIKE else min(alike[-1].value, self.last)
+                bounds[group] = max(alike[0].value, few)
 
     def may(self, batch: PlanBatch) -> Any:
         """Return which plans may belong to the best, given seconds that their steps are never shorter than."""
@@ -98,24 +104,29 @@ class TopN:
         order = np.lexsort((chosen[2], chosen[1], chosen[0], group))
         ahead = order[_leading(group[order], [f[order] for f in chosen], self._reach)]
         leading = zip(*(f[ahead].tolist() for f in chosen), batch.key.many(index[ahead]), strict=True)
-        for value, seconds, device_bytes, key in leading:
-            self._put(RankedPlan(value, seconds, device_bytes, key))
-        self._trim()
+        self._take(RankedPlan(*one) for one in leading)
 
-    def _put(self, entry: RankedPlan) -> None:
-        alike = self.sets.setdefault(degrees_of(entry.key), [])
-        if entry not in alike:
-            insort(alike, entry)
-            del alike[_ALIKE:]
-
-    def _trim(self) -> None:
-        """Drop the sets that are not wanted."""
-        self.bounds = None
-        self.last, self.worst = self._reach(sorted(alike[0].value for alike in self.sets.values()))
-        kept = {d: alike for d, alike in self.sets.items() if alike[0].value <= self.worst}
-        if self.tie == 1 and len(kept) > self.size:
-            kept = dict(sorted(kept.items(), key=lambda one: one[1][0])[: self.size])
-        self.sets = kept
+    def _take(self, entries: Iterable[RankedPlan]) -> None:
+        """Put plans to their sets, and drop the sets that are not wanted."""
+        changed = set[DegreesKey]()
+        for entry in entries:
+            degrees = degrees_of(entry.key)
+            if degrees not in self.sets and entry.value > self.worst:
+                continue
+            alike = self.sets.setdefault(degrees, [])
+            place = bisect_left(alike, entry)
+            if place < _ALIKE and alike[place : place + 1] != [entry]:
+                alike.insert(place, entry)
+                del alike[_ALIKE:]
+                changed.add(degrees)
+        reach = self._reach(sorted(alike[0].value for alike in self.sets.values()))
+        if reach != (self.last, self.worst):
+            (self.last, self.worst), self.bounds = reach, None
+            self.sets = {d: alike for d, alike in self.sets.items() if alike[0].value <= self.worst}
+        if self.tie == 1 and len(self.sets) > self.size:
+            self.sets = dict(sorted(self.sets.items(), key=lambda one: one[1][0])[: self.size])
+            self.bounds = None
+        self._bound(changed)
 
     def _reach(self, values: Sequence[float]) -> tuple[float, float]:
         """Return the last value of the best sets and that up to which sets are wanted, given the best of some sets."""
@@ -130,10 +141,7 @@ class TopN:
 
     def merge(self, other: TopN) -> None:
         """Take the best of another part of the space."""
-        for alike in other.sets.values():
-            for entry in alike:
-                self._put(entry)
-        self._trim()
+        self._take(entry for alike in other.sets.values() for entry in alike)
 
 
 def _leading(group: Any, keys: Sequence[Any], reach: Callable[[Any], tuple[float, float]]) -> Any:
