@@ -204,10 +204,3 @@ class PlanPart:
     degrees: dict[DegreesKey, int]
     keys: BlockKeys
     start: int
-    numbers: dict[str, Any] = field(default_factory=dict)
-
-    def number(self, name: str) -> Any:
-        """Return a column as float64, made once."""
-        if name not in self.numbers:
-            self.numbers[name] = self.columns[name].astype(np.float64)
-        return self.numbers[name]

@@ -22,7 +22,7 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class HopelessRows:
-    """Rows of a job of which nothing fits, and bytes that no plan of theirs takes less than, the least first."""
+    """Rows of a job of which nothing fits, and bytes that no plan of each of them takes less than."""
 
     job: Job
     rows: Any
@@ -30,34 +30,28 @@ class HopelessRows:
 
     def settle(self, most: int) -> None:
         """Count the rows; those that may hold the plan that is short of the least memory are judged by their bytes."""
-        done = 0
-        while done < len(self.rows):
-            near = np.searchsorted(self.least_bytes, self.job.least_missed_bytes * _ROUNDING, side="right")
-            end = min(done + most, int(near))
-            if end <= done:
-                break
-            self.job.judge(self.rows[done:end])
-            done = end
-        self.job.count_too_large(self.rows[done:])
+        rows, least = self.rows, self.least_bytes
+        while len(near := np.flatnonzero(least <= self.job.least_missed_bytes * _ROUNDING)):
+            if len(near) > most:
+                near = np.sort(near[np.argpartition(least[near], most - 1)[:most]])
+            self.job.judge(rows[near])
+            rows, least = np.delete(rows, near), np.delete(least, near)
+        self.job.count_too_large(rows)
 
 
 def hopeful(jobs: Sequence[Job], allowed: Any, sets: Any, limit_bytes: float) -> tuple[Any, list[HopelessRows]]:
-    """Return those of some rows of which a plan may fit in one of the jobs, and the others by job."""
+    """Return those of some rows of which a plan may fit in one of the jobs and the others by job."""
     start, split = runs(sets[allowed])
     heads = PlanSelection(allowed[start], sets)
     each = [job.state(heads) for job in jobs]
     drop = (reduce(np.minimum, each) > limit_bytes * _ROUNDING)[split]
     if not drop.any():
         return allowed, []
-    rows, own, hopeless = allowed[drop], split[drop], []
-    for job, state in zip(jobs, each, strict=True):
-        # Rows of a set have one state, so that they stay beside each other.
-        order = np.argsort(state[own], kind="stable")
-        hopeless.append(HopelessRows(job, rows[order], state[own[order]]))
-    return allowed[~drop], hopeless
+    rows, own = allowed[drop], split[drop]
+    return allowed[~drop], [HopelessRows(job, rows, state[own]) for job, state in zip(jobs, each, strict=True)]
 
 
 def settle(hopeless: Iterable[HopelessRows], most: int) -> None:
     """Count rows of which nothing fits, those of the least bytes first."""
-    for one in sorted(hopeless, key=lambda one: float(one.least_bytes[0])):
+    for one in sorted(hopeless, key=lambda one: float(one.least_bytes.min())):
         one.settle(most)

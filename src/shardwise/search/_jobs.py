@@ -18,7 +18,7 @@ from shardwise.plans import Schedule
 from shardwise.records import dataclass
 from shardwise.search._batch import FeasiblePlans, PlanBatch, PlanKeys, PlanPart, PlanSelection, RankedPlan, key_of
 from shardwise.search._blocks import BlockKeys, BlockTable
-from shardwise.search._columns import Columns, distinct, exact_sum, pieces, scattered, spread
+from shardwise.search._columns import Columns, exact_sum, pieces, scattered, spread
 from shardwise.search._composition import Composition
 from shardwise.search._placements import ShapeColumns
 from shardwise.search._program import CELLS, MODE, PLACE, ROW, SPLIT, Program, axis_of
@@ -75,13 +75,26 @@ class Bounded:
 
 def bounds_of(some: Sequence[tuple[Job, FeasiblePlans]], table: BlockTable) -> list[Bounded]:
     """Return what fits of jobs of about the same rows with its bounds; columns are gathered once for all of them."""
-    cells = PlanSelection(distinct(np.concatenate([fit.rows for _, fit in some])), some[0][0].columns["set"])
-    places = [np.searchsorted(cells.rows, fit.rows) for _, fit in some]
+    # Rows in order, of a narrow range: to count is quicker than to search.
+    low, high = min(fit.rows[0] for _, fit in some), max(fit.rows[-1] for _, fit in some)
+    here = np.zeros(high - low + 1, bool)
+    for _, fit in some:
+        here[fit.rows - low] = True
+    cells, place = PlanSelection(np.flatnonzero(here) + low, some[0][0].columns["set"]), np.cumsum(here) - 1
+    places = [place[fit.rows - low] for _, fit in some]
     modes = np.full(len(cells.rows), some[0][0].evaluator.num_modes)
     for (_, fit), own in zip(some, places, strict=True):
-        first = reduce(np.logical_or, fit.fits.values()).argmax(axis=0)
-        modes[own] = np.minimum(modes[own], first)
+        modes[own] = np.minimum(modes[own], _first_modes(reduce(np.logical_or, fit.fits.values())))
     return [job.bounded(fit, own, cells, table, modes) for (job, fit), own in zip(some, places, strict=True)]
+
+
+def _first_modes(fits: Any) -> Any:
+    """Return the first mode of each row that fits, given by mode and row which do; one of each row does."""
+    first, none_yet = np.zeros(fits.shape[1], np.int8), ~fits[0]
+    for fit in fits[1:]:
+        first += none_yet
+        none_yet &= ~fit
+    return first
 
 
 @dataclass(slots=True)
@@ -145,7 +158,7 @@ class Job:
                 group, tier = name.split("/")
                 columns = self._groups(cells, bool(level & PLACE))[group][int(tier)]
             else:
-                columns = self.part.number(name).take(cells.among(axis))
+                columns = self.columns[name].take(cells.among(axis)).astype(np.float64)
             cells.inputs[name, level] = columns
         return {n: numbers[n] if n in numbers else cells.inputs[n, level] for n, level in program.inputs.items()}
 
@@ -225,14 +238,14 @@ class Job:
         outputs = composition.memory.run(self._given(composition.memory, cells, self.part.keys), cells.shape(modes))
         bytes_of, fits = {}, {}
         for s in composition.shardings:
-            each = np.broadcast_to(outputs[f"bytes {s}"], (modes, size))
-            bytes_of[s] = each if at is None else each.take(at, axis=1)
-            fits[s] = self._judged(s, rows, bytes_of[s])[1]
+            bytes_of[s] = np.broadcast_to(outputs[f"bytes {s}"], (modes, size))
+            fits[s] = self._judged(s, rows, bytes_of[s], at)[1]
         mine = np.flatnonzero(reduce(np.logical_or, fits.values()).any(axis=0))
         if len(mine):
+            there = mine if at is None else at[mine]
             yield FeasiblePlans(
                 rows[mine],
-                {s: h.take(mine, axis=1) for s, h in bytes_of.items()},
+                {s: h.take(there, axis=1) for s, h in bytes_of.items()},
                 {s: f.take(mine, axis=1) for s, f in fits.items()},
             )
 
@@ -323,16 +336,22 @@ class Job:
         schedule, _, vpp = self.composed
         return PlanKeys(self.columns, self.evaluator.grid, (schedule, vpp, sharding), cells)
 
-    def _judged(self, sharding: str, chosen: Any, device_bytes: Any) -> tuple[Any, Any]:
-        """Return which rows have the sharding as a choice and which plans of them fit, and count them."""
-        evaluator, columns = self.evaluator, self.columns
-        legal = self.legal[sharding][chosen]
-        fits = (device_bytes <= evaluator.limit_bytes) & legal
-        places = columns["places"][chosen]
+    def _judged(self, sharding: str, chosen: Any, device_bytes: Any, at: Any = None) -> tuple[Any, Any]:
+        """Return which rows have the sharding as a choice and which plans of them fit, and count them.
+
+        `at` is where bytes of each row are, if not in their order.
+        """
+        evaluator, places = self.evaluator, self.columns["places"][chosen]
+        legal, within = self.legal[sharding][chosen], device_bytes <= evaluator.limit_bytes
+        fits = (within if at is None else within.take(at, axis=1)) & legal
         fitting = exact_sum(sum(mode.view(np.int8) for mode in fits) * places)
         evaluator.counts.fitting += fitting
         evaluator.counts.too_large += exact_sum(places * legal) * evaluator.num_modes - fitting
-        self._miss(sharding, chosen, device_bytes, legal & ~fits)
+        near = evaluator.nearest
+        # Seldom is one short of less than all before.
+        if near is None or np.count_nonzero(device_bytes <= near.value) > np.count_nonzero(within):
+            whole = device_bytes if at is None else device_bytes.take(at, axis=1)
+            self._miss(sharding, chosen, whole, legal & ~fits)
         return legal, fits
 
     def _miss(self, sharding: str, chosen: Any, device_bytes: Any, missed: Any) -> None:
