@@ -84,8 +84,8 @@ OPERATIONS = _PLAIN.keys()
 _PLAIN_TYPES = frozenset((int, float))
 # What an operation is computed at once of: plain numbers, and records of them.
 _AT_ONCE: set[type] = {int, float}
-# Classes of the columns that were seen: to know them again is quicker than to look their library up.
-_ARRAYS: set[type] = set()
+# Which classes of numbers are columns, as far as they were seen: to look their library up takes longer.
+_ARE_COLUMNS: dict[type, bool] = {}
 # Untyped: `cast` is a call, which the commonest functions spare.
 _MAX: Any = max
 _MIN: Any = min
@@ -154,8 +154,10 @@ def evaluate(name: str, *args: Any) -> Any:
         kind = type(value)
         if kind in _AT_ONCE:
             continue
-        if kind in _ARRAYS or is_column(value):
-            _ARRAYS.add(kind)
+        column = _ARE_COLUMNS.get(kind)
+        if column is None:
+            column = _ARE_COLUMNS[kind] = is_column(value)
+        if column:
             columns = True
             continue
         record = getattr(value, "record", None)
