@@ -550,6 +550,37 @@ def test_nanotron_brings_back_every_field(
     assert back.num_devices == plan.num_devices and not back.unknown
 
 
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize(("system", "stack"), [(nanotron, "nanotron"), (torchtune, "torchtune")])
+def test_a_model_that_a_trainer_does_not_have_is_what_is_refused(system: Any, stack: str, model: str) -> None:
+    """The problem is the user's model, not sizes of a file that he has not written, and names who writes it."""
+    case = ExportCase(
+        model=load_model(model), cluster=Cluster.parse("8xh100-sxm-80gb"), plan=Plan(dp=8, sharding="fsdp"),
+        job=Training(seq_len=4096, global_batch=64), stack=find_stack(stack),
+    )  # fmt: skip
+    if stack == "nanotron":
+        case = replace(case, plan=Plan(dp=8))
+    with pytest.raises(InputError) as refused:
+        system.export(case)
+    (problem,) = [one for one in refused.value.problems if one.field.startswith("model")]
+    assert problem.field == "model" and problem.value == model
+    assert "export transformers, axolotl or llamafactory" in problem.remedy
+
+
+def test_a_model_and_a_method_that_are_refused_are_not_their_own_remedy() -> None:
+    """Norms on queries and keys are no field of nanotron's sizes; supervised fine-tuning is not what main_ppo runs."""
+    cluster, job = Cluster.parse("8xh100-sxm-80gb"), Training(seq_len=512, global_batch=64)
+    one = ExportCase(
+        model=load_model("qwen3-8b"), cluster=cluster, plan=Plan(dp=8), job=job, stack=find_stack("nanotron")
+    )
+    other = replace(one, plan=Plan(dp=8, sharding="fsdp", recompute="full"), stack=find_stack("verl"))
+    for system, case, field in ((nanotron, one, "model"), (verl, other, "method")):
+        with pytest.raises(InputError) as refused:
+            system.export(case)
+        (problem,) = [one for one in refused.value.problems if one.field == field]
+        assert problem.remedy.startswith("export transformers, ")
+
+
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_checkpoints_on_the_host_are_said_to_the_trainer(tmp_path: Path, sharding: Any) -> None:
     """Inputs of checkpointed layers on the host come back from the script or, beside FSDP, from accelerate's file."""

@@ -94,9 +94,9 @@ def refuse(system: str, differences_of: Mapping[str, tuple[object, object]], cas
     for path, (ours, theirs) in differences_of.items():
         if path == "method":
             rule = f"is what a training script of its user's optimises: {system}'s files do not say it"
-            problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), "use sft")))
+            problems.append(Problem(path, ours, rule, _RUNS_METHOD.get(str(ours), f"use {theirs}")))
         elif path not in named:
-            remedy = _WRITES_ADAPTERS if path == "adapter" and not theirs else _remedy(theirs)
+            remedy = _remedy(theirs) if theirs else _WHICH_WRITE.get(path, _remedy(theirs))
             problems.append(Problem(path, _short(ours), f"cannot be said to {system}", remedy))
     if problems:
         raise InputError(problems)
@@ -115,9 +115,13 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     return stack_problems(case.stack, case.plan, precision=precision, optimizer=job.optimizer, method=job.method)
 
 
-_WRITES_ADAPTERS = "export trl, axolotl or llamafactory, which write it"
+_WHICH_WRITE = {
+    "adapter": "export trl, axolotl or llamafactory, which write it",
+    "model": "export transformers, axolotl or llamafactory, which name it, or megatron, which has its sizes",
+}
 _RUNS_METHOD = dict.fromkeys(("dpo", "kto", "reward"), "export trl, axolotl or llamafactory, which run it")
 _RUNS_METHOD |= dict.fromkeys(("grpo", "ppo"), "export verl, which runs it")
+_RUNS_METHOD |= {"sft": "export transformers, trl, axolotl or llamafactory, which run it"}
 Differences = dict[str, tuple[Any, Any]]
 
 

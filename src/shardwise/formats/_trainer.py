@@ -377,7 +377,8 @@ def written(
 
 def _lost(case: ExportCase, back: Imported) -> Differences:
     alike, differing = back.model is not None and canonical(back.model) == canonical(case.model), lost(case, back)
-    named = back.model.name if back.model else "none of the trainer's"
+    # A model of sizes alone has the name of the system.
+    named = back.model.name if back.model and back.model.name in catalogue() else ""
     return differing if alike or named == case.model.name else differing | {"model": (case.model.name, named)}
 
 

@@ -133,17 +133,21 @@ def _model(keys: Keys) -> Model | None:
 
 
 def _sizes(model: Model) -> dict[str, Any]:
-    """Return nanotron's sizes of a model of like layers, those of its catalogue entry where it has one."""
+    """Return nanotron's sizes of a model of like layers, those of its catalogue entry where it has one.
+
+    Nothing where layers are not those of a Llama.
+    """
     config: Mapping[str, Any] = catalogue().get(model.name, {}).get("config", {})
     block = model.layers[0]
     mixer, feed = block.mixers[0] if block.mixers else None, block.feed_forward
-    attention = mixer if isinstance(mixer, Attention) else None
+    if not (isinstance(mixer, Attention) and isinstance(feed, MLP)):
+        return {}
     sizes: dict[str, Any] = {
         "hidden_size": model.hidden,
-        "intermediate_size": feed.ffn if isinstance(feed, MLP) else 0,
+        "intermediate_size": feed.ffn,
         "num_hidden_layers": model.num_layers,
-        "num_attention_heads": attention.heads if attention else 0,
-        "num_key_value_heads": attention.kv_heads if attention else 0,
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
         "vocab_size": model.vocab,
         "max_position_embeddings": model.max_context or 4096,
         "tie_word_embeddings": model.tied,
