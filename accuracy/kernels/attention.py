@@ -89,7 +89,8 @@ def prefill(record: Record, device: Device) -> float:
     past, window = record.number("prefix_tokens"), record.number("sliding_window")
     if constants().families[family_of(device)].attention.cached_compute:
         pairs = seen_pairs(S + past, window) - seen_pairs(past, window)
-        return blocked(device, record.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, S + past)
+        seen = (S + past, pairs / S)
+        return blocked(device, record.text("attention_dtype") or "bf16", 4 * N * H * B * pairs, seen)
     dtype, cache = record.text("attention_dtype") or "bf16", record.text("kv_dtype") or "bf16"
     kernel = _kernel(record, device, "prefill", dtype if dtype == cache else f"{dtype}-{cache}", H, bool(window))
     work = PrefillAttention(
@@ -107,11 +108,11 @@ def prefill(record: Record, device: Device) -> float:
     return float(costed_seconds(kernel, prompt_parts(chip, work, kernel.packs)))
 
 
-def blocked(device: Device, dtype: str, flops: float, keys: float, backward: bool = False) -> float:
+def blocked(device: Device, dtype: str, flops: float, seen: tuple[float, float], backward: bool = False) -> float:
     """Return seconds of attention on a device that runs it in blocks of queries and keys."""
     r = rates_of(device, dtype, 0.0, _NONE)
     rate = r.attention_backward_flops if backward else r.attention_forward_flops
-    return float(blocked_flops(r.attention_blocks, flops, keys, backward) / rate + r.attention_start)
+    return float(blocked_flops(r.attention_blocks, flops, seen, backward) / rate + r.attention_start)
 
 
 def attention(record: Record, device: Device) -> float:

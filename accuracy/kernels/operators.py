@@ -55,7 +55,7 @@ def _attention(record: Record, device: Device) -> tuple[float, float]:
     dense = 2 * B * N * S * S * dims
     if rates.attention_blocks.keys:
         work = dense * (S + 1) / (2 * S) * (2.5 if backward else 1)
-        return dense * (2 if backward else 1), blocked(device, dtype, work, S, backward)
+        return dense * (2 if backward else 1), blocked(device, dtype, work, (S, (S + 1) / 2), backward)
     rate = rates.attention_backward_flops if backward else rates.attention_forward_flops
     work = dense / 2 * (2.5 if backward else 1)
     return dense * (2 if backward else 1), float(work / rate + rates.attention_start)

@@ -134,7 +134,8 @@ def cached(rows: Table, device: Device, dtype: str) -> dict[str, float]:
 
 
 def _blocked(b: AttentionBlocks, flops: Any, S: Any, backward: bool) -> Any:
-    return np.array([blocked_flops(b, float(f), float(s), backward) for f, s in zip(flops, S, strict=True)])
+    pairs = ((float(f), float(s)) for f, s in zip(flops, S, strict=True))
+    return np.array([blocked_flops(b, f, (s, (s + 1) / 2), backward) for f, s in pairs])
 
 
 def streams(rows: Table, device: Device, dtype: str) -> dict[tuple[str, str], tuple[float, float]]:

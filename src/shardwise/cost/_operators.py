@@ -239,7 +239,8 @@ def kernel_seconds(rates: Rates[X], op: Op[X], which: str) -> X:
         rate = rates.attention_forward_flops if which == "forward" else rates.attention_backward_flops
         if rates.pair_dims and op.region.endswith("core"):
             rate = rate * named(head_share(op.inner / 2, rates.pair_dims), "share of the rate of heads of 128")
-        flops = blocked_flops(rates.attention_blocks, flops, op.columns, which != "forward")
+        met = op.flops / (2 * op.rows * op.batch * op.inner)
+        flops = blocked_flops(rates.attention_blocks, flops, (op.columns, met), which != "forward")
         worked, streamed = named(flops / rate, "arithmetic"), named(moved / rates.memory_bytes, "memory traffic")
         return maximum(worked, streamed) + rates.attention_start
     scan = flops / rates.grouped_flops if op.kind == "scan" else 0 * flops

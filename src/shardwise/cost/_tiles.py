@@ -170,18 +170,22 @@ def block_rows(keys: X) -> X:
     return above(keys, 767, 256 + 0 * keys, above(keys, 191, 64 + 0 * keys, 32 + 0 * keys))
 
 
-def blocked_flops(b: AttentionBlocks, flops: X, keys: X, backward: bool) -> X:
+def blocked_flops(b: AttentionBlocks, flops: X, seen: tuple[X, X], backward: bool) -> X:
     """Return FLOPs that attention in blocks is charged: whole blocks of keys, and what each block of queries packs.
 
-    Of S keys a causal query meets (S + 1) / 2 in the mean; whole blocks of b are (S + min(S, b)) / 2.
+    `seen` is the keys of a sequence, S, and how many of them a query meets in the mean: (S + 1) / 2 where it sees all
+    before it, so that whole blocks of b are (S + min(S, b)) / 2. A window leaves fewer, and a block wastes as many.
 
-    >>> blocked_flops(AttentionBlocks(512, 0, 0), 1.0, 511, False)
+    >>> blocked_flops(AttentionBlocks(512, 0, 0), 1.0, (511, 256), False)
     1.99609375
+    >>> blocked_flops(AttentionBlocks(513, 0, 0), 1.0, (4096, 128), False)
+    3.0
     """
     if not b.keys:
         return flops
+    keys, met = seen
     rows = b.backward_rows if backward else b.forward_rows
-    return flops * ((keys + minimum(keys, b.keys)) / (keys + 1)) * (1 + rows / block_rows(keys))
+    return flops * (1 + (minimum(keys, b.keys) - 1) / (2 * met)) * (1 + rows / block_rows(keys))
 
 
 def one_query_seconds(b: AttentionBlocks, flops: X, cache_bytes: X, peaks: tuple[X, X]) -> X:

@@ -109,6 +109,19 @@ def read_tokens(y: Layout[X], mask: AttentionMask) -> X:
     return minimum(S + past, S + (mask.window - 1)) if mask.window else S + past
 
 
+def keys_together(y: Layout[X], mask: AttentionMask) -> X:
+    """Return the tokens that a kernel cuts into blocks as one: those read of a sequence, of packed documents one's.
+
+    Documents of n tokens each leave (n + 1) / (S + 1) of what the mask leaves.
+
+    >>> from shardwise.ops.count import whole_layout
+    >>> keys_together(whole_layout(1, 4), AttentionMask())
+    4
+    """
+    tokens = read_tokens(y, mask)
+    return tokens if y.work.density == 1 else tokens * y.work.density
+
+
 def share(y: Layout[X]) -> X:
     """Return the tokens of one sequence on this rank over those of the whole sequence: 1 / cp where cp splits it.
 
@@ -275,7 +288,7 @@ def fused(y: Layout[X], core: AttentionCore[X], inputs: tuple[Tensor[X], ...]) -
     return Op(
         name="attention", kind="attention", region=CORE, flops=flops, forward_bytes=moved, backward_flops=2.5 * flops,
         backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=T,
-        columns=zero + read_tokens(y, core.mask), inner=zero + core.dims, batch=core.heads, reads=inputs, saves=kept,
+        columns=zero + keys_together(y, core.mask), inner=zero + core.dims, batch=core.heads, reads=inputs, saves=kept,
         forward=ahead, backward=back, model_flops=flops, dtype=y.work.dtype, output_bytes=out.size_bytes,
         role="attention",
     )  # fmt: skip
