@@ -20,7 +20,7 @@ def test_llama_405b_ran_chunks_of_one_layer(length: str, recompute: str | None) 
 @pytest.mark.parametrize(
     ("citation", "framework", "wanted"),
     [
-        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "Megatron-LM", "Megatron-LM (2021)"),
+        ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "Megatron-LM", "Megatron-LM (2021-01)"),
         ("github:NVIDIA/Megatron-LM@152aab304d:images/cases_jan2021.png", "NeMo 25.07", "NeMo 25.07"),
         ("another page", "Megatron-LM", "Megatron-LM"),
     ],
