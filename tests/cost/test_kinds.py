@@ -151,6 +151,15 @@ def test_packed_documents_take_as_long_as_sequences_of_their_own(device: str, wh
     assert seconds(1, 4096, 513 / 4097) == pytest.approx(seconds(8, 512, 1.0), rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("keys", "older", "newer"), [(8192, 5.846, 4.692), (16384, 20.161, 16.476), (32768, 75.344, 61.740)]
+)
+def test_narrow_attention_of_the_next_blackwell_is_faster_than_its_peak(keys: int, older: float, newer: float) -> None:
+    """GB300 over B200 in 8 bits is within 3 % of cuDNN 9.13's tables (github.com/NVIDIA/cudnn-frontend 0b1577c)."""
+    b200, gb300 = (sum(passes(name, "fp8", 128, keys, keys / 2, 128)) for name in ("b200-sxm-180gb", "gb300"))
+    assert b200 / gb300 == pytest.approx(older / newer, rel=0.03)
+
+
 # github.com/ROCm/aiter op_tests/cpp/mha/README.md at 0403bcd: TFLOP/s of causal attention on MI300X, 8 sequences of 64
 # heads of 128 and 8 of keys, backward with sums in fp32.
 AITER = [(2048, 452.03, 347.89), (4096, 509.255, 402.18), (8192, 550.67, 432.715)]
