@@ -10,7 +10,7 @@ import csv
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from accuracy.calibration.minimise import STEP, Squares
 from accuracy.calibration.tables import FAMILIES, LEAST, summary
-from accuracy.kernels.products import Fused, datasheet_of, fused_of, fused_seconds
+from accuracy.kernels.products import Fused, datasheet_of, fused_of, fused_seconds, tile_steps
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.types import types_of
 from shardwise.cost import Datasheet, ExpertsFit, record
@@ -30,11 +30,13 @@ Comparison: TypeAlias = dict[str, float]
 # The shape of a layer: what is left out is whole.
 _SHAPE = ("hidden_size", "intermediate_size", "top_k", "num_experts")
 _OWN = ("compute", "start_seconds")
+# A kernel whose tiles are known states this itself, others have none.
+_TILED = "tile_reads"
 # Where the search begins: the middle of fits of single kernels.
 _MIDDLE = {"memory": 0.87, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "pad_rows": 24.0,
            "expert_seconds": 1.2e-7, "walk_seconds": 1e-8, "chain_share": 0.5, "row_traffic": 0.8,
-           "others_traffic": 0.6}  # fmt: skip
-_TOPS = {"memory": 1.0, "compute": 1.0, "sharpness": 8.0, "pad_rows": 200.0}
+           "others_traffic": 0.6, "mapped_seconds": 1e-6, "tile_reads": 0.5}  # fmt: skip
+_TOPS = {"memory": 1.0, "compute": 1.0, "sharpness": 8.0, "pad_rows": 200.0, "tile_reads": 1.5}
 _FOLDS, _ROUNDS = 6, 2
 # A constant of its own lowers the mean of log(1 + (error / 8 %)^2) on shapes left out by this much at least.
 _GAIN, _SCALE, _PULL = 0.02, 0.08, 3e-3
@@ -60,7 +62,18 @@ class Kernel:
 
     def logs(self, row: Comparison) -> Any:
         """Return the logarithms of predicted over measured seconds."""
-        return np.log(fused_seconds(record(ExpertsFit, row, "fit"), self.chip, self.ran) / self.seconds)
+        fit = replace(record(ExpertsFit, row, "fit"), tile_steps=self.steps)
+        return np.log(fused_seconds(fit, self.chip, self.ran) / self.seconds)
+
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """The tokens beyond which its tiles have twice the rows."""
+        return tile_steps(self.place[-1])
+
+    @property
+    def own(self) -> list[str]:
+        """What it states itself at least."""
+        return [*_OWN, *([_TILED] if self.steps else [])]
 
 
 def _cut(columns: Any, mask: Any) -> Any:
@@ -97,12 +110,12 @@ def _kernel(place: tuple[str, ...], parts: list[list[tuple[dict[str, str], int]]
     """Return a kernel, each device with the same weight."""
     rows = [row for part in parts for row, _ in part]
     devices = [find_device(row["device"]).device for row in rows]
-    peak = types_of("experts")[place[3]].peak
+    peak, steps = types_of("experts")[place[3]].peak, tile_steps(place[-1])
     return Kernel(
         place=place,
         devices=np.array([device.name for device in devices]),
         chip=_columns(Datasheet, [datasheet_of(device, peak) for device in devices]),
-        ran=_columns(Fused, [fused_of(Record(row), device) for row, device in zip(rows, devices, strict=True)]),
+        ran=_columns(Fused, [fused_of(Record(row), device, steps) for row, device in zip(rows, devices, strict=True)]),
         seconds=np.array([float(row["time_seconds"]) for row in rows]),
         folds=np.array([fold for part in parts for _, fold in part]),
         weights=np.concatenate([np.full(len(part), 1 / len(part) / len(parts)) for part in parts]),
@@ -139,8 +152,8 @@ def left_out(kernel: Kernel, shared: Comparison, names: list[str]) -> float:
 
 def chosen(kernel: Kernel, shared: Comparison) -> list[str]:
     """Return the constants that a kernel states itself."""
-    names, best = list(_OWN), left_out(kernel, shared, list(_OWN))
-    while more := [name for name in shared if name not in names]:
+    names, best = kernel.own, left_out(kernel, shared, kernel.own)
+    while more := [name for name in shared if name not in (*names, _TILED)]:
         found, name = min((left_out(kernel, shared, [*names, name]), name) for name in more)
         if best - found < _GAIN:
             break
@@ -182,7 +195,7 @@ class Together(Squares):
 
 def together(every: list[Kernel], names: list[list[str]], shared: Comparison) -> tuple[Comparison, list[Comparison]]:
     """Return what all kernels share, and the whole row of each, where each states some constants itself."""
-    common = [name for name in shared if name not in _OWN]
+    common = [name for name in shared if name not in (*_OWN, _TILED)]
     search = Together(every, names, common)
     base = np.concatenate([_logs(_MIDDLE, common), *(_logs(shared, own) for own in names)])
     z = search.solve(base, np.concatenate([_tops(common), *map(_tops, names)]), 40)
@@ -192,7 +205,7 @@ def together(every: list[Kernel], names: list[list[str]], shared: Comparison) ->
 
 def fitted(every: list[Kernel]) -> tuple[Comparison, list[list[str]], list[Comparison]]:
     """Return what all kernels share, what each states itself, and the whole row of each."""
-    shared, names, rows = dict(_MIDDLE), [list(_OWN)] * len(every), [dict(_MIDDLE)]
+    shared, names, rows = dict(_MIDDLE), [kernel.own for kernel in every], [dict(_MIDDLE)]
     shared, rows = together(every, names, shared)
     for _ in range(_ROUNDS):
         names = [chosen(kernel, shared) for kernel in every]
@@ -219,7 +232,9 @@ def calibrate(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     yield (
         ("shared", WORD),
         {
-            **{name: shared[name] for name in shared if name not in _OWN},
+            **{name: shared[name] for name in shared if name not in (*_OWN, _TILED)},
+            _TILED: 0.0,
+            "tile_steps": [],
             "residual": f"{summary(np.concatenate(seen))}; shapes not fitted: {summary(np.concatenate(unseen))}",
             "source": "fit on moe, all devices and engines (aiconfigurator 0.12.0, Apache-2.0)",
         },
@@ -231,6 +246,7 @@ def calibrate(folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
             kernel.place,
             {
                 **{name: row[name] for name in shared if name in own},
+                **({"tile_steps": list(kernel.steps)} if kernel.steps else {}),
                 "rows": len(left),
                 "residual": f"{summary(left)}; shapes not fitted: {summary(apart)}",
                 "source": f"fit on moe, {devices}, {engine} (aiconfigurator 0.12.0, Apache-2.0)",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accuracy.kernels.routing import check, timed_rows
+from accuracy.kernels.routing import check, tiled, timed_rows
 from accuracy.kernels.streaming import read_share
 from accuracy.kernels.tables import (
     ENGINES,
@@ -30,6 +30,7 @@ from shardwise.cost import (
     ExpertsFit,
     Gemm,
     Quantise,
+    Tiles,
     bandwidth_of,
     constants,
     experts_seconds,
@@ -38,8 +39,10 @@ from shardwise.cost import (
     gemm_rates,
     gemm_seconds,
     last_cache_bytes,
+    mapped_seconds,
     matmul_row,
     others_seconds,
+    tile_rows,
 )
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, maximum
@@ -223,22 +226,35 @@ def expert_reads(device: Device, weights: float, beside: float) -> float:
 class Fused:
     """What one rank of a fused layer of experts runs: numbers of one row, or columns of a table.
 
-    Its experts, those hit, their rows, rows of other ranks, the width of a token, of the first GEMM's output and of
-    the second's input, and the bytes of a weight, fewer where the last cache holds it.
+    The ranks that share the experts, its experts, those hit, their rows, rows of other ranks, rows of a tile and how
+    many tiles run, the width of a token, of the first GEMM's output and of the second's input, and the bytes of a
+    weight, fewer where the last cache holds it.
     """
 
+    ranks: Any
     held: Any
     hit: Any
     rows: Any
     others: Any
+    tile: Any
+    tiles: Any
     hidden: Any
     up: Any
     down: Any
     weight_bytes: Any
 
 
-def fused_of(record: Record, device: Device) -> Fused:
-    """Return what a row of a table of experts ran on its device."""
+def tile_steps(kernel: str) -> tuple[float, ...]:
+    """Return the tokens beyond which the tiles of a kernel of experts have twice the rows, none if that is not known.
+
+    >>> tile_steps("moe_torch_flow")
+    ()
+    """
+    return tuple(tables()["experts"]["tile_steps"].get(kernel, ()))
+
+
+def fused_of(record: Record, device: Device, steps: tuple[float, ...] = ()) -> Fused:
+    """Return what a row of a table of experts ran on its device, in tiles of the rows that `steps` give."""
     dtype, kernel = record.text("dtype"), record.text("kernel")
     if dtype not in types_of("experts"):
         raise refuse("dtype", dtype, "is not a type of experts that is modelled")
@@ -251,7 +267,11 @@ def fused_of(record: Record, device: Device) -> Fused:
     width, F = types_of("experts")[dtype].weight_bytes, inner / tp
     up = (1 if ungated(kernel, version, inner, k, E) else 2) * F
     width *= expert_reads(device, width * hit * D * (up + F), 2 * rows * (2 * D + up + F))
-    return Fused(held=E / ep, hit=hit, rows=rows, others=others, hidden=D, up=up, down=F, weight_bytes=width)
+    tile = tile_rows(steps, T)
+    return Fused(
+        ranks=ep, held=E / ep, hit=hit, rows=rows, others=others, tile=tile, tiles=tiled(routing, (T, k, E, ep), tile),
+        hidden=D, up=up, down=F, weight_bytes=width,
+    )  # fmt: skip
 
 
 def fused_seconds(c: ExpertsFit, chip: Datasheet[Any], f: Fused) -> Any:
@@ -259,9 +279,10 @@ def fused_seconds(c: ExpertsFit, chip: Datasheet[Any], f: Fused) -> Any:
 
     def one(n: Any, k: Any) -> Any:
         moved = f.weight_bytes * f.hit * n * k + 2 * f.rows * (n + k)
-        return experts_seconds(c, chip, moved, (f.rows, f.held, f.hit, n, k))
+        return experts_seconds(c, chip, moved, (f.rows, f.held, f.hit, n, k), Tiles(rows=f.tile, count=f.tiles))
 
-    return one(f.up, f.hidden) + one(f.hidden, f.down) + others_seconds(c, chip, f.others, f.hidden + f.up)
+    apart = others_seconds(c, chip, f.others, f.hidden + f.up) + mapped_seconds(c, f.ranks)
+    return one(f.up, f.hidden) + one(f.hidden, f.down) + apart
 
 
 def experts(record: Record, device: Device) -> float:
@@ -278,4 +299,6 @@ def experts(record: Record, device: Device) -> float:
         name = max(same, key=lambda n: same[n].rows)
         record.assume(f"kernel {kernel or 'not stated'}: constants of {name}")
         row = same[name]
+    if row.tile_steps:
+        ran = fused_of(record, device, row.tile_steps)
     return float(fused_seconds(row, datasheet_of(device, types_of("experts")[dtype].peak), ran))

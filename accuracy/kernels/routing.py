@@ -95,14 +95,37 @@ def _touching(exponent: float, tokens: float, top_k: float, experts: int, ranks:
     return max(1.0, float(np.mean(found)))
 
 
+def tiled(routing: str, shape: tuple[float, float, float, float], size: float) -> float:
+    """Return the tiles of so many rows that the timed rank runs; the shape is (tokens, top_k, experts, ranks).
+
+    >>> tiled("balanced", (64, 2, 8, 4), 16), tiled("balanced", (65, 2, 8, 4), 16)
+    (2.0, 4.0)
+    """
+    hit, rows = routed(routing, *shape)
+    if not routing.startswith("power_law_"):
+        return hit * ceil(round(rows / hit / size, 6))
+    return _drawn_tiles(float(routing.removeprefix("power_law_")), *shape[:2], int(shape[2]), int(shape[3]), size)
+
+
+@cache
+def _drawn_tiles(exponent: float, tokens: float, top_k: float, experts: int, ranks: int, size: float) -> float:
+    """Return the tiles of the heaviest rank, the mean of some draws of the law."""
+    return float((-(-_heaviest(exponent, tokens, top_k, experts, ranks) // size)).sum(1).mean())
+
+
 @cache
 def _drawn(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> tuple[float, float]:
     """Return experts hit and rows of the heaviest rank, the mean of some draws of the law."""
+    heaviest = _heaviest(exponent, tokens, top_k, experts, ranks)
+    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
+
+
+def _heaviest(exponent: float, tokens: float, top_k: float, experts: int, ranks: int) -> Any:
+    """Return the rows of each expert of the heaviest rank, some draws of the law."""
     import numpy as np
 
     by_rank = _rows(exponent, tokens, top_k, experts).reshape(DRAWS, ranks, experts // ranks)
-    heaviest = by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
-    return max(float((heaviest > 0).sum(1).mean()), 1.0), max(float(heaviest.sum(1).mean()), 1.0)
+    return by_rank[np.arange(DRAWS), by_rank.sum(2).argmax(1)]
 
 
 def _rows(exponent: float, tokens: float, top_k: float, experts: int) -> Any:

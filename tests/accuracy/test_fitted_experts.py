@@ -9,7 +9,8 @@ from accuracy.kernels.products import Fused, fused_seconds
 from shardwise.cost import Datasheet, ExpertsFit
 
 TRUE = {"memory": 0.8, "compute": 0.5, "start_seconds": 2e-5, "sharpness": 2.0, "pad_rows": 30.0, "walk_seconds": 1e-8,
-        "expert_seconds": 2e-7, "chain_share": 0.3, "row_traffic": 1.5, "others_traffic": 0.6}  # fmt: skip
+        "expert_seconds": 2e-7, "chain_share": 0.3, "row_traffic": 1.5, "others_traffic": 0.6,
+        "mapped_seconds": 2e-6}  # fmt: skip
 
 
 def _kernel(**own: float) -> experts.Kernel:
@@ -18,7 +19,8 @@ def _kernel(**own: float) -> experts.Kernel:
     made = [(D, F, hit, rows, fold) for fold, (D, F, hit) in enumerate(shapes) for rows in (8, 64, 512, 4096, 32768)]
     D, F, hit, rows, folds = np.array(made, float).T
     hit = np.minimum(hit, rows)
-    ran = Fused(held=2 * hit, hit=hit, rows=rows, others=rows, hidden=D, up=2 * F, down=F, weight_bytes=2 + 0 * D)
+    ran = Fused(ranks=2 + 0 * D, held=2 * hit, hit=hit, rows=rows, others=rows, tile=16 + 0 * D, tiles=hit, hidden=D,
+                up=2 * F, down=F, weight_bytes=2 + 0 * D)  # fmt: skip
     chip = Datasheet(flops=1e15 + 0 * D, bytes_per_second=3e12 + 0 * D, cores=132 + 0 * D, cached_bytes=0 * D)
     seconds = fused_seconds(ExpertsFit(**{**TRUE, **own}), chip, ran)
     return experts.Kernel(

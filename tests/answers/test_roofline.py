@@ -174,9 +174,9 @@ NO_LIMITS = {
     "Rates": "sharpness tiling ramp_traffic corrections pair_dims grouped_each grouped_gradients contention"
     " weight_gradient cast_traffic recast_traffic family assumptions attention_blocks bandwidth_shares experts_in_turn",
     "EngineCostModel": "network group_shapes overlap exposed_axes replicas host module_launch messages narrow_dtype"
-    " fused_experts cores activation_width cache_width engine decoding starts widened"
+    " fused_experts choices cores activation_width cache_width engine decoding starts widened"
     " integer_share attention processor",
-    "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic rows source",
+    "ExpertsFit": "sharpness pad_rows chain_share row_traffic others_traffic tile_steps tile_reads rows source",
     "EngineKernels": "last_cache experts_type all_reduce head_bytes_per_second"
     " thin_bytes_per_second thin_rows cached_rate sources",
     "KernelCosts": "costs packs scale",

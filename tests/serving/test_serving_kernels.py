@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.cost import Efficiencies, constants, rates_of
+from shardwise.cost import Efficiencies, constants, rates_of, routed_tiles, tile_rows
 from shardwise.hardware import find_device
 from shardwise.plans import Plan, Serving
-from shardwise.serving._cost_model import engine_cost_model
+from shardwise.serving._cost_model import engine_cost_model, op_seconds
 from shardwise.serving._engine import find_engine
 from shardwise.serving._kernels import kernels_of
+from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._sizes import sizes_of
 
 
@@ -148,3 +151,35 @@ def test_memory_that_checks_its_errors_in_line_gives_a_sixteenth_to_it(device: s
     alone = rates_of(case.cluster.device, "bf16", 0.0, Efficiencies())
     assert float(server.bandwidth) == pytest.approx(share * case.cluster.device.memory_bytes_per_second)
     assert float(server.rates.memory_bytes) == float(alone.memory_bytes)
+
+
+def test_ranks_that_share_experts_find_their_own() -> None:
+    """Triton's experts under vLLM pay for the map of a rank's experts where there are several ranks, once a layer."""
+    fit = next(iter(constants().families["hopper"].experts["vllm"]["bf16"].values()))
+    assert fit.mapped_seconds > 0
+    for ep, charged in ((1, 0.0), (2, fit.mapped_seconds)):
+        given = ask("mixtral-8x7b", Serving(batch=8), plan=Plan(tp=2, ep=ep), device="h100-sxm-80gb").case
+        sizes = sizes_of(given.model, given.plan, given.job, given.domains)
+        costs = engine_cost_model(given, sizes)
+        free = replace(costs, kernels=replace(costs.kernels, experts_wide=replace(fit, mapped_seconds=0.0)))
+        step: EngineStep[float] = EngineStep(phase="decode", sequences=8.0, tokens=1, context=100.0)
+        ops = [op for _, line in step_ledger(given, sizes, step).lines for op in line if op.kind == "grouped"]
+        assert len(ops) == 2
+        assert sum(op_seconds(costs, op) - op_seconds(free, op) for op in ops) == pytest.approx(charged, abs=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 20, 32, 33, 64, 96, 100, 128, 200, 256, 512, 513, 1024, 2048, 8192])
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (16, 1), (128, 8), (256, 8)])
+def test_tiles_of_experts_are_those_of_tokens_routed_at_random(tokens: int, experts: int, top_k: int) -> None:
+    """Tiles that a random router fills, drawn, are within a tenth of what a step is charged."""
+    drawn, found = random.Random(tokens), []
+    size, fit = (
+        tile_rows((32, 96, 512), tokens),
+        next(iter(constants().families["hopper"].experts["vllm"]["bf16"].values())),
+    )
+    for _ in range(max(2, 2000 // tokens)):
+        rows = Counter(one for _ in range(tokens) for one in drawn.sample(range(experts), top_k))
+        found.append((len(rows), sum(-(-n // size) for n in rows.values())))
+    hit, count = (sum(column) / len(found) for column in zip(*found, strict=True))
+    tiles = routed_tiles(fit, float(tokens), float(tokens * top_k), hit)
+    assert tiles.rows == size and tiles.count == pytest.approx(count, rel=0.1)

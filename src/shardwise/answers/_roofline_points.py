@@ -181,7 +181,7 @@ LIMITS: dict[type, dict[str, Bound]] = {
     ExpertsFit: {
         "compute": "compute",
         "memory": "memory",
-        **dict.fromkeys(("start_seconds", "expert_seconds", "walk_seconds"), "start"),
+        **dict.fromkeys(("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"), "start"),
     },
     EngineKernels: {},
     KernelCosts: {},

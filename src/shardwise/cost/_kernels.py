@@ -15,7 +15,7 @@ from shardwise.cost._operators import blend
 from shardwise.cost._records import DECODE_PARTS, PROMPT_PARTS, AttentionTable, ExpertsFit
 from shardwise.cost._tables import constants, family_of, family_with
 from shardwise.hardware import Device
-from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, is_plain, maximum, minimum, power, total
 from shardwise.records import dataclass
 
 PARTS = {kind: PROMPT_PARTS if kind.endswith("prefill") else DECODE_PARTS
@@ -315,15 +315,64 @@ class Datasheet(Generic[X]):
     cached_bytes: float = 0.0
 
 
-def experts_seconds(fit: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X]) -> X:
-    """Return seconds of one of the two GEMMs of experts; the shape is (rows in all, experts, those hit, n, k)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles(Generic[X]):
+    """The tiles of a GEMM of experts: the rows of each, and how many all experts with tokens have."""
+
+    rows: X
+    count: X
+
+
+def tile_rows(steps: tuple[float, ...], tokens: X) -> X:
+    """Return the rows of a tile for the tokens of a step: 16, twice as many beyond each of the steps.
+
+    >>> [tile_rows((32, 96, 512), tokens) for tokens in (32, 33, 512, 8192)]
+    [16, 32, 64, 128]
+    """
+    rows = 16 + 0 * tokens
+    for doubled, step in enumerate(steps, 1):
+        rows = above(tokens, step, 16 * 2**doubled + 0 * tokens, rows)
+    return rows
+
+
+def routed_tiles(fit: ExpertsFit, tokens: X, rows: X, hit: X) -> Tiles[X]:
+    """Return the tiles of experts whose rows are routed at random: half of the last is empty where each has several.
+
+    The rows of an expert spread by their root, so that those that nearly fill a tile take a second one now and then.
+    """
+    size, each = tile_rows(fit.tile_steps, tokens), rows / maximum(hit, 1)
+    over = 1 + minimum(maximum((each - size) / (2 * power(maximum(each, 1), 0.5)) + 0.5, 0), 1)
+    return Tiles(rows=size, count=hit * above(each, size, maximum(over, each / size + 0.5), over))
+
+
+def experts_seconds(
+    fit: ExpertsFit, chip: Datasheet[X], moved: X, shape: tuple[X, X, X, X, X], tiles: Tiles[X] | None = None
+) -> X:
+    """Return seconds of one of the two GEMMs of experts; the shape is (rows in all, experts, those hit, n, k).
+
+    Kernels whose `tile_steps` are known run whole tiles, each of which reads a part of the weights again.
+    """
     rows, columns, hit, n, k = shape
-    rate = fit.compute * chip.flops
+    rate, ran = fit.compute * chip.flops, rows + fit.pad_rows * hit
+    if tiles is not None and fit.tile_steps:
+        ran, weights = tiles.rows * tiles.count, (moved - 2 * rows * (n + k)) / maximum(hit, 1)
+        moved = moved + fit.tile_reads * maximum(tiles.count - hit, 0) * weights
     longest = fit.chain_share * (2 * 64 * 128 * chip.cores * k / rate)
-    worked = 2 * (rows + fit.pad_rows * hit) * n * k / rate + longest
+    worked = 2 * ran * n * k / rate + longest
     own = fit.start_seconds / 2 + fit.expert_seconds / 2 * hit + fit.walk_seconds / 2 * columns
     own = own + fit.row_traffic * (2 * rows * (n + k)) / chip.bytes_per_second
     return blend(worked, moved / (fit.memory * chip.bytes_per_second), fit.sharpness) + own
+
+
+def mapped_seconds(fit: ExpertsFit, ranks: X) -> X:
+    """Return seconds in which a rank finds its own among the experts of all ranks, 0 where it has every one.
+
+    >>> from shardwise.cost import constants
+    >>> fit = constants().families["hopper"].experts["vllm"]["fp8_block"]["vllm_fp8moe_triton_tritonexperts"]
+    >>> mapped_seconds(fit, 1), mapped_seconds(fit, 8)
+    (0, 0.0)
+    """
+    return above(ranks, 1, fit.mapped_seconds + 0 * ranks, 0 * ranks)
 
 
 def others_seconds(fit: ExpertsFit, chip: Datasheet[X], rows: X, dims: X) -> X:

@@ -11,14 +11,12 @@ from shardwise.records import dataclass
 ConstantChanges: TypeAlias = Mapping[str, Any]
 """Fields of a record that hold for a part of what it speaks of: an engine, a kernel, a type."""
 Pair: TypeAlias = tuple[float, float]
-PROMPT_PARTS = (
-    "start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "beyond_cache", "longest_tile",
-    "longest_tile_exponentials", "masked", "tokens", "swapped")  # fmt: skip
+PROMPT_PARTS = ("start", "visited", "exponentials", "pairs", "waves", "edges", "cache", "beyond_cache", "longest_tile",
+                "longest_tile_exponentials", "masked", "tokens", "swapped")  # fmt: skip
 """Parts of attention of a prompt, as `prompt_parts` returns them."""
 DECODE_PARTS = (
     "start", "cache", "edges", "products", "waves", "first_1k_tokens", "first_16k_tokens", "floor", "beyond_cache",
-    "item_on_a_core", "unshared", "swapped", "sequences",
-)  # fmt: skip
+    "item_on_a_core", "unshared", "swapped", "sequences")  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
 # A field of which each entry is `Changes` to the record that it stands in, and one that takes the keys left over.
 PARTIAL, REST = {"partial": True}, {"rest": True}
@@ -217,15 +215,17 @@ class ExpertsFit:
     """Rows by which those of an expert are padded in the mean."""
     expert_seconds: float
     walk_seconds: float = 0.0
-    """Seconds for each expert that got a token, and for each of the rank, which kernels may set up a GEMM for."""
+    mapped_seconds: float = 0.0
+    """Seconds for each expert that got a token, for each of the rank, and for a rank of several to find its own."""
     chain_share: float = 1.0
     """Share of the time of one tile that ends the kernel."""
     row_traffic: float = 0.0
-    """How often a row is moved beside the GEMMs: gathered, quantised, activated, added up."""
     others_traffic: float = 0.0
-    """The same of rows that other ranks serve."""
+    """How often a row is moved beside the GEMMs (gathered, quantised, activated, added up), and one of other ranks."""
+    tile_steps: tuple[float, ...] = ()
+    tile_reads: float = 0.0
+    """Tokens beyond which tiles have twice the rows, 16 at first, and the weights that one more tile reads again."""
     rows: float = 0.0
-    """Measured rows behind the fit."""
     source: str = ""
 
 

@@ -5,6 +5,8 @@ Kernels start from captured graphs, additions are fused into others, and all-red
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardwise.cost import (
     Datasheet,
     Rates,
@@ -14,16 +16,19 @@ from shardwise.cost import (
     experts_seconds,
     family_of,
     kernel_seconds,
+    mapped_seconds,
     network_of,
     one_query_seconds,
     rates_of,
     reduce_seconds,
+    routed_tiles,
     unlinked,
     with_peers,
 )
 from shardwise.ledger.number import X, above, ceil, maximum, minimum, total
 from shardwise.ledger.op import Collective, Op, within
 from shardwise.ledger.traced import leaf, named
+from shardwise.models import MoE
 from shardwise.ops.experts import EXPERTS
 from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
@@ -51,7 +56,7 @@ class EngineCostModel(CostModel[X]):
     `narrow_dtype` is that of the format, in which experts are.
 
     Widths are bytes of an element of activations and of the cache; `widened` are cached elements that all
-    cores widen in a second, 0 where that takes no time.
+    cores widen in a second, 0 where that takes no time; `choices` are the experts of a token, 0 without any.
     """
 
     narrow: tuple[tuple[str, Rates[X]], ...]
@@ -61,6 +66,7 @@ class EngineCostModel(CostModel[X]):
     narrow_peak: X
     experts_peak: X
     fused_experts: bool
+    choices: float
     cores: float
     activation_width: float
     cache_width: float
@@ -161,7 +167,12 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     )
     chip = Datasheet(flops=peak, bytes_per_second=costs.bandwidth, cores=costs.cores)
     hit, experts = op.batch + 0 * op.rows, op.weights[0].shape[0] + 0 * op.rows
-    return experts_seconds(message, chip, op.forward_bytes, (op.rows * hit, experts, hit, op.columns, op.inner))
+    shape = (op.rows * hit, experts, hit, op.columns, op.inner)
+    ranks = costs.group_shapes["ep"][-1] + 0 * op.rows
+    tokens = op.rows * hit * ranks / maximum(costs.choices, 1.0)
+    tiles = routed_tiles(message, tokens, op.rows * hit, hit)
+    seconds = experts_seconds(message, chip, op.forward_bytes, shape, tiles)
+    return seconds + mapped_seconds(message, ranks) / 2
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
@@ -281,6 +292,7 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
             "matrix FLOP/s of experts", device.peak_flops(kernels.experts_type or case.dtype), "datasheet", "FLOP/s"
         ),
         fused_experts=not wanted.ideal and case.engine.operators.experts == "fused",
+        choices=float(max((moe.top_k for moe in _mixtures(case)), default=0)),
         cores=float(device.cores),
         activation_width=case.activation_bytes,
         cache_width=case.cache_element_bytes,
@@ -292,6 +304,12 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         attention=_attention_kernels(case),
         processor=_host_costs(case, sizes),
     )
+
+
+def _mixtures(case: ServingCase) -> Iterator[MoE]:
+    """Yield the mixtures of experts of the model's kinds of layers."""
+    for block in case.model.kinds:
+        yield from (one.experts for one in (block, *block.also) if one.experts is not None)
 
 
 def _host_costs(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostModel[X] | None:

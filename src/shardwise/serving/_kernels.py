@@ -134,7 +134,8 @@ def _expert_row(table: _Experts, types: tuple[str, ...]) -> ExpertsFit:
 
 
 _WASTE = (
-    *("pad_rows", "chain_share", "row_traffic", "others_traffic", "start_seconds", "expert_seconds", "walk_seconds"),
+    *("pad_rows", "chain_share", "row_traffic", "others_traffic", "tile_reads"),
+    *("start_seconds", "expert_seconds", "walk_seconds", "mapped_seconds"),
 )
 
 
