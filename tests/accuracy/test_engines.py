@@ -24,6 +24,8 @@ from shardwise.serving.load import limits_of
         ({"engine": "vllm", "engine_version": "0.6.1"}, "mi300x", "vllm-rocm-0.6"),
         ({"engine": "vllm", "engine_version": "0.6.6"}, "mi300x", "vllm-v0"),
         ({"engine": "vllm", "engine_version": "0.11.0"}, "mi300x", "vllm-0.13"),
+        ({"engine": "vllm", "engine_version": "0.11.0"}, "h100-sxm-80gb", "vllm-0.11"),
+        ({"engine": "vllm", "engine_version": "0.11.1"}, "h100-sxm-80gb", "vllm-0.13"),
             ({"engine": "vllm", "engine_version": "0.14.0"}, "mi300x", "vllm-2025"),
         ({"engine": "vllm", "engine_version": "0.33.0"}, "mi300x", "vllm"),
         ({"engine": "vllm", "engine_version": "0.11.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",

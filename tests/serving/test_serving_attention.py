@@ -94,3 +94,20 @@ def test_no_layer_finds_its_cache_where_a_table_does() -> None:
         for decoding in (True, False)
     ]
     assert [chip.cached_bytes for chip in chips] == [0, last_cache_bytes(H100)]
+
+
+@pytest.mark.parametrize(("model", "slower"), [("llama-3.1-70b", True), ("llama-3.1-8b", False)])
+def test_releases_of_2025_read_8_bit_caches_of_large_groups_as_wide_ones(model: str, slower: bool) -> None:
+    """On Hopper before 0.11.1 groups of 8 cost what their cache does in 16 bits; queries have kernels of their own."""
+
+    def attention(engine: str, cache: str, device: str = "h100-sxm-80gb") -> float:
+        job = Serving(batch=64, input_tokens=4096, kv_cache=cache, weights="fp8")
+        return ask(model, job, Plan(tp=4), device=device, engine=engine).evaluation.decode.operators["attention"]
+
+    layers = len(load_model(model).layers)
+    old, new, wide = (attention(*one) for one in (("vllm-0.11", "fp8"), ("vllm-0.13", "fp8"), ("vllm-0.11", "bf16")))
+    assert old == pytest.approx((wide if slower else new) + layers * 8.2e-6, rel=1e-6) and old > new
+    assert wide == attention("vllm-0.13", "bf16")
+    for device, late in (("b200-sxm-180gb", 8.2e-6), ("l40s", 0.0)):
+        late += attention("vllm-0.13", "fp8", device) / layers
+        assert attention("vllm-0.11", "fp8", device) == pytest.approx(layers * late)

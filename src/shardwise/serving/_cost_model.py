@@ -42,6 +42,7 @@ from shardwise.serving._kernels import (
     cached_seconds,
     kernels_of,
     prompt_seconds,
+    read_as_wide,
 )
 from shardwise.serving._rates import engine_rates, integer_share
 from shardwise.serving._sizes import ServingSizes, sizes_of
@@ -346,4 +347,5 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
     device, engine = case.cluster.device, case.engine
     widths = (case.activation_bytes, case.cache_element_bytes)
     older = engine.attention.decode_family(family_of(device))
-    return attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
+    kernels = attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
+    return read_as_wide(kernels, device, engine) if kernels else None

@@ -59,13 +59,11 @@ class HostSeconds:
     row_split_seconds: float = 0.0
     """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
     eager_prompts: bool = False
-    """Steps with prompts are launched module by module from Python, as those of transformers."""
     eager_decode: bool = False
-    """Steps without prompts are launched so too."""
+    """Steps with prompts, and those without, are launched module by module from Python, as those of transformers."""
     captured_tokens: int = 0
-    """Steps with prompts of up to so many tokens are replayed from captured graphs instead."""
     captured_per_sequence: int = 0
-    """The same for each of the sequences that may run at once, where that is less (0: no such bound)."""
+    """Steps with prompts of up to so many tokens are replayed instead, or for each sequence, where that is less."""
     compiled_prompts: bool = False
     """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
 
@@ -88,9 +86,8 @@ class PrefillSteps:
     """How prompts are cut into steps."""
 
     chunk_tokens: int = 0
-    """Tokens of a prompt that run at a time (0: whole prompts)."""
     chunks_in_flight: int = 0
-    """Pieces of a prompt that run as a pipeline (0: all)."""
+    """Tokens of a prompt that run at a time (0: whole prompts), and pieces of it that run as a pipeline (0: all)."""
     mixed_with_decode: bool = False
     """Prompts and generated tokens share steps."""
     continuous_batching: bool = False
@@ -179,16 +176,19 @@ class EngineAttention:
     """The engine whose kernels over latent caches stand for its own."""
     decode_kernels_of: tuple[tuple[str, str], ...] = ()
     """The older family of devices whose kernels over a cache it runs, by family."""
+    narrow_as_wide: tuple[tuple[str, int], ...] = ()
+    narrow_query_seconds: tuple[tuple[str, float], ...] = ()
+    """Families, and heads of a group from which on 8-bit caches are read no faster there than those of 16; and seconds
+    of a layer in which queries are quantised for them by kernels of their own."""
     shared_query_heads: int = 1
     """Only groups of so many query heads share what they read of the cache (1: all groups do)."""
     unshared_with_narrow_cache: bool = False
-    """No heads share what they read of caches of fewer than 16 bits."""
     unshared_with_window: bool = False
-    """No heads share what they read in models with windows."""
+    """No heads share what they read of caches of fewer than 16 bits, and in models with windows."""
     never_splits_kv: bool = False
-    """No kernel whose heads do not share is cut along the context."""
     bytes_per_second_per_core: float = 0.0
-    """Bytes a second that a core reads of the cache where heads do not share (0: as measured for the device)."""
+    """Where heads do not share no kernel is cut along the context, and a core reads so many bytes of the cache a
+    second (0: as measured for the device)."""
 
     def decode_family(self, family: str) -> str:
         """Return the family whose kernels over a cache run on devices of a family."""

@@ -203,13 +203,16 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
 class SizedKernel:
     """The kernel of a head size: elements of a key and a value of a head, and of a token in the cache, its costs.
 
-    `group` query heads share a key-value head.
+    `group` query heads share a key-value head; the cache is read as `widened` times as wide as it is, and `late`
+    seconds pass before.
     """
 
     dims: float
     cached: float
     group: float
     costs: KernelCosts
+    widened: float = 1.0
+    late: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,6 +273,25 @@ def attention_kernels(
     )
 
 
+def read_as_wide(kernels: AttentionKernels, device: Device, engine: Engine) -> AttentionKernels:
+    """Return the kernels of a release that reads 8-bit caches of large groups no faster than 16-bit ones."""
+    attention, family = engine.attention, family_of(device)
+    late = dict(attention.narrow_query_seconds).get(family, 0.0)
+    shares = dict(attention.narrow_as_wide).get(family)
+
+    def slower(kernel: SizedKernel) -> SizedKernel:
+        wide = kernel_costs(device, "decode", (engine.kernels, "bf16"), kernel.dims / 2, False)
+        if wide is None or kernel.cached != kernel.dims:
+            return kernel
+        kernel = replace(kernel, late=late)
+        narrow = shares is None or kernel.group < shares
+        return kernel if narrow else replace(kernel, costs=wide, widened=2 / kernels.cache_width)
+
+    if kernels.cache_width >= 2 or not (late or shares):
+        return kernels
+    return replace(kernels, decode=tuple(map(slower, kernels.decode)))
+
+
 def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
     """Return the seconds by the kernel of the operator's head size."""
     chosen = seconds[-1]
@@ -318,11 +340,15 @@ def _prompt_parts(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X], k: S
 
 def cached_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:
     """Return seconds of attention over a cache, a work item a key-value head of a sequence."""
-    seconds = [
-        costed_seconds(k.costs, cached_parts(chip, op, k.cached, (kernels.cache_width, kernels.width)))
-        for k in kernels.decode
-    ]
+    seconds = [costed_seconds(k.costs, _cached_parts(kernels, chip, op, k)) + k.late for k in kernels.decode]
     return _chosen(kernels.decode, op, seconds)
+
+
+def _cached_parts(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X], k: SizedKernel) -> tuple[X, ...]:
+    if k.widened != 1:
+        edges = kernels.width * op.rows * op.batch * op.inner
+        op = replace(op, forward_bytes=edges + k.widened * (op.forward_bytes - edges))
+    return cached_parts(chip, op, k.cached, (k.widened * kernels.cache_width, kernels.width))
 
 
 def cached_parts(chip: Datasheet[X], op: Op[X], token: X | float, widths: tuple[float, float]) -> tuple[X, ...]:
