@@ -58,8 +58,11 @@ def test_falcon_adds_both_branches_before_it_reduces_them(family: str, reduces: 
 
 
 def test_copies_of_one_prompt_read_the_experts_of_one_sequence() -> None:
-    """A step over copies of one request reads as many experts as one token does, with the rows of all of them."""
-    job = Serving(batch=32, input_tokens=64, output_tokens=32)
+    """A step over copies of one request reads as many experts as one token does, with the rows of all of them.
+
+    Eight rows an expert fit one tile: beyond 16, tiles of Triton read weights again.
+    """
+    job = Serving(batch=8, input_tokens=64, output_tokens=32)
     many, same, one = (
         ask("mixtral-8x7b", one, Plan(tp=2)).evaluation.decode.operators
         for one in (job, replace(job, same_prompts=True), replace(job, batch=1))
