@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, Generic
 
 from shardwise.arrays import np
@@ -93,6 +94,27 @@ def poisson_of(some: X) -> X:
         none = exponential(-1 * mean)
         mean = mean - (mean - some * (1 - none)) / (1 - some * none)
     return mean
+
+
+@cache
+def _walks() -> tuple[Any, Any]:
+    """Return chances of `walk_above` by the mean of a step over its deviation."""
+    means = np.arange(41) / 10
+    # Of few deviations the sum is long: what it comes to (Siegmund 1979).
+    near = [1 - math.sqrt(2) * mean * math.exp(-_OVERSHOOT * mean) for mean in means.tolist()[:5]]
+    sums = [sum(math.erfc(mean * math.sqrt(k / 2)) / 2 / k for k in range(1, 200)) for mean in means.tolist()[5:]]
+    return means, np.array([*near, *(-math.expm1(-one) for one in sums)])
+
+
+def walk_above(mean: Any) -> Any:
+    """Return how likely a queue is not empty that falls by so many deviations a step in the mean.
+
+    The maximum of a walk of normal steps is 0 with exp(-sum Phi(-mean sqrt(n)) / n) (Spitzer 1956).
+
+    >>> walk_above(np.array([0.0, 0.5, 1.0, 5.0])).round(3).tolist()
+    [1.0, 0.471, 0.199, 0.0]
+    """
+    return np.interp(mean, *_walks())
 
 
 def admitted_together(ended: X, moments: LengthMoments, policy: Policy) -> X:

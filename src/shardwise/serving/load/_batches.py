@@ -111,6 +111,20 @@ def crowded(prompts: int, batches: Batches, policy: Policy, apart: float | None)
     return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
 
 
+def held(prompts: int, batches: Batches, all_have: bool) -> tuple[Any, Any]:
+    """Return the same where prompts were held: each went where a sequence had ended, to any batch.
+
+    Until every batch has one it is one of the ways in which each has, where there are as many prompts.
+    """
+    many = batches.many
+    most, some = _in_any(prompts, many)
+    for row, count in enumerate(many[:, 0]):
+        if all_have and count <= prompts:
+            most[row], some[row] = _most_of_any(prompts, int(count), 1), count
+    even = np.ceil(prompts / many)
+    return np.where(batches.piped, even, most), np.where(batches.piped, np.minimum(prompts, many), some)
+
+
 def _in_any(prompts: int, many: Any) -> tuple[Any, Any]:
     """Return the same where each prompt is in any batch."""
     most = np.array([[_most_of_any(prompts, int(some))] for some in many[:, 0]])
@@ -184,23 +198,31 @@ def ending_chance(counts: Any, batches: Batches, moments: LengthMoments) -> Any:
 
 
 @cache
-def _most_of_any(prompts: int, batches: int) -> float:
+def _most_of_any(prompts: int, batches: int, least: int = 0) -> float:
     """Return the mean of the most of so many prompts that fall in one of some batches, each in any.
 
-    >>> round(_most_of_any(2, 2), 6), round(_most_of_any(3, 2), 6)
-    (1.5, 2.25)
+    Of all ways in which each batch has so many at least.
+
+    >>> round(_most_of_any(2, 2), 6), round(_most_of_any(3, 2), 6), round(_most_of_any(4, 2, 1), 6)
+    (1.5, 2.25, 2.571429)
     """
-    terms = [math.exp(-math.lgamma(i + 1) - i * math.log(batches)) for i in range(prompts + 1)]
-    mean, whole = 1.0, math.exp(-math.lgamma(prompts + 1))
+    terms = [math.exp(-math.lgamma(i + 1) - i * math.log(batches)) * (i >= least) for i in range(prompts + 1)]
+    whole = math.exp(-math.lgamma(prompts + 1)) if not least else _ways(terms, batches, prompts)
+    mean = 1.0
     for most in range(1, prompts):
-        # Numbers of balls in boxes have the generating function (sum of x^i / i!)^B, here up to the most.
-        power, base, left = np.ones(1), np.array(terms[: most + 1]), batches
-        while left:
-            if left % 2:
-                power = np.convolve(power, base)[: prompts + 1]
-            base, left = np.convolve(base, base)[: prompts + 1], left // 2
-        fewer = float(power[prompts]) / whole if len(power) > prompts else 0.0
+        fewer = _ways(terms[: most + 1], batches, prompts) / whole
         mean += 1 - fewer
         if fewer > 1 - 1e-6:
             break
     return mean
+
+
+def _ways(terms: list[float], batches: int, prompts: int) -> float:
+    """Return the coefficient of x^prompts of a polynomial to the power of batches."""
+    # Numbers of balls in boxes have the generating function (sum of x^i / i!)^B, here up to the most.
+    power, base, left = np.ones(1), np.array(terms), batches
+    while left:
+        if left % 2:
+            power = np.convolve(power, base)[: prompts + 1]
+        base, left = np.convolve(base, base)[: prompts + 1], left // 2
+    return float(power[prompts]) if len(power) > prompts else 0.0

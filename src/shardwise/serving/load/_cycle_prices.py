@@ -12,8 +12,8 @@ from typing import Any, Literal
 from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
-from shardwise.serving.load._batch_times import begin_chance
-from shardwise.serving.load._batches import EQUAL, Batches, crowded, ending_chance, piled, piles_up
+from shardwise.serving.load._batch_times import begin_chance, walk_above
+from shardwise.serving.load._batches import EQUAL, Batches, crowded, ending_chance, held, piled, piles_up
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
@@ -49,6 +49,8 @@ class PromptPrices:
     attention: Any
     least: Any
     """A step with any prompt."""
+    apart: Any
+    """What attention of the middle piece of a prompt takes longer than that of the first, by class."""
     launched: Any
     """The same of more tokens than are `replayed` from a captured graph."""
     replayed: int
@@ -76,6 +78,8 @@ class Added:
     experts: Any
     pieces: Any
     size: Any
+    apart: Any
+    """Standard deviation of the seconds of whole pieces, later ones of which read more of the cache."""
     last: Any
     """Seconds, those of experts, and tokens of the last piece of one that is cut, which is shorter."""
 
@@ -84,7 +88,7 @@ class Added:
 class _Crowd:
     """How prompts of a cycle come: as requests arrive, one after another or where batches differ, or from a queue."""
 
-    comes: Literal["evenly", "unevenly", "queue"]
+    comes: Literal["evenly", "unevenly", "queue", "late", "held"]
     apart: float = 0.0
     """Of a queue: how far sequences end apart from each other."""
     bunch: Any = 1.0
@@ -92,6 +96,8 @@ class _Crowd:
 
     def of(self, prompts: int, batches: Batches, policy: Policy) -> tuple[Any, Any]:
         """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1]."""
+        if self.comes in ("late", "held"):
+            return held(prompts, batches, self.comes == "held")
         if self.comes == "unevenly":
             return piled(prompts, batches, policy)
         return crowded(prompts, batches, policy, None if self.comes == "evenly" else self.apart)
@@ -102,6 +108,10 @@ class _Pieces:
     """Pieces of prompts in equal shares of them: [share, prompts, layout, place], but for experts."""
 
     own: Any
+    alone: Any
+    """One prompt a step, the shortest first: early and late pieces of each share."""
+    full: Any
+    """Steps that such prompts fill, the shortest first."""
     each_prompt: Any
     """Pieces of a prompt: [layout, place]."""
     size: Any
@@ -123,12 +133,17 @@ class CycleSteps:
 
     def tables(self, moments: LengthMoments) -> Cycles:
         """Return the tables of cycles, those of a queue among them where prompts come otherwise from it."""
-        policy, batches, even = self.policy, self.batches, _Crowd(comes="evenly")
+        policy, batches = self.policy, self.batches
+        holds = policy.balance_steps > 0 and batches.any and moments.overlap <= EQUAL
+        even = _Crowd(comes="late" if holds else "evenly")
         other = None
         if piles_up(policy, batches):
             some = ending_chance(self.counts, batches, moments) if policy.balances == "loads" else 1.0
             other = Piled(prices=self._of(_Crowd(comes="unevenly")), share=some)
         first = cycles_of(self._of(even), self.decode, batches, policy, other).named(self.counts)
+        if holds:
+            whole = cycles_of(self._of(_Crowd(comes="held")), self.decode, batches, policy).named(self.counts)
+            first = replace(first, held=whole, ends=whole)
         queue = self._queue(moments)
         if queue is None:
             return first
@@ -168,12 +183,20 @@ class CycleSteps:
         return np.where(self.batches.piped, 0.0, self.added.experts)
 
     @cached_property
+    def _new(self) -> tuple[Any, Any]:
+        """Mean and mean square of the new tokens of prompts."""
+        new = self.added.pieces * self.added.size
+        return new.mean(axis=0), (new**2).mean(axis=0)
+
+    @cached_property
     def _pieces(self) -> _Pieces:
         added, many = self.added, self.batches.many
         pieces = np.maximum(added.pieces, 1.0)[:, None]
-        own, size = (added.seconds - self._routed) / pieces, added.size
+        own, size, apart = (added.seconds - self._routed) / pieces, added.size, added.apart
+        full = self._full()
         if self._cut:
             seconds, routed, tokens = added.last[:, 0], added.last[:, 1], added.last[:, 2]
+            apart, full = np.concatenate([apart, 0 * apart]), np.concatenate([full, full])
             left = ((tokens > 0) & (added.pieces > 1) & (many > 1) & ~self.batches.piped)[:, None]
             own = np.concatenate([own, own + ((seconds - routed)[:, None] - own[:, :1])])
             size = np.concatenate([size, tokens])
@@ -183,35 +206,44 @@ class CycleSteps:
         whole, some = (own * pieces).mean(axis=0) / pieces.mean(axis=0), often.mean(axis=0)
         # Beside many sequences what is a prompt's own may be none or less: experts take the rest.
         own = often * np.where(some > 0, whole / np.where(some > 0, some, 1.0), 1.0)
-        each = pieces[:, 0]
+        each, alone, filling = pieces[:, 0], own[:, 0], np.maximum(pieces * size[:, None], 1e-9)
+        full = _as_often(full[:, None], filling)[:, 0]
+        if apart.any():
+            beside, later = (_as_often(apart[:, None], often)[:, 0] for often in (pieces, filling))
+            alone = np.concatenate([alone - beside, alone + beside])
+            full = np.concatenate([full - later, full + later])
+        alone = np.sort(alone, axis=0)
+        full = np.maximum(np.sort(full, axis=0), alone)
         return _Pieces(
-            own=own, each_prompt=each.sum(axis=0) / len(added.pieces),
+            own=own, alone=alone, full=full, each_prompt=each.sum(axis=0) / len(added.pieces),
             size=(size * each).mean(axis=0) / each.mean(axis=0),
         )  # fmt: skip
 
     def _of(self, crowd: _Crowd) -> CyclePrices:
         """Return the prices of cycles in which prompts come so."""
         batches, pieces, tokens = self.batches, self._pieces, self.counts * self.verified
-        means, alone = pieces.own.mean(axis=0), np.sort(pieces.own[:, 0], axis=0)
+        means, alone = pieces.own.mean(axis=0), pieces.alone
         ahead = (self.added.ahead - self._routed[:, -1]).mean(axis=0) / pieces.each_prompt
         decode_parts = self.decode - np.where(batches.piped, 0.0, self.prompts.expert(tokens))
         # What a step has no room for runs in the next, with those that came later.
-        fit = np.maximum(np.floor(self._room / np.maximum(pieces.size, 1.0)), 1.0)
-        full, fits = np.maximum(self._full(), alone[-1]), self._fits(pieces.size)
+        fits = self._fits(pieces.size)
+        fit = np.maximum(np.floor(fits), 1.0)
+        most = np.where(batches.piped, fit, fits)
         rows = []
         for k in PRICED:
             each, some = crowd.of(k, batches, self.policy)
             prompts = k * crowd.bunch
-            each = np.minimum(each * crowd.bunch, np.maximum(fit, prompts / batches.many))
+            each = np.minimum(each * crowd.bunch, np.maximum(most, prompts / batches.many))
             own, steps = self._longer(prompts, each, (means, ahead)), np.maximum(prompts / batches.many / fits, 1.0)
             usual = own if crowd.comes == "evenly" else self._usual(own, prompts, (means, ahead))
-            longest, spread = _longest((usual, own), (means[0], alone), (each, some), full * steps)
+            filled = pieces.full * steps, self._full_chance(prompts / batches.many)
+            longest, spread = _longest((usual, own), (means[0], alone), (each, some), filled)
             rows.append((longest, spread, own / each, self._experts(prompts, some, pieces.size), some, steps))
         longest, spread, mean, experts, some, steps = (np.stack(one) for one in zip(*rows, strict=True))
         return CyclePrices(
             longest=longest, spread=spread, mean=mean, experts=experts, decode=decode_parts, with_prompts=some,
             pieces=pieces.each_prompt, steps=steps if self.policy.mixed else 1.0,
-            variance=np.where(batches.piped | (batches.many == 1), pieces.own[:, 0].var(axis=0), 0.0),
+            variance=np.where(batches.piped | (batches.many == 1), pieces.alone.var(axis=0), 0.0),
             lanes=self._lanes(means, (ahead, alone), fit, decode_parts) if batches.piped.any() else None,
             apart=float(crowd.apart > 1 - EQUAL), together=crowd.bunch,
         )  # fmt: skip
@@ -243,15 +275,28 @@ class CycleSteps:
             routed = self.prompts.expert((prompts * size + (many - some) * tokens) / many)
         return np.where(self.batches.piped, 0.0, routed)
 
+    def _full_chance(self, prompts: Any) -> Any:
+        """Return how likely the step of a batch is full where so many prompts come to it in a cycle.
+
+        What a step has no room for waits, with what comes in the next: a random walk (`walk_above`) whose step has the
+        mean and the variance of the tokens of a Poisson number of prompts, less the room.
+        """
+        if not self.policy.chunked or (self.batches.many > 1).all():
+            return 0.5
+        (mean, square), many = self._new, prompts / self._pieces.each_prompt
+        least = np.maximum(self._room - many * mean, 0.0)
+        chance = walk_above(least / np.maximum(np.sqrt(many * square), 1e-9))
+        return np.where(self.batches.many == 1, np.maximum(chance, 0.5), 0.5)
+
     def _fits(self, size: Any) -> Any:
         """Return the prompts of a size that a step has room for, with a part where prompts are cut."""
         fits = self._room / np.maximum(size, 1e-9)
         return np.maximum(fits if self.policy.chunked else np.floor(fits), 1.0)
 
     def _full(self) -> Any:
-        """Return what prompts that fill a step add to it at most, but for experts."""
+        """Return what prompts of a class that fill a step add to it, but for experts."""
         each = (self.added.ahead - self._routed[:, -1]) / np.maximum(self.added.pieces, 1.0)
-        return (each * self._fits(self.added.size) / PROMPTS).max(axis=0)
+        return each * self._fits(self.added.size) / PROMPTS
 
     def _lanes(self, means: Any, rest: tuple[Any, Any], fit: Any, decode: Any) -> LanePrices:
         """Return what steps of `IN_A_STEP` prompts take beyond a decode step."""
@@ -277,21 +322,27 @@ def _own(means: Any, ahead: Any, each: Any) -> Any:
     return np.where(each > PROMPTS, np.maximum(own, ahead * each / PROMPTS), own)
 
 
-def _longest(owns: tuple[Any, Any], prompts: tuple[Any, Any], batch: tuple[Any, Any], full: Any) -> tuple[Any, Any]:
+def _longest(
+    owns: tuple[Any, Any], prompts: tuple[Any, Any], batch: tuple[Any, Any], filled: tuple[Any, Any]
+) -> tuple[Any, Any]:
     """Return the mean and the variance of what the longest batch adds, of those that have prompts.
 
     A prompt takes so long in the mean and in equal classes. The longest of some prompts by their classes; sums of
     several in a batch spread with their root: half are as much shorter as half are longer, until a step is full. Where
     batches have more prompts than usual by chance, that and their lengths spread apart from each other.
     """
-    (mean, alone), (each, some), classes = prompts, batch, len(prompts[1])
+    (mean, alone), (each, some), (full, chance), classes = prompts, batch, filled, len(prompts[1])
     shares = np.arange(classes + 1) / classes
     likely = [shares[c + 1] ** some - shares[c] ** some for c in range(classes)]
-    most, square = (sum(x * alone[c] ** power for c, x in enumerate(likely)) for power in (1, 2))
+    most, square, whole, whole_square = (
+        sum(x * one[c] ** power for c, x in enumerate(likely)) for one in (alone, full) for power in (1, 2)
+    )
     (usual, own), longer = owns, np.sqrt(each) * (most - mean)
     middle, apart = usual + _either(own - usual, longer), np.sqrt(each * np.maximum(square - most**2, 0.0))
-    low, high = np.minimum(middle - apart, full), np.minimum(middle + apart, full)
-    return (low + high) / 2, ((high - low) / 2) ** 2
+    spread = np.sqrt(np.maximum(whole_square - whole**2, 0.0))
+    low, high = np.minimum(middle - apart, whole - spread), np.minimum(middle + apart, whole + spread)
+    often = np.where(middle + apart > whole + spread, chance, 0.5)
+    return low + often * (high - low), often * (1 - often) * (high - low) ** 2
 
 
 def _either(one: Any, other: Any) -> Any:

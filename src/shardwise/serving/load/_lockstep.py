@@ -30,8 +30,11 @@ from shardwise.serving.load._pipeline import in_lanes
 from shardwise.units import counted
 
 T = TypeVar("T")
-_MEANS = np.geomspace(0.01, 200.0, 24)
+_MEANS = np.geomspace(0.01, 200.0, 40)
 _CHANCES = np.exp(-_MEANS)
+# What pipelines lose by unequal steps bends less.
+_LANE_MEANS = np.geomspace(0.01, 200.0, 24)
+_ROUNDS = 12
 
 
 @cache
@@ -41,16 +44,23 @@ def _weights() -> tuple[Any, Any]:
     logs = np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
     chance = np.exp(k * np.log(_MEANS)[:, None] - _MEANS[:, None] - logs)
     at = np.array((0, *PRICED))
+    return chance @ _hats(k, at), chance @ _hats(k + 1, at)
 
-    def hats(numbers: Any) -> Any:
-        i = np.clip(np.searchsorted(at, numbers, side="right") - 1, 0, len(at) - 2)
-        share = (numbers - at[i]) / (at[i + 1] - at[i])
-        weights = np.zeros((len(numbers), len(at)))
-        weights[np.arange(len(numbers)), i] = 1 - share
-        weights[np.arange(len(numbers)), i + 1] = share
-        return weights
 
-    return chance @ hats(k), chance @ hats(k + 1)
+@cache
+def _between_lanes() -> Any:
+    """Return the weights of `_LANE_MEANS` in values at `_MEANS`."""
+    return _hats(_MEANS, _LANE_MEANS)
+
+
+def _hats(numbers: Any, known: Any) -> Any:
+    """Return the weights of known places in lines between them: [number, place]."""
+    i = np.clip(np.searchsorted(known, numbers, side="right") - 1, 0, len(known) - 2)
+    share = (numbers - known[i]) / (known[i + 1] - known[i])
+    weights = np.zeros((len(numbers), len(known)))
+    weights[np.arange(len(numbers)), i] = 1 - share
+    weights[np.arange(len(numbers)), i + 1] = share
+    return weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +110,8 @@ class Cycles:
     """Coefficient of variation of cycles with prompts, where batches go in lockstep: [mean, layout, place]."""
     ends: Cycles | None = None
     """The same where prompts take the places of sequences that ended; None where that is no different."""
+    held: Cycles | None = None
+    """The same where every batch has a prompt, for which prompts were held."""
 
     def named(self, counts: Any) -> Cycles:
         """Return the same tables, whose cells open under names where columns open."""
@@ -185,48 +197,57 @@ class Cycles:
 
         Where sequences end as they came, so do requests go to one batch after another.
         """
-        cycle, with_prompts = at.cycle, self.look(self.mean, at.some)
-        for _ in range(8):
+        cycle, with_prompts, all_have = at.cycle, self.look(self.mean, at.some), self.held or self
+        steps_back: list[Any] = []
+        for turn in range(_ROUNDS):
             first, more = rate * with_prompts, rate * self.decode
-            wait = self._until_as_many(first, more, steps) if in_turns else self._until_all(rate * cycle, steps)
+            wait, late = self._until_as_many(first, more, steps) if in_turns else self._until_all(rate * cycle, steps)
             together = rate * cycle * wait
-            with_prompts = self.look(self.mean, together)
-            cycle = (cycle + ((wait - 1) * self.decode + with_prompts) / wait) / 2
+            with_prompts = late * self.look(self.mean, together) + (1 - late) * all_have.look(all_have.mean, together)
+            before, cycle = cycle, ((wait - 1) * self.decode + with_prompts) / wait
+            steps_back.append(before - cycle)
+            if turn % 3 == 2:
+                # Each is nearer by the same part (Aitken).
+                less = np.clip(steps_back[-1] / np.where(steps_back[-2] == 0, 1.0, steps_back[-2]), 0.0, 0.95)
+                cycle = np.maximum(cycle - steps_back[-1] * less / (1 - less), self.decode)
         same = wait <= 1
         spot, short = self._spot(together), 1.0 - 1 / wait
         share = self._read(self.share, spot)
+        own = late * self._read(self.after, spot) + (1 - late) * all_have.look(all_have.after, together)
         other = replace(
             at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
-            square=wait * cycle**2, own=self._read(self.after, spot), alone=short * share + (1 - short) * share,
+            square=wait * cycle**2, own=own, alone=(1 - short) * share,
         )  # fmt: skip
         return CycleMix(
             **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
         )
 
-    def _until_as_many(self, first: Any, more: Any, steps: Any) -> Any:
-        """Return the mean cycles until as many prompts have come as there are batches, or so many cycles.
+    def _until_as_many(self, first: Any, more: Any, steps: Any) -> tuple[Any, Any]:
+        """Return the mean cycles until as many prompts have come as there are batches, or so many, and their chance.
 
         So many come in the first, in each of the others more.
         """
-        wait = np.ones_like(first)
+        wait, late = np.ones_like(first), np.ones_like(first)
         for step in range(int(np.max(steps)) - 1):
             mean = first + step * more
             chance = fewer = np.exp(-mean)
             for k in range(1, int(np.max(self.batches))):
                 chance = chance * mean / k
                 fewer = fewer + np.where(k < self.batches, chance, 0.0)
-            wait = wait + np.where(step + 1 < steps, fewer, 0.0)
-        return wait
+            wait, late = wait + np.where(step + 1 < steps, fewer, 0.0), np.where(step + 1 < steps, fewer, late)
+        return wait, late
 
-    def _until_all(self, ended: Any, steps: Any) -> Any:
-        """Return the mean cycles until every batch has a prompt, or so many: of so many sequences that end in each.
+    def _until_all(self, ended: Any, steps: Any) -> tuple[Any, Any]:
+        """Return the mean cycles until every batch has a prompt, or so many, and the chance of these.
 
-        A request goes where the fewest run, to a batch of which one has ended: the longest of as many geometric times.
+        A request goes where the fewest run, to a batch of which one has ended, so many in each cycle: the longest of as
+        many geometric times.
         """
-        wait = np.ones_like(ended)
+        wait, late = np.ones_like(ended), np.ones_like(ended)
         for step in range(1, int(np.max(steps))):
-            wait = wait + np.where(step < steps, 1 - (-np.expm1(-ended * step / self.batches)) ** self.batches, 0.0)
-        return wait
+            fewer = 1 - (-np.expm1(-ended * step / self.batches)) ** self.batches
+            wait, late = wait + np.where(step < steps, fewer, 0.0), np.where(step < steps, fewer, late)
+        return wait, late
 
     def ended(self, counts: Any, steps: float) -> Any:
         """Return the mean prompts that follow on those who end in a cycle, while so many sequences run in each batch.
@@ -359,7 +380,10 @@ def cycles_of(prices: CyclePrices, decode: Any, every: Batches, policy: Policy, 
     cv = np.sqrt(np.where((batches > 1) & ~piped, np.clip(cv2, 0.0, 1.0), 0.0))
     means, share = _MEANS[:, None, None], sums.share
     if prices.lanes is not None:
-        longer, busy = in_lanes(_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
+        longer, busy = (
+            _sums(_between_lanes(), each)
+            for each in in_lanes(_LANE_MEANS, prices.lanes, batches, prices.apart, policy.mixed)
+        )
         mean, share = np.where(piped, decode + longer, mean), np.where(piped, busy, share)
     return Cycles(
         batches=batches, decode=decode, mean=mean, pieces=prices.pieces, more=np.gradient(mean, _MEANS, axis=0),

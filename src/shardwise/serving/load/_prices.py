@@ -180,7 +180,9 @@ class _Steps:
         policy, prompts, zero = self.policy, self.prompts, np.zeros_like(counts)
         if not new:
             none = np.stack([zero] * PROMPTS)
-            return Added(seconds=none, ahead=zero, experts=none, pieces=zero, size=zero, last=np.stack([zero] * 3))
+            return Added(
+                seconds=none, ahead=zero, experts=none, pieces=zero, size=zero, apart=zero, last=np.stack([zero] * 3)
+            )
         decoding = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
@@ -208,10 +210,13 @@ class _Steps:
             costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
             experts.append((prompts.expert(decoding + many * size) - before) * times)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
-        rest = new - np.floor(steps) * size
+        whole = np.floor(steps)
+        rest = new - whole * size
+        # Of m pieces that begin one after another the places have a variance of (m m - 1) / 12 pieces.
+        apart = 2 * prompts.apart[:, index, None] / np.maximum(steps - 1, 1.0) * np.sqrt((whole**2 - 1) / 12)
         last = (longer(rest / size), prompts.expert(decoding + rest) - before, rest)
         return Added(
-            seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size,
+            seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size, apart=apart,
             last=np.stack([np.where(rest >= 1, one, 0.0) for one in last]),
         )  # fmt: skip
 
@@ -240,20 +245,23 @@ def _prompt_prices(
     tokens = np.array(grid(policy.step_tokens, 6, 8), float)
     pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
     before = [past + (new - size) / 2 for size, (new, past) in zip(pieces, moments.prompts, strict=True)]
-    news = np.array([*tokens, 1.0, *(max(round(size), 1) for size in pieces)])
-    pasts = np.array([*(0 * tokens), 0.0, *before])
+    sizes_new = [max(round(size), 1) for size in pieces]
+    news = np.array([*tokens, 1.0, *sizes_new, *sizes_new])
+    pasts = np.array([*(0 * tokens), 0.0, *before, *(past for _, past in moments.prompts)])
     step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
     seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
     least, launched = (_priced(some, sizes, rows, shortest)[0] for some in (case, never_replayed(case)))
-    end = len(tokens)
+    end, many = len(tokens), len(pieces)
+    attention = cached[:, end + 1 :]
     return PromptPrices(
         tokens=tokens,
         linear=(seconds - cached - sampled)[:, :end],
         experts=experts[:, :end],
         start=cached[:, end, None],
-        attention=cached[:, end + 1 :],
+        attention=attention[:, :many],
+        apart=np.maximum(attention[:, :many] - attention[:, many:], 0.0),
         least=least,
         launched=launched,
         replayed=replayed_tokens(case),
