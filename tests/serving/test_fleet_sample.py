@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import cache
 from itertools import islice, pairwise
+from statistics import fmean
 
 import pytest
 
@@ -24,9 +25,11 @@ _ROUTERS = ("round-robin", "random", "least-loaded")
 
 
 @cache
-def _served(replicas: int, router: str = "round-robin", rate: float = _RATE, count: int = 0) -> ServeReport:
+def _served(
+    replicas: int, router: str = "round-robin", rate: float = _RATE, count: int = 0, seed: int = 0
+) -> ServeReport:
     """Return the report of Llama-8B on so many H100; of so many requests, of which none is a sample, if any."""
-    load = Workload(**_LENGTHS, arrivals=Arrivals(rate=rate * replicas), count=count or 2000)
+    load = Workload(**_LENGTHS, arrivals=Arrivals(rate=rate * replicas), count=count or 2000, seed=seed)
     options = LoadOptions(router=router, settled=not count)  # type: ignore[arg-type]
     model, plan = sw.load_model("llama-3.1-8b"), sw.Plan(dp=replicas, micro_batch=1)
     return serve(model, sw.Cluster.parse(f"{replicas}xh100"), plan, load, None, options)
@@ -48,14 +51,21 @@ def test_fleets_at_the_same_load_a_replica_agree(router: str) -> None:
 
 @pytest.mark.parametrize("router", _ROUTERS)
 def test_a_part_of_a_fleet_answers_as_the_whole(router: str) -> None:
-    """A fleet of 48 replicas, as full as it will be, has the latencies of the part that is simulated."""
-    part = _served(48, router)
-    whole = _served(48, router, count=round(part.workload.count / part.share))
-    assert part.share < 0.5 and whole.share == 1.0
+    """A fleet of 48 replicas, as full as it will be, has the latencies of the part that is simulated.
+
+    Of a random router one draw of the part is 4 % from the whole, three are within 1.
+    """
+    seeds = (0, 1, 2) if router == "random" else (0,)
+    parts = [_served(48, router, seed=seed) for seed in seeds]
+    wholes = [
+        _served(48, router, count=round(part.workload.count / part.share), seed=seed)
+        for part, seed in zip(parts, seeds, strict=True)
+    ]
+    assert all(part.share < 0.5 for part in parts) and all(whole.share == 1.0 for whole in wholes)
     for metric, tail in (("ttft", 0.06), ("tpot", 0.12), ("e2e", 0.12)):
-        ours, theirs = part.latencies[metric], whole.latencies[metric]
-        assert ours["mean"] == pytest.approx(theirs["mean"], rel=0.04), metric
-        assert ours["p99"] == pytest.approx(theirs["p99"], rel=tail), metric
+        for name, within in (("mean", 0.04), ("p99", tail)):
+            ours, theirs = (fmean(one.latencies[metric][name] for one in every) for every in (parts, wholes))
+            assert ours == pytest.approx(theirs, rel=within), (metric, name)
 
 
 def test_large_fleets_take_no_more_requests_than_small_ones() -> None:
@@ -133,3 +143,19 @@ def test_a_fleet_asked_again_is_simulated_as_it_was() -> None:
         again = shlex.split(page.rpartition("AGAIN")[2].replace("\\\n", " "))
         assert again[0] == "shardwise" and ("--requests" in again) != part
         assert run(*again[1:]).out == page
+
+
+def test_replicas_of_a_pipeline_each_have_their_stages_beside_each_other() -> None:
+    """Twelve servers of four stages take what one does at its part of the load: no stage of any is sent to far away.
+
+    Data parallelism within the stages put these on nodes of their own: tokens of eight stages took 14 % longer.
+    """
+    model, load = sw.load_model("llama-3.1-8b"), Workload(**_LENGTHS, arrivals=Arrivals(rate=20.0))
+    first = serve(model, sw.Cluster.parse("4xh100"), sw.Plan(pp=4, micro_batch=1), load)
+    load = replace(load, arrivals=Arrivals(rate=240.0))
+    every = serve(model, sw.Cluster.parse("48xh100"), sw.Plan(pp=4, dp=12, micro_batch=1), load)
+    for name in ("full_seconds", "tpot_seconds"):
+        assert getattr(every.steady, name) == pytest.approx(getattr(first.steady, name), rel=6e-3), name
+    apart = sw.Plan(pp=4, dp=12, micro_batch=1, order=("tp", "cp", "tp2", "dp", "pp"))
+    asked = serve(model, sw.Cluster.parse("48xh100"), apart, load)
+    assert asked.steady.tpot_seconds > 1.01 * every.steady.tpot_seconds
