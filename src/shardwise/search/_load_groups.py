@@ -247,7 +247,8 @@ class LoadSearch:
     def fewest(self, group: LoadGroup, devices: float) -> Any:
         """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do.
 
-        Of endless devices as many are tried as leave each replica almost empty.
+        Of endless devices as many are tried as leave each replica almost empty. Most layouts need as many as carry the
+        load, or few more: these are tried first, then four times as many more each time, at most half of what is left.
         """
         if group.form is None:
             raise LookupError(group)
@@ -257,12 +258,18 @@ class LoadSearch:
         empty, rate = group.empty, self.workload.arrivals.rate
         low = np.maximum(np.ceil(rate / (FULLEST * group.form.capacity)), 1.0)
         most = devices // group.devices if np.isfinite(devices) else _EMPTY * low
-        high = np.maximum(most, low).astype(float)
-        kept = self.keeps(group, empty, high)
+        high, have = np.maximum(most, low).astype(float), self.cluster.num_devices
+        if devices > have:
+            # What is enough on all that there are is enough on more, and what is not needs more.
+            few = self.fewest(group, have)
+            found = np.isfinite(few)
+            low = np.where(found, few, np.minimum(np.maximum(low, have // group.devices + 1), high))
+            high = np.where(found, few, high)
+        kept, more = self.keeps(group, empty, high), 0.0
         while (kept & (low < high)).any():
-            middle = np.floor((low + high) / 2)
-            fine = self.keeps(group, empty, middle)
-            low, high = np.where(fine, low, np.minimum(middle + 1, high)), np.where(fine, middle, high)
+            tried = np.minimum(low + more, np.floor((low + high) / 2))
+            fine, more = self.keeps(group, empty, tried), 4 * more + 3
+            low, high = np.where(fine, low, np.minimum(tried + 1, high)), np.where(fine, tried, high)
         self.fewest_known[id(group), devices] = replicas = np.where(kept & (high <= most), high, np.inf)
         return replicas
 
