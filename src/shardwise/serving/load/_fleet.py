@@ -25,6 +25,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
+from shardwise.serving.load._clock import Clock
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
@@ -174,9 +175,11 @@ class Routing:
             return self.every
         return [one for one, hit in zip(self.every, hits, strict=True) if hit == max(hits)]
 
-    def send(self, request: Request) -> None:
-        """Give a request to a group."""
-        self.group(request, request.ready).expect(request)
+    def send(self, request: Request) -> Scheduler:
+        """Give a request to a group, which is returned."""
+        group = self.group(request, request.ready)
+        group.expect(request)
+        return group
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,7 @@ class Pools:
         closed = follow is not None
         self.entry = Routing(self.prefill, router, seed, closed)
         self.exit = Routing(self.decode, after, seed + 1, closed)
+        self.clocks = Clock(self.prefill), Clock(self.decode)
         self.free: dict[int, float] = {}
         """When the links of a worker are idle again."""
         for engine in self.prefill:
@@ -264,11 +268,12 @@ class Pools:
     def _sent_by(self, engine: Replica) -> Follow:
         def hand_over(request: Request) -> None:
             group = self.exit.group(request, request.prefilled)
-            taker = next(id(one) for one in self.decode if group in one.groups)
+            taker = id(self.clocks[1].of(group))
             start = max(request.prefilled, self.free.get(id(engine), 0.0), self.free.get(taker, 0.0))
             request.ready = self.free[id(engine)] = self.free[taker] = start + self.link.seconds(request.input_tokens)
             request.remote, request.past, request.target = True, 0, request.input_tokens
             group.expect(request)
+            self.clocks[1].told(group)
 
         return hand_over
 
@@ -277,7 +282,7 @@ class Pools:
             after = self.follow(ended) if self.follow else None
             if after is not None:
                 engine.horizon = ended.end
-                self.entry.send(after)
+                self.clocks[0].told(self.entry.send(after))
 
         return ask
 
@@ -285,18 +290,18 @@ class Pools:
         """Return what the groups of both pools did; whichever engine is next takes a step."""
         for request in requests:
             self.entry.send(request)
+        self.clocks = Clock(self.prefill), Clock(self.decode)
         while True:
-            first = min(self.prefill, key=lambda one: one.next_seconds)
-            last = min(self.decode, key=lambda one: one.next_seconds)
-            if first.next_seconds <= last.next_seconds:
-                if first.next_seconds == math.inf:
+            (start, first), (after, last) = (clock.first() for clock in self.clocks)
+            if start <= after:
+                if start == math.inf:
                     break
-                first.advance(math.nextafter(first.next_seconds, math.inf))
+                first.advance(math.nextafter(start, math.inf))
                 continue
-            until = first.next_seconds
+            until = start
             if self.follow is not None:
                 until = min(until, *(one.next_end for one in self.decode if one is not last), math.inf)
-            last.advance(max(until, math.nextafter(last.next_seconds, math.inf)))
+            last.advance(max(until, math.nextafter(after, math.inf)))
         every = [[trace for engine in pool for trace in engine.finish()] for pool in (self.prefill, self.decode)]
         return every[0], every[1]
 
