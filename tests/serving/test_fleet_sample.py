@@ -15,7 +15,7 @@ from shardwise.answers._energy import energy
 from shardwise.plans import Arrivals, Length, Workload
 from shardwise.records import replace
 from shardwise.serving.load import LoadOptions, ServeReport, serve
-from shardwise.serving.load._sample import Sample, requests_of, sample_of
+from shardwise.serving.load._sample import Sample, requests_of, sample_of, sample_of_pools
 
 # Requests a second of a replica: 80 % of what it carries.
 _RATE = 21.8
@@ -159,3 +159,36 @@ def test_replicas_of_a_pipeline_each_have_their_stages_beside_each_other() -> No
     apart = sw.Plan(pp=4, dp=12, micro_batch=1, order=("tp", "cp", "tp2", "dp", "pp"))
     asked = serve(model, sw.Cluster.parse("48xh100"), apart, load)
     assert asked.steady.tpot_seconds > 1.01 * every.steady.tpot_seconds
+
+
+def _two_pools(router: str, seed: int, count: int = 0) -> ServeReport:
+    """Return the report of 64 prefill workers before 96 replicas; of so many requests, all of them, if any."""
+    lengths = {"input_tokens": Length(kind="lognormal", mean=1000, cv=0.5),
+               "output_tokens": Length(kind="lognormal", mean=200, cv=0.5)}  # fmt: skip
+    load = Workload(**lengths, arrivals=Arrivals(rate=2400.0), count=count or 2000, seed=seed)
+    options = LoadOptions(prefill=sw.Plan(dp=64, micro_batch=1), router=router, settled=not count)  # type: ignore[arg-type]
+    return serve(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("160xh100"), sw.Plan(dp=96, micro_batch=1), load, None,
+                 options)  # fmt: skip
+
+
+def test_a_part_of_two_pools_answers_as_both() -> None:
+    """A quarter of either, at 88 % of what they carry: three draws, means within 5 % and p99 within 10."""
+    parts = [_two_pools("round-robin", seed) for seed in range(3)]
+    wholes = [_two_pools("round-robin", seed, round(4 * one.workload.count)) for seed, one in enumerate(parts)]
+    assert all(one.share == 0.25 for one in parts) and all(one.share == 1 for one in wholes)
+    assert "16 of 64 prefill workers and 24 of 96 that decode are simulated, fed as the router feeds all" in (
+        parts[0].assumptions
+    )
+    for metric in ("ttft", "tpot", "e2e"):
+        for name, within in (("mean", 0.05), ("p99", 0.1)):
+            ours, theirs = (fmean(one.latencies[metric][name] for one in every) for every in (parts, wholes))
+            assert ours == pytest.approx(theirs, rel=within), (metric, name)
+    assert parts[0].requests_per_second == pytest.approx(wholes[0].requests_per_second, rel=0.05)
+    assert parts[0].devices == 160
+
+
+def test_two_pools_whose_router_looks_at_loads_are_whole() -> None:
+    """Fewer workers to choose from wait longer; and parts that are no part of both are none."""
+    load = Workload(**_LENGTHS, arrivals=Arrivals(rate=1000.0))
+    assert sample_of_pools(load, (64, 96), "least-loaded", 1000.0).simulated == 64
+    assert sample_of_pools(load, (17, 29), "round-robin", 1000.0).simulated == 17

@@ -177,8 +177,7 @@ class Routing:
 
     def send(self, request: Request) -> Scheduler:
         """Give a request to a group, which is returned."""
-        group = self.group(request, request.ready)
-        group.expect(request)
+        (group := self.group(request, request.ready)).expect(request)
         return group
 
 
@@ -340,7 +339,7 @@ class Fleet:
     link: Transfer | None = None
     router: Router = "round-robin"
     sample: Sample | None = None
-    """The part of one pool in an open loop that is simulated; None: all."""
+    """The part in an open loop that is simulated; None: all."""
 
     def at(self, rate: float) -> Steady[float]:
         """Return the closed form at requests a second of all replicas, as of one group of the pool that decodes."""
@@ -368,12 +367,13 @@ class Fleet:
         closed = workload.arrivals.kind == "closed"
         if self.prefill is None or self.link is None:
             return [], self._together(workload, router, watch)
-        requests, follow = requests_of(workload, workload.count), None
+        requests, follow = requests_of(workload, workload.count, self.sample), None
         if closed:
             carried = self.at(0.0).capacity * self.decode.many
             first, follow = closed_loop(workload, workload.arrivals.users, workload.count, 0, carried)
             requests = iter(first)
-        pools = self.prefill.start(workload), self.decode.start(workload)
+        some = (self.sample.simulated, self.sample.behind) if self.sample else (0, 0)
+        pools = self.prefill.start(workload, None, some[0]), self.decode.start(workload, None, some[1])
         return Pools(pools, self.link, (router, workload.seed), follow).run(requests)
 
     def _together(self, workload: Workload, router: Router, watch: LimitWatch | None) -> list[Trace]:

@@ -22,7 +22,7 @@ from shardwise.serving.load._options import LoadOptions
 from shardwise.serving.load._prefill_report import PrefillReport
 from shardwise.serving.load._replica import LimitWatch, uncollected
 from shardwise.serving.load._report import ServeReport
-from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of
+from shardwise.serving.load._sample import REQUESTS, requests_of, sample_of, sample_of_pools
 from shardwise.serving.load._state import Stage
 from shardwise.serving.load._steady import replicas_of
 from shardwise.serving.load._steps import StepTable
@@ -288,17 +288,24 @@ def _filled(
     replicas = max(fleet.decode.many // fleet.decode.groups, 1)
     if fleet.prefill is None:
         sample = sample_of(workload, replicas, router, wanted / replicas, most)
-        if sample.simulated < replicas:
-            fleet, wanted = replace(fleet, sample=sample), wanted * sample.share
+    else:
+        workers = max(fleet.prefill.many // fleet.prefill.groups, 1)
+        sample = sample_of_pools(workload, (workers, replicas), router, wanted / workers)
+    if sample.simulated < sample.replicas:
+        fleet, wanted = replace(fleet, sample=sample), wanted * sample.share
     return replace(workload, count=max(workload.count, math.ceil(min(wanted, _MOST_SETTLED)))), fleet
 
 
 def _sampling_notes(fleet: Fleet) -> tuple[str, ...]:
     """Return what is said of a fleet of which a part is simulated."""
     one = fleet.sample
-    return (
-        (f"{one.simulated:,} of {one.replicas:,} replicas are simulated, fed as the router feeds all",) if one else ()
-    )
+    if one is None:
+        return ()
+    some = f"{one.simulated:,} of {one.replicas:,} "
+    if fleet.prefill is not None:
+        replicas = fleet.decode.many // fleet.decode.groups
+        some += f"prefill workers and {one.behind:,} of {replicas:,} that decode"
+    return (f"{some if one.behind else some + 'replicas'} are simulated, fed as the router feeds all",)
 
 
 def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion) -> ServeReport:
