@@ -22,7 +22,7 @@ REFUSED = (
     ("--seq-len 512 --trains layers:90", ["trains"]),
     ("--seq-len 512 --adapter lora --targets foo", ["targets"]),
     ("--seq-len 512 --adapter lora --trains foo", ["trains"]),
-    ("--seq-len 512 --adapter oft --rank 7", ["rank"]),
+    ("--seq-len 512 --adapter oft --rank 7", ["adapter", "rank"]),
     ("--seq-len 512 --optimizer paged-adam8bit --offload optimizer --stack fsdp2", ["optimizer"]),
 )
 # Savers that a framework has not, which a training answers with "no launch".

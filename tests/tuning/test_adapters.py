@@ -191,16 +191,39 @@ def test_all_linear_layers_of_gpt_oss_are_those_of_attention() -> None:
         ("qwen3-next-80b-a3b", {"adapter": "prefix"}, "adapter"),
         ("deepseek-v3", {"adapter": "prefix"}, "adapter"),
         ("qwen3-8b", {"adapter": "prefix"}, ""),
+        ("recurrentgemma-2b", {"adapter": "prefix"}, ""),
+        ("falcon-40b", {"adapter": "prefix"}, ""),
+        ("falcon-7b", {"adapter": "prefix"}, "adapter"),
+        ("gemma-4-31b", {"adapter": "prefix"}, ""),
+        ("mixtral-8x7b", {"adapter": "lora", "targets": ("gate",)}, ""),
+        ("mixtral-8x7b", {"adapter": "loha", "targets": ("gate",)}, "targets"),
+        ("mixtral-8x7b", {"adapter": "lora", "targets": ("gate", "w3")}, "targets"),
+        ("gpt2", {"adapter": "loha"}, "adapter"),
+        ("gpt2", {"adapter": "vera"}, ""),
     ],
 )
 def test_what_peft_refuses_of_a_class_is_refused(model: str, job: dict[str, Any], field: str) -> None:
     """Magnitudes and dropout beside experts, one half of their first layer, out_proj of Mamba, prefixes without keys.
 
-    tuners/lora/layer.py ParamWrapper, utils/transformers_weight_conversion.py, tuners/tuners_utils.py of peft 0.21.2.
+    Conv1D beside methods of linear layers, routers as targets of others than LoRA, keys of one head under all heads.
+    tuners/lora/layer.py ParamWrapper, utils/transformers_weight_conversion.py, tuners/tuners_utils.py of peft 0.21.2,
+    and its own errors when such models were run.
     """
     asked_for = Training(seq_len=1, global_batch=1, **job)
     problems = fine_tuning_problems(Model.load(model), Plan(), asked_for, find_stack("transformers")).items
     assert [problem.field for problem in problems] == [field] * bool(field)
+
+
+def test_prefixes_are_of_every_layer_whether_it_attends_or_not() -> None:
+    """RecurrentGemma-2B: 26 layers of one head of 256 values, twice, for each token, though 18 of them are recurrences.
+
+    Falcon's caches hold the keys of all heads (peft 0.21.2 on small models of both: tests/data/tuning/families.json).
+    """
+    stack = find_stack("transformers")
+    for name, trained in (("recurrentgemma-2b", 26 * 2 * 256 * 20), ("falcon-40b", 60 * 2 * 8192 * 20)):
+        job = Training(seq_len=1, global_batch=1, adapter="prefix", rank=20)
+        model = Model.load(name)
+        assert sum(trainable_parameters(model, tuning_of(job, stack, model.family)).values()) == trained
 
 
 # What LoRA trains with another learning rate, half of it, and one whose subspaces are found in the weights.

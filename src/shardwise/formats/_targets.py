@@ -73,7 +73,5 @@ def _names(model: Model, tuning: Tuning, op: Op[float], layer: str) -> tuple[str
         return ("experts",) if "experts" in tuning.targets else _OLD_EXPERTS.get((tuning.experts, op.role), (layer,))
     if op.role in _TABLES:
         return (_TABLES[op.role],)
-    if op.role == "router" and tuning.experts in ("mixtral", "qwen2_moe"):
-        return ("gate",)
     name, region = layer_name(model.family, op.region, layer), op.region.partition(".")[0]
     return (_PARENTS.get(model.family, {}).get(region, "") + name if name == "c_proj" else name,)

@@ -18,6 +18,7 @@ from shardwise.models._mixers import (
     CompressedAttention,
     CoreSizes,
     Indexer,
+    KeyHeads,
     LatentAttention,
     Mixer,
     NormKind,

@@ -11,7 +11,10 @@ from functools import cache
 from types import MappingProxyType
 
 _NAMES = {
-    "afmoe": "mlp.router=gate",
+    (
+        "afmoe cohere2_moe dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe glm4v_moe mellum minimax_m2 mixtral olmoe "
+        "qwen3_moe qwen3_omni_moe_text solar_open"
+    ): "mlp.router=gate",
     "bailing_hybrid": (
         "attention.head_gate=g_proj attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj ssm.out=o_proj"
     ),
@@ -30,9 +33,13 @@ _NAMES = {
     "deepseek_v32 glm_moe_dsa": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj attention.indexer.q=wq_b attention.indexer.k=wk "
-        "attention.indexer.weights=weights_proj"
+        "attention.indexer.weights=weights_proj mlp.router=gate"
     ),
-    "deepseek_v2 deepseek_v3 glm4_moe_lite mistral4": (
+    "deepseek_v2 deepseek_v3 glm4_moe_lite": (
+        "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
+        "attention.q_up=q_b_proj mlp.router=gate"
+    ),
+    "mistral4": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj"
     ),
@@ -70,14 +77,15 @@ _NAMES = {
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj mlp.router=classifier"
     ),
-    "minimax": "ssm.out=out_proj ssm.qkv=qkv_proj",
+    "minimax": "mlp.router=gate ssm.out=out_proj ssm.qkv=qkv_proj",
     "modernbert": "attention.o=Wo attention.qkv=Wqkv embedding.head_transform=dense mlp.down=Wo mlp.gate_up=Wi",
     "mpt": "attention.o=out_proj attention.qkv=Wqkv",
     "nemotron_h": "mlp.latent_down=fc1_latent_proj mlp.latent_up=fc2_latent_proj ssm.out=out_proj",
     "olmo_hybrid": "ssm.out=o_proj",
     "phi": "attention.o=dense mlp.down=fc2 mlp.up=fc1",
     "qwen2_moe": "mlp.shared_gate=shared_expert_gate",
-    "qwen3_5_moe_text qwen3_next": "mlp.shared_gate=shared_expert_gate ssm.out=out_proj",
+    "qwen3_5_moe_text": "mlp.shared_gate=shared_expert_gate ssm.out=out_proj",
+    "qwen3_next": "mlp.router=gate mlp.shared_gate=shared_expert_gate ssm.out=out_proj",
     "recurrent_gemma": "ssm.out=linear_out",
     "rwkv": "mlp.down=value mlp.up=key ssm.k=key ssm.out=output ssm.v=value",
     "starcoder2": "mlp.down=c_proj mlp.up=c_fc",

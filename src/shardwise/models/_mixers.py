@@ -66,6 +66,17 @@ class CoreSizes:
     group: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class KeyHeads:
+    """The heads of keys and values of softmax attention: how many, their widths, and those of queries."""
+
+    heads: int
+    head_dim: int
+    value_dim: int
+    query_heads: int
+    windowed: bool
+
+
 class Mixer:
     """What every mixer says of itself; these are the answers of one that keeps nothing and splits nothing."""
 
@@ -76,6 +87,8 @@ class Mixer:
     """Whether keys and values go through one low-rank latent."""
     two_dimensional: ClassVar[bool] = False
     """Whether it is built for the two-dimensional layout."""
+    remembers: ClassVar[bool] = False
+    """Whether modules of transformers keep its state in themselves, not in a cache that they are given."""
 
     @property
     def is_causal(self) -> bool:
@@ -111,6 +124,10 @@ class Mixer:
     def caches(self) -> tuple[TokenCache, ...]:
         """Return what it keeps of every token."""
         return ()
+
+    def cached_heads(self) -> KeyHeads | None:
+        """Return its heads of keys and values; None where keys are made of latents or there are none."""
+        return None
 
     def recurrent_state(self) -> State:
         """Return what it keeps of a sequence whatever its length."""
@@ -210,6 +227,10 @@ class Attention(Mixer):
             return ()
         width = self.head_dim if self.shared_key_value else self.head_dim + self.value_dim
         return (TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk),)
+
+    def cached_heads(self) -> KeyHeads:
+        """Those of a layer, whether it makes them itself or reads those of an earlier one."""
+        return KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, windowed=self.window > 0)
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window or chunk."""

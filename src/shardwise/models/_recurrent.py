@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shardwise.models._mixers import Mixer, State
 from shardwise.records import dataclass
@@ -142,8 +142,12 @@ class ShortConv(Mixer):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentGate(Mixer):
-    """Real-gated linear recurrent unit with its two branches (Griffin, arXiv:2402.19427)."""
+    """Real-gated linear recurrent unit with its two branches (Griffin, arXiv:2402.19427).
 
+    transformers 5.23.0 modeling_recurrent_gemma.py: recurrent_states and conv1d_state of the modules.
+    """
+
+    remembers: ClassVar[bool] = True
     width: int
     heads: int
     conv: int

@@ -185,8 +185,8 @@ SPELLINGS = {
     "c_attn": "qkv", "query_key_value": "qkv", "w_pack": "qkv", "wqkv": "qkv", "linear_qkv": "qkv", "dense": "o",
     "attn.c": "o", "mlp.c": "down", "linear_proj": "o", "linear_fc1": "up", "linear_fc2": "down",
     "c_fc": "up", "fc1": "up", "fc_1": "gate", "fc2": "down", "fc_2": "up", "w1": "gate", "w2": "down", "w3": "up",
-    "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "embed_tokens": "embedding",
-    "wte": "embedding", "embeddings": "embedding",
+    "dense_h_to_4h": "up", "dense_4h_to_h": "down", "output": "head", "lm_head": "head", "decoder": "head",
+    "vocab_projector": "head", "embed_tokens": "embedding", "wte": "embedding", "embeddings": "embedding",
     "x": "select", "dt": "time_step", "q_a": "q_down", "q_b": "q_up", "kv_a_proj_with_mqa": "kv_down", "kv_b": "kv_up",
     "linear_q_down": "q_down", "linear_q_up": "q_up", "linear_kv_down": "kv_down", "linear_kv_up": "kv_up",
 }  # fmt: skip
@@ -233,6 +233,19 @@ def spelled(targets: Iterable[str]) -> set[str]:
     return {SPELLINGS.get(whole) or SPELLINGS.get(word, word) for whole, word in pairs}
 
 
+def own_names(tuning: Tuning) -> set[str]:
+    """Return the targets that are names of the model's class: they mean its layers, whatever others call so.
+
+    Frameworks with joint layers have names of their own.
+    """
+    return set() if tuning.joint else set(layer_names(tuning.family).values()).intersection(tuning.targets)
+
+
+def words_of(tuning: Tuning) -> set[str]:
+    """Return the targets that are no names of the model's class, as the ledger spells them."""
+    return spelled(set(tuning.targets) - own_names(tuning))
+
+
 def names_experts(words: set[str], role: str) -> bool:
     """Return whether words name the first or the second linear layer of experts as that of a feed-forward.
 
@@ -246,18 +259,18 @@ def matches(tuning: Tuning, op: Op[X], short: str) -> bool:
     """Return whether a linear layer of an operator is among the targets."""
     if not short:
         return False
-    own = set(layer_names(tuning.family).values()).intersection(tuning.targets)
-    words = spelled(word for word in tuning.targets if word not in own)
+    own, words = own_names(tuning), words_of(tuning)
     if op.role in ("embedding", "head"):
         return op.role in words
     if op.kind == "grouped":
         return "experts" in words or (tuning.finds_experts and (names_experts(words, op.role) or "all-linear" in words))
-    reached = op.role != "router" or tuning.finds_experts or tuning.linear_router
+    if op.role == "router" and not (tuning.finds_experts or tuning.linear_router or "router" in words):
+        return False
     if short in tuning.shadowed:
         return "linear" in words
     if own and layer_name(tuning.family, op.region, short) in own:
         return True
-    if "all-linear" in words and reached:
+    if "all-linear" in words and (op.role != "router" or tuning.finds_experts or tuning.linear_router):
         return True
     if "linear" in words and op.role != "router":
         return True

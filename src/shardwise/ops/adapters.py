@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Gradient, Op, Tensor, Weight
+from shardwise.models import KeyHeads, Model
 from shardwise.ops.adapter_parts import (
     AdaptedLinear,
     added,
@@ -21,10 +22,11 @@ from shardwise.ops.adapter_parts import (
     low_rank,
     names_experts,
     scaling,
-    spelled,
     step,
     thin,
+    words_of,
 )
+from shardwise.ops.elementwise import only_weights
 from shardwise.ops.layout import Layout, matmul_flops
 from shardwise.ops.peft_adapters import PATHS, with_adapters
 from shardwise.plans import Tuning
@@ -178,15 +180,46 @@ def oft(y: Layout[X], tuning: Tuning, op: Op[X], chosen: list[AdaptedLinear[X]])
 
 
 def prefix(y: Layout[X], tuning: Tuning, op: Op[X], heads: tuple[X, int]) -> Op[X]:
-    """Return the learned keys and values before those of a layer: `heads` key-value heads of so many values both.
+    """Return what puts learned keys and values before those of a layer: `heads` key-value heads of so many values both.
 
-    peft tuners/prefix_tuning: one table for all layers, an fp32 lookup cast to the type of the model.
+    peft tuners/prefix_tuning: an fp32 lookup cast to the type of the model, in a table that all layers share.
     """
     elements = tuning.rank * heads[0] * heads[1]
-    weight = Weight(name="prefix", elements=elements, whole=elements, kind="vector", adapter=True)
+    view = Weight(name="prefix", elements=0 * elements, whole=0 * elements, kind="vector", adapter=True)
     moved = (tuning.width + 2 * y.a) * elements * y.work.B
-    return step(y, "prefix", op, (moved, moved), kernels=2, weights=(weight,), takes=op.makes or (),
+    return step(y, "prefix", op, (moved, moved), kernels=2, weights=(view,), takes=op.makes or (),
                  makes=(op.makes or ())[1:], modules=("prefix",))  # fmt: skip
+
+
+EXPANDED = ("falcon",)
+"""Classes whose caches hold keys and values of all heads, and whose configuration has no number of those of keys."""
+
+
+def key_heads(model: Model) -> set[KeyHeads]:
+    """Return the heads of keys and values of the layers of a model that have such."""
+    return {keys for block in model.kinds for mixer in block.mixers if (keys := mixer.cached_heads())}
+
+
+def prefix_heads(model: Model) -> tuple[int, int]:
+    """Return the heads, and the values of one, that peft learns keys and values of for every layer, attention or not.
+
+    Those that the configuration has, of the widest heads where layers differ (peft 0.21.2 utils/other.py
+    _prepare_prompt_learning_config).
+
+    >>> from shardwise.models import Model
+    >>> prefix_heads(Model.load("llama-3.1-8b")), prefix_heads(Model.load("recurrentgemma-2b"))
+    ((8, 128), (1, 256))
+    """
+    widest = max(key_heads(model), key=lambda keys: (keys.head_dim, keys.windowed))
+    return widest.query_heads if model.family in EXPANDED else widest.heads, widest.head_dim
+
+
+def prefix_table(y: Layout[X], tuning: Tuning, model: Model) -> Op[X]:
+    """Return the learned keys and values of all layers: one table (peft tuners/prefix_tuning/model.py)."""
+    heads, values = prefix_heads(model)
+    elements = 0 * y.tokens + 2 * tuning.rank * model.num_layers * heads * values
+    weight = Weight(name="prefixes", elements=elements, whole=elements, kind="vector", adapter=True)
+    return replace(only_weights(y, "prefixes", "embedding", (weight,)), makes=(), modules=("prefix",))
 
 
 METHODS: dict[str, Callable[..., tuple[Op[Any], ...]]] = {
@@ -242,7 +275,7 @@ def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     joint first weight counts twice where its two halves are named or are among all linear layers.
     """
     local = op.weights[0].shape[0]
-    words = spelled(tuning.targets)
+    words = words_of(tuning)
     halves = "all-linear" in words or names_experts(words, op.role)
     twice = 2 if halves and tuning.finds_experts and op.role == "up" else 1
     r = twice * tuning.rank

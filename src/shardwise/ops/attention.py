@@ -185,7 +185,7 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
     )
     core = core_of(y, mixer)
     ops = [y.column("qkv", REGION, projections(y, mixer, D), source, makes=STREAMS), *head_norms(y, mixer)]
-    if (tuning := y.choices.tuning) is not None and tuning.prefix_tokens:
+    if (tuning := y.choices.tuning) is not None and tuning.prefix_tokens and not mixer.kv_from_earlier:
         ops.append(prefix(y, tuning, ops[0], (kv, mixer.head_dim + mixer.value_dim)))
     if mixer.rotary:
         turned = rotary(y, (heads + (0 if mixer.kv_from_earlier else kv)) * mixer.head_dim)

@@ -27,6 +27,7 @@ from shardwise.models import (
     ShortConv,
 )
 from shardwise.ops.adapter_parts import NO_LAYER, matches, modules_of
+from shardwise.ops.adapters import prefix_table
 from shardwise.ops.attention import attention
 from shardwise.ops.compressed import compressed_attention
 from shardwise.ops.elementwise import branch_scale, norm, only_weights, residual_add, vector
@@ -190,6 +191,8 @@ def _apart(op: Op[X], prefix: str) -> Op[X]:
 def shared_adapter(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the operator that holds what the adapters of all layers share; none where they share nothing."""
     t = y.choices.tuning
+    if t is not None and t.prefix_tokens:
+        return (prefix_table(y, t, model),)
     if t is None or t.adapter not in SHARED:
         return ()
     whole: ParallelSizes[float] = ParallelSizes(tp=1, tp2=1, cp=1, ep=1, etp=1, panels=1)

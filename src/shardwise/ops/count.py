@@ -181,7 +181,7 @@ def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
             for weight in op.weights:
                 if weight.trainable and weight.elements:
                     name = op.modules[0] if weight.adapter and op.modules else component(line.part, op)
-                    counts[name] += int(weight.whole) * line.copies
+                    counts[name] += int(weight.whole) * (line.times if weight.adapter else line.copies)
     return dict(counts)
 
 

@@ -186,12 +186,24 @@ def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X]
     down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=moe.ffn, whole_outputs=moe.experts * e.D,
                  bias=moe.bias, role="down")  # fmt: skip
     ops = (
-        _grouped(y, e, f"{region}.up", up, permuted),
+        _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)),
         *_clamps(y, moe, e, region),
         act,
         _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)),
     )
     return (*ops, *_added_bias(y, moe, e, region))
+
+
+def _with_idle_rows(y: Layout[X], moe: MoE, op: Op[X]) -> Op[X]:
+    """Return the first GEMM of experts, whose parameter has rows for those without weights, which adapters have too.
+
+    transformers 5.23.0 LongcatFlashExperts: gate_up_proj of all experts, down_proj of those that are routed to.
+    """
+    if not moe.zero_experts or y.choices.tuning is None or y.stack.experts != "grouped-mm":
+        return op
+    first, *others = op.weights
+    rows = first.shape[0] + divide(0 * op.rows + moe.zero_experts, y.degrees.ep)
+    return replace(op, weights=(replace(first, shape=(rows, *first.shape[1:])), *others))
 
 
 # Widths of the experts that clamping moves, forward and backward. Forward: gate and up are clamped each (2 + 2) and

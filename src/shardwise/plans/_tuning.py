@@ -65,7 +65,7 @@ NAMED_EXPERTS: dict[str, tuple[str, ...]] = {
 transformers 5.23.0 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN, as far as peft 0.21.2 knows the names
 (_MOE_TARGET_MODULE_MAPPING of the file above). Experts of other types are no target of "all-linear".
 """
-LINEAR_ROUTERS = ("afmoe", "dbrx", "gemma4_text", "llama4_text", "longcat_flash", "phimoe")
+LINEAR_ROUTERS = ("afmoe", "dbrx", "gemma4_text", "hunyuan_v1_moe", "llama4_text", "longcat_flash", "phimoe")
 """Types whose router is a linear layer or has one (transformers 5.23.0, Llama4Router, PhimoeTopKRouter and others)."""
 VIRTUAL = ("prefix", "prompt", "trainable-tokens")
 """Methods that train tokens, not what stands beside linear layers."""

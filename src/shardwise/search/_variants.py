@@ -18,7 +18,7 @@ from shardwise.search._grid import PlanGrid, Variant
 from shardwise.search._launch import within
 from shardwise.search._options import SearchOptions
 from shardwise.search._space import SearchSpace
-from shardwise.training import Question, TrainingCase, question_problems
+from shardwise.training import Question, TrainingCase, placed_problems, question_problems
 
 _DETAILS = ("offload", "modules", "recompute", "recompute_layers")
 
@@ -129,7 +129,8 @@ def _details(
             if known or (shift, plan, shard, mode) in seen:
                 continue
             own_mode: Any = {"recompute": mode}
-            problems = () if explore else _refused(case.stack, replace(plan, **own_mode))
+            other = replace(plan, **own_mode)
+            problems = _tuning_refuses(case, other) or (() if explore else _refused(case.stack, other))
             refused += problems
             modes += [] if problems else [mode]
         if shardings and modes and not wrong.items:
@@ -148,6 +149,12 @@ def _refused(stack: Stack, plan: Plan) -> tuple[Problem, ...]:
     """Return what of a plan of one device its framework does not run."""
     problems = stack_problems(stack, replace(plan, sequence_parallel=stack.runs.sequence_parallel[0]))
     return tuple(problem for problem in problems if problem.field in _DETAILS)
+
+
+def _tuning_refuses(case: TrainingCase, plan: Plan) -> tuple[Problem, ...]:
+    """Return what of a recomputation the fine-tuning does not allow."""
+    problems = placed_problems(case.stack, case.tuning, plan)
+    return tuple(problem for problem in problems if problem.field == "recompute")
 
 
 def _groups(case: TrainingCase, space: SearchSpace, named: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:

@@ -136,7 +136,10 @@ def gather_buffer(case: TrainingCase, y: Layout[X]) -> X:
 
 
 def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:
-    """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242)."""
+    """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242).
+
+    Their adapters are each layer's own: a class ties parameters of modules that peft wraps one by one.
+    """
     uses: dict[Block, list[int]] = {}
     for i, kind in enumerate(case.kinds):
         for block in (kind.block, *kind.block.also):
@@ -147,7 +150,6 @@ def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:
         SharedWeights(
             elements=sided(case, elements(ops, 0 * y.tokens), ops),
             kinds=tuple(uses[block]),
-            adapters=elements(ops, 0 * y.tokens, adapter=True) if case.tuning else None,
             frozen=frozen_weights(ops, 0 * y.tokens),
         )
         for block, ops in written.items()

@@ -6,7 +6,8 @@ import math
 
 from shardwise.errors import Problems
 from shardwise.models import Model
-from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled
+from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled, words_of
+from shardwise.ops.adapters import EXPANDED, key_heads
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
 from shardwise.ops.peft_adapters import PATHS
 from shardwise.plans import (
@@ -59,15 +60,31 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if not tuning.adapter:
         return problems
     _targets(model, job, tuning, problems)
-    if tuning.prefix_tokens and not all(m.attends and not m.latent for block in model.kinds for m in block.mixers):
-        # A cache of keys and values is what peft begins with: transformers 5.23.0 refuses it of these classes.
-        rule = f"puts keys and values before those of every layer, and {model.name} has layers without keys of heads"
-        problems.add("adapter", "prefix", rule, "use --adapter lora")
+    if tuning.prefix_tokens:
+        _cached_keys(model, problems)
     if not problems.items and not _adapter_parameters(model, tuning):
         rule = f"has no parameters in {model.name}, so that nothing of it would train"
         problems.add("adapter", tuning.adapter, rule, "use --adapter lora, or name --targets that it has")
     _on_ranks(plan, tuning, stack, problems)
     return problems
+
+
+def _cached_keys(model: Model, problems: Problems) -> None:
+    """Record layers whose class takes no cache of keys and values that others have made, or another than peft makes.
+
+    transformers 5.23.0 and peft 0.21.2, run: states of recurrences are looked for in the cache, but for those that
+    RecurrentGemma's layers keep themselves; layers whose keys differ are skipped for Gemma 4 alone
+    (peft_model.py get_prompt); Falcon with one head of keys is given those of all heads.
+    """
+    mixers, keys, rule = [m for block in model.kinds for m in block.mixers], key_heads(model), ""
+    if not keys or not all(mixer.remembers or mixer.cached_heads() for mixer in mixers):
+        rule = f"puts keys and values before those of every layer, and {model.name} has layers without keys of heads"
+    elif model.family != "gemma4_text" and len({(k.heads, n) for k in keys for n in (k.head_dim, k.value_dim)}) > 1:
+        rule = f"has keys and values of one size, and those of {model.name} differ"
+    elif model.family in EXPANDED and any(k.heads == 1 < k.query_heads for k in keys):
+        rule = f"makes keys and values of all heads, and {model.name} takes those of one"
+    if rule:
+        problems.add("adapter", "prefix", rule, "use --adapter lora")
 
 
 def split_problems(plan: Plan, tuning: Tuning, stack: Stack) -> Problems:
@@ -98,6 +115,10 @@ def _on_ranks(plan: Plan, tuning: Tuning, stack: Stack, problems: Problems) -> N
     if plan.tp > 1 and tuning.adapter in PATHS:
         rule = f"splits layers whose {tuning.adapter} no framework splits"
         problems.add("tp", plan.tp, rule, "use --tp 1, or --adapter lora")
+    if tuning.prefix_tokens and plan.recompute != "none":
+        # peft 0.21.2 peft_model.py add_adapter: "PREFIX_TUNING does not work with gradient checkpointing"
+        rule = "makes again what prefix tuning keeps in a cache, so that peft refuses it"
+        problems.add("recompute", plan.recompute, rule, "use --recompute none, or --adapter lora")
     if plan.ep > 1 and "experts" in tuning.targets and stack.experts == "grouped-mm":
         rule = f"are added to whole weights by {stack.name}, which expert parallelism splits"
         problems.add("targets", "experts", rule, "use --ep 1, or --stack megatron-bridge")
@@ -132,11 +153,27 @@ def _halves(tuning: Tuning, roles: set[str], problems: Problems) -> None:
 
     Source: github.com/huggingface/peft 0.21.2 utils/transformers_weight_conversion.py, _convert_peft_config_moe.
     """
-    halves = spelled(tuning.targets) & {"gate", "up"}
-    if "up" in roles and len(halves) == 1 and spelled(tuning.targets).isdisjoint(("all-linear", "experts", "mlp")):
-        one, other = ("gate", "up") if "gate" in halves else ("up", "gate")
+    words = words_of(tuning)
+    halves = words & {"gate", "up"}
+    if "up" in roles and len(halves) == 1 and words.isdisjoint(("all-linear", "experts", "mlp")):
+        one, other = ("gate_proj", "up_proj") if "gate" in halves else ("up_proj", "gate_proj")
         rule = f"is half of the first layer of experts, which have {one} and {other} in one"
         problems.add("targets", one, rule, f"add {other}")
+
+
+CONVOLUTIONS = ("gpt-sw3", "gpt2")
+"""Types whose linear layers are transformers' Conv1D."""
+LINEAR_ALONE = (
+    "beft", "boft", "c3a", "delora", "glora", "lily", "loha", "lokr", "miss", "oft", "psoft", "road",
+)  # fmt: skip
+"""Methods that peft 0.21.2 refuses beside those, run one by one."""
+
+
+def _convolutions(model: Model, tuning: Tuning, problems: Problems) -> None:
+    """Record a method that stands beside linear layers alone, of a class that has others."""
+    if model.family in CONVOLUTIONS and tuning.adapter in LINEAR_ALONE:
+        rule = f"stands beside linear layers, and those of {model.family} are Conv1D, which peft refuses"
+        problems.add("adapter", tuning.adapter, rule, "use --adapter lora")
 
 
 MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
@@ -162,7 +199,8 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
 
     for word in job.targets:
         if not has(word):
-            known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *module_names(model)))
+            layer_words = (name if has(name) else f"{name}_proj" for name in module_names(model))
+            known = dict.fromkeys((*filter(has, KNOWN_TARGETS), *filter(has, layer_words)))
             problems.add("targets", word, f"is no linear layer of {model.name}", f"use {', '.join(known)}")
     chosen = [
         op
@@ -175,6 +213,7 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
             _summed_experts(tuning, problems)
             _halves(tuning, {op.role for op in chosen if op.kind == "grouped"}, problems)
         _state_space(model, tuning, {op.name for op in chosen if op.region == "ssm"}, problems)
+        _convolutions(model, tuning, problems)
     sides, turned = [min(op.columns, op.inner) for op in chosen], {round(op.inner) for op in chosen}
     if tuning.adapter == "oft" and tuning.rank and math.gcd(*turned) % tuning.rank:
         # peft rounds the number of blocks layer by layer (tuners/oft/layer.py, adjust_oft_parameters).
@@ -195,7 +234,7 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
 def _adapter_parameters(model: Model, tuning: Tuning) -> float:
     """Return the parameters of adapters that train, prediction layers left out."""
     return sum(
-        float(w.whole) * line.copies
+        float(w.whole) * line.times
         for line in lines(model, whole_layout(tuning=tuning))
         for op in line.ops
         for w in op.weights
