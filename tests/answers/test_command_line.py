@@ -206,6 +206,9 @@ def test_the_command_to_copy_gives_the_same_answer(name: str) -> None:
         tree.pop("assumptions")
         tree.get("job", {}).pop("precision", None)
         tree.get("job", {}).pop("weights", None)
+        # The batches that a command leaves open.
+        for one in tree.get("proposals", ()):
+            one.pop("batches")
     assert left == right
 
 

@@ -137,3 +137,18 @@ def test_a_saver_asked_again_is_what_it_was_said_to_be(stack: str) -> None:
         assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"]), one[
             "flags"
         ]
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b-v0.1 --adapter lora --seq-len 16384"])
+def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> None:
+    """Where nothing fits by one change, page and JSON say which do and beside which batches, without --savers too."""
+    words = ("train", *model.split(), "--on", "rtx-4090")
+    tree = json.loads(run(*words, "--json").out)
+    assert tree["proposals"] and not tree["fits"] and not any(one["fits"] for one in tree["changes"])
+    page = " ".join(run(*words).out.split())
+    for one in tree["proposals"]:
+        assert one["batches"] == "--micro-batch 1 --global-batch 1"
+        again = json.loads(run(*words, "--json", *one["batches"].split(), *one["flags"].split()).out)
+        assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"])
+        assert one["flags"] in page
+    assert f"asked again beside {tree['proposals'][0]['batches']}" in page

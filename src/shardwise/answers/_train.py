@@ -97,12 +97,17 @@ def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
 
 
 def _saver_trees(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
-    """Return every saver and the bundles that fit, each with what belongs beside its flags."""
+    """Return every saver where they are asked for, and the bundles that fit, each with what belongs beside its flags.
+
+    Bundles are told where no single change makes a plan fit, too, as on a page.
+    """
+    if not inputs.get("savers") and (report.verdict.fits or any(change.fits for change in report.changes)):
+        return {}
     return {
         kind: whole_bytes(
             [asdict(one) | {"batches": _batch_flags(inputs, report, one.flags)} for one in getattr(report, kind)]
         )
-        for kind in ("savers", "proposals")
+        for kind in (("savers", "proposals") if inputs.get("savers") else ("proposals",))
     }
 
 
@@ -136,18 +141,18 @@ def answer(inputs: Inputs, width: int) -> Answer:
             answer_tree |= rollout_tree(report, rollout)
         if phase is not None:
             answer_tree["phase"] = phase
-        if inputs.get("savers"):
-            answer_tree |= _saver_trees(inputs, report)
+        answer_tree |= _saver_trees(inputs, report)
         return answer_tree
 
     def page() -> Page:
-        answer_tree = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used)
+        batches = _batch_flags(inputs, report)
+        answer_tree = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used, batches)
         if rollout is not None or phase is not None:
             from shardwise.answers._rollout import rollout_page
 
             rollout_page(answer_tree, report, rollout, phase)
         if inputs.get("savers"):
-            savers_table(answer_tree, report, _batch_flags(inputs, report))
+            savers_table(answer_tree, report, batches)
         return answer_tree
 
     def draw() -> Figure:

@@ -58,14 +58,22 @@ _AXES = {
 
 
 def train_page(
-    report: TrainReport, command: Sequence[str], width: int = 80, risk: float = 0.0, used: Energy | None = None
+    report: TrainReport,
+    command: Sequence[str],
+    width: int = 80,
+    risk: float = 0.0,
+    used: Energy | None = None,
+    batches: str = "",
 ) -> Page:
     """Return a report as a page, with the energy where it was asked for.
 
-    `command` are the words that reproduce it, `risk` the chance to fit that was asked.
+    `command` are the words that reproduce it, `risk` the chance to fit that was asked, `batches` flags of what the plan
+    chose, which a change of it might choose otherwise.
     """
     page, parts = Page(width), peak_parts(report)
     _verdict(page, report, risk, parts)
+    if batches and not report.verdict.fits and (report.changes or report.proposals):
+        page.note(_batch_note(batches))
     page.blank()
     if report.tuning is not None:
         tuning_lines(page, report.tuning)
@@ -176,8 +184,12 @@ def savers_table(page: Page, report: TrainReport, batches: str = "") -> None:
     page.label("SAVERS", "each evaluated against the plan above: bytes saved, seconds added")
     page.table(rows, (1, 2, 3), header=True)
     if batches:
-        page.note(f"asked again beside {batches}, which a saver may else change")
+        page.note(_batch_note(batches))
     page.items((f"{one.flags}: {one.problem}" for one in report.savers if one.problem), "dim")
+
+
+def _batch_note(batches: str) -> str:
+    return f"asked again beside {batches}, which a saver may else change"
 
 
 def _signed(value: float, show: Callable[[float], str]) -> str:
