@@ -100,11 +100,42 @@ def test_torchtitan_recomputes_every_second_layer_or_third_and_so_on() -> None:
 
 
 def test_a_refusal_names_first_who_runs_the_whole_plan() -> None:
-    """Who splits over an axis in another schedule alone comes after who runs the plan as it is."""
+    """Who splits over an axis in another schedule alone is not named beside who runs the plan as it is."""
     (pp,) = (
         p for p in stack_problems(find_stack("transformers"), Plan(pp=2, schedule="sequential")) if p.field == "pp"
     )
-    assert pp.remedy == "use 1, or stack trl or megatron"
+    assert pp.remedy == "use 1, or stack trl"
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "named", "remedy"),
+    [
+        ("torchtune", {"adapter": "vera"}, {"adapter"}, "use one of lora, rslora, dora, or stack"),
+        ("torchtune", {"adapter": "dora", "base": "nf4"}, set(), ""),
+        ("torchtune", {"adapter": "lora", "base": "gptq4"}, {"base"}, "use one of bf16, fp16, nf4, nf4-dq"),
+        ("megatron-bridge", {"adapter": "oft"}, {"adapter"}, "use one of lora, rslora, dora, or stack"),
+        ("litgpt", {"adapter": "dora"}, {"adapter"}, "use one of lora, rslora"),
+        ("xla", {"adapter": "lora", "base": "nf4"}, set(), ""),
+        ("xla", {"adapter": "lora", "base": "awq4"}, {"base"}, "use one of bf16, fp16, fp8, int8, nf4"),
+        ("trl", {"adapter": "vera", "base": "awq4"}, set(), ""),
+    ],
+)
+def test_methods_and_formats_of_a_framework_are_its_own(
+    name: str, job: dict[str, str], named: set[str], remedy: str
+) -> None:
+    """Those with adapters of their own have few methods and formats; those around peft have all of them."""
+    problems = stack_problems(find_stack(name), Plan(sequence_parallel=False), **{"base": "", **job})
+    assert {problem.field for problem in problems} == named
+    assert all(problem.remedy.startswith(remedy) for problem in problems)
+
+
+def test_what_is_released_now_is_named_before_what_was() -> None:
+    """NeMo of 2024 had experts, ranks of them and NF4, too, and comes after who has them today."""
+    plan = Plan(dp=8, ep=4)
+    (base,) = stack_problems(find_stack("megatron-bridge"), plan, adapter="lora", base="nf4", precision="bf16")
+    assert base.remedy.endswith("or stack xla or nemo-2024")
+    (experts,) = (p for p in stack_problems(find_stack("torchtune"), plan) if p.field == "ep")
+    assert experts.remedy == "use 1, or stack megatron or megatron-lm"
 
 
 RUN: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -92,7 +92,7 @@ def test_pages_of_optimizer_state_are_of_nvidia() -> None:
     [
         ({"adapter": "lora"}, "nemo-2024", {}, "dense"),
         ({"adapter": "dora", "base": "nf4", "targets": ("o", "gate")}, "transformers", {}, "dense"),
-        ({"adapter": "hira"}, "megatron-bridge", {}, "dense"),
+        ({"adapter": "hira"}, "transformers", {}, "dense"),
         ({"adapter": "lora", "targets": ("experts",)}, "transformers", {}, "experts"),
         ({"adapter": "lora", "targets": ("experts",)}, "megatron-bridge", {}, "experts"),
         ({}, "torchtune", {"updates_in_backward": True}, "dense"),

@@ -9,6 +9,7 @@ from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._search_flags import FAST, JOBS, LISTS, WHOLES, WORDS, plan_search_flags
+from shardwise.errors import InputError
 from shardwise.units import show_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     _check_wishes(inputs)
     inputs.values["micro_batch"] = 1
     base = _train.ask(inputs)
+    if refused := [problem for problem in base.unlaunched if problem.field in ("adapter", "base")]:
+        raise InputError(refused)
     recipes = tuning_recipes(base)[: inputs.get("top")]
 
     def tree() -> dict[str, Any]:

@@ -53,7 +53,7 @@ class CapabilityRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """What one framework runs; an empty `precision` or `optimizer` stands for any."""
+    """What one framework runs; an empty `precision`, `optimizer` or `methods` stands for any."""
 
     exporter: str
     """The format of shardwise that writes its launch ("": none)."""
@@ -86,6 +86,10 @@ class Capabilities:
     optimizer: tuple[str, ...]
     adapters: bool
     """It trains adapters beside frozen weights."""
+    methods: tuple[str, ...]
+    """Methods of adapters that it has, those of peft where none are named."""
+    current: bool
+    """It is what its makers release now, not an earlier state of it."""
     tile_mlp: bool
     """It runs the feed-forward of a sequence piece by piece."""
     updates_in_backward: bool
@@ -185,6 +189,8 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
             yield Refusal(name, job[name], "does not run this", known)
     if job.get("adapter") and not runs.adapters:
         yield Refusal("adapter", job["adapter"], "has no adapters", ("full training",))
+    elif job.get("adapter") and runs.methods and job["adapter"] not in runs.methods:
+        yield Refusal("adapter", job["adapter"], "does not train this", runs.methods)
     if job.get("tile_mlp") and not runs.tile_mlp:
         yield Refusal("tile_mlp", int(job["tile_mlp"]), "runs a feed-forward whole", (1,))
     if job.get("updates_in_backward") and not runs.updates_in_backward:

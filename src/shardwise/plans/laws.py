@@ -227,9 +227,13 @@ def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str
     """Return the problem of one value, with the values of the framework and the frameworks that run it."""
     known = {find_stack(name).runs: name for name in reversed(stack_names())}
     refused = {name: {other.field for other in refusals(runs, plan, **job)} for runs, name in known.items()}
-    # Those that run the whole plan first, then those whose launch is written.
-    ranks = {name: (bool(refused[name]), not runs.exporter, stack_names().index(name)) for runs, name in known.items()}
+    # Those that run the whole plan alone, where there are such: those that are released now, whose launch is written.
+    ranks = {
+        name: (bool(refused[name]), not runs.current, not runs.exporter, stack_names().index(name))
+        for runs, name in known.items()
+    }
     able = [name for name in sorted(ranks, key=ranks.__getitem__) if one.field not in refused[name]]
+    able = [name for name in able if not refused[name]] or able
     value = one.value if isinstance(one.value, str | int) else shown(one.value)
     remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
     if able:
