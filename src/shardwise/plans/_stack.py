@@ -191,6 +191,9 @@ class Stack:
     fsdp_padding: Literal["flat", "rows", "rows-or-columns"]
     """What is sharded: flat units, or each tensor's first dimension, padded to the ranks of the sharding group; or, of
     experts that are fewer than those, the second."""
+    fsdp_adapters: bool
+    """Each matrix of an adapter is a unit of FSDP, and the host is at most two units ahead of the device: a layer's
+    weights are gathered once the layer before it ends."""
     pipeline_keeps_gathered: bool
     """Sharded weights of a stage stay gathered, and its gradients whole, between micro-batches."""
 

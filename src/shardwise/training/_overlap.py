@@ -145,8 +145,8 @@ def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: B
     After them seconds that its compute loses (forward, backward): to the cores that messages hold, and to copies.
 
     Weights are gathered a unit ahead, forward and backward, and gradients reduce-scattered behind the next unit's
-    backward, for every micro-batch (torch.distributed.fsdp; arXiv:2304.11277). ZeRO-2 scatters gradients every
-    micro-batch.
+    backward, for every micro-batch (torch.distributed.fsdp; arXiv:2304.11277); where matrices of adapters are units,
+    the unit ahead is one of those. ZeRO-2 scatters gradients every micro-batch.
     """
     zero = 0 * k.forward
     if not recipe.shards_gradients:
@@ -157,11 +157,13 @@ def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: B
     hides = costs.may_overlap("dp") and recipe.stack.overlap_gradients
     often, twice, reduced = unit_rounds(sizes, recipe)
     first, last = often * gather, often * twice * gather + reduced * scatter
-    ahead = maximum(first - often * k.forward, 0.0) if hides else first
-    quiet = maximum(twice * gather - k.backward, 0.0)
-    behind = (
-        (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0) if hides else last
-    )
+    late = recipe.stack.fsdp_adapters and recipe.adapters is not None
+    ahead = maximum(first - often * k.forward, 0.0) if hides and not late else first
+    if hides and not late:
+        quiet = maximum(twice * gather - k.backward, 0.0)
+        behind = (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0)
+    else:
+        behind = often * twice * gather + reduced * maximum(scatter - k.backward, 0.0) if hides else last
     hidden = first + last - ahead - behind
     copied, returned = copy_seconds(costs, recipe, often * total(elements), reduced * total(made))
     cast = cast_seconds(costs, recipe, k)
