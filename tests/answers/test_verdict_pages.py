@@ -152,3 +152,28 @@ def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> N
         assert (again["device_bytes"], again["step_seconds"]) == (one["device_bytes"], one["step_seconds"])
         assert one["flags"] in page
     assert f"asked again beside {tree['proposals'][0]['batches']}" in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mistral-7b-v0.1 --on 8xh100 --micro-batch 2",
+        "zamba2-7b --on t4 --adapter vera --method dpo --offload activations --adapter-precision bf16 --micro-batch 1",
+    ],
+)
+def test_a_change_names_the_framework_that_it_would_leave(words: str) -> None:
+    """A sharding brings its own framework, and quantised weights another place to offload: both are named."""
+    asked = ("train", *words.split())
+    tree = json.loads(run(*asked, "--savers", "--json").out)
+    batches = ("--global-batch", str(tree["job"]["global_batch"]))
+    told = [(one["flags"], one["device_bytes"], "") for one in tree["savers"] + tree["proposals"] if not one["problem"]]
+    told += [(f"--{c['field'].replace('_', '-')} {c['value']}", c["needed_bytes"], c["stack"]) for c in tree["changes"]]
+    moved = 0
+    for flags, device_bytes, stack in told:
+        if any(flag in words for flag in flags.split() if flag.startswith("--")):
+            continue
+        moved += "--stack" in flags or bool(stack)
+        more = ("--stack", stack) if stack else ()
+        again = json.loads(run(*asked, *batches, *flags.split(), *more, "--json").out)
+        assert again["device_bytes"] == pytest.approx(device_bytes, abs=1), flags
+    assert moved

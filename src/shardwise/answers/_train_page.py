@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shardwise.answers._described import describe
 from shardwise.answers._energy import Energy, energy_lines
@@ -25,7 +25,6 @@ from shardwise.answers._page import (
     show_verdict,
 )
 from shardwise.answers._train_tree import peak_parts, step_tree
-from shardwise.plans import Sharding, default_stack
 from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
 from shardwise.units import counted, show_bytes, show_count, show_seconds
@@ -237,15 +236,7 @@ def say_change(report: TrainReport, change: Change) -> str:
     """
     value = ",".join(map(str, change.value)) if isinstance(change.value, tuple) else change.value
     flags = f"--{change.field.replace('_', '-')} {value}" if value != "" else f"without --{change.field}"
-    stack = report.case.stack.name
-    if (
-        change.field == "sharding"
-        and default_stack(
-            replace(report.plan, sharding=cast(Sharding, change.value)), report.job.adapter, report.job.method
-        )
-        != stack
-    ):
-        flags += f" --stack {stack}"
+    flags += f" --stack {change.stack}" if change.stack else ""
     host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""
     return f"{flags} ({show_bytes(change.needed_bytes)}{host})"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardwise.errors import InputError, Problem
 from shardwise.models import Model
-from shardwise.plans import Capabilities, Plan, Recompute, Stack
+from shardwise.plans import Capabilities, Plan, Recompute, Stack, default_stack, find_base
 from shardwise.plans.laws import every_nth, module_names, refusals
 from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
@@ -47,7 +47,10 @@ A = TypeVar("A", bound=JudgedPlan)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A single-field change of a plan and what it would do: bytes on a device, and on the host of a node."""
+    """A single-field change of a plan and what it would do: bytes on a device, and on the host of a node.
+
+    `stack` is the framework to name beside it, where its own words would bring another.
+    """
 
     field: str
     value: object
@@ -55,6 +58,17 @@ class Change:
     step_seconds: float
     fits: bool
     host_needed_bytes: float = 0.0
+    stack: str = ""
+
+
+def stack_beside(case: TrainingCase, then: TrainingCase) -> str:
+    """Return the framework of a case to name beside what changes it, which alone would bring another; "" for none.
+
+    Beside quantised weights a framework that recomputes by itself may be another's place to offload.
+    """
+    before, after = (default_stack(one.plan, one.job.adapter, one.job.method) for one in (case, then))
+    turned = find_base(case.job.base or "bf16").narrow != find_base(then.job.base or "bf16").narrow
+    return then.stack.name if after != then.stack.name and (turned or after != before) else ""
 
 
 def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
@@ -92,6 +106,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
                 step_seconds=answer.step_seconds,
                 fits=answer.fits,
                 host_needed_bytes=answer.verdict.host_needed_bytes,
+                stack=stack_beside(case, changed),
             )
         )
 

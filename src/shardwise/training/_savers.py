@@ -16,7 +16,7 @@ from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
-from shardwise.training._changes import JudgedPlan
+from shardwise.training._changes import JudgedPlan, stack_beside
 from shardwise.training._evaluate import Evaluation
 from shardwise.training._parts import StageMemory
 from shardwise.units import show_bytes
@@ -185,7 +185,8 @@ def _flags_beside(case: TrainingCase, changes: FieldChanges, stack: str) -> str:
     then = _changed(case, changes, stack)
     turned = usual_recompute(case.stack, case.job.base) != usual_recompute(then.stack, then.job.base)
     kept = {"recompute": case.plan.recompute} if turned and not case.plan.modules else {}
-    return flags_of({**kept, **changes, **({"stack": stack} if stack else {})})
+    named = stack or stack_beside(case, then)
+    return flags_of({**kept, **changes, **({"stack": named} if named else {})})
 
 
 def _changed(case: TrainingCase, changes: FieldChanges, stack: str = "") -> TrainingCase:
