@@ -1,5 +1,6 @@
 """A search refuses of a job what one training refuses, and proposes no plan that a training would refuse."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -77,3 +78,21 @@ def test_layouts_that_no_framework_splits_are_counted_under_a_law() -> None:
     laws = {one["name"]: one for one in run("plan", "train", *words, "--explore").tree["rejected"]}
     assert laws["job"]["count"] > 0
     assert "adalora" in laws["job"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-3.1-8b --on 8xh100 --adapter ia3 --base int8",
+        "llama-3.1-8b --on 2xl40s --adapter vera --stack trl",
+        "zamba2-7b --on 8xa100-sxm-40gb --adapter lora --stack unsloth --recompute full",
+    ],
+)
+def test_the_best_plan_is_asked_again_against_what_its_framework_does_unless_told(words: str) -> None:
+    """What recomputes beside quantised weights, and what goes to the host, is named where the best plan does not."""
+    asked = ["plan", "train", *shlex.split(words), "--global-batch", "64", "--seq-len", "1024"]
+    best = json.loads(run(*asked, "--json").out)["best"][0]
+    page = run(*asked).out
+    command = shlex.split(page.split("AGAIN\n")[1].replace("\\\n", " "))
+    again = json.loads(run(*command[1:], "--json").out)
+    assert (again["device_bytes"], again["step_seconds"]) == (best["device_bytes"], best["step_seconds"])

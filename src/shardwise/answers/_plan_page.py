@@ -108,7 +108,7 @@ def short_tree(report: TrainReport) -> dict[str, Any]:
     return {
         "step_seconds": report.step_seconds,
         "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
-        "device_bytes": report.device_bytes,
+        "device_bytes": round(report.device_bytes),
         "chance_to_fit": report.chance_to_fit,
         "devices": report.plan.num_devices,
         "launchable": not report.unlaunched,

@@ -155,7 +155,7 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
     """Return the case of `train` that one plan of the answer is."""
     from dataclasses import fields
 
-    from shardwise.plans import Plan
+    from shardwise.plans import Plan, usual_recompute
 
     plan, plain = report.plan, inputs.imported.plan if inputs.imported else Plan()
     groups = ("search", "space", "limits")
@@ -163,7 +163,11 @@ def case_of(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
     kept = {key: value for key, value in inputs.values.items() if key not in own and key != "sequence_parallel"}
     on = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
     changed = {f.name: getattr(plan, f.name) for f in fields(Plan) if getattr(plan, f.name) != getattr(plain, f.name)}
-    always = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
+    always: dict[str, Any] = {name: getattr(plan, name) for name in ("tp", "pp", "dp", "micro_batch")}
+    if plan.recompute == "none" and not plan.modules and usual_recompute(report.case.stack, report.job.base) != "none":
+        always["recompute"] = "none"
+    if report.case.stack.usual_offload and plan.recompute == "full" and not plan.offload:
+        always["offload"] = ()
     asked = {key: getattr(report.job, key) for key in JOBS if key in inputs.values}
     job = {**asked, "global_batch": report.job.global_batch, "seq_len": report.job.seq_len}
     job["stack"] = report.case.stack.name
