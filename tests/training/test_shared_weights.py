@@ -33,3 +33,11 @@ def test_passes_of_one_prediction_layer_own_it_once() -> None:
     )
     assert passes.memory.weights == one.memory.weights < two.memory.weights
     assert passes.evaluation.step.pipeline.total == two.evaluation.step.pipeline.total
+
+
+def test_blocks_that_share_weights_have_adapters_each() -> None:
+    """Adam's two fp32 moments of as many parameters as peft trains, 13 uses of two blocks of Zamba-2 with their own."""
+    job = Training(seq_len=512, global_batch=1, adapter="lora", rank=8)
+    report = train(Model.load("zamba2-7b"), Cluster.parse("1xh100-sxm-80gb"), Plan(micro_batch=1), job)
+    assert report.tuning is not None
+    assert report.memory.optimizer == 8 * report.tuning.trainable_parameters

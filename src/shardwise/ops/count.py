@@ -168,7 +168,8 @@ def _counted(model: Model) -> Counter[str]:
 def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
     """Return the parameters that a fine-tuning trains, by the linear layer or the component that they belong to.
 
-    Equal to peft 0.21.2 for every run of tests/data/tuning/counts.json.
+    Equal to peft 0.21.2 for every run of tests/data/tuning/counts.json. Blocks that share weights have adapters each:
+    their class ties parameters of modules that peft wraps one by one.
 
     >>> from shardwise.plans import Training, find_stack, tuning_of
     >>> job = Training(seq_len=1, global_batch=1, adapter="lora", rank=16, targets=("q", "v"))

@@ -136,10 +136,7 @@ def gather_buffer(case: TrainingCase, y: Layout[X]) -> X:
 
 
 def shared_of(case: TrainingCase, y: Layout[X]) -> tuple[SharedWeights[X], ...]:
-    """Return the blocks that share their weights, and the kinds of layer that run them (Zamba2, arXiv:2411.15242).
-
-    Their adapters are each layer's own: a class ties parameters of modules that peft wraps one by one.
-    """
+    """Return the blocks that share weights, not adapters, and the layers that run them (Zamba2, arXiv:2411.15242)."""
     uses: dict[Block, list[int]] = {}
     for i, kind in enumerate(case.kinds):
         for block in (kind.block, *kind.block.also):
