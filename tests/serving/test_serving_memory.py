@@ -183,3 +183,11 @@ def test_a_checkpoint_may_narrow_its_feed_forward_layers_alone() -> None:
     attention = 126 * 16384 * (2 * 16384 + 2 * 1024)
     assert some - all_narrow == attention / 8
     assert all_narrow < some < wide
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "tensorrt-llm"])
+def test_a_server_that_stands_beside_others_has_the_cache_of_one_alone(engine: str) -> None:
+    """Two servers of sixteen attention groups: SGLang set memory aside for 32 groups, a fifth of the cache."""
+    job = Serving(batch=1, input_tokens=2000, output_tokens=500)
+    one, two = (ask("deepseek-v3", job, Plan(dp=dp, ep=16), "h200", engine=engine) for dp in (16, 32))
+    assert one.kv_cache_tokens == two.kv_cache_tokens

@@ -83,7 +83,8 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     chunk = case.job.max_batched_tokens or row["chunk"]
     few, many = row["sequences"]
     captured = above(sizes.tp, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
-    groups = above(sizes.ep * sizes.etp, sizes.tp, sizes.dp, 0 * sizes.tp)
+    # Of one server: others that stand beside it set nothing aside here.
+    groups = above(sizes.ep * sizes.etp, sizes.tp, divide(sizes.ep * sizes.etp, sizes.tp), 0 * sizes.tp)
     each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
     latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
