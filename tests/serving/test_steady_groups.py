@@ -13,7 +13,7 @@ from steady import STORED, draw
 
 from shardwise.plans import Plan
 from shardwise.serving.load._batch_times import walk_above
-from shardwise.serving.load._batches import batches_of, held
+from shardwise.serving.load._batches import after_hold, batches_of
 
 
 @cache
@@ -45,7 +45,7 @@ def test_prompts_that_were_held_are_in_any_group_of_all_ways_in_which_each_has_o
         if not all_have or prompts < 4 or counts.min() > 0:
             most.append(counts.max())
             some.append((counts > 0).sum())
-    found = held(prompts, batches_of([Plan(dp=4, ep=4)], True), all_have)
+    found = after_hold(prompts, batches_of([Plan(dp=4, ep=4)], True), all_have)
     assert [float(one[0, 0]) for one in found] == pytest.approx([np.mean(most), np.mean(some)], rel=0.01)
 
 

@@ -247,8 +247,7 @@ class LoadSearch:
     def fewest(self, group: LoadGroup, devices: float) -> Any:
         """Return the fewest replicas of each layout that keep the limits on so many devices, infinite where none do.
 
-        Of endless devices as many are tried as leave each replica almost empty. Most layouts need as many as carry the
-        load, or few more: these are tried first, then four times as many more each time, at most half of what is left.
+        Of endless devices as many are tried as leave each almost empty; first those that carry the load, or few more.
         """
         if group.form is None:
             raise LookupError(group)
@@ -261,10 +260,9 @@ class LoadSearch:
         high, have = np.maximum(most, low).astype(float), self.cluster.num_devices
         if devices > have:
             # What is enough on all that there are is enough on more, and what is not needs more.
-            few = self.fewest(group, have)
-            found = np.isfinite(few)
-            low = np.where(found, few, np.minimum(np.maximum(low, have // group.devices + 1), high))
-            high = np.where(found, few, high)
+            few, more_than_all = self.fewest(group, have), have // group.devices + 1
+            low = np.where(np.isfinite(few), few, np.minimum(np.maximum(low, more_than_all), high))
+            high = np.where(np.isfinite(few), few, high)
         kept, more = self.keeps(group, empty, high), 0.0
         while (kept & (low < high)).any():
             tried = np.minimum(low + more, np.floor((low + high) / 2))

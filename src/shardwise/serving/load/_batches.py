@@ -111,7 +111,7 @@ def crowded(prompts: int, batches: Batches, policy: Policy, apart: float | None)
     return even + apart * (random - even), np.minimum(prompts, many) * (1 - apart) + apart * some
 
 
-def held(prompts: int, batches: Batches, all_have: bool) -> tuple[Any, Any]:
+def after_hold(prompts: int, batches: Batches, all_have: bool) -> tuple[Any, Any]:
     """Return the same where prompts were held: each went where a sequence had ended, to any batch.
 
     Until every batch has one it is one of the ways in which each has, where there are as many prompts.

@@ -8,11 +8,11 @@ from shardwise.serving.load._replica import Replica
 from shardwise.serving.load._simulate import Scheduler
 
 
-class Clock:
+class EngineQueue:
     """Engines by when something next runs there, the first of equals first.
 
-    That is later for an engine that has run, which is seen when its turn comes, and earlier only for one that is `told`
-    of a request.
+    That is later for an engine that has run, which is seen when its turn comes, and earlier only for one that was
+    given a request: `look_again`.
     """
 
     def __init__(self, engines: list[Replica]) -> None:
@@ -40,7 +40,7 @@ class Clock:
         """Return the engine of a group."""
         return self.engines[self.index[id(group)]]
 
-    def told(self, group: Scheduler) -> None:
+    def look_again(self, group: Scheduler) -> None:
         """Look at an engine again, of which a group was given a request."""
         index = self.index[id(group)]
         now = self.engines[index].next_seconds

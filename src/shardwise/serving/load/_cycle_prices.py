@@ -13,7 +13,7 @@ from shardwise.arrays import np
 from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 from shardwise.serving.load._batch_times import begin_chance, walk_above
-from shardwise.serving.load._batches import EQUAL, Batches, crowded, ending_chance, held, piled, piles_up
+from shardwise.serving.load._batches import EQUAL, Batches, after_hold, crowded, ending_chance, piled, piles_up
 from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
@@ -97,7 +97,7 @@ class _Crowd:
     def of(self, prompts: int, batches: Batches, policy: Policy) -> tuple[Any, Any]:
         """Return the prompts of the batch with most of them, and how many batches have any: [layout, 1]."""
         if self.comes in ("late", "held"):
-            return held(prompts, batches, self.comes == "held")
+            return after_hold(prompts, batches, self.comes == "held")
         if self.comes == "unevenly":
             return piled(prompts, batches, policy)
         return crowded(prompts, batches, policy, None if self.comes == "evenly" else self.apart)
@@ -143,7 +143,7 @@ class CycleSteps:
         first = cycles_of(self._of(even), self.decode, batches, policy, other).named(self.counts)
         if holds:
             whole = cycles_of(self._of(_Crowd(comes="held")), self.decode, batches, policy).named(self.counts)
-            first = replace(first, held=whole, ends=whole)
+            first = replace(first, all_have=whole, ends=whole)
         queue = self._queue(moments)
         if queue is None:
             return first
@@ -209,8 +209,8 @@ class CycleSteps:
         each, alone, filling = pieces[:, 0], own[:, 0], np.maximum(pieces * size[:, None], 1e-9)
         full = _as_often(full[:, None], filling)[:, 0]
         if apart.any():
-            beside, later = (_as_often(apart[:, None], often)[:, 0] for often in (pieces, filling))
-            alone = np.concatenate([alone - beside, alone + beside])
+            apart, later = (_as_often(apart[:, None], often)[:, 0] for often in (pieces, filling))
+            alone = np.concatenate([alone - apart, alone + apart])
             full = np.concatenate([full - later, full + later])
         alone = np.sort(alone, axis=0)
         full = np.maximum(np.sort(full, axis=0), alone)

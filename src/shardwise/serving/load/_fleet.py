@@ -25,7 +25,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
-from shardwise.serving.load._clock import Clock
+from shardwise.serving.load._clock import EngineQueue
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, request_of
@@ -254,7 +254,7 @@ class Pools:
         closed = follow is not None
         self.entry = Routing(self.prefill, router, seed, closed)
         self.exit = Routing(self.decode, after, seed + 1, closed)
-        self.clocks = Clock(self.prefill), Clock(self.decode)
+        self.clocks = EngineQueue(self.prefill), EngineQueue(self.decode)
         self.free: dict[int, float] = {}
         """When the links of a worker are idle again."""
         for engine in self.prefill:
@@ -272,7 +272,7 @@ class Pools:
             request.ready = self.free[id(engine)] = self.free[taker] = start + self.link.seconds(request.input_tokens)
             request.remote, request.past, request.target = True, 0, request.input_tokens
             group.expect(request)
-            self.clocks[1].told(group)
+            self.clocks[1].look_again(group)
 
         return hand_over
 
@@ -281,7 +281,7 @@ class Pools:
             after = self.follow(ended) if self.follow else None
             if after is not None:
                 engine.horizon = ended.end
-                self.clocks[0].told(self.entry.send(after))
+                self.clocks[0].look_again(self.entry.send(after))
 
         return ask
 
@@ -289,7 +289,7 @@ class Pools:
         """Return what the groups of both pools did; whichever engine is next takes a step."""
         for request in requests:
             self.entry.send(request)
-        self.clocks = Clock(self.prefill), Clock(self.decode)
+        self.clocks = EngineQueue(self.prefill), EngineQueue(self.decode)
         while True:
             (start, first), (after, last) = (clock.first() for clock in self.clocks)
             if start <= after:

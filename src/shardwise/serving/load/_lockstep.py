@@ -110,7 +110,7 @@ class Cycles:
     """Coefficient of variation of cycles with prompts, where batches go in lockstep: [mean, layout, place]."""
     ends: Cycles | None = None
     """The same where prompts take the places of sequences that ended; None where that is no different."""
-    held: Cycles | None = None
+    all_have: Cycles | None = None
     """The same where every batch has a prompt, for which prompts were held."""
 
     def named(self, counts: Any) -> Cycles:
@@ -197,7 +197,7 @@ class Cycles:
 
         Where sequences end as they came, so do requests go to one batch after another.
         """
-        cycle, with_prompts, all_have = at.cycle, self.look(self.mean, at.some), self.held or self
+        cycle, with_prompts, all_have = at.cycle, self.look(self.mean, at.some), self.all_have or self
         steps_back: list[Any] = []
         for turn in range(_ROUNDS):
             first, more = rate * with_prompts, rate * self.decode
