@@ -182,6 +182,24 @@ def test_a_study_that_changed_says_what_is_stale(
     assert (said["study"]["stale"], said["study"]["answered_before"], len(said["rows"])) == (4, 0, 8)
 
 
+@pytest.mark.parametrize("batches", ["{global_batch = 8}", "{global_batch = 8}, {global_batch = 32}"])
+def test_what_is_still_asked_is_not_asked_again(
+    batches: str, undisturbed: tuple[Path, dict[str, bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a study with fewer or more values of an axis, even one, old answers are taken: tables are those made anew."""
+    small = STUDY.replace('"gpt2", "gpt2-medium"', '"gpt2"')
+    short = small.replace("{global_batch = 8}, {global_batch = 16}, {global_batch = 7}", batches)
+    assert main(_words(_study(tmp_path, short), tmp_path / "new", "--workers", "1")) == 0
+    for first, then in ((small, short), (short, small)):
+        out = tmp_path / str(len(first))
+        assert main(_words(_study(tmp_path, first), out, "--workers", "1")) == 0
+        capsys.readouterr()
+        assert main([*_words(_study(tmp_path, then), out, "--workers", "1"), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["study"]["answered_before"] == 2
+        if then is short:
+            assert _tables(out) == _tables(tmp_path / "new")
+
+
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
@@ -281,7 +299,7 @@ def test_the_examples_are_studies(name: str, models: int, questions: int) -> Non
     """The studies of the examples ask so many questions about so many models, and the first one has an answer."""
     task, _, asked = read_study(str(Path(__file__).parents[2] / "examples" / "studies" / f"{name}.toml"))
     assert (len(asked), len({values["model"] for values in asked})) == (questions, models)
-    assert rows_of((task, 1, ("model", "on")), asked[0])[0]["rank"] == 1
+    assert rows_of((task, 1), asked[0])[0]["rank"] == 1
 
 
 def test_deployments_are_swept_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

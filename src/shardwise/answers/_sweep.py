@@ -126,14 +126,13 @@ def _axis(key: str, values: Any, inputs: Inputs) -> list[dict[str, Any]]:
     return [_keys_of(v, inputs) if isinstance(v, dict) else {key.replace("-", "_"): v} for v in values]
 
 
-def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(asked: tuple[str, int], values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of one question: the best plans, or one that says why there is none.
 
-    `asked` is the task, how many plans are kept, and the values that stand in the rows.
+    `asked` is the task and how many plans are kept.
     """
-    task, top, shown = asked
+    task, top = asked
     inputs, raw = Inputs(), {**values, "top": top, "what": task}
-    start = {name: values.get(name) for name in shown}
     inputs.raw = raw
     read_values(raw, command_of(task), inputs)
     try:
@@ -142,14 +141,14 @@ def rows_of(asked: tuple[str, int, tuple[str, ...]], values: Mapping[str, Any]) 
         inputs.problems.raise_if_any()
         result = _trained(inputs) if task == "train" else _plan_infer.ask(inputs)
     except InputError as error:
-        return [{**start, "rank": None, "problem": "; ".join(map(str, error.problems)), "release": __version__}]
+        return [{"rank": None, "problem": "; ".join(map(str, error.problems)), "release": __version__}]
     counts = {"plans": result.num_plans, "legal": result.counts.legal, "fitting": result.counts.fitting}
     rejected = {row.name: row.count for row in result.rejected if row.count} if not result.best else _counted(result)
     common = {**counts, "rejected": rejected, "problem": None, "release": __version__}
     if result.best:
-        return [{**start, "rank": i, **_row(result, r), **common} for i, r in enumerate(result.best, 1)]
+        return [{"rank": i, **_row(result, r), **common} for i, r in enumerate(result.best, 1)]
     nearest = result.nearest
-    return [{**start, "rank": -1, **(_row(result, nearest) if nearest is not None else {}), **common}]
+    return [{"rank": -1, **(_row(result, nearest) if nearest is not None else {}), **common}]
 
 
 def _counted(result: Any) -> dict[str, int]:
@@ -200,7 +199,7 @@ def _flat(value: Any) -> Any:
 class _Rows:
     """The rows of questions, as something that travels to other processes, where the user's catalogue is named anew."""
 
-    def __init__(self, asked: tuple[str, int, tuple[str, ...]], catalogue: str) -> None:
+    def __init__(self, asked: tuple[str, int], catalogue: str) -> None:
         self.asked, self.catalogue = asked, catalogue
 
     def __call__(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -243,9 +242,9 @@ def answer(inputs: Inputs, width: int) -> Answer:
     task, top, questions = read_study(inputs.values["study"], inputs.get("follow", False))
     varied = tuple(key for key in dict.fromkeys(k for q in questions for k in q) if _varies(key, questions))
     shown = tuple(dict.fromkeys(("model", "on", *varied)))
-    depends_on = (task, top, shown, __version__, inputs.get("catalogue", ""), _own_catalogue())
-    asked = [StudyQuestion.of(values, depends_on) for values in questions]
-    work = StudyTask(asked, _Rows((task, top, shown), inputs.get("catalogue", "")))
+    depends_on = (task, top, __version__, inputs.get("catalogue", ""), _own_catalogue())
+    asked = [StudyQuestion.of(values, depends_on, shown) for values in questions]
+    work = StudyTask(asked, _Rows((task, top), inputs.get("catalogue", "")))
     folder = StudyFolder(Path(inputs.values["out"]))
     result = run_study(work, folder, _executor(inputs, len(asked)), _progress(len(asked)))
     status = 130 if result.left else _status([row["rank"] for row in result.rows])

@@ -32,14 +32,18 @@ _FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyQuestion:
-    """One question of a study: its model, what was asked, and a name that only the same question has."""
+    """One question of a study: its model, what was asked, and a name that only the same question has.
+
+    `shown` is what of the values stands in its rows: no part of the answer, since a study that grows shows more.
+    """
 
     model: str
     values: Mapping[str, Any]
     name: str
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], depends_on: Sequence[Any]) -> StudyQuestion:
+    def of(cls, values: Mapping[str, Any], depends_on: Sequence[Any], shown: Sequence[str] = ()) -> StudyQuestion:
         """Return the question of some values; `depends_on` is what else the answer depends on, such as the release.
 
         >>> one, other = (StudyQuestion.of({"model": "gpt2", "on": on}, ["0.1"]) for on in ("h100", "8xh100"))
@@ -53,7 +57,12 @@ class StudyQuestion:
             model=str(values.get("model", "sizes")),
             values=values,
             name=hashlib.sha256(text.encode()).hexdigest()[:20],
+            shown={name: values.get(name) for name in shown},
         )
+
+    def told(self, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
+        """Return the rows of its answer with what was asked."""
+        return [{**self.shown, **row} for row in rows]
 
 
 def _digest(path: str) -> str:
@@ -224,6 +233,7 @@ def run_study(
                     progress(done, len(missing))
         except KeyboardInterrupt:
             pass
+        known = {place: questions[place].told(rows) for place, rows in known.items()}
         result.left = len(questions) - len(known)
         result.rows = [row for place in sorted(known) for row in known[place]]
         if not result.left and is_installed("polars"):
