@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from shardwise.answers._sweep import read_study, rows_of
-from shardwise.answers._sweep_page import sweep_figure
+from shardwise.answers._sweep_page import sweep_figure, sweep_page
 from shardwise.cli import main
 from shardwise.errors import InputError
-from shardwise.search._study import StudyQuestion
+from shardwise.search._study import StudyQuestion, StudyResult
 
 polars = pytest.importorskip("polars")
 
@@ -180,6 +180,15 @@ def test_a_study_that_changed_says_what_is_stale(
     assert main([*_words(_study(tmp_path, changed), out, "--workers", "1"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["study"]["stale"], said["study"]["answered_before"], len(said["rows"])) == (4, 0, 8)
+
+
+@pytest.mark.parametrize(("left", "tables", "more"), [(0, ["m.parquet"], "8 more in the tables"), (5, [], "8 more")])
+def test_a_page_names_tables_where_there_are_some(left: int, tables: list[str], more: str) -> None:
+    """Of a study that was interrupted, which has no tables yet, the other rows are not said to be in them."""
+    rows = [{"model": "m", "rank": 1, "step_seconds": 2.0, "devices": 8} for _ in range(28)]
+    result = StudyResult(rows=rows, left=left, tables=[*map(Path, tables)])
+    page = sweep_page(result, [StudyQuestion.of({"model": "m"}, [])] * 33, ("model",), 80).plain()
+    assert f" {more}\n" in page
 
 
 @pytest.mark.parametrize("batches", ["{global_batch = 8}", "{global_batch = 8}, {global_batch = 32}"])

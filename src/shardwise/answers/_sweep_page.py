@@ -47,7 +47,7 @@ def sweep_page(result: StudyResult, asked: Sequence[StudyQuestion], shown: Seque
         latency = next((word for name, word in _LATENCIES.items() if best[0].get(name)), "seconds")
         page.table([("", *shown, latency, "devices"), *(_line(row, shown) for row in best[:_SHOWN])], header=True)
     if len(best) > _SHOWN:
-        page.note(f"{len(best) - _SHOWN:,} more in the tables")
+        page.note(f"{len(best) - _SHOWN:,} more{' in the tables' if result.tables else ''}")
     page.blank()
     for path in result.tables:
         page.label("TABLE", str(path))
