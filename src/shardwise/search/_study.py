@@ -60,7 +60,7 @@ class StudyQuestion:
             shown={name: values.get(name) for name in shown},
         )
 
-    def told(self, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
+    def with_values(self, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
         """Return the rows of its answer with what was asked."""
         return [{**self.shown, **row} for row in rows]
 
@@ -233,7 +233,7 @@ def run_study(
                     progress(done, len(missing))
         except KeyboardInterrupt:
             pass
-        known = {place: questions[place].told(rows) for place, rows in known.items()}
+        known = {place: questions[place].with_values(rows) for place, rows in known.items()}
         result.left = len(questions) - len(known)
         result.rows = [row for place in sorted(known) for row in known[place]]
         if not result.left and is_installed("polars"):
