@@ -170,6 +170,22 @@ def test_the_search_is_brute_force(kind: str) -> None:
             )
 
 
+def test_deployments_over_nodes_are_what_infer_answers_without_an_order() -> None:
+    """Replicas have their stages beside each other in the search as in `infer`, those within a node as one alone."""
+    cluster, space = Cluster.parse("24xh100"), ServingSpace(pp=IntRanges(((4, 8),)), batch=IntRanges(((4, 4),)))
+    found = plan_serving(load_model("llama-3.1-8b"), cluster, JOB, space, SearchOptions(top=100))
+    assert {report.plan.pp for report in found.best} == {4, 6, 8}
+    for report in found.best:
+        plan = Plan(tp=report.plan.tp, pp=report.plan.pp, dp=report.plan.dp)
+        again = infer(load_model("llama-3.1-8b"), cluster, plan, report.job)
+        one = infer(load_model("llama-3.1-8b"), part_of(cluster, plan.tp * plan.pp), replace(plan, dp=1), report.job)
+        assert again.plan == report.plan
+        for name in ("tpot_seconds", "ttft_seconds"):
+            assert getattr(again, name) == pytest.approx(getattr(report, name), rel=1e-12)
+            # Six stages lie on two nodes for two replicas of four.
+            assert 8 % (plan.tp * plan.pp) or getattr(again, name) == pytest.approx(getattr(one, name), rel=6e-3)
+
+
 def test_the_largest_batch_is_the_largest() -> None:
     """Of a range, the largest batch tried fits and keeps the limits, and one request more does not."""
     options = SearchOptions(max_tpot_seconds=0.012, top=100)

@@ -21,9 +21,10 @@ from shardwise.answers._search_flags import SERVE_LIMITS, SERVE_WHOLES, SERVE_WO
 from shardwise.answers._ties import explain_ties, ties_line
 from shardwise.answers._value_lists import on_devices, order_of, sized
 from shardwise.errors import InputError
+from shardwise.plans import AXES
 from shardwise.records import replace
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
-from shardwise.serving import InferReport
+from shardwise.serving import InferReport, stages_together
 from shardwise.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     fixed: dict[str, Any] = {"on": on_devices(inputs, report.case.cluster.device.name, plan.num_devices)}
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
-    fixed |= {"order": plan.order} if plan.order != type(plan)().order else {}
+    unsaid = stages_together(replace(plan, order=AXES)).order
+    fixed |= {"order": plan.order} if plan.order != unsaid else {}
     fixed |= {key: getattr(job, key) for key in ("batch", "input_tokens", "output_tokens")}
     if not report.case.model.generates:
         del fixed["output_tokens"]

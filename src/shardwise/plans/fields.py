@@ -131,7 +131,7 @@ PLAN: tuple[Field, ...] = (
     _around(
         "order",
         "order",
-        "axes from the fastest links outwards, such as tp-cp-ep-dp-pp",
+        "axes from the fastest links outwards, by default tp-cp-ep-dp-pp in training and tp-cp-ep-pp-dp in engines",
         searched="one",
         taken_by="infer",
     ),

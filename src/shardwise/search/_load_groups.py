@@ -16,7 +16,7 @@ from shardwise.plans import Limit, Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
-from shardwise.search._serving_space import SERVING_ORDERS, ServingSpace
+from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
 from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, take_rows, tokens_per_step
 from shardwise.serving.load import (
@@ -59,7 +59,7 @@ DEVICES, LOAD, SIMULATED = "devices", "load", "simulated"
 class LoadSpace:
     """What is searched: layouts and formats of a serving space, step tokens and sequences (0: the engine's own)."""
 
-    layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES, orders=SERVING_ORDERS[:1])
+    layouts: ServingSpace = ServingSpace(devices=REPLICA_DEVICES)
     step_tokens: tuple[int, ...] = (0, 2048, 16384)
     max_sequences: tuple[int, ...] = (0, 64, 256)
     pools: str = "aggregated"

@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Block, Model
-from shardwise.plans import Plan, Serving, dense_group_shapes, divisors, with_groups
+from shardwise.plans import AXES, Plan, Serving, dense_group_shapes, divisors, with_groups
 from shardwise.plans.fields import DEPLOYED
 from shardwise.plans.laws import all_blocks, expert_laws, tensor_laws
 from shardwise.records import dataclass, replace
@@ -22,6 +22,7 @@ from shardwise.search._placements import COLUMNS
 from shardwise.search._serving_space import Layouts, ServingSpace, law_key, law_keys
 from shardwise.search._space import AxisOrder
 from shardwise.serving import (
+    TOGETHER,
     Engine,
     ServingCase,
     ServingQuestion,
@@ -198,6 +199,13 @@ class ServingGrid:
 
     def _place(self, sizes: dict[str, Any], order: AxisOrder) -> list[Any]:
         """Return the ranks of each axis that sends messages in one domain of each tier."""
+        alone = self._spans(sizes, order)
+        if order != AXES:
+            return alone
+        apart = (sizes["pp"] == 1) | (sizes["dp"] == 1) | (sizes["ep"] * sizes["etp"] > sizes["tp"])
+        return [np.where(apart, *both) for both in zip(alone, self._spans(sizes, TOGETHER), strict=True)]
+
+    def _spans(self, sizes: dict[str, Any], order: AxisOrder) -> list[Any]:
         one = np.ones_like(sizes["tp"])
         dense = dense_group_shapes({**sizes, "tp2": one, "cp": one}, order, self.domains, COLUMNS)
         groups = {"dp": sizes["dp"], "shard": sizes["dp"], "ep": sizes["ep"], "etp": sizes["etp"]}

@@ -14,11 +14,8 @@ from shardwise.plans import AXES, Plan, Serving
 from shardwise.plans.fields import DEPLOYED
 from shardwise.records import dataclass, replace
 from shardwise.search._space import AxisOrder, IntRanges, upto
-from shardwise.serving import Engine, cache_bytes, find_engine, find_format
+from shardwise.serving import Engine, cache_bytes, find_engine, find_format, stages_together
 
-# Neighbours are ranks of tensor parallelism in every engine (vLLM vllm/distributed/parallel_state.py, SGLang's of the
-# same name, TensorRT-LLM tensorrt_llm/mapping.py); replicas are started where one likes.
-SERVING_ORDERS: tuple[AxisOrder, ...] = (("tp", "tp2", "cp", "dp", "pp"), ("tp", "tp2", "cp", "pp", "dp"))
 EVERY, BATCHES = IntRanges(), upto(4096)
 MOST_BATCHES = 10_000
 WORDS = ("engine", "weights", "kv_cache", "compute")
@@ -48,7 +45,8 @@ class ServingSpace:
     weights: tuple[str, ...] = ("",)
     kv_cache: tuple[str, ...] = ("",)
     compute: tuple[str, ...] = ("",)
-    orders: tuple[AxisOrder, ...] = SERVING_ORDERS
+    orders: tuple[AxisOrder, ...] = (AXES,)
+    """The axes from the fastest links outwards; `AXES` stands for the order that engines have (`stages_together`)."""
 
     @property
     def open_batches(self) -> tuple[tuple[int, int], ...]:
@@ -146,7 +144,7 @@ class Layouts:
     def plan(self, row: int) -> Plan:
         """Return the complete plan of a legal row."""
         bare = self.bare(row)
-        return replace(self.complete[law_key(bare)][0], dp=bare.dp, order=bare.order)
+        return stages_together(replace(self.complete[law_key(bare)][0], dp=bare.dp, order=bare.order))
 
     def problem(self, row: int) -> Problem:
         """Return the first problem of a row that fell."""

@@ -2,7 +2,15 @@
 
 from shardwise.serving._batch import decode_steps, evaluate, prefill_step, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens_of
-from shardwise.serving._case import ServingCase, ServingQuestion, complete, complete_plan, job_problems
+from shardwise.serving._case import (
+    TOGETHER,
+    ServingCase,
+    ServingQuestion,
+    complete,
+    complete_plan,
+    job_problems,
+    stages_together,
+)
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
 from shardwise.serving._engine import Engine, engine_names, find_engine
 from shardwise.serving._formats import (

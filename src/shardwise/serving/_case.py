@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, Device
 from shardwise.models import Model
-from shardwise.plans import Plan, Serving, divisors, one_of, split_layers
+from shardwise.plans import AXES, Axis, Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, is_count, law_problems
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, find_engine
@@ -217,6 +217,25 @@ def _experts(plan: Plan, model: Model, notes: list[str]) -> Plan:
     return replace(plan, etp=etp)
 
 
+# Pipeline ranks lie within those of data parallelism, and tensor-parallel ranks within both (vLLM
+# vllm/distributed/parallel_state.py).
+TOGETHER: tuple[Axis, ...] = (*(axis for axis in AXES if axis not in ("pp", "dp")), "pp", "dp")
+
+
+def stages_together(plan: Plan) -> Plan:
+    """Return a plan whose replicas each have their stages beside each other, unless it orders its axes.
+
+    Engines are started one by one, each on devices of its own; groups that share experts are ranks of one stage of one
+    engine (SGLang python/sglang/srt/distributed/parallel_state.py: attention groups within tensor parallelism).
+
+    >>> stages_together(Plan(tp=2, pp=2, dp=3)).order
+    ('tp', 'tp2', 'cp', 'pp', 'dp')
+    """
+    if plan.pp == 1 or plan.dp == 1 or plan.fast or plan.order != AXES or plan.ep * plan.etp > plan.tp:
+        return plan
+    return replace(plan, order=TOGETHER)
+
+
 def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str]) -> Plan:
     """Return the complete plan, with what is wrong with it added to `problems`."""
     plan = replace(question.plan, dp=question.plan.dp or 1, micro_batch=1)
@@ -232,7 +251,8 @@ def complete_plan(question: ServingQuestion, problems: Problems, notes: list[str
             f"stage_layers {','.join(map(str, plan.stage_layers))}: {question.model.num_layers} layers over {plan.pp}"
         )
     # Laws of sequence parallelism are a trainer's: they hold for one token a rank.
-    legal = replace(plan, sequence_parallel=plan.tp > 1, **_NEUTRAL)
+    legal = stages_together(replace(plan, sequence_parallel=plan.tp > 1, **_NEUTRAL))
+    notes += ["order tp-pp-dp: the stages of a replica lie beside each other"] * (legal.order != plan.order)
     problems.items += [*law_problems(question.model, legal, 0), *domain_problems(plan, question.cluster.tiers[0].size)]
     return replace(legal, sequence_parallel=False)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from shardwise.errors import InputError, Problems
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
-from shardwise.plans import AXES, Plan, Serving, Workload
+from shardwise.plans import Plan, Serving, Workload
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, policy_of
@@ -123,7 +123,7 @@ def serve(
         raise InputError(dict.fromkeys(problems.items))
     decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
-    asked, plan = replace(job, batch=1, input_tokens=prompt, output_tokens=made), stages_together(plan)
+    asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
     base = infer(model, decode, plan, asked, options.serving)
     policy = policy_for(base.case, job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
@@ -132,7 +132,7 @@ def serve(
     if prefill is not None and options.prefill is not None:
         own = policy.of_prompts_set_aside(limits_of(base.case.engine.name, cluster.device))
         alone = replace(limits, output_tokens=1, max_sequences=own)
-        first = _prefill(model, prefill, stages_together(options.prefill), alone, options)
+        first = _prefill(model, prefill, options.prefill, alone, options)
     problems = _problems(base, workload, options)
     if problems.items:
         raise InputError(dict.fromkeys(problems.items))
@@ -147,20 +147,6 @@ class ServeQuestion:
     workload: Workload
     policy: Policy
     options: LoadOptions
-
-
-def stages_together(plan: Plan) -> Plan:
-    """Return a plan whose replicas each have their stages beside each other, unless it orders its axes.
-
-    Engines are started one by one, each on devices of its own (vLLM vllm/distributed/parallel_state.py: pipeline ranks
-    lie within those of data parallelism).
-
-    >>> stages_together(Plan(tp=2, pp=2, dp=3)).order
-    ('tp', 'tp2', 'cp', 'pp', 'dp')
-    """
-    if plan.pp == 1 or plan.dp == 1 or plan.fast or plan.order != AXES or plan.ep * plan.etp > plan.tp:
-        return plan
-    return replace(plan, order=(*(axis for axis in AXES if axis not in ("pp", "dp")), "pp", "dp"))
 
 
 def prefill_plan(plan: Plan, workers: int, tp: int = 0, pp: int = 0, ep: int = 0) -> Plan:
