@@ -14,7 +14,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
 from shardwise.records import replace
 from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
-from shardwise.serving.load import LoadOptions, serve
+from shardwise.serving.load import LoadOptions, ServeReport, serve
 
 LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
 SMALL = LoadSpace(layouts=ServingSpace(devices=IntRanges(ranges=((1, 4),))), step_tokens=(0, 2048), max_sequences=(0,))
@@ -243,8 +243,8 @@ def test_who_states_no_limit_is_told_of_none(limits: tuple[str, ...]) -> None:
         " ".join(run(*words, *load, "--requests", "1000").out.split()) for words in (["serve"], ["plan", "serve"])
     )
     assert now.startswith("UNSTABLE") and "grows by 343.34 requests/s; stable up to 56.66" in now
-    assert ("on 9 devices: keeps every limit" in now) == bool(limits)
-    assert ("on 9 devices: carries the load" in now) != bool(limits)
+    assert ("on 8 devices: keeps every limit" in now) == bool(limits)
+    assert ("on 8 devices: carries the load" in now) != bool(limits)
     assert f"of the space {'keeps the limits at' if limits else 'carries'} 400.00" in plan
 
 
@@ -268,6 +268,23 @@ def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
         wanted = {"tp": {"tp": 2, "dp": replicas // 2}, "dp": {"dp": one.value}}.get(field, {})
         assert (plan.tp, plan.pp, plan.dp) == tuple({"tp": own.tp, "pp": own.pp, "dp": own.dp, **wanted}.values())
         assert field not in wanted or wanted[field] == one.value
+
+
+@pytest.mark.parametrize(("tpot", "least"), [(0.030, 5), (0.012, 7), (0.0001, 0)])
+def test_the_fewest_replicas_that_keep_the_limits_are_named(tpot: float, least: int) -> None:
+    """One replica less carries the load too full or misses a limit; a limit that none keeps is kept by no number."""
+    asked = Workload(input_tokens=Length(mean=500), output_tokens=Length(mean=200), arrivals=Arrivals(rate=180))
+    options = LoadOptions(limits=(Limit(metric="tpot", quantile="p99", seconds=tpot),))
+
+    def served(replicas: int) -> ServeReport:
+        cluster = Cluster.parse(f"{replicas}xh100-sxm-80gb")
+        return serve(load_model("llama-3.1-8b"), cluster, Plan(dp=replicas, micro_batch=1), asked, None, options)
+
+    remedies = [one for one in load_remedies(served(1)) if one.field == "dp"]
+    assert [one.value for one in remedies if one.report.meets] == ([least] if least else [])
+    if least:
+        fewer = served(least - 1)
+        assert fewer.utilisation > 0.95 or not fewer.meets
 
 
 def test_a_deployment_slower_than_numbers_hold_is_no_point_of_the_front() -> None:

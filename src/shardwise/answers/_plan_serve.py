@@ -223,7 +223,7 @@ def load_page(
 
 
 def _best(page: Page, result: LoadResult, rate: str) -> None:
-    from shardwise.search import FULLEST
+    from shardwise.serving.load import FULLEST
 
     best = result.best[0]
     device = best.base.case.cluster.device.name

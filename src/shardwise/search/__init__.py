@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardwise.search._every_plan import frame
     from shardwise.search._executor import Executor, ProcessExecutor, SerialExecutor
     from shardwise.search._load import LoadResult, plan_serve
-    from shardwise.search._load_groups import FULLEST, LoadSpace
+    from shardwise.search._load_groups import LoadSpace
     from shardwise.search._load_remedies import LoadRemedy, load_remedies
     from shardwise.search._moved import CONSTANTS, constant_band, with_constant
     from shardwise.search._options import OBJECTIVES, SERVING_OBJECTIVES, TRAIN_LIMITS, SearchOptions
@@ -34,7 +34,7 @@ __getattr__ = lazily(
         "_every_plan": "frame",
         "_executor": "Executor ProcessExecutor SerialExecutor",
         "_load": "LoadResult plan_serve",
-        "_load_groups": "FULLEST LoadSpace",
+        "_load_groups": "LoadSpace",
         "_load_remedies": "LoadRemedy load_remedies",
         "_moved": "CONSTANTS constant_band with_constant",
         "_options": "OBJECTIVES SERVING_OBJECTIVES SearchOptions TRAIN_LIMITS",

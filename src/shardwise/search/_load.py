@@ -18,13 +18,13 @@ from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
 from shardwise.plans import Limit, Serving, Workload
 from shardwise.records import dataclass, replace
-from shardwise.search._load_groups import FULLEST, LOAD_OBJECTIVES, POOLS, Candidate, LoadGroup, LoadSearch, LoadSpace
+from shardwise.search._load_groups import LOAD_OBJECTIVES, POOLS, Candidate, LoadGroup, LoadSearch, LoadSpace
 from shardwise.search._load_pools import candidates
 from shardwise.search._options import SearchOptions
 from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import ServingGrid
 from shardwise.search._space import IntRanges
-from shardwise.serving.load import LoadOptions, ServeReport, Steady, request_problems
+from shardwise.serving.load import FULLEST, LoadOptions, ServeReport, Steady, request_problems
 
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.

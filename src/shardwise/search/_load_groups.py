@@ -20,6 +20,7 @@ from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
 from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, take_rows, tokens_per_step
 from shardwise.serving.load import (
+    FULLEST,
     HEADLINES,
     LoadOptions,
     Policy,
@@ -40,8 +41,6 @@ POOLS = ("aggregated", "disaggregated", "both")
 LOAD_OBJECTIVES = ("devices", "cost", "ttft", "tpot", "e2e")
 # Devices of one replica that are tried unless the space says otherwise.
 REPLICA_DEVICES = IntRanges(ranges=((1, 16), (24, 24), (32, 32), (64, 64)))
-FULLEST = 0.95
-"""Requests a second over the capacity up to which a replica is loaded."""
 # Shares of the capacity at which the front is drawn.
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # How far a quantile of the TTFT lies above an empty replica's, over how far the mean does, at least: nothing falls by

@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.plans import Limit
 from shardwise.records import dataclass, replace
 from shardwise.serving import infer
-from shardwise.serving.load import ServeReport, serve
+from shardwise.serving.load import FULLEST, ServeReport, serve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +42,40 @@ def _grown(cluster: Cluster, devices: int) -> Cluster:
     return replace(cluster, num_devices=devices, tiers=(*inner, replace(last, size=devices)))
 
 
-def _replicas(report: ServeReport) -> list[int]:
-    """Return numbers of groups to try: one more replica, what carries the load at 85 %, and a half more than that."""
-    have, each = report.base.plan.dp, report.groups
-    needed = 0
-    if report.open_loop and math.isfinite(report.capacity_per_second) and report.capacity_per_second > 0:
-        needed = math.ceil(report.workload.arrivals.rate / (0.85 * report.capacity_per_second) * have / each)
-    least = max(have // each + 1, needed)
-    return [count * each for count in (least, math.ceil(1.5 * least))]
+def _least_groups(report: ServeReport) -> int:
+    """Return the fewest groups, more than there are, that carry the load as full as `plan serve` has them."""
+    have = report.base.plan.dp // report.groups
+    if not (report.open_loop and math.isfinite(report.capacity_per_second) and report.capacity_per_second > 0):
+        return have + 1
+    return max(have + 1, math.ceil(report.workload.arrivals.rate / (FULLEST * report.capacity_per_second) * have))
+
+
+def _by_replicas(report: ServeReport) -> list[LoadRemedy]:
+    """Return the fewest groups that meet the limits, to 2 %; where a half more do not either, both if they help.
+
+    More of them never lengthen a percentile, so that the fewest are found by halves.
+    """
+
+    def tried(groups: int) -> LoadRemedy | None:
+        replicas = groups * report.groups
+        return _remedy(report, _Change(field="dp", value=replicas, plan={"dp": replicas}))
+
+    low = _least_groups(report)
+    first = tried(low)
+    if first is not None and first.report.meets:
+        return [first]
+    high = math.ceil(1.5 * low)
+    best = tried(high)
+    if best is None or not best.report.meets:
+        return [one for one in (first, best) if one is not None]
+    while high - low > max(1, high // 50):
+        middle = (low + high) // 2
+        one = tried(middle)
+        if one is not None and one.report.meets:
+            high, best = middle, one
+        else:
+            low = middle
+    return [best]
 
 
 def _changes(report: ServeReport) -> list[_Change]:
@@ -79,7 +105,7 @@ def _changes(report: ServeReport) -> list[_Change]:
         changes.append(_Change(field="tp", value=2 * plan.tp, plan={"tp": 2 * plan.tp, "dp": plan.dp // 2}))
     if report.replicas > 1 and report.options.router != "least-loaded":
         changes.append(_Change(field="router", value="least-loaded"))
-    return [*changes, *(_Change(field="dp", value=n, plan={"dp": n}) for n in _replicas(report))]
+    return changes
 
 
 def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
@@ -96,22 +122,22 @@ def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
         return None
 
 
+def _remedy(report: ServeReport, change: _Change) -> LoadRemedy | None:
+    """Return what a change does, None where it is not taken, does not fit or shortens nothing that misses its limit."""
+    limit, tried = report.focus, _tried(report, change)
+    if tried is None or not tried.fits:
+        return None
+    seconds = tried.value(limit)
+    if not tried.meets and seconds >= report.value(limit):
+        return None
+    return LoadRemedy(field=change.field, value=change.value, report=tried, limit=limit, seconds=seconds)
+
+
 def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
     """Return changes of one field that shorten what misses its limit, each simulated; those that meet all come first.
 
     Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
     """
-    limit = report.focus
-    remedies: list[LoadRemedy] = []
-    for change in _changes(report):
-        if change.field == "dp" and any(one.field == "dp" and one.report.meets for one in remedies):
-            continue
-        tried = _tried(report, change)
-        if tried is None or not tried.fits:
-            continue
-        seconds = tried.value(limit)
-        if tried.meets or seconds < report.value(limit):
-            remedies.append(
-                LoadRemedy(field=change.field, value=change.value, report=tried, limit=limit, seconds=seconds)
-            )
+    remedies = [one for change in _changes(report) if (one := _remedy(report, change)) is not None]
+    remedies += _by_replicas(report) if report.prefill is None else []
     return tuple(sorted(remedies, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))

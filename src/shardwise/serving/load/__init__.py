@@ -8,7 +8,7 @@ from shardwise.serving.load._explain import OPENED, explain
 from shardwise.serving.load._fleet import Transfer
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._moments import LengthMoments, moments_of
-from shardwise.serving.load._options import LoadOptions
+from shardwise.serving.load._options import FULLEST, LoadOptions
 from shardwise.serving.load._prefill_report import PrefillReport
 from shardwise.serving.load._prices import load_prices
 from shardwise.serving.load._replica import Replica

@@ -9,6 +9,9 @@ from shardwise.serving._report import ServingOptions
 from shardwise.serving.load._autoscale import Autoscale
 from shardwise.serving.load._fleet import Router
 
+FULLEST = 0.95
+"""Requests a second over the capacity up to which a plan loads a replica."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOptions:
