@@ -159,6 +159,9 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
         problems.add(
             "model", case.model.name, f"generates no tokens, and {system} is started for those that do", "use infer"
         )
+    if case.model.family in own.formats.lacks:
+        rule = f"is of a family that {system} has no class for ({case.model.family})"
+        problems.add("model", case.model.name, rule, "name an engine that runs it")
     problems.items += own.layouts.problems(system, one.plan, case.model.has_experts).items
     shared = one.plan.ep * one.plan.etp
     if one.spread and shared % one.plan.tp == 0 and one.plan.tp * one.plan.dp != shared:

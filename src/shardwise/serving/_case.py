@@ -311,6 +311,10 @@ def _stated(case: ServingCase) -> list[str]:
     }
     title = case.cluster.device.built(engine.title)
     notes = [f"engine {engine.name}: {title}", f"memory budget: {spelled[engine.memory.budget]}"]
+    if case.model.family in engine.formats.lacks:
+        notes.append(
+            f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"
+        )
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")

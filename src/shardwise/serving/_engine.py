@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -11,9 +10,10 @@ from shardwise.cost import family_of
 from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
-from shardwise.plans import Plan, Stack, find_stack
+from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass, replace
-from shardwise.serving._formats import WeightFormat, cache_names, format_names
+from shardwise.serving._formats import WeightFormat
+from shardwise.serving._runs import EngineFormats, EngineLayouts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +59,13 @@ class HostSeconds:
     row_split_seconds: float = 0.0
     """Seconds of a layer and rank where each GEMM sends to all ranks and back."""
     eager_prompts: bool = False
+    """Steps with prompts are launched module by module from Python, as those of transformers."""
     eager_decode: bool = False
-    """Steps with prompts, and those without, are launched module by module from Python, as those of transformers."""
+    """Steps without prompts are launched so."""
     captured_tokens: int = 0
+    """Most tokens of a step with prompts that is replayed from a captured graph instead."""
     captured_per_sequence: int = 0
-    """Steps with prompts of up to so many tokens are replayed instead, or for each sequence, where that is less."""
+    """The same for each sequence that may run, where that is less."""
     compiled_prompts: bool = False
     """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
 
@@ -86,8 +88,9 @@ class PrefillSteps:
     """How prompts are cut into steps."""
 
     chunk_tokens: int = 0
+    """Tokens of a prompt that run at a time (0: whole prompts)."""
     chunks_in_flight: int = 0
-    """Tokens of a prompt that run at a time (0: whole prompts), and pieces of it that run as a pipeline (0: all)."""
+    """Pieces of a prompt that run as a pipeline (0: all)."""
     mixed_with_decode: bool = False
     """Prompts and generated tokens share steps."""
     continuous_batching: bool = False
@@ -112,8 +115,9 @@ class EngineOperators:
     accumulation: Literal["fp32", "fp16"] = "fp32"
     """The type that GEMMs are summed in."""
     experts_as: str = ""
+    """The engine whose measured kernels of experts it runs ("": its own)."""
     experts_kernel: str = ""
-    """The engine whose measured kernels of experts it runs (its own), and those that it is told to run (its choice)."""
+    """The kernels of experts that it is told to run ("": those that it chooses)."""
     experts: Literal["fused", "products"] = "fused"
     """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False
@@ -177,94 +181,23 @@ class EngineAttention:
     decode_kernels_of: tuple[tuple[str, str], ...] = ()
     """The older family of devices whose kernels over a cache it runs, by family."""
     narrow_as_wide: tuple[tuple[str, int], ...] = ()
+    """Heads of a group from which on 8-bit caches are read no faster than those of 16 bits, by family."""
     narrow_query_seconds: tuple[tuple[str, float], ...] = ()
-    """Families, and heads of a group from which on 8-bit caches are read no faster there than those of 16; and seconds
-    of a layer in which queries are quantised for them by kernels of their own."""
+    """Seconds of a layer in which kernels of their own quantise queries for an 8-bit cache, by family."""
     shared_query_heads: int = 1
     """Only groups of so many query heads share what they read of the cache (1: all groups do)."""
     unshared_with_narrow_cache: bool = False
+    """No heads share what they read of caches of fewer than 16 bits."""
     unshared_with_window: bool = False
-    """No heads share what they read of caches of fewer than 16 bits, and in models with windows."""
+    """No heads share what they read in models with windows."""
     never_splits_kv: bool = False
+    """Where heads do not share no kernel is cut along the context."""
     bytes_per_second_per_core: float = 0.0
-    """Where heads do not share no kernel is cut along the context, and a core reads so many bytes of the cache a
-    second (0: as measured for the device)."""
+    """Bytes of the cache a second that a core reads there (0: as measured for the device)."""
 
     def decode_family(self, family: str) -> str:
         """Return the family whose kernels over a cache run on devices of a family."""
         return dict(self.decode_kernels_of).get(family, family)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineFormats:
-    """What an engine loads and computes with; an empty tuple stands for what no source was read for, all of it."""
-
-    weights: tuple[str, ...] = ()
-    """Patterns of the names of quantization.toml."""
-    kv_cache: tuple[str, ...] = ()
-    families: tuple[tuple[str, str], ...] = ()
-    """Families of devices (patterns) that alone run weights of a pattern; one without a family is not judged."""
-
-    def problems(self, engine: str, words: Mapping[str, str], family: str) -> Problems:
-        """Return which formats, by field, the engine does not run on a family of devices.
-
-        >>> runs = find_engine("tensorrt-llm").formats
-        >>> [one.rule for one in runs.problems("TensorRT-LLM", {"weights": "nvfp4"}, "hopper").items]
-        ['is no format that TensorRT-LLM runs on this device (hopper)']
-        """
-        problems = Problems()
-        for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
-            word = words.get(field, "")
-            if word in names and not self.runs(field, word, family):
-                runs = [one for one in names if self.runs(field, one, family)]
-                rule = f"is no format that {engine} runs"
-                rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
-                problems.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
-        return problems
-
-    def runs(self, field: str, name: str, family: str) -> bool:
-        """Return whether the engine runs a format on a family of devices, as far as sources say."""
-        if (stated := getattr(self, field)) and not any(re.fullmatch(one, name) for one in stated):
-            return False
-        alone = [where for one, where in self.families if field == "weights" and re.fullmatch(one, name)]
-        return family == "generic" or all(re.fullmatch(where, family) for where in alone)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineLayouts:
-    """Which layouts an engine launches; by default all that the model divides into."""
-
-    experts: Literal["any", "filled", "whole", "none"] = "any"
-    """Experts are split over all ranks ("filled"), each with whole ones or a part of each ("whole"), or not apart."""
-    lone_groups: bool = False
-    """Replicas that share experts are of one tensor-parallel rank each."""
-    one_axis: bool = False
-    """A model is split into tensor-parallel ranks or into stages."""
-
-    def problems(self, engine: str, plan: Plan, experts: bool) -> Problems:
-        """Return why the engine does not launch a complete plan, of a model that has `experts` or none.
-
-        >>> [one.rule for one in find_engine("vllm").layouts.problems("vLLM", Plan(tp=8, ep=2, etp=4), True).items]
-        ['vLLM gives a device whole experts (ep) or a part of each (etp)']
-        """
-        problems, shared = Problems(), plan.ep * plan.etp
-        if self.one_axis and plan.tp > 1 and plan.pp > 1:
-            problems.add("tp", plan.tp, f"{engine} splits a model by layers or by rows, one of both", "use tp 1")
-        if not experts:
-            return problems
-        every = max(shared, plan.tp)
-        whole = f"use ep {every} with etp 1, or ep 1 with etp {every}"
-        if self.experts == "none" and plan.ep > 1:
-            problems.add("ep", plan.ep, f"{engine} splits experts as it splits GEMMs", "use ep 1")
-        elif self.experts in ("filled", "whole") and shared % plan.tp:
-            rule = f"{engine} splits experts over all ranks of a stage, and ep x etp is {shared} of {plan.tp}"
-            problems.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)
-        elif self.experts == "whole" and min(plan.ep, plan.etp) > 1:
-            problems.add("ep", plan.ep, f"{engine} gives a device whole experts (ep) or a part of each (etp)", whole)
-        if self.lone_groups and shared > plan.tp > 1:
-            rule = f"with attention data parallelism {engine} runs attention on single devices"
-            problems.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
-        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

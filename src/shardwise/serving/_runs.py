@@ -1,0 +1,88 @@
+"""What engines run: formats of weights and cache by device, families of models, layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from shardwise.errors import Problems
+from shardwise.plans import Plan
+from shardwise.records import dataclass
+from shardwise.serving._formats import cache_names, format_names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFormats:
+    """What an engine loads and computes with; an empty tuple stands for what no source was read for, all of it."""
+
+    weights: tuple[str, ...] = ()
+    """Patterns of the names of quantization.toml."""
+    kv_cache: tuple[str, ...] = ()
+    families: tuple[tuple[str, str], ...] = ()
+    """Families of devices (patterns) that alone run weights of a pattern; one without a family is not judged."""
+    lacks: tuple[str, ...] = ()
+    """Families of models that it has no class for, nor a way to run that of transformers."""
+
+    def problems(self, engine: str, words: Mapping[str, str], family: str) -> Problems:
+        """Return which formats, by field, the engine does not run on a family of devices.
+
+        >>> from shardwise.serving import find_engine
+        >>> runs = find_engine("tensorrt-llm").formats
+        >>> [one.rule for one in runs.problems("TensorRT-LLM", {"weights": "nvfp4"}, "hopper").items]
+        ['is no format that TensorRT-LLM runs on this device (hopper)']
+        """
+        problems = Problems()
+        for field, names in (("weights", format_names(False)), ("kv_cache", tuple(cache_names()))):
+            word = words.get(field, "")
+            if word in names and not self.runs(field, word, family):
+                runs = [one for one in names if self.runs(field, one, family)]
+                rule = f"is no format that {engine} runs"
+                rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
+                problems.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
+        return problems
+
+    def runs(self, field: str, name: str, family: str) -> bool:
+        """Return whether the engine runs a format on a family of devices, as far as sources say."""
+        if (stated := getattr(self, field)) and not any(re.fullmatch(one, name) for one in stated):
+            return False
+        alone = [where for one, where in self.families if field == "weights" and re.fullmatch(one, name)]
+        return family == "generic" or all(re.fullmatch(where, family) for where in alone)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLayouts:
+    """Which layouts an engine launches; by default all that the model divides into."""
+
+    experts: Literal["any", "filled", "whole", "none"] = "any"
+    """Experts are split over all ranks ("filled"), each with whole ones or a part of each ("whole"), or not apart."""
+    lone_groups: bool = False
+    """Replicas that share experts are of one tensor-parallel rank each."""
+    one_axis: bool = False
+    """A model is split into tensor-parallel ranks or into stages."""
+
+    def problems(self, engine: str, plan: Plan, experts: bool) -> Problems:
+        """Return why the engine does not launch a complete plan, of a model that has `experts` or none.
+
+        >>> from shardwise.serving import find_engine
+        >>> [one.rule for one in find_engine("vllm").layouts.problems("vLLM", Plan(tp=8, ep=2, etp=4), True).items]
+        ['vLLM gives a device whole experts (ep) or a part of each (etp)']
+        """
+        problems, shared = Problems(), plan.ep * plan.etp
+        if self.one_axis and plan.tp > 1 and plan.pp > 1:
+            problems.add("tp", plan.tp, f"{engine} splits a model by layers or by rows, one of both", "use tp 1")
+        if not experts:
+            return problems
+        every = max(shared, plan.tp)
+        whole = f"use ep {every} with etp 1, or ep 1 with etp {every}"
+        if self.experts == "none" and plan.ep > 1:
+            problems.add("ep", plan.ep, f"{engine} splits experts as it splits GEMMs", "use ep 1")
+        elif self.experts in ("filled", "whole") and shared % plan.tp:
+            rule = f"{engine} splits experts over all ranks of a stage, and ep x etp is {shared} of {plan.tp}"
+            problems.add("ep", plan.ep, rule, f"use etp {plan.tp // plan.ep}" if plan.tp % plan.ep == 0 else whole)
+        elif self.experts == "whole" and min(plan.ep, plan.etp) > 1:
+            problems.add("ep", plan.ep, f"{engine} gives a device whole experts (ep) or a part of each (etp)", whole)
+        if self.lone_groups and shared > plan.tp > 1:
+            rule = f"with attention data parallelism {engine} runs attention on single devices"
+            problems.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
+        return problems
