@@ -162,27 +162,28 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
     for row in table["foreign"]:
         if re.fullmatch(row["engine"], engine) and re.fullmatch(row["device"], device.name):
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
-    unstated = not version and record.text("serving_mode") in FIXED
+    mode = "" if version else record.text("serving_mode")
     conditions = {"device": device.name, "vendor": device.vendor}
     conditions |= {name: record.notes.get(name, "") for name in ("sampler", "experts", "launch")}
     for row in table["release"]:
-        if row["engine"] == engine and _holds(row, conditions, release(version), unstated):
+        if row["engine"] == engine and _holds(row, conditions, version, mode):
             if "says" in row:
-                stated = version or "of a version that is not stated, in fixed batches"
+                stated = version or "of a version that is not stated"
                 record.assume(f"{find_engine(engine).title} {stated}: {row['says']}")
             return str(row["runs"])
     return engine
 
 
-def _holds(row: dict[str, Any], facts: dict[str, str], stated: tuple[int, ...], unstated: bool) -> bool:
-    """Return whether an entry of the table of releases holds for a row."""
+def _holds(row: dict[str, Any], facts: dict[str, str], version: str, mode: str) -> bool:
+    """Return whether an entry of the table of releases holds for a row: for its release, its month, or its mode."""
     if any(row[name] != value for name, value in facts.items() if name in row):
         return False
     if "below" not in row and "unstated" not in row:
         return True
-    if unstated:
-        return row.get("unstated", False) and not re.fullmatch(row["not_on"], facts["device"])
-    return () < stated < release(row.get("below", ""))
+    if not version:
+        return mode in row.get("unstated", ()) and not re.fullmatch(row.get("not_on", ""), facts["device"])
+    stated, month = release(version), month_of(version)
+    return () < stated < release(row.get("below", "")) or "" < month < row.get("before", "")
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -193,6 +194,21 @@ def release(version: str) -> tuple[int, ...]:
     """
     match = re.search(r"vllm[-_:. ]*v?(\d+(?:\.\d+)+)", version.lower()) or re.match(r"v?(\d+(?:\.\d+)+)", version)
     return tuple(map(int, match[1].split("."))) if match else ()
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def month_of(version: str) -> str:
+    """Return the month of a build that is named by its date alone; empty where the text names none.
+
+    >>> month_of("2026-02 (a fork)"), month_of("Jul 2025"), month_of("0.11.0")
+    ('2026-02', '2025-07', '')
+    """
+    if match := re.match(r"20\d\d-[01]\d", version):
+        return match[0]
+    match = re.match(rf"({'|'.join(_MONTHS)})[a-z]* (20\d\d)", version.lower())
+    return f"{match[2]}-{_MONTHS.index(match[1]) + 1:02}" if match else ""
 
 
 def narrows_cache(engine: str, weights: str) -> bool:

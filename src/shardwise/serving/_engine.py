@@ -28,6 +28,8 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
+    sampler_bytes_elsewhere: float = 0.0
+    """The same on devices of other vendors than NVIDIA, which its sampler has no kernel for (0: alike)."""
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
@@ -39,6 +41,11 @@ class EngineMemory:
     """Layers that keep different things share pages of one size."""
     profiles_reserved: bool = False
     """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
+
+    def sampler_bytes(self, device: Device) -> float:
+        """Return the bytes of working memory for each logit on a device."""
+        own = device.vendor == "NVIDIA" or not self.sampler_bytes_elsewhere
+        return self.sampler_bytes_per_logit if own else self.sampler_bytes_elsewhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -232,7 +232,7 @@ def stage_bytes(
     sequences = maximum(sizes.batch, case.profiled.sequences)
     logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
-        sampling = named(engine.memory.sampler_bytes_per_logit * logits, "logits and sampling")
+        sampling = named(engine.memory.sampler_bytes(case.cluster.device) * logits, "logits and sampling")
     else:
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
