@@ -15,7 +15,11 @@ from accuracy.files import HERE
 from accuracy.published import measured
 from shardwise.measured import Comparison, errors_of
 
-FILES = tuple(HERE / "data" / "unseen" / f"training_unseen{part}.csv" for part in ("", "_frameworks"))
+FILES = tuple(
+    HERE / "data" / "unseen" / f"{name}.csv"
+    for name in ("training_unseen", "training_unseen_frameworks", "inference_unseen")
+)
+_SERVED = {"output_tokens_per_second": ", output tokens", "tpot": ", time per token", "ttft": ", first tokens"}
 COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the band")
 
 
@@ -26,7 +30,7 @@ def runs(files: Sequence[Path] = FILES) -> tuple[Comparison, ...]:
 
 def shares(rows: Iterable[Comparison]) -> tuple[float, float, float, float]:
     """Return bias, median and 90 % of the errors of some runs, and the share that lies inside its band."""
-    some = [*rows]
+    some = [row for row in rows if row.status == "predicted"]
     one = errors_of((), some)
     return one.bias, one.median_abs_error, one.p90_abs_error, sum(map(bool, (row.inside for row in some))) / len(some)
 
@@ -36,7 +40,8 @@ def table(rows: Iterable[Comparison]) -> Iterator[str]:
     every = [*rows]
     by_source: dict[str, list[Comparison]] = defaultdict(list)
     for row in every:
-        by_source[f"{row.source}{', memory' * (row.metric == 'peak_memory')}"].append(row)
+        what = {"peak_memory": ", memory", **_SERVED}.get(row.metric, "")
+        by_source[row.source + what].append(row)
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|---|{'---:|' * (len(COLUMNS) - 1)}"
     for name, some in (*by_source.items(), ("all", every)):
