@@ -30,6 +30,7 @@ from shardwise.serving.load import limits_of
         ({"engine": "vllm", "engine_version": "0.33.0"}, "mi300x", "vllm"),
         ({"engine": "vllm", "engine_version": "0.11.0", "notes": "sampler=flashinfer"}, "h100-sxm-80gb",
          "vllm-flashinfer"),
+        ({"engine": "vllm", "engine_version": "0.15.1", "notes": "sampler=sorting"}, "h100-sxm-80gb", "vllm-sorting"),
         ({"engine": "vllm", "serving_mode": "static"}, "h100-sxm-80gb", "vllm-v0"),
         ({"engine": "vllm", "serving_mode": "memory_log"}, "h100-sxm-80gb", "vllm-2025"),
         ({"engine": "vllm", "engine_version": "0.10.2"}, "h100-sxm-80gb", "vllm-0.10"),

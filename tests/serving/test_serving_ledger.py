@@ -26,7 +26,7 @@ def served(model: Model, plan: Plan, phase: str = "decode", batch: int = 8) -> t
     tokens = 1 if phase == "decode" else 100
     step = EngineStep(phase=phase, sequences=batch, tokens=tokens, context=100 if phase == "decode" else 0)
     views = views_of(case, sizes_of(model, case.plan, job, case.domains), step)
-    head = next(op for op in head_ops(views, model, 14.0) if op.name == "head")
+    head = next(op for op in head_ops(views, model, case.engine.operators) if op.name == "head")
     return layer_ops(views, model.layers[0], model.hidden), head
 
 

@@ -138,7 +138,8 @@ class EngineOperators:
     barrier_seconds: float = 0.0
     """Seconds for each core of a processor until all of them have met behind an operator."""
     sampling_bytes_per_logit: float = 14.0
-    """Bytes that sampling moves for each logit."""
+    sampling_kernels: int = 3
+    """Bytes that sampling moves for each logit, and its kernels one after another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,10 +326,7 @@ def static_row(device: Device) -> dict[str, Any]:
 
 def _flat(sources: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for key, value in sources.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield above + key, value
+        yield from _flat(value, f"{above}{key}.") if isinstance(value, dict) else ((above + key, value),)
 
 
 def reduces_branches_once(family: str) -> bool:

@@ -25,7 +25,7 @@ from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
 from shardwise.serving._case import ServingCase
-from shardwise.serving._engine import reduces_branches_once
+from shardwise.serving._engine import EngineOperators, reduces_branches_once
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._rates import type_of
 from shardwise.serving._routing import popularity_of
@@ -137,11 +137,13 @@ def embedding_ops(views: LedgerViews[X], model: Model) -> tuple[Op[X], ...]:
     return views.ops(lambda layout: ledgers.embedding(layout, model)) or ledgers.nothing(views.wide)
 
 
-def head_ops(views: LedgerViews[X], model: Model, sampling_bytes: float, verifies: bool = False) -> tuple[Op[X], ...]:
+def head_ops(
+    views: LedgerViews[X], model: Model, operators: EngineOperators, verifies: bool = False
+) -> tuple[Op[X], ...]:
     """Return the operators after the layers: norm, head on the last token of each sequence, gather, sampling.
 
-    A head of a model that does not generate (masked words) runs on every token, and nothing is sampled; sampling moves
-    `sampling_bytes` a logit. So do all tokens of a step that verifies guesses.
+    A head of a model that does not generate (masked words) runs on every token, and nothing is sampled; all tokens of a
+    step that verifies guesses are. What sampling moves for each logit is the engine's.
     """
     layout = views.wide
     tokens = layout.work.B if model.generates and not verifies else layout.work.B * layout.work.S
@@ -151,8 +153,8 @@ def head_ops(views: LedgerViews[X], model: Model, sampling_bytes: float, verifie
     heads = views.ops(lambda one: ledgers.head(one, model, tokens))
     logits = layout.a * tokens * model.vocab
     gather: Collective[X] = Collective(axis="tp", verb="all_gather", size_bytes=logits, tensor="logits")
-    moved = sampling_bytes * tokens * model.vocab
-    sampling = memory_op(layout, "sampling", "head", (moved, 0 * moved), kernels=3, role="sampling")
+    moved, kernels = operators.sampling_bytes_per_logit * tokens * model.vocab, operators.sampling_kernels
+    sampling = memory_op(layout, "sampling", "head", (moved, 0 * moved), kernels=kernels, role="sampling")
     gathered = tuple(replace(op, forward=(gather,)) for op in heads)
     return (*norm, *gathered, sampling) if model.generates else (*norm, *gathered)
 
@@ -246,7 +248,7 @@ def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) 
     )
     ends = (
         ("embedding", embedding_ops(views, model)),
-        ("head", head_ops(views, model, case.engine.operators.sampling_bytes_per_logit, verifies)),
+        ("head", head_ops(views, model, case.engine.operators, verifies)),
     )
     stream = views.wide.residual("boundary", model.hidden, "").size_bytes
     return StepLedger(lines=(*kinds, *ends), stream_bytes=stream, adapters=adapter_bytes(case, wide), step=step)
