@@ -15,13 +15,16 @@ from shardwise.cost import constants
 from shardwise.cost._kernels import kernel_costs
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster, find_device
+from shardwise.models import load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving._engine import engine_names, engine_tables, find_engine
+from shardwise.serving._case import ServingQuestion, complete
+from shardwise.serving._engine import Engine, engine_names, engine_tables, find_engine
 from shardwise.serving._formats import cache_names, format_names
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._policy import _policy_row, policy_of
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import host_slowness, launches
+from shardwise.serving.load._steps import StepTable
 
 JOB = Serving(batch=16, input_tokens=512, output_tokens=128)
 
@@ -350,3 +353,24 @@ def test_sorting_a_vocabulary_takes_what_was_measured() -> None:
     one, many = (step("vllm-sorting", batch=n) - step("vllm-2025", batch=n) for n in (1, 64))
     assert many * 131_072 / 128_256 == pytest.approx(1.05e-3, rel=0.1)
     assert 0.05e-3 < one < 0.1e-3
+
+
+@pytest.mark.parametrize(("device", "model", "least"), [
+    ("a100-sxm-80gb", "llama-3.1-8b", 2.5e-3), ("h100-sxm-80gb", "llama-3.1-8b", 0.0),
+    ("a100-sxm-80gb", "deepseek-v2-lite", 0.0),
+])  # fmt: skip
+def test_sequences_beside_prompts_run_their_kernel(device: str, model: str, least: float) -> None:
+    """FlashAttention 2 shares no reads among the heads of a group, nor cuts caches, where a query has two tokens.
+
+    48 sequences of 670 tokens then take twice as long as alone; FlashAttention 3 and latent attention do not.
+    """
+    engine = find_engine("vllm-2025")
+    apart = replace(engine, attention=replace(engine.attention, beside_prompts=()))
+    job = Serving(batch=48, input_tokens=560, output_tokens=248)
+
+    def seconds(engine: Engine) -> float:
+        cluster = Cluster.parse(f"1x{device}")
+        asked = ServingQuestion(model=load_model(model), cluster=cluster, plan=Plan(), job=job, engine=engine)
+        return StepTable(complete(asked)[0], 64, 2048, 1024).mixed(48, 670, [(8, 560)])
+
+    assert least <= seconds(engine) - seconds(apart) <= 1.5 * least

@@ -202,6 +202,8 @@ class EngineAttention:
     """Where heads do not share no kernel is cut along the context."""
     bytes_per_second_per_core: float = 0.0
     """Bytes of the cache a second that a core reads there (0: as measured for the device)."""
+    beside_prompts: tuple[str, ...] = ()
+    """Families of devices on which every sequence of a step with prompts runs the kernel of prompts."""
 
     def decode_family(self, family: str) -> str:
         """Return the family whose kernels over a cache run on devices of a family."""

@@ -23,7 +23,14 @@ from shardwise.serving.load._batches import Batches, fullest
 from shardwise.serving.load._cycle_prices import PROMPTS, Added, CycleSteps, PromptPrices, between
 from shardwise.serving.load._lockstep import Cycles
 from shardwise.serving.load._moments import LengthMoments
-from shardwise.serving.load._steps import grid, launched_ahead, never_replayed, step_parts, verified_tokens
+from shardwise.serving.load._steps import (
+    grid,
+    launched_ahead,
+    never_replayed,
+    runs_as_prompts,
+    step_parts,
+    verified_tokens,
+)
 from shardwise.units import counted
 
 _PLACES = 64
@@ -118,10 +125,14 @@ def load_prices(
     if case.draft:
         alone, read, *_ = _priced(replace(case, draft=None), sizes, len(counts), decoding)
         guessed = whole - cached - alone + read
+    prompts, kept = _prompt_prices(case, sizes, len(counts), policy, moments), cached
+    if runs_as_prompts(case):
+        _, flat, *_ = _priced(case, sizes, len(counts), replace(decoding, phase="prefill"))
+        kept = np.maximum(flat - prompts.start, cached)
     steps = _Steps(
-        policy=policy, known=known, decode=whole, sampled=sampled, kept=cached + guessed,
+        policy=policy, known=known, decode=whole, sampled=sampled, kept=kept + guessed,
         host=case.engine.host.sequence_seconds * (0.0 if case.efficiencies.ideal else 1.0),
-        verified=verified_tokens(case), prompts=_prompt_prices(case, sizes, len(counts), policy, moments),
+        verified=verified_tokens(case), prompts=prompts,
     )  # fmt: skip
     return steps.of(counts, moments, batches)
 

@@ -4,8 +4,9 @@ A step holds n decoding sequences of a mean context, and pieces of prompts of c 
 
     seconds = linear(n + sum c) + decode attention(n, context) + sum prefill attention(c, p) + sampling + host
 
-Attention and the writes to the cache come from two meshes, the rest from two columns of whole steps, so no second model
-of time appears. Interpolated steps are within 1 % of `step_cost` (tests/serving/test_load.py).
+Where one kernel runs all sequences of a step with prompts, those that decode take what prompts of one token take.
+Attention and the writes to the cache come from two or three meshes, the rest from two columns of whole steps, so no
+second model of time appears. Interpolated steps are within 1 % of `step_cost` (tests/serving/test_load.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from shardwise.arrays import np
+from shardwise.cost import family_of
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._cost_model import engine_cost_model
@@ -69,6 +71,12 @@ def _prices(case: ServingCase, phase: StepPhase, sequences: Any, tokens: Any, co
     return _Prices(*(np.broadcast_to(np.asarray(part, float), count) for part in parts))
 
 
+def runs_as_prompts(case: ServingCase) -> bool:
+    """Return whether sequences that decode beside prompts run the kernel of prompts, each as one of a single token."""
+    plain = all(mixer.attends and not mixer.latent for block in case.model.kinds for mixer in block.mixers)
+    return plain and family_of(case.cluster.device) in case.engine.attention.beside_prompts
+
+
 def never_replayed(case: ServingCase) -> ServingCase:
     """Return a case whose steps with prompts are never replayed from captured graphs."""
     return replace(case, engine=replace(case.engine, host=replace(case.engine.host, captured_tokens=0)))
@@ -117,6 +125,7 @@ class StepTable:
         self._attention: list[list[float]] = np.array(columns).T.tolist()
         self._contexts, self._last_context = contexts, len(contexts) - 1
         self._prompts(case, step_tokens, context)
+        self._with_prompts = self._as_prompts(case, counts, columns) if runs_as_prompts(case) else self._attention
         self._memo: dict[tuple[int, int], float] = {}
 
     def _prompts(self, case: ServingCase, step_tokens: int, context: int) -> None:
@@ -146,8 +155,22 @@ class StepTable:
         self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
         self._start = float(flat.cached.min())
 
-    def _decode_attention(self, count: int, context: float) -> float:
-        at, row = self._contexts, self._attention[count]
+    def _as_prompts(self, case: ServingCase, counts: Any, alone: list[Any]) -> list[list[float]]:
+        """Return seconds that sequences have of their own beside prompts: as prompts of one token, no less than alone.
+
+        Every third number of sequences is priced.
+        """
+        few = np.append(counts[:-1:3], counts[-1])
+        mesh = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
+        flat = _prices(case, "prefill", mesh[0].ravel(), np.ones(mesh[0].size), mesh[1].ravel())
+        wide = flat.cached.reshape(mesh[0].shape) - self._start
+        every = np.clip(np.arange(self.max_sequences + 1), 1, None)
+        columns = [np.maximum(np.interp(every, few, wide[:, i]), one) for i, one in enumerate(alone)]
+        rows: list[list[float]] = np.array(columns).T.tolist()
+        return rows
+
+    def _attention_with_prompts(self, count: int, context: float) -> float:
+        at, row = self._contexts, self._with_prompts[count]
         after = bisect_right(at, context, 1, self._last_context)
         start, first = at[after - 1], row[after - 1]
         return first + (context - start) / (at[after] - start) * (row[after] - first)
@@ -204,6 +227,6 @@ class StepTable:
         least = self._least if tokens <= self._replayed else self._launched
         if not count:
             return max(seconds, least)
-        own = self._decode_attention(count, context)
+        own = self._attention_with_prompts(count, context)
         # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
         return max(seconds + self._guesses[count] + own, least, self._rest[count] + own)
