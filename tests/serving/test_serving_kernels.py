@@ -168,6 +168,23 @@ def test_ranks_that_share_experts_find_their_own() -> None:
         assert sum(op_seconds(costs, op) - op_seconds(free, op) for op in ops) == pytest.approx(charged, abs=1e-12)
 
 
+@pytest.mark.parametrize(("plan", "others"), [(Plan(tp=8, ep=8), 7), (Plan(tp=8), 0), (Plan(dp=8, ep=8), 0),
+                                             (Plan(tp=4, dp=2, ep=8), 3)])  # fmt: skip
+def test_ranks_that_split_attention_sort_the_choices_of_all(plan: Plan, others: int) -> None:
+    """A rank with an eighth of the experts moves the rows of seven others' that its tokens chose, as tables have it."""
+    given = ask("qwen3-30b-a3b", Serving(batch=8), plan=plan, device="h100-sxm-80gb").case
+    sizes = sizes_of(given.model, given.plan, given.job, given.domains)
+    costs = engine_cost_model(given, sizes)
+    fit = costs.kernels.experts_wide
+    free = replace(costs, kernels=replace(costs.kernels, experts_wide=replace(fit, others_traffic=0.0)))
+    step: EngineStep[float] = EngineStep(phase="prefill", sequences=1.0, tokens=8192.0, context=0.0)
+    ops = [op for _, line in step_ledger(given, sizes, step).lines for op in line if op.kind == "grouped"]
+    up, down = ops[0], ops[1]
+    found = sum(op_seconds(costs, op) - op_seconds(free, op) for op in (up, down))
+    moved = 2 * others * up.rows * up.batch * (2048 + 2 * 768 / (1 if plan.ep > 1 else 8))
+    assert found == pytest.approx(fit.others_traffic * moved / costs.bandwidth, abs=1e-12)
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 20, 32, 33, 64, 96, 100, 128, 200, 256, 512, 513, 1024, 2048, 8192])
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (16, 1), (128, 8), (256, 8)])
 def test_tiles_of_experts_are_those_of_tokens_routed_at_random(tokens: int, experts: int, top_k: int) -> None:

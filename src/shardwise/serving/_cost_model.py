@@ -19,6 +19,7 @@ from shardwise.cost import (
     mapped_seconds,
     network_of,
     one_query_seconds,
+    others_seconds,
     rates_of,
     reduce_seconds,
     routed_tiles,
@@ -172,8 +173,12 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
     ranks = costs.group_shapes["ep"][-1] + 0 * op.rows
     tokens = op.rows * hit * ranks / maximum(costs.choices, 1.0)
     tiles = routed_tiles(message, tokens, op.rows * hit, hit)
-    seconds = experts_seconds(message, chip, op.forward_bytes, shape, tiles)
-    return seconds + mapped_seconds(message, ranks) / 2
+    seconds = experts_seconds(message, chip, op.forward_bytes, shape, tiles) + mapped_seconds(message, ranks) / 2
+    if op.role != "up":
+        return seconds
+    # Ranks that split attention have all tokens, and choices of the experts of others beside their own.
+    shared = minimum(costs.group_shapes["tp"][-1] + 0 * op.rows, ranks)
+    return seconds + others_seconds(message, chip, op.rows * hit * (shared - 1), op.columns + op.inner)
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
