@@ -311,7 +311,7 @@ class CycleSteps:
         middle = (len(alone) + 1) // 2
         halves = alone[:middle].mean(axis=0), alone[-middle:].mean(axis=0)
         levels = np.stack([most + np.sqrt(some) * (one - means[0]) for one in halves], axis=1)
-        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0))
+        return LanePrices(mean=whole - less, levels=np.maximum(levels - less, 0.0), fit=fit)
 
 
 def _own(means: Any, ahead: Any, each: Any) -> Any:

@@ -343,8 +343,8 @@ class _Wholes:
             share = none + steps
         behind = (1 - 1 / batches) * longest
         whole = np.concatenate([decode[None], np.where(piped, decode + stages + behind, joined)])
-        # Of those that follow each other a prompt ends before half of the others.
-        own = np.concatenate([decode[None], np.where(piped, decode + stages * (k + 1) / (2 * k) + behind, joined)])
+        # Steps that follow each other are through all stages as soon as if each was alone.
+        own = np.concatenate([decode[None], joined])
         zero = none + 0.0 * decode
         return _Wholes(
             whole=whole, own=own, square=whole**2, spread=np.concatenate([zero, prices.spread + none]),

@@ -1,9 +1,10 @@
 """What prompts cost the batches of a pipeline that follow each other through its stages.
 
-A step that takes u longer than those behind it leaves all stages but one idle for u, unless one of the P - 1 steps
-behind it takes as long: with a share q of such steps P q (1 - q)^(P - 1) times a cycle, summed over all u. (Jobs that
-take as long at every stage end after their sum and P - 1 times the longest: Pinedo, Scheduling, proportionate flow
-shops; batches come round, so that each P steps are such a shop.)
+Jobs that take as long at every stage end after their sum and P - 1 times the longest (Pinedo, Scheduling, proportionate
+flow shops); P batches come round, so that n steps take as long as the longest path through steps and stages. A path
+passes all P stages with P - 1 steps left out each time, while it stays at one long step. Of long steps and short ones
+it goes at the pace of the long ones but for the short ones that it cannot leave out: `_longest_in_queue`, and
+`_longest_in_turns` of what arrives. Steps of more lengths are such steps once for each length (at most 2 % too long).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class LanePrices:
     """[prompts, layout, place]; more prompts than a step has room for in proportion."""
     levels: Any
     """Of shorter and of longer prompts, as many as a step has room for: [prompts, half, layout, place]."""
+    fit: Any
+    """Prompts that a step has room for: [layout, place]."""
 
 
 def _poisson(means: Any) -> Any:
@@ -52,9 +55,53 @@ def _alternating(means: Any) -> tuple[Any, Any]:
     return seconds, 1 / (2 - np.exp(-seconds))
 
 
+def _longest_in_queue(some: Any, batches: int) -> Any:
+    """Return the share of time at the pace of steps that are long, of which any step is one of a share `some`.
+
+    A path that stays at a long step leaves out the next P - 1, from any of the long ones that follow on each other
+    after which a long one comes; where there is none it goes on to the next. Of two batches it leaves out each step
+    that follows on a long one. Held against such paths in tests/serving/test_pipeline_steps.py.
+
+    >>> _longest_in_queue(np.array([0.0, 0.5, 1.0]), 2).tolist()
+    [0.0, 0.75, 1.0]
+    """
+    short = 1 - some
+    if batches == 2:
+        return 1 - short**2
+    # How many long ones it tries, and short ones it goes through where none will do.
+    tried = 1 / (1 - some * short)
+    through = short**2 * tried / np.maximum(some, 1e-300)
+    return 1 - through / (batches - 1 + tried + through)
+
+
+def _longest_in_turns(mean: Any, batches: int) -> Any:
+    """Return how likely the longest step of a cycle has at least 1, 2, ... prompts: [mean, prompts].
+
+    Prompts that arrive go to one batch after another: of K in a cycle ceil(K / P) are in the longest step. Of two
+    batches a step is not the longest where it and the next have fewer: both have what arrives in the same half.
+    """
+    chance = _poisson(mean)
+    if batches > 2:
+        fewer = np.concatenate([0 * chance[:, :1], np.cumsum(chance, axis=1)], axis=1)
+        return 1 - fewer[:, np.minimum(1 + batches * (_NUMBERS[1:] - 1), len(_NUMBERS))]
+    half = _poisson(mean / 2)
+    first = np.minimum(2 * _NUMBERS[1:, None] - 2 - _NUMBERS, len(_NUMBERS) - 2)
+
+    def fewer_than(values: Any, more: int) -> Any:
+        """Return how likely as many as are left beside those of the shared half, or one more, are not too many."""
+        sums = np.concatenate([0 * values[:, :1], np.cumsum(values, axis=1)], axis=1)
+        return sums[:, np.clip(first + 1 + more, 0, None)]
+
+    # Which batch is next depends on whether even or odd numbers came before.
+    even = half * (_NUMBERS % 2 == 0)
+    whole, evens = ([fewer_than(values, more) for more in (0, 1)] for values in (half, even))
+    neither = sum(evens[more] * whole[1 - more] + (whole[more] - evens[more]) * whole[more] for more in (0, 1))
+    return 1 - np.einsum("mk,mvk->mv", half, neither) / 2
+
+
 @cache
 def _in_a_step(means: tuple[float, ...], batches: int, apart: float, mixed: bool) -> tuple[Any, Any]:
-    """Return how likely a step of one of so many batches has `IN_A_STEP` prompts, and any, by their mean in a cycle.
+    """Return how likely a step of one of so many batches, and the longest, has `IN_A_STEP` prompts, by their mean.
 
     Prompts are in any batch where they take the places of sequences that ended `apart` from each other; in turns K of
     a cycle are K / B of each, rounded down or up.
@@ -66,41 +113,45 @@ def _in_a_step(means: tuple[float, ...], batches: int, apart: float, mixed: bool
     turns[:, :most] = _sums(_poisson(mean), np.clip(_NUMBERS[:, None] / batches - _NUMBERS[:most] + 1, 0.0, 1.0))
     own, going = (mean / batches, 1.0) if mixed else _alternating(mean / batches)
     random = _poisson(own) * np.reshape(going, (-1, 1))
-    random[:, 0] += 1 - random.sum(axis=1)
     chance = apart * random + (1 - apart) * (turns - np.concatenate([turns[:, 1:], 0 * turns[:, :1]], axis=1))
+    some = np.cumsum(chance[:, :0:-1], axis=1)[:, ::-1]
+    longest = apart * _longest_in_queue(some, batches)
+    if apart < 1:
+        longest = longest + (1 - apart) * np.maximum(_longest_in_turns(mean, batches), some)
+    hats = _in_lines()
+    return _sums(chance[:, 1:], hats), _sums(longest - np.concatenate([longest[:, 1:], 0 * some[:, :1]], axis=1), hats)
+
+
+@cache
+def _in_lines() -> Any:
+    """Return the weights of `IN_A_STEP` for 1, 2, ... prompts."""
     at = np.array((0, *IN_A_STEP))
     i = np.clip(np.searchsorted(at, _NUMBERS, side="right") - 1, 0, len(at) - 2)
     share = (_NUMBERS - at[i]) / (at[i + 1] - at[i])
     hats = np.zeros((len(_NUMBERS), len(at)))
     hats[_NUMBERS, i], hats[_NUMBERS, i + 1] = 1 - share, share
-    return _sums(chance, hats)[:, 1:], 1 - chance[:, 0]
-
-
-def _raised(base: Any, times: int) -> Any:
-    """Return a column to a whole power by squares, which take a tenth of the time of numpy's powers."""
-    if times == 1:
-        return base
-    half = _raised(base, times // 2)
-    return half * half * base if times % 2 else half * half
+    return hats[1:, 1:]
 
 
 def in_lanes(means: Any, prices: LanePrices, batches: Any, apart: float, mixed: bool) -> tuple[Any, Any]:
     """Return by mean prompts of a cycle what it takes longer, and the share of prompt steps: [mean, layout, place]."""
     many = batches[:, 0]
-    alone = np.flatnonzero(many <= 1)
-    order = [alone]
-    longer: list[Any] = [np.zeros((len(means), len(alone), prices.mean.shape[-1]))]
-    busy = np.zeros((len(means), *prices.mean.shape[1:]))
+    longer = np.zeros((len(means), *prices.mean.shape[1:]))
+    busy = 0.0 * longer
     for count in np.unique(many[many > 1]).astype(int).tolist():
         rows = np.flatnonzero(many == count)
-        order.append(rows)
-        chance, some = _in_a_step(tuple(means.tolist()), count, apart, mixed)
-        values = prices.levels[:, :, rows].reshape(-1, len(rows), busy.shape[-1])
-        down = np.argsort(-values, axis=0)
-        values = np.take_along_axis(values, down, 0)
-        share = np.minimum(np.cumsum(np.repeat(chance / 2, 2, axis=1)[:, down], axis=1), 1.0)
-        less = values - np.concatenate([values[1:], 0 * values[:1]])
-        idle = (count - 1) * np.einsum("mkln,kln->mln", share * _raised(1 - share, count - 1), less)
-        longer.append(np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + idle)
-        busy[:, rows] = 0.0 if mixed else np.minimum(some, FULL)[:, None, None]
-    return np.concatenate(longer, axis=1)[:, np.argsort(np.concatenate(order))], busy
+        chance, longest = _in_a_step(tuple(means.tolist()), count, apart, mixed)
+        levels, room = prices.levels[:, :, rows], prices.fit[rows]
+        # Of so many steps as long as the longest half are of longer prompts.
+        alike = np.maximum(count * chance / np.maximum(longest, 1e-300), 1.0)
+        low, high = longest * 0.5**alike, longest * (1 - 0.5**alike)
+        idle = sum(np.einsum("mk,kln->mln", one - chance / 2, levels[:, half]) for half, one in enumerate((low, high)))
+        # What a step has no room for makes others as long: the fewer steps are shorter, the fewer wait; of a queue more
+        # of them are long in any order.
+        run = np.einsum("mk,kln->mln", chance, np.minimum(np.array(IN_A_STEP)[:, None, None], room))
+        whole = (chance @ np.array(IN_A_STEP, float))[:, None, None]
+        left = np.clip(np.maximum(room - whole, 0.0) / np.maximum(room - run, 1e-9), 0.0, 1.0)
+        left = left * (1 + apart * (whole / np.maximum(run, 1e-9) - 1))
+        longer[:, rows] = np.einsum("mk,kln->mln", chance, prices.mean[:, rows]) + np.maximum(idle, 0.0) * left
+        busy[:, rows] = 0.0 if mixed else np.minimum(chance.sum(axis=1), FULL)[:, None, None]
+    return longer, busy
