@@ -172,13 +172,20 @@ class Replicas:
         # A cycle has room for all who arrive: how likely a step of one batch has not, the more so as lengths differ.
         arriving = np.maximum(b.rate * other.placed / np.maximum(p.pieces, 1.0), 0.1) * moments.new_cv2**2
         full = np.exp((1 - np.maximum(p.together, 1.0)) / arriving)
+        queued = full
         if not policy.mixed:
             # Prompts that cost in proportion are an M/G/1 queue; those that wait for Python cost nothing more together.
             cycles = p.cycles
             grown = cycles.look(cycles.more, b.rate * (b.decode + b.prompt)) / np.maximum(b.prompt, 1e-12)
-            full = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
-        pairs = ((f.name, getattr(times, f.name), getattr(other, f.name)) for f in fields(BatchTimes))
-        both = {name: np.where(full > 0, full * one, 0.0) + (1 - full) * cycles for name, one, cycles in pairs}
+            queued = np.maximum(full, np.clip(grown, 0.0, 1.0) ** 2)
+            # Where the next step is decided as one begins whole prompts run two steps later, whether or not others run
+            # now: only those that are cut wait as in a queue.
+            full = full * np.clip(p.pieces - 1, 0.0, 1.0) if policy.async_scheduling else queued
+        both = {}
+        for f in fields(BatchTimes):
+            share = full if f.name in ("rest", "own", "others") else queued
+            one, cycles = getattr(times, f.name), getattr(other, f.name)
+            both[f.name] = np.where(share > 0, share * one, 0.0) + (1 - share) * cycles
         return BatchTimes(**both | {"empty": times.empty})
 
     def _prompts_alone(self, rate: Any, turns: Any) -> tuple[Any, Any]:
