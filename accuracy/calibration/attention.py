@@ -16,11 +16,23 @@ from accuracy.kernels.attention import latent_model
 from accuracy.kernels.products import datasheet_of
 from accuracy.kernels.tables import ENGINES
 from accuracy.kernels.ticks import Ticks, ticks_of
-from shardwise.cost import PARTS, DecodeAttention, PrefillAttention, decode_parts, part_costs, prompt_parts
+from shardwise.cost import (
+    DECODE_PARTS,
+    PARTS,
+    DecodeAttention,
+    PrefillAttention,
+    decode_parts,
+    family_of,
+    part_costs,
+    prompt_parts,
+)
 from shardwise.hardware import find_device
 
 _MIXER = latent_model()[1]
 _CACHED = _MIXER.kv_lora_rank + _MIXER.qk_rope_head_dim
+
+# Families on which heads without a group have a part of their own: batches of others, which no fit saw, did not gain.
+_UNGROUPED = ("ampere", "hopper")
 
 Parts = tuple[Any, ...]
 
@@ -34,11 +46,13 @@ def decode(rows: Table, device: str, dtype: str, packs: str) -> Parts:
     B, N, K, H, window = (rows[k] for k in ("batch", "num_heads", "num_kv_heads", "head_dim", "sliding_window"))
     tokens = rows["prefix_tokens"] + rows["query_tokens"]
     tokens = np.where(window > 0, np.minimum(tokens, window), tokens)
-    return decode_parts(
-        datasheet_of(find_device(device).device, "bf16"),
-        DecodeAttention(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H,
-               item_bytes=2 * _width(rows) * H, edge_bytes=4 * B * N * H),
-    )  # fmt: skip
+    found = find_device(device).device
+    work = DecodeAttention(sequences=B, items=B * K, group=N / K, tokens=tokens, pair_flops=4 * H,
+                  item_bytes=2 * _width(rows) * H, edge_bytes=4 * B * N * H)  # fmt: skip
+    parts = dict(zip(DECODE_PARTS, decode_parts(datasheet_of(found, "bf16"), work), strict=True))
+    if family_of(found) not in _UNGROUPED:
+        parts["ungrouped"] = 0 * parts["ungrouped"]
+    return tuple(parts.values())
 
 
 def prefill(rows: Table, device: str, dtype: str, packs: str) -> Parts:

@@ -108,6 +108,35 @@ def test_groups_too_large_to_share_read_the_cache_a_head() -> None:
         assert parts["unshared"] == pytest.approx(reads * 4 * 512 * 128 / 1e12)
 
 
+def test_heads_without_a_group_compute_outside_the_matrix_units() -> None:
+    """TensorRT-LLM has another kernel for one query head an item: its arithmetic counts, that of groups in tiles."""
+    for group, alone in ((1.0, 1.0), (2.0, 0.0), (64.0, 0.0)):
+        work = DecodeAttention(
+            sequences=4.0, items=8.0, group=group, tokens=2048.0, pair_flops=512, item_bytes=512, edge_bytes=0.0
+        )
+        parts = dict(zip(DECODE_PARTS, decode_parts(CHIP, work), strict=True))
+        assert parts["ungrouped"] == pytest.approx(alone * 8 * 512 * 2048 / 1e15)
+
+
+@pytest.mark.parametrize("device", ["h100-sxm-80gb", "h200-sxm-141gb"])
+def test_groups_stream_an_8_bit_cache_faster_than_heads_alone(device: str) -> None:
+    """64 sequences of 16,384 tokens and 8 key-value heads in 8 bits: groups of 4 at 0.75 of the memory or more."""
+    found = find_device(device).device
+    chip: Datasheet[Any] = Datasheet(
+        flops=found.peak_flops("bf16"), bytes_per_second=found.memory_bytes_per_second, cores=float(found.num_cores)
+    )
+    kernel = kernel_costs(found, "decode", ("tensorrt-llm", "fp8"), 128, False)
+    assert kernel is not None
+    shares = []
+    for group in (1.0, 4.0):
+        work = DecodeAttention(sequences=64.0, items=512.0, group=group, tokens=16384.0, pair_flops=512, item_bytes=256,
+                               edge_bytes=64 * 8 * group * 512.0)  # fmt: skip
+        parts: tuple[Any, ...] = decode_parts(chip, work)
+        shares.append(dict(zip(DECODE_PARTS, parts, strict=True))["cache"] / costed_seconds(kernel, parts))
+    assert shares[1] > 0.75
+    assert shares[0] < 0.85 * shares[1]
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize(("kind", "low", "high"), [("prefill", 0.35, 1.0), ("decode", 0.5, 1.05)])
 def test_long_kernels_reach_a_share_of_the_peak(engine: str, kind: str, low: float, high: float) -> None:

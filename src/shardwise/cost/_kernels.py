@@ -204,8 +204,8 @@ def decode_parts(chip: Datasheet[X], fit: DecodeAttention[X]) -> tuple[X, ...]:
 
     A start; the cache; queries and output; GEMMs in tiles of 16 query heads; waves of items; the chain of the
     first 1,024 and of 16,384 tokens; the cache where no context is shorter than 128; what of it the last cache cannot
-    hold; one item alone on a core; the cache read by every query head of groups too large to share it; copies of
-    heads; sequences. No part falls with a larger batch or context.
+    hold; one item alone on a core; the cache read by every query head of groups too large to share it; GEMMs of heads
+    without a group; copies of heads; sequences. No part falls with a larger batch or context.
     """
     items, L = fit.items, fit.tokens
     cache, floor = items * fit.item_bytes * L, items * fit.item_bytes * maximum(L, _FLOOR)
@@ -222,6 +222,7 @@ def decode_parts(chip: Datasheet[X], fit: DecodeAttention[X]) -> tuple[X, ...]:
         _beyond_cache(chip, cache) / chip.bytes_per_second,
         fit.item_bytes * L / (chip.bytes_per_second / chip.cores) + zero,
         above(fit.group + zero, _SHARED_HEADS + 0.5, fit.group * floor / chip.bytes_per_second, zero),
+        above(fit.group + zero, 1.5, zero, items * fit.pair_flops * L / chip.flops),
         swapped(fit.sequences, items / fit.sequences, fit.group) + zero,
         fit.sequences + zero,
     )

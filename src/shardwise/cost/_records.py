@@ -16,7 +16,7 @@ PROMPT_PARTS = ("start", "visited", "exponentials", "pairs", "waves", "edges", "
 """Parts of attention of a prompt, as `prompt_parts` returns them."""
 DECODE_PARTS = (
     "start", "cache", "edges", "products", "waves", "first_1k_tokens", "first_16k_tokens", "floor", "beyond_cache",
-    "item_on_a_core", "unshared", "swapped", "sequences")  # fmt: skip
+    "item_on_a_core", "unshared", "ungrouped", "swapped", "sequences")  # fmt: skip
 """Parts of attention over a cache, as `decode_parts` returns them."""
 # A field of which each entry is `Changes` to the record that it stands in, and one that takes the keys left over.
 PARTIAL, REST = {"partial": True}, {"rest": True}
