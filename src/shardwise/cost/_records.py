@@ -74,7 +74,7 @@ class Gemm:
     """What lasting runs keep of `compute` when power limits the clock, as a second laboratory measured it."""
     steady_state_by_device: Mapping[str, float] = by_name()
     steady_state_by_library: Mapping[str, float] = by_name()
-    """`steady_state_share` under other releases of the library than that which it was measured with."""
+    """`steady_state_share` under releases of the library other than the measured one, or of forward passes alone."""
     node_derate: float = 1.0
     """What a device keeps when all of its node are busy, where the others were measured on one alone."""
     node_derate_by_device: Mapping[str, float] = by_name()

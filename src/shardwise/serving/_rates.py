@@ -24,7 +24,8 @@ def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]
     for form in case.format.narrow:
         if (dtype := type_of(case, form)) not in rates:
             one = replace(case, compute=dtype, format=form)
-            narrow = captured(rates_of(device, dtype, 0.0, wanted), case.engine, wanted.ideal, replay)
+            fitted = rates_of(device, dtype, 0.0, wanted, ("", "", "forward"))
+            narrow = captured(fitted, case.engine, wanted.ideal, replay)
             rates[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
     return rates
 
