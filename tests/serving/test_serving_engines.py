@@ -245,6 +245,16 @@ def test_an_engine_without_windows_merges_layers_that_differ_in_them_alone() -> 
     assert r.weights_bytes_per_gpu == windowed.weights_bytes_per_gpu
 
 
+def test_routers_choose_in_kernels_of_their_own_where_experts_are_not_fused() -> None:
+    """Beside the GEMM of a router llama.cpp runs a softmax and the choice of experts; tables of fused ones hold it."""
+    job = Serving(batch=1, input_tokens=64, output_tokens=8)
+    for engine, kernels in (("llama.cpp", 4), ("vllm", 1)):
+        report = ask("qwen3-30b-a3b", job, Plan(), "h100-sxm-80gb", engine=engine)
+        start = find_engine(engine).graphs.small_kernel_seconds
+        each = float(report.evaluation.decode.roles["router"]) / len(report.case.model.layers)
+        assert (kernels - 0.5) * start < each < (kernels + 2.5) * start, engine
+
+
 def test_built_engines_multiply_8_bit_floats_faster_on_l40s() -> None:
     """Their own products reach more of the peak than PyTorch's there; other types and devices are as they are."""
 

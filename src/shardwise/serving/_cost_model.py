@@ -263,6 +263,9 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
         seconds = kernel_seconds(costs.rates, op, "forward") if costs.rates.experts_in_turn else _experts(costs, op)
     elif op.kind == "matmul":
         seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
+        if op.role == "router" and not costs.fused_experts:
+            # A softmax and the choice of experts, which fused experts hold, are kernels of their own.
+            seconds = seconds + (op.kernels - 1) * costs.rates.memory_start
     elif op.role == "softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
         moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes
