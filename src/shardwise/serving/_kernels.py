@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -74,13 +75,14 @@ def watts_per_core(family: str) -> float:
     return float(engine_tables()["measured"]["watts_per_core"].get(family, 0.0))
 
 
-def steady_state_memory(family: str) -> float:
+def steady_state_memory(device: str) -> float:
     """Return the share of the streaming rate of measured GEMMs that steps of engines keep, 1 where it is all.
 
-    >>> steady_state_memory("ampere"), steady_state_memory("hopper")
-    (0.91, 1.0)
+    >>> steady_state_memory("a100-sxm-80gb"), steady_state_memory("rtx-3090"), steady_state_memory("h100-sxm-80gb")
+    (0.91, 1.0, 1.0)
     """
-    return float(engine_tables()["measured"]["steady_state_memory"].get(family, 1.0))
+    shares: dict[str, float] = engine_tables()["measured"]["steady_state_memory"]
+    return next((float(share) for names, share in shares.items() if re.fullmatch(names, device)), 1.0)
 
 
 def replay_seconds(vendor: str) -> float:

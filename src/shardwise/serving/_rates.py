@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from shardwise.cost import Rates, constants, family_of, gemm_rates, rates_of
+from shardwise.hardware import Device
 from shardwise.ledger.number import X, maximum
 from shardwise.ledger.traced import leaf
 from shardwise.records import replace
@@ -18,14 +19,13 @@ from shardwise.serving._kernels import replay_seconds, steady_state_memory, watt
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
     """Return the rates of GEMMs by type: in 16 bits, of which `fitted` are the device's, and in those of formats."""
     device, wanted = case.cluster.device, case.efficiencies
-    replay = replay_seconds(device.vendor)
     own = _by_library(_summed(fitted, case), case)
-    rates = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, replay), case)}
+    rates = {case.dtype: _on_processor(captured(own, case.engine, wanted.ideal, device), case)}
     for form in case.format.narrow:
         if (dtype := type_of(case, form)) not in rates:
             one = replace(case, compute=dtype, format=form)
             fitted = rates_of(device, dtype, 0.0, wanted, ("", "", "forward"))
-            narrow = captured(fitted, case.engine, wanted.ideal, replay)
+            narrow = captured(fitted, case.engine, wanted.ideal, device)
             rates[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
     return rates
 
@@ -37,17 +37,14 @@ def type_of(case: ServingCase, form: WeightFormat) -> str:
     return form.compute if form.compute in case.cluster.device.matrix_flops else case.dtype
 
 
-def captured(rates: Rates[X], engine: Engine, ideal: bool, replay: float) -> Rates[X]:
-    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python.
-
-    No kernel of a graph takes less than `replay` seconds.
-    """
+def captured(rates: Rates[X], engine: Engine, ideal: bool, device: Device) -> Rates[X]:
+    """Return rates whose small kernels start as in the engine: from a captured graph, not from Python."""
     if not engine.graphs.small_kernel_seconds:
         return rates
-    zero = 0 * rates.memory_start
+    zero, replay = 0 * rates.memory_start, replay_seconds(device.vendor)
     started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
     start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
-    streamed = rates.matmul_bytes * (1.0 if ideal else steady_state_memory(rates.family))
+    streamed = rates.matmul_bytes * (1.0 if ideal else steady_state_memory(device.name))
     return replace(
         rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
     )
