@@ -129,6 +129,32 @@ def test_methods_and_formats_of_a_framework_are_its_own(
     assert all(problem.remedy.startswith(remedy) for problem in problems)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("transformers", "use parameters,gradients,optimizer,"),
+        ("fsdp-2024", "use parameters,gradients,optimizer,"),
+        ("litgpt", "use none,"),
+        ("composer", "use activations,"),
+    ],
+)
+def test_a_remedy_of_offload_is_a_plan_that_is_lawful(name: str, remedy: str) -> None:
+    """Weights leave with their gradients, and these go where the optimizer is; LitGPT and Composer keep them."""
+    plan = Plan(dp=2, sharding="fsdp", recompute="full", offload=("parameters",))
+    (problem,) = stack_problems(find_stack(name), plan)
+    assert problem.field == "offload" and problem.remedy.startswith(remedy)
+    offload = () if name == "litgpt" else tuple(remedy.removeprefix("use ").rstrip(",").split(","))
+    assert not stack_problems(find_stack(name), replace(plan, offload=offload))
+    assert not field_problems(replace(plan, offload=offload, micro_batch=1)).items
+
+
+def test_litgpt_quantises_on_one_device() -> None:
+    """It refuses 4 bits on several devices."""
+    job = {"adapter": "lora", "base": "nf4"}
+    assert {p.field for p in stack_problems(find_stack("litgpt"), Plan(dp=2, sharding="fsdp"), **job)} == {"base"}
+    assert not stack_problems(find_stack("litgpt"), Plan(), **job)
+
+
 def test_what_is_released_now_is_named_before_what_was() -> None:
     """NeMo of 2024 had experts, ranks of them and NF4, too, and comes after who has them today."""
     plan = Plan(dp=8, ep=4)

@@ -55,7 +55,7 @@ def test_what_a_job_states_stays() -> None:
 
 
 def test_the_command_lists_ways_and_the_best_of_them() -> None:
-    """The command that is printed gives the memory of the first row; nothing fits a 70B model on 24 GB in 16 bits."""
+    """The command that is printed gives the memory of the first row; nothing fits 671B parameters on 24 GB."""
     words = ("plan", "train", "llama-3.2-1b", "--on", "rtx-4090", "--adapter", "lora", "--base", "nf4")
     first = run(*words, "--json").tree["recipes"][0]
     page = run(*words).out
@@ -63,8 +63,8 @@ def test_the_command_lists_ways_and_the_best_of_them() -> None:
     again = run(*command, "--json").tree
     assert (again["device_bytes"], again["step_seconds"]) == (first["device_bytes"], first["step_seconds"])
     assert max(map(len, page.splitlines())) <= 80
-    hopeless = run("plan", "train", "llama-3.1-70b", "--on", "rtx-4090", "--adapter", "lora", "--base", "bf16")
-    assert hopeless.status == 1 and "nothing fits" in hopeless.out
+    hopeless = run("plan", "train", "deepseek-v3", "--on", "rtx-4090", "--adapter", "lora", "--loss", "fused-linear")
+    assert hopeless.status == 1 and "nor on 8xrtx-4090: take" in hopeless.out and "NEXT" not in hopeless.out
 
 
 def test_what_was_asked_stays_in_the_command_that_is_next() -> None:
@@ -84,6 +84,49 @@ def test_wishes_of_a_search_of_plans_are_refused_by_name() -> None:
     assert done.status == 2 and set(done.fields) == {"max_step", "objective"}
     assert len(run(*words, "--top", "2", "--json").tree["recipes"]) == 2
     assert set(run(*words[:-1], "--adapter", "nonsense", "--json").fields) == {"adapter"}
+
+
+QUICK = ("--adapter-precision", "bf16", "--loss", "fused-linear")
+
+
+def test_weights_go_to_the_host_where_nothing_else_fits() -> None:
+    """70B parameters train on two cards of 24 GB with 4 bits, FSDP and weights on the host, as fsdp_qlora has it."""
+    words = ("plan", "train", "llama-3.1-70b", "--on", "2xrtx-4090", "--adapter", "lora", *QUICK)
+    done = run(*words, "--json")
+    assert done.status == 0
+    first = done.tree["recipes"][0]
+    assert "--base nf4" in first["flags"] and "--offload optimizer,gradients,parameters" in first["flags"]
+    page = run(*words).out
+    assert "nothing fits but with weights" in page and max(map(len, page.splitlines())) <= 80
+    again = run(*page[page.index("NEXT") + 4 :].replace("\\\n", " ").split()[1:], "--json")
+    assert again.status == 0 and not again.tree["unlaunched"]
+    assert again.tree["device_bytes"] == pytest.approx(first["device_bytes"], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("llama-3.1-70b", "--on", "rtx-4090", "--base", "nf4", "--stack", "unsloth"), {"--stack"}),
+        (("llama-3.1-8b", "--on", "rtx-4090", "--base", "nf4", "--seq-len", "100000"), {"--seq-len"}),
+        (("qwen3-32b", "--on", "2xrtx-4090", "--base", "bf16", "--stack", "llama-factory"), {"--stack", "--on"}),
+    ],
+)
+def test_what_is_named_where_nothing_fits_does(words: tuple[str, ...], named: set[str]) -> None:
+    """Other frameworks, shorter sequences and more devices give what was promised where they are asked again."""
+    asked = ("plan", "train", *words, "--adapter", "lora", "--loss", "fused-linear")
+    done = run(*asked, "--json")
+    remedies = done.tree["remedies"]
+    assert done.status == 1 and not done.tree["recipes"]
+    assert {one["flags"].split()[0] for one in remedies} == named
+    for one in remedies:
+        asked_for = zip(words[1::2], words[2::2], strict=True)
+        kept = [word for flag, value in asked_for if flag not in one["flags"].split() for word in (flag, value)]
+        again = run(
+            "train", words[0], *kept, "--adapter", "lora", *one["flags"].split(), "--micro-batch", "1", "--json"
+        )
+        assert again.status == 0 and again.tree["fits"] and not again.tree["unlaunched"], one["flags"]
+        for key in ("device_bytes", "step_seconds"):
+            assert again.tree[key] == pytest.approx(one[key], rel=1e-9, abs=1)
 
 
 def test_replicas_may_shard_their_weights() -> None:

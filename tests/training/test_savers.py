@@ -83,6 +83,22 @@ def test_weights_that_no_device_holds_alone_are_sharded_beside_adapters(stack: s
         assert any(f"--adapter lora{base} --sharding fsdp" in one.flags for one in found)
 
 
+@pytest.mark.parametrize("flags", [("--adapter", "lora", "--base", "nf4"), ()])
+@pytest.mark.parametrize("stack", ["transformers", "unsloth"])
+def test_weights_that_no_devices_hold_go_to_the_host_beside_adapters(stack: str, flags: tuple[str, ...]) -> None:
+    """QLoRA of 70B parameters on two cards of 24 GB is proposed with weights on the host, and fits asked again."""
+    words = ("train", "llama-3.1-70b", "--on", "2xrtx-4090", "--stack", stack, *flags)
+    proposals = [
+        one for one in run(*words, "--json").tree["proposals"] if "offload optimizer,gradients,p" in one["flags"]
+    ]
+    assert proposals and all(one["fits"] for one in proposals)
+    for one in proposals:
+        kept = words[:4] if "--stack" in one["flags"] else words[:6]
+        again = run(*kept, *flags, *one["flags"].split(), *one["batches"].split(), "--json").tree
+        assert again["fits"] and not again["unlaunched"]
+        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1)
+
+
 def test_where_nothing_fits_the_least_is_named() -> None:
     """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
     model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)

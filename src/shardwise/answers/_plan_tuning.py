@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers._answer import Answer, whole_bytes
@@ -36,14 +38,52 @@ def answer(inputs: Inputs, width: int) -> Answer:
     if refused := [problem for problem in base.unlaunched if problem.field in ("adapter", "base")]:
         raise InputError(refused)
     recipes = tuning_recipes(base)[: inputs.get("top")]
+    remedies, most = ([], "") if recipes else _remedies(inputs, base)
 
     def tree() -> dict[str, Any]:
-        return {"recipes": whole_bytes([_recipe(one) for one in recipes])}
+        lists = {"recipes": recipes, "remedies": remedies} if remedies else {"recipes": recipes}
+        return {key: whole_bytes([_recipe(one) for one in ways]) for key, ways in lists.items()}
 
     def page() -> Page:
-        return _page(base, recipes, _words(inputs), width)
+        if recipes or remedies:
+            return _page(base, recipes or remedies, inputs, bool(recipes), width)
+        return _hopeless(base, most, width)
 
     return Answer(0 if recipes else 1, tree, page)
+
+
+def _remedies(inputs: Inputs, base: TrainReport) -> tuple[list[TuningRecipe], str]:
+    """Return what fits where nothing does as asked, and the most devices that were tried.
+
+    Under other frameworks, with shorter sequences, on more devices.
+    """
+    from shardwise.search import elsewhere, shorter
+
+    less, (more, most) = shorter(base), _on_more(inputs)
+    return [*elsewhere(base)[: inputs.get("top")], *([less] if less else []), *more], most
+
+
+def _on_more(inputs: Inputs) -> tuple[list[TuningRecipe], str]:
+    """Return the quickest way on the least of two, four and eight times as many devices, and the most that were tried.
+
+    Devices of a file, and nodes, are not multiplied; nor are those of one node where their network is not known.
+    """
+    from shardwise.answers import _train
+    from shardwise.search import TuningRecipe, longest_sequence, quickest
+
+    named, most = re.fullmatch(r"(?:(\d+)x)?([^\d/.,][^/.,]*)", inputs.values["on"]), ""
+    for times in (2, 4, 8) if named else ():
+        on = f"{times * int(named[1] or 1)}x{named[2]}" if named else ""
+        grown = Inputs(values={**inputs.values, "on": on}, imported=inputs.imported, command=inputs.command)
+        try:
+            way, most = quickest(_train.ask(grown)), on
+        except InputError:
+            break
+        if way is not None:
+            flags, report = way
+            longest = longest_sequence(report)
+            return [TuningRecipe(flags=f"--on {on} {flags}".strip(), report=report, longest=longest)], most
+    return [], most
 
 
 def _check_wishes(inputs: Inputs) -> None:
@@ -68,31 +108,68 @@ def _recipe(one: TuningRecipe) -> dict[str, Any]:
     }
 
 
-def _page(base: TrainReport, recipes: tuple[TuningRecipe, ...], asked_for: list[str], width: int) -> Page:
+def _head(base: TrainReport, width: int) -> Page:
     page, job = Page(width), base.job
     where = f"{base.case.model.name} on {base.plan.num_devices} x {base.case.cluster.device.name}"
-    page.label(
-        "TUNE",
-        f"{where}: {job.adapter or 'no adapter'}, {job.seq_len:,} tokens, stack {base.case.stack.name}",
-        "bold",
-        "bold",
-    )
-    if not recipes:
-        page.note("nothing fits: a shorter sequence (--seq-len), a smaller model, or more devices", "bold red")
-        return page
+    words = f"{where}: {job.adapter or 'no adapter'}, {job.seq_len:,} tokens, stack {base.case.stack.name}"
+    page.label("TUNE", words, "bold", "bold")
+    return page
+
+
+_NOTHING = "nothing fits, whatever savers are used, weights sharded or on the host"
+
+
+def _hopeless(base: TrainReport, most: str, width: int) -> Page:
+    page = _head(base, width)
+    page.note(_NOTHING, "bold red")
+    more = f", nor on {most}" if most else ""
+    page.note(f"nor with 256 tokens or under other frameworks{more}: take a smaller model")
+    return page
+
+
+def _page(base: TrainReport, ways: Sequence[TuningRecipe], inputs: Inputs, fits: bool, width: int) -> Page:
+    page, word = _head(base, width), ways[0].report.plan.sharding
+    if not fits:
+        page.note(_NOTHING, "bold red")
+        page.items(f"{_instead(one)}: {_summary(one)}" for one in ways)
+    else:
+        if "parameters" in ways[0].report.plan.offload:
+            away = "weights, gradients and optimizer on the host"
+            page.note(f"nothing fits but with {away}, each with --sharding {word}", "yellow")
+        elif word != base.plan.sharding and all(one.report.plan.sharding == word for one in ways):
+            page.note(f"each with --sharding {word}")
+        _table(page, ways)
+    page.blank()
+    assumptions(page, base.assumptions)
+    page.blank()
+    command_lines(page, "NEXT", [*_words(inputs, ways[0].flags), *_pieces(ways[0].flags)])
+    return page
+
+
+def _instead(one: TuningRecipe) -> str:
+    """Return what a remedy changes of the question, which its first flag says."""
+    flag, value = one.flags.split()[:2]
+    words = {"--stack": f"under {value}", "--seq-len": f"at {value} tokens", "--on": f"on {value}"}
+    return f"fits {words[flag]}"
+
+
+def _summary(one: TuningRecipe) -> str:
+    rest = " ".join(one.flags.split()[2:])
+    memory, host, rate, longest = _figures(one)
+    kept = f", {host} on the host" if host else ""
+    reach = f", up to {longest} tokens" if one.longest > one.report.job.seq_len else ""
+    return f"{memory}{kept}, {rate} tokens/s{reach}{', with ' + rest if rest else ''}"
+
+
+def _table(page: Page, recipes: Sequence[TuningRecipe]) -> None:
     rows: list[tuple[str, ...]] = [("base", "adapters", "recompute", "loss", "memory", "host", "tokens/s", "longest")]
     rows += [(*_choices(one), *_figures(one)) for one in recipes]
     right = (4, 5, 6, 7)
-    if any(one.report.plan.sharding != base.plan.sharding for one in recipes):
+    if len({one.report.plan.sharding for one in recipes}) > 1:
         split = ["sharding", *(one.report.plan.sharding for one in recipes)]
         rows = [(*row[:1], word, *row[1:]) for row, word in zip(rows, split, strict=True)]
         right = (5, 6, 7, 8)
     page.table(rows, right, header=True, indent=2)
-    page.blank()
-    assumptions(page, base.assumptions)
-    page.blank()
-    command_lines(page, "NEXT", [*asked_for, *recipes[0].flags.split()])
-    return page
 
 
 def _choices(one: TuningRecipe) -> tuple[str, str, str, str]:
@@ -111,7 +188,13 @@ def _figures(one: TuningRecipe) -> tuple[str, str, str, str]:
     return show_bytes(report.device_bytes), host, rate, f"{one.longest:,}"
 
 
-def _words(inputs: Inputs) -> list[str]:
-    """Return the command of the asked job; the flags of a way come behind it."""
-    omitted = ("what", "top", "workers", "base", "adapter_precision", "loss", "offload")
+def _pieces(flags: str) -> list[str]:
+    """Return flags, each with its value as one word."""
+    return [f"--{one}".strip() for one in flags.split("--")[1:]]
+
+
+def _words(inputs: Inputs, flags: str) -> list[str]:
+    """Return the command of the asked job; the flags of a way come behind it, in place of those that were asked."""
+    omitted = {"what", "top", "workers", "base", "adapter_precision", "loss", "offload"}
+    omitted |= {piece.split()[0].removeprefix("--").replace("-", "_") for piece in _pieces(flags)}
     return command_words("train", {key: value for key, value in inputs.values.items() if key not in omitted})

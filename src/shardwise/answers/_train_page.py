@@ -216,11 +216,13 @@ def _nearest(report: TrainReport) -> str:
     host = report.verdict.host_short_by_bytes > 0
     if not report.changes and host:
         return "no single change of the plan keeps less on the host; use more nodes, or keep less there"
+    together = any(one.fits for one in report.proposals)
     if not report.changes:
-        return "no single change of the plan saves memory; use more devices, another precision or a smaller job"
+        else_use = "use more devices, another precision or a smaller job"
+        return f"no single change of the plan saves memory; {'several together fit (NEXT)' if together else else_use}"
     best = report.changes[0]
     nearest = f"no single change tried fits; nearest is {say_change(report, best)}"
-    if any(one.fits for one in report.proposals):
+    if together:
         return f"{nearest}; several together do (NEXT), and `shardwise plan train` tries every plan"
     if report.plan.num_devices == 1:
         device = report.case.cluster.device

@@ -295,4 +295,6 @@ def _completed(runs: Capabilities, name: str, chosen: tuple[Value, ...]) -> tupl
         asked = [field for field, _ in rule.where] == [name] and any(one in chosen for one in rule.where[0][1])
         if wanted and asked and not any(one in chosen for one in wanted):
             return _completed(runs, name, (*chosen, wanted[0]))
-    return chosen
+    # Gradients go where the optimizer reads them, whatever the framework.
+    alone = name == "offload" and "gradients" in chosen and "optimizer" not in chosen
+    return (*chosen, "optimizer") if alone else chosen

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.search._space import IntRanges, SearchSpace, upto
     from shardwise.search._study import StudyFolder, StudyQuestion, StudyResult, StudyTask, run_study
     from shardwise.search._training import SearchTask, TrainingResult, plan_training, searched, work_of
-    from shardwise.search._tuning import TuningRecipe, longest_sequence, tuning_recipes
+    from shardwise.search._tuning import TuningRecipe, elsewhere, longest_sequence, quickest, shorter, tuning_recipes
 
 __getattr__ = lazily(
     __name__,
@@ -47,6 +47,6 @@ __getattr__ = lazily(
         "_space": "IntRanges SearchSpace upto",
         "_study": "StudyFolder StudyQuestion StudyResult StudyTask run_study",
         "_training": "SearchTask TrainingResult plan_training searched work_of",
-        "_tuning": "TuningRecipe longest_sequence tuning_recipes",
+        "_tuning": "TuningRecipe elsewhere longest_sequence quickest shorter tuning_recipes",
     },
 )

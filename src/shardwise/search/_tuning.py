@@ -5,18 +5,31 @@ Every combination is evaluated: none is taken to save, and what a framework cann
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.plans import usual_recompute
+from shardwise.plans import find_stack, usual_recompute
 from shardwise.records import dataclass, replace
 from shardwise.training import TrainingOptions, TrainReport, flags_of, split_changes, train
 
 STEP = 256
 """Lengths are tried in multiples of so many tokens."""
 MOST = 1 << 20
+TRAINERS = (
+    "transformers",
+    "trl",
+    "axolotl",
+    "llama-factory-v1",
+    "ms-swift",
+    "unsloth",
+    "torchtune",
+    "litgpt",
+    "automodel",
+)
+"""Frameworks that people fine-tune with, asked where nothing fits under another."""
+_STATES = ("optimizer", "gradients", "parameters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,15 +59,31 @@ def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
 
     What the job states itself stays. Replicas may shard their weights.
     """
-    job, has = report.job, report.case.stack.settings.loss
-    bases = [job.base] if job.base else ["", "nf4"]
-    widths = [job.adapter_precision] if job.adapter_precision else ["", "bf16"]
-    losses = [has] if has else ["", "fused-linear"]
     usual = report.case.stack.usual_offload
     kept = [("none", ()), *([] if usual else [("full", ())]), ("full", usual or ("activations",))]
     shards: list[dict[str, Any]] = [{}]
     if report.plan.dp > 1 and not report.plan.sharding_rules.weights:
         shards.append({"sharding": report.case.stack.runs.word("fsdp")})
+    yield from _varied(report, kept, shards)
+
+
+def on_the_host(report: TrainReport) -> Iterator[dict[str, Any]]:
+    """Yield what a job with adapters may change with its weights on the host, whose copies come unit by unit.
+
+    It is the slowest of what fits, and asked where nothing else does.
+    """
+    kept = [("full", _STATES), ("full", (*_STATES, "activations"))]
+    sharded = report.plan.sharding_rules.weights
+    yield from _varied(report, kept, [{} if sharded else {"sharding": report.case.stack.runs.word("fsdp")}])
+
+
+def _varied(
+    report: TrainReport, kept: Iterable[tuple[str, tuple[str, ...]]], shards: Iterable[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    job, has = report.job, report.case.stack.settings.loss
+    bases = [job.base] if job.base else ["", "nf4"]
+    widths = [job.adapter_precision] if job.adapter_precision else ["", "bf16"]
+    losses = [has] if has else ["", "fused-linear"]
     for base, width, kernel, (recompute, offload), shard in product(bases, widths, losses, kept, shards):
         one = {"base": base, "adapter_precision": width, "recompute": recompute, "loss": kernel, "offload": offload}
         yield one | shard
@@ -62,8 +91,73 @@ def combinations(report: TrainReport) -> Iterator[dict[str, Any]]:
 
 def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
     """Return every way that fits at the length that was asked, the quickest first; of equal ones the least bytes."""
-    recipes, seen = [], set()
-    for changes in combinations(report):
+    ways = _fitting(report, combinations(report)) or _fitting(report, on_the_host(report))
+    return tuple(_recipe(*way) for way in ways)
+
+
+def elsewhere(report: TrainReport) -> tuple[TuningRecipe, ...]:
+    """Return the quickest way that fits under each other framework that people fine-tune with, the quickest first.
+
+    The framework is named among its flags.
+    """
+    recipes = []
+    for name in TRAINERS:
+        other = _under(report, name) if name != report.case.stack.name else None
+        if other is not None and (way := quickest(other)):
+            recipes.append(_recipe(f"--stack {name} {way[0]}".strip(), way[1]))
+    return tuple(sorted(recipes, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
+
+
+def shorter(report: TrainReport) -> TuningRecipe | None:
+    """Return the way that fits the longest sequence where none fits at the length that was asked; None where none does.
+
+    The length is named among its flags.
+    """
+    short = changed(report, {"seq_len": STEP}) if report.job.seq_len > STEP else None
+    if short is None or not _hopeful(short):
+        return None
+    recipes = [_recipe(*way) for way in _fitting(short, (*combinations(short), *on_the_host(short)))]
+    best = max(recipes, key=lambda one: one.longest)
+    then = changed(best.report, {"seq_len": best.longest})
+    return then and replace(best, flags=f"--seq-len {best.longest} {best.flags}".strip(), report=then)
+
+
+def quickest(report: TrainReport) -> tuple[str, TrainReport] | None:
+    """Return the flags and the report of the quickest way, None where not even the leanest few fit."""
+    if not _hopeful(report):
+        return None
+    ways = _fitting(report, combinations(report)) or _fitting(report, on_the_host(report))
+    return ways[0] if ways else None
+
+
+def _hopeful(report: TrainReport) -> bool:
+    """Return whether a way of 4 bits, a fused loss and full recomputation fits, or any where the job runs no such."""
+    ways = (*combinations(report), *on_the_host(report))
+    leanest = {name: ways[-1][name] for name in ("base", "loss")}
+    lean = [one for one in ways if one["recompute"] == "full" and leanest.items() <= one.items()]
+    reports = [one for one in (changed(report, changes) for changes in lean) if one is not None]
+    return any(one.fits for one in reports) if reports else bool(_fitting(report, ways))
+
+
+def _under(report: TrainReport, name: str) -> TrainReport | None:
+    """Return the report of the same job under another framework; None where that does not run it."""
+    case, own = report.case, find_stack(name)
+    options = TrainingOptions(
+        stack=replace(own, settings=case.stack.settings), efficiencies=case.efficiencies, overlap=case.overlap
+    )
+    # What the framework that was asked does by itself is none of the question.
+    plan = replace(case.plan, recompute="full", offload=())
+    try:
+        other = train(case.model, case.cluster, plan, case.job, options)
+    except InputError:
+        return None
+    return None if other.unlaunched else other
+
+
+def _fitting(report: TrainReport, ways: Iterable[dict[str, Any]]) -> list[tuple[str, TrainReport]]:
+    """Return the flags and the report of each way that fits, the quickest first; of equal ones the least bytes."""
+    fitting, seen = [], set()
+    for changes in ways:
         one = changed(report, changes)
         # Two words may ask for what the framework does anyway, or of a model that has no loss over a vocabulary.
         key = one and (one.plan, one.case.tuning, one.step_seconds, one.device_bytes)
@@ -71,9 +165,12 @@ def tuning_recipes(report: TrainReport) -> tuple[TuningRecipe, ...]:
             seen.add(key)
             usual = usual_recompute(one.case.stack, one.job.base)
             silent = ("", (), "none") if usual == "none" else ("", ())
-            flags = flags_of({name: value for name, value in changes.items() if value not in silent})
-            recipes.append(TuningRecipe(flags=flags, report=one, longest=longest_sequence(one)))
-    return tuple(sorted(recipes, key=lambda one: (one.report.step_seconds, one.report.device_bytes)))
+            fitting.append((flags_of({name: value for name, value in changes.items() if value not in silent}), one))
+    return sorted(fitting, key=lambda way: (way[1].step_seconds, way[1].device_bytes))
+
+
+def _recipe(flags: str, report: TrainReport) -> TuningRecipe:
+    return TuningRecipe(flags=flags, report=report, longest=longest_sequence(report))
 
 
 def longest_sequence(report: TrainReport) -> int:

@@ -155,9 +155,13 @@ def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
         yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
         if report.case.model.has_experts and not report.case.job.targets:
             yield {**lean, "targets": _DENSE}
+        states: FieldChanges = {**lean, "sharding": away["sharding"], "offload": away["offload"][:-1]}
+        yield from (states, {**states, "base": "nf4"}, {**states, "base": "nf4", "offload": away["offload"]})
         return
     yield from ({"recompute": "full"}, lean, narrow, *early, away)
-    yield from ({**lean, "adapter": "lora"}, {**lean, "adapter": "lora", "base": "nf4"})
+    small: FieldChanges = {**lean, "adapter": "lora", "base": "nf4"}
+    yield from ({**lean, "adapter": "lora"}, small)
+    yield {**small, "sharding": away["sharding"], "offload": away["offload"]}
 
 
 def tried(report: AnsweredPlan, ask: Ask, changes: FieldChanges, stack: str = "") -> MemorySaver:
