@@ -559,3 +559,26 @@ def test_files_name_layers_by_patterns_and_experts_by_parameters(
     assert done.status in (0, 1), done.err
     assert done.tree["tuning"]["targets"] == [*targets, *["experts"] * parameters]
     assert (done.tree["tuning"]["trainable_by_module"].get("experts", 0) > 1e8) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "note"),
+    [
+        ("mixtral-8x7b", "gate_proj,up_proj,down_proj", "targets gate_proj,up_proj,down_proj taken as w1,w3,w2"),
+        ("mixtral-8x7b", "w1,w2,w3", ""),
+        ("qwen3-30b-a3b", "q_proj,w1,w3", "targets w1,w3 taken as gate_proj,up_proj: the names in qwen3_moe"),
+        ("gpt2", "q_proj,c_proj", "targets q_proj taken as c_attn: the names in gpt2"),
+        ("llama-3.1-8b", "q,v_proj,mlp,lm_head", ""),
+    ],
+)
+def test_names_of_other_classes_are_said_to_be_taken(model: str, targets: str, note: str) -> None:
+    """A name that a class does not have is refused by peft: its own names are said, nothing where they were asked."""
+    words = ("train", model, "--on", "8xh100", "--adapter", "lora", "--seq-len", "512", "--targets", targets, "--json")
+    said = [one for one in run(*words).tree["assumptions"] if " taken as " in one and one.startswith("targets")]
+    assert len(said) == bool(note) and all(one.startswith(note) for one in said)
+
+
+def test_half_of_the_experts_first_layer_is_refused_by_the_names_of_the_class() -> None:
+    """Mixtral's experts have w1 and w3, whatever word was asked."""
+    done = run("count", "mixtral-8x7b", "--adapter", "lora", "--targets", "q_proj,up_proj")
+    assert done.status == 2 and "'up_proj'" in done.err and "add w1" in done.err

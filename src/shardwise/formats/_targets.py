@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.ledger.op import Op
-from shardwise.models import Model, layer_name
+from shardwise.models import EXPERT_NAMES, Model, layer_name
 from shardwise.ops.adapter_parts import matches, modules_of
 from shardwise.ops.count import lines, whole_layout
 from shardwise.plans import USUAL_TARGETS, VIRTUAL, Stack, Training, Tuning, tuning_of
 from shardwise.records import replace
 
-_OLD_EXPERTS = {
-    ("mixtral", "up"): ("w1", "w3"),
-    ("mixtral", "down"): ("w2",),
-    ("qwen2_moe", "up"): ("gate_proj", "up_proj"),
-    ("qwen2_moe", "down"): ("down_proj",),
-}
-"""What peft calls the linear layers of experts: as they were called before they became parameters."""
 _PARENTS = {"gpt2": {"attention": "attn.", "mlp": "mlp."}, "gpt_bigcode": {"attention": "attn.", "mlp": "mlp."}}
 """Types whose attention and feed-forward give a layer one name."""
 _MEGATRON = {
@@ -70,7 +63,7 @@ def _names(model: Model, tuning: Tuning, op: Op[float], layer: str) -> tuple[str
     if tuning.joint and op.role in _MEGATRON:
         return (_MEGATRON[op.role],)
     if op.kind == "grouped":
-        return ("experts",) if "experts" in tuning.targets else _OLD_EXPERTS.get((tuning.experts, op.role), (layer,))
+        return ("experts",) if "experts" in tuning.targets else EXPERT_NAMES.get((tuning.experts, op.role), (layer,))
     if op.role in _TABLES:
         return (_TABLES[op.role],)
     name, region = layer_name(model.family, op.region, layer), op.region.partition(".")[0]

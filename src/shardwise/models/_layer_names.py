@@ -123,3 +123,14 @@ def layer_name(family: str, region: str, layer: str) -> str:
     own = names.get(f"{region}.{layer}") or names.get(f"{region.partition('.')[0]}.{layer}")
     kept = layer.startswith(_AS_THEY_ARE) or (family in ("xlstm", "gemma3n_text") and "_" in layer)
     return own or (layer if kept else f"{layer}_proj")
+
+
+EXPERT_NAMES: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+    {
+        ("mixtral", "up"): ("w1", "w3"),
+        ("mixtral", "down"): ("w2",),
+        ("qwen2_moe", "up"): ("gate_proj", "up_proj"),
+        ("qwen2_moe", "down"): ("down_proj",),
+    }
+)
+"""What peft calls the linear layers of experts, by whose they are like: as before they became parameters."""

@@ -38,7 +38,7 @@ from shardwise.plans.laws import (
 )
 from shardwise.plans.schedules import find_rules
 from shardwise.records import dataclass, replace
-from shardwise.training._tuning import fine_tuning_problems, split_problems, tuning_notes
+from shardwise.training._tuning import fine_tuning_problems, split_problems, target_notes, tuning_notes
 from shardwise.units import counted
 
 # Seconds of a step of a plan and a job, None where it does not fit.
@@ -202,7 +202,9 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
             f"stage_layers {cut}: {question.model.num_layers} layers over {pieces} as {question.stack.name} cuts them"
         )
     problems.items += fine_tuning_problems(question.model, plan, question.job, question.stack).items
-    notes += [] if problems.items else tuning_notes(question.job, question.stack)
+    if not problems.items:
+        notes += tuning_notes(question.job, question.stack)
+        notes += target_notes(question.model, question.job, question.stack)
     _paging_laws(question, plan, problems)
     seq_len = question.job.seq_len if is_count(question.job.seq_len) else 0
     problems.items += law_problems(question.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from shardwise.errors import Problems
-from shardwise.models import Model
+from shardwise.ledger.op import Op
+from shardwise.models import EXPERT_NAMES, Model, layer_name
 from shardwise.ops.adapter_parts import KNOWN_TARGETS, matches, modules_of, spelled, words_of
 from shardwise.ops.adapters import EXPANDED, key_heads
 from shardwise.ops.count import count_parameters, lines, trainable_parameters, whole_layout
@@ -156,9 +157,11 @@ def _halves(tuning: Tuning, roles: set[str], problems: Problems) -> None:
     words = words_of(tuning)
     halves = words & {"gate", "up"}
     if "up" in roles and len(halves) == 1 and words.isdisjoint(("all-linear", "experts", "mlp")):
-        one, other = ("gate_proj", "up_proj") if "gate" in halves else ("up_proj", "gate_proj")
+        names = EXPERT_NAMES.get((tuning.experts, "up"), ("gate_proj", "up_proj"))
+        one, other = names if "gate" in halves else names[::-1]
+        asked = next(word for word in tuning.targets if not halves.isdisjoint(spelled([word])))
         rule = f"is half of the first layer of experts, which have {one} and {other} in one"
-        problems.add("targets", one, rule, f"add {other}")
+        problems.add("targets", asked, rule, f"add {other}")
 
 
 CONVOLUTIONS = ("gpt-sw3", "gpt2")
@@ -229,6 +232,37 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
     if sides and tuning.rank > max(sides) and tuning.adapter not in ("vera", "ia3", "oft"):
         rule = f"is above the smaller side of every target, {max(sides):.0f}"
         problems.add("rank", tuning.rank, rule, f"use at most {max(sides):.0f}")
+
+
+def target_notes(model: Model, job: Training, stack: Stack) -> list[str]:
+    """Return which targets are names of other classes, and what the model's own calls the layers that they mean.
+
+    >>> from shardwise.plans import find_stack
+    >>> job = Training(seq_len=1, global_batch=1, adapter="lora", targets=("gate_proj", "up_proj"))
+    >>> target_notes(Model.load("mixtral-8x7b"), job, find_stack("trl"))
+    ['targets gate_proj,up_proj taken as w1,w3: the names in mixtral']
+    """
+    tuning = tuning_of(job, stack, model.family)
+    if tuning is None or tuning.joint or not tuning.adapter:
+        return []
+    tables = ("embedding", "head")
+    layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights and op.role not in tables]
+    known, foreign, own = {*module_names(model), *KNOWN_TARGETS, "router"}, [], list[str]()
+    for word in job.targets:
+        one = replace(tuning, targets=(word,))
+        meant = [(op, m.short) for op in layers for m in modules_of(tuning, op) if matches(one, op, m.short)]
+        named = [name for op, short in meant for name in _class_names(model, tuning, op, short)]
+        if word not in known and named and word.rpartition(".")[2] not in named:
+            foreign.append(word)
+            own += named
+    names = ",".join(dict.fromkeys(own))
+    return [f"targets {','.join(foreign)} taken as {names}: the names in {model.family}"] if own else []
+
+
+def _class_names(model: Model, tuning: Tuning, op: Op[float], layer: str) -> tuple[str, ...]:
+    if op.kind == "grouped":
+        return EXPERT_NAMES.get((tuning.experts, op.role), ())
+    return (layer_name(model.family, op.region, layer),)
 
 
 def _adapter_parameters(model: Model, tuning: Tuning) -> float:
