@@ -26,7 +26,8 @@ class Projection:
 
     One `of_sequence` is applied to the first token of each sequence alone (poolers, classifiers). `besides` is the
     number of tokens of a sequence that it is not applied to (class tokens and registers beside patches). What is no
-    `linear` layer of its class, but a convolution or a parameter, has no adapters.
+    `linear` layer of its class, but a convolution or a parameter, has no adapters. Of several `instances` in a layer
+    one runs; the weights of the others are those of other layers.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Projection:
     of_sequence: bool = False
     besides: int = 0
     linear: bool = True
+    instances: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

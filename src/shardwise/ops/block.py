@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardwise.ledger.number import X, divide, maximum
@@ -109,12 +109,24 @@ def block_ops(y: Layout[X], block: Block, D: int) -> tuple[Op[X], ...]:
     ['norm1', 'qkv', 'attention']
     """
     own = tuned(y, [*_mixing(y, block, D), *_feeding(y, block, D), *_extras(y, block, D)])
-    ops = list(quantised_inputs(y, own))
+    ops = [*quantised_inputs(y, own), *_idle_adapters(y, block, own)]
     for index, other in enumerate(block.also, start=1):
         ops += (_apart(op, f"also{index}") for op in block_ops(y, other, D))
     for other in block.idle:
         ops += (only_weights(y, op.name, op.region, op.weights) for op in block_ops(y, other, D) if op.weights)
     return tuple(ops)
+
+
+def _idle_adapters(y: Layout[X], block: Block, own: Iterable[Op[X]]) -> Iterator[Op[X]]:
+    """Yield the adapters beside copies of projections that a layer holds and does not run: no gradient reaches them."""
+    tuning, copies = y.choices.tuning, {p.name: p.instances - 1 for p in block.extras if p.instances > 1}
+    for op in own if tuning is not None and copies else ():
+        more = copies.get(op.modules[0], 0) if op.modules else 0
+        if more and tuning is not None:
+            idle = (replace(w, name=f"{w.name}.idle", elements=more * w.elements, whole=more * w.whole, trainable=False,
+                            stored_bytes=more * (w.stored_bytes or tuning.width * w.elements))
+                    for w in op.weights if w.adapter)  # fmt: skip
+            yield only_weights(y, f"{op.name}.idle", op.region, tuple(idle))
 
 
 def _mixing(y: Layout[X], block: Block, D: int) -> list[Op[X]]:

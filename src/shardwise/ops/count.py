@@ -169,7 +169,7 @@ def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
     """Return the parameters that a fine-tuning trains, by the linear layer or the component that they belong to.
 
     Equal to peft 0.21.2 for every run of tests/data/tuning/counts.json. Blocks that share weights have adapters each:
-    their class ties parameters of modules that peft wraps one by one.
+    their class ties parameters of modules that peft wraps one by one, those that no layer runs among them.
 
     >>> from shardwise.plans import Training, find_stack, tuning_of
     >>> job = Training(seq_len=1, global_batch=1, adapter="lora", rank=16, targets=("q", "v"))
@@ -178,11 +178,13 @@ def trainable_parameters(model: Model, tuning: Tuning) -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for line in lines(model, whole_layout(tuning=tuning)):
+        instances = {one.name: one.instances for one in line.block.extras} if line.block is not None else {}
         for op in line.ops if line.part != "mtp" else ():
             for weight in op.weights:
                 if weight.trainable and weight.elements:
                     name = op.modules[0] if weight.adapter and op.modules else component(line.part, op)
-                    counts[name] += int(weight.whole) * (line.times if weight.adapter else line.copies)
+                    copies = line.times * instances.get(name, 1) if weight.adapter else line.copies
+                    counts[name] += int(weight.whole) * copies
     return dict(counts)
 
 

@@ -163,7 +163,7 @@ def zamba2(config: Config) -> Architecture:
     scan = _zamba_mixer(config, hidden)
     plain = Block(mixers=(scan,), feed_forward=None, norms=1)
     shared, memories = _transformer(config, hidden), config.size("num_mem_blocks", default=1)
-    owned = _owned(config, hidden, shared)
+    hybrids = words.count("hybrid")
     config.accept(
         "attention_hidden_size",
         "head_dim",
@@ -178,7 +178,10 @@ def zamba2(config: Config) -> Architecture:
         if word != "hybrid":
             layers.append(plain)
             continue
-        memory = replace(shared, shared_weights=f"memory {uses % memories}")
+        at = uses % memories
+        memory = replace(shared, shared_weights=f"memory {at}")
+        # Each use of a block is a module with the adapters of all its uses (modeling_zamba2.py Zamba2MLP).
+        owned = _owned(config, hidden, shared, instances=len(range(at, hybrids, memories)))
         layers.append(replace(plain, extras=owned, also=(memory,)))
         uses += 1
     return parts.language_model(config, tuple(layers))
@@ -223,19 +226,19 @@ def _transformer(config: Config, hidden: int) -> Block:
     return Block(mixers=(core,), feed_forward=ffn, extra_vectors=hidden)
 
 
-def _owned(config: Config, hidden: int, shared: Block) -> tuple[Projection, ...]:
+def _owned(config: Config, hidden: int, shared: Block, instances: int) -> tuple[Projection, ...]:
     """What each hybrid layer has for itself: a map back to the stream and low-rank adapters of the shared weights."""
     rank = config.size("adapter_rank", default=128)
     ffn = shared.feed_forward
     width = ffn.ffn if isinstance(ffn, MLP) else 1
     owned = [
         Projection(name="hybrid_linear", inputs=hidden, outputs=hidden),
-        Projection(name="mlp_adapter_down", inputs=hidden, outputs=rank),
-        Projection(name="mlp_adapter_up", inputs=rank, outputs=2 * width),
+        Projection(name="mlp_adapter_down", inputs=hidden, outputs=rank, instances=instances),
+        Projection(name="mlp_adapter_up", inputs=rank, outputs=2 * width, instances=instances),
     ]
     for which in "qkv" if config.flag("use_shared_attention_adapter") else "":
-        owned.append(Projection(name=f"{which}_adapter_down", inputs=2 * hidden, outputs=rank))
-        owned.append(Projection(name=f"{which}_adapter_up", inputs=rank, outputs=2 * hidden))
+        owned.append(Projection(name=f"{which}_adapter_down", inputs=2 * hidden, outputs=rank, instances=instances))
+        owned.append(Projection(name=f"{which}_adapter_up", inputs=rank, outputs=2 * hidden, instances=instances))
     return tuple(owned)
 
 
