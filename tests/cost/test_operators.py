@@ -206,6 +206,8 @@ def test_rates_explain_where_they_come_from() -> None:
         ("l40s", "ada"),
         ("rtx-pro-6000-server", "blackwell-gddr"),
         ("v100-sxm-32gb", "volta"),
+        ("t4", "turing"),
+        ("p100-sxm-16gb", "pascal"),
         ("mi300x", "cdna"),
         ("mi355x", "cdna4"),
         ("gaudi2", "generic"),
@@ -216,7 +218,9 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     found = find_device(device).device
     assert family_of(found) == family
     notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
-    assert any("no kernel measurements" in n for n in notes) == (family in ("generic", "volta", "cdna", "cdna4"))
+    assert any("no kernel measurements" in n for n in notes) == (
+        family in ("generic", "volta", "turing", "pascal", "cdna", "cdna4")
+    )
 
 
 def test_a_data_type_without_a_rate_is_refused() -> None:
@@ -260,7 +264,7 @@ def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, 
 
 @pytest.mark.parametrize(
     ("device", "share"),
-    [("h100-pcie-80gb", 0.90), ("b100-sxm-192gb", 0.97), ("t4", 0.96), ("h20", 1.0), ("gh200-96gb", 1.0)],
+    [("h100-pcie-80gb", 0.90), ("b100-sxm-192gb", 0.97), ("a30", 0.94), ("h20", 1.0), ("gh200-96gb", 1.0)],
 )
 def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> None:
     """A device never measured keeps the family's lasting share of its peak, less where it has fewer watts for it."""
