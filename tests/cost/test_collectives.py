@@ -137,6 +137,30 @@ def test_a_mesh_gives_a_pair_its_own_links_only() -> None:
     assert alone / four == pytest.approx(3 * (1 / 2) / (3 / 4), rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("devices", "peers", "longer"),
+    [("8xv100-sxm-32gb", 6, (6.0, 1.5, 1.0)), ("8xp100-sxm-16gb", 4, (4.0, 2.0, 1.0))],
+)
+def test_a_hybrid_cube_mesh_gives_a_group_the_links_between_its_members(
+    devices: str, peers: int, longer: tuple[float, ...]
+) -> None:
+    """Neighbours on a board of eight V100 share one of six links, and four of them four."""
+    wire = network_of(Cluster.parse(devices), Efficiencies()).links[0].wire("all_reduce")
+    assert wire.peers == peers
+    assert [unlinked(wire, at) for at in (2, 4, 8)] == pytest.approx(longer)
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes", "peers"),
+    [("4xv100-sxm-32gb", {"devices_per_node": 4}, 3), ("16xv100-sxm-32gb-dgx2", {}, 0)],
+)
+def test_other_nodes_of_v100_are_joined_pairwise_or_by_a_switch(
+    devices: str, changes: dict[str, object], peers: int
+) -> None:
+    """Boards of four V100 have two links between each pair, a DGX-2 has NVSwitch."""
+    assert network_of(Cluster.parse(devices, changes), Efficiencies()).links[0].wire("all_reduce").peers == peers
+
+
 def test_a_network_that_was_measured_has_its_own_rate() -> None:
     """Slingshot 11 takes the share of its rate that was measured on it, other networks that of InfiniBand."""
     cluster = Cluster.parse("4x4xa100-sxm-40gb", {"nic_bandwidth": "200Gb/s", "nics_per_node": 4})

@@ -50,7 +50,9 @@ class CollectiveRates(Generic[X]):
     crowding: float = 0.0
     """Power of the number of ranks by which devices on one host bridge slow each other."""
     peers: int = 0
-    """Other devices that a device of a mesh is linked to (0: it is no mesh)."""
+    """Links of a device of a mesh to others of it (0: it is no mesh)."""
+    peers_a_rank: float = 1.0
+    """Links that a further rank of a group brings, where a pair has one of them."""
     low_bytes_per_second: float = 0.0
     """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0
@@ -112,6 +114,7 @@ def collective_rates_of(
     rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
     efficiency = fraction or (1.0 if imposed.ideal else row.efficiency)
     scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
+    peers, peers_a_rank = tier.mesh_links
     step = scale * (row.step_seconds + extra_hop_seconds)
     tree = Tree(
         step_seconds=row.tree_step_seconds + extra_hop_seconds,
@@ -127,7 +130,8 @@ def collective_rates_of(
         half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.half_bytes, row.source),
         own_share=0.0 if plain else row.own_share,
         crowding=0.0 if plain else row.crowding,
-        peers=0 if plain else max(tier.mesh - 1, 0),
+        peers=0 if plain else peers,
+        peers_a_rank=peers_a_rank,
         low_bytes_per_second=0.0 if plain else row.low_efficiency * tier.bytes_per_second,
         long_step_seconds=scale * row.long_step_seconds,
         inner_step_share=row.inner_step_share,
@@ -216,8 +220,11 @@ def unlinked(wire: CollectiveRates[X], at: X) -> X:
     >>> wire = network_of(Cluster.parse("8xmi300x"), Efficiencies()).links[0].wire("all_reduce")
     >>> [round(unlinked(wire, at), 2) for at in (2, 4, 8)]
     [7.0, 2.33, 1.0]
+    >>> wire = network_of(Cluster.parse("8xv100-sxm-32gb"), Efficiencies()).links[0].wire("all_reduce")
+    >>> [round(unlinked(wire, at), 2) for at in (2, 4, 8)]
+    [6.0, 1.5, 1]
     """
-    return maximum(wire.peers / maximum(at - 1, 1), 1)
+    return maximum(wire.peers / (1 + wire.peers_a_rank * maximum(at - 2, 0)), 1)
 
 
 def _tree_seconds(wire: CollectiveRates[X], tree: Tree, size: X, below: X, levels: X) -> X:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from functools import cache
 from types import MappingProxyType
 
@@ -300,14 +300,22 @@ def _check_memory(values: Mapping[str, float | bool], problems: Problems) -> Non
 LOCAL = "local"
 NETWORK = "network"
 HOST_LINK = "pcie"
+# Devices of the boards that `Link.board_links` speaks of.
+BOARD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Sourced):
-    """A kind of link: its latency per step in seconds."""
+    """A kind of link: its latency per step in seconds.
+
+    `board_links` are those of a device on boards of eight without a switch, 0 where no such board is built. Of them a
+    pair has one, and each further rank of a group brings `board_links_a_rank`.
+    """
 
     name: str
     latency_seconds: float
+    board_links: int = 0
+    board_links_a_rank: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +324,8 @@ class Tier:
 
     `size` counts the devices inside one domain of the tier, all inner tiers included; the rate is per device, after
     oversubscription; the latency is of one step, in seconds. `mesh` is how many devices are joined pairwise where
-    there is no switch: a group of fewer has only the links between its members. 0 is a switch.
+    there is no switch: a group of fewer has only the links between its members. 0 is a switch. Boards of eight whose
+    links are fewer than their devices (`Link.board_links`) count as meshes too.
     """
 
     name: str
@@ -337,15 +346,26 @@ class Tier:
         if problems.items:
             raise InputError(Problem(f"tiers.{self.name}.{p.field}", p.value, p.rule, p.remedy) for p in problems.items)
 
+    @property
+    def mesh_links(self) -> tuple[int, float]:
+        """Links of a device to others of its mesh, and how many a further rank of a group brings: a pair has one.
+
+        >>> mesh = Tier(name="xgmi", size=8, bytes_per_second=1.0, latency_seconds=0.0, in_network=False, mesh=8)
+        >>> mesh.mesh_links, replace(mesh, name="nvlink-2").mesh_links
+        ((7, 1.0), (6, 1.5))
+        """
+        board = all_links().get(self.name) if self.mesh == BOARD else None
+        if board and board.board_links:
+            return board.board_links, board.board_links_a_rank
+        return max(self.mesh - 1, 0), 1.0
+
 
 @cache
 def all_links() -> dict[str, Link]:
     """Return every kind of link by name."""
     table = own_table(__file__, "links.toml")
-    return {
-        name: Link(name=name, latency_seconds=row["latency_seconds"], source=row["source"], date=row["date"])
-        for name, row in table.items()
-    }
+    facts = {f.name for f in fields(Link)}
+    return {name: Link(name=name, **{k: row[k] for k in row.keys() & facts}) for name, row in table.items()}
 
 
 def find_link(name: str) -> Link:
