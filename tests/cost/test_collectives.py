@@ -161,6 +161,44 @@ def test_other_nodes_of_v100_are_joined_pairwise_or_by_a_switch(
     assert network_of(Cluster.parse(devices, changes), Efficiencies()).links[0].wire("all_reduce").peers == peers
 
 
+def test_a_gaudi_has_three_ports_to_each_other_of_its_node() -> None:
+    """Of the 21 ports inside a node of eight Gaudi 2 a pair shares three."""
+    wire = network_of(Cluster.parse("8xgaudi2"), Efficiencies()).links[0].wire("all_reduce")
+    assert [unlinked(wire, at) for at in (2, 4, 8)] == pytest.approx([7, 7 / 3, 1])
+
+
+@pytest.mark.parametrize(("devices", "microseconds"), [("4xtpu-v5p", 782), ("8xtpu-v6e", 776)])
+def test_a_message_to_a_neighbour_in_a_torus_has_one_link(devices: str, microseconds: float) -> None:
+    """64 MiB by ppermute on a v5p-8 and a v6e-8 (github.com/marin-community/marin issue 6736): within a quarter."""
+    seconds = collective_seconds(network_of(Cluster.parse(devices), Efficiencies()), "send", 64 * 2.0**20, (2.0,))
+    assert 1e6 * seconds == pytest.approx(microseconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "longer"),
+    [
+        ("512xtpu-v5p", 8, 3.0),
+        ("512xtpu-v5p", 64, 1.5),
+        ("512xtpu-v5p", 512, 1.0),
+        ("256xtpu-v5e", 16, 2.0),
+        ("256xtpu-v5e", 256, 1.0),
+        ("8xtpu-v6e", 8, 2.0),
+        ("8xtpu-v6e", 4, 4.0),
+        ("8xh100", 4, 0.0),
+    ],
+)
+def test_a_group_in_a_torus_has_the_links_of_its_axes(devices: str, ranks: int, longer: float) -> None:
+    """Tensor parallelism lies along one axis of three or two; axes of less than a cube or pod are lines, not rings."""
+    torus = network_of(Cluster.parse(devices), Efficiencies()).links[0].wire("all_gather").torus
+    assert (torus.slower(False, ranks) if torus else 0.0) == longer
+
+
+def test_a_rate_that_is_imposed_is_that_of_a_torus_too() -> None:
+    """Who states what links reach is taken at the word."""
+    net = network_of(Cluster.parse("256xtpu-v5e"), Efficiencies(fast_link=0.5))
+    assert net.links[0].wire("all_gather").torus is None
+
+
 def test_a_network_that_was_measured_has_its_own_rate() -> None:
     """Slingshot 11 takes the share of its rate that was measured on it, other networks that of InfiniBand."""
     cluster = Cluster.parse("4x4xa100-sxm-40gb", {"nic_bandwidth": "200Gb/s", "nics_per_node": 4})

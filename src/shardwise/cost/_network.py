@@ -15,6 +15,7 @@ from shardwise.cost._copies import Copies, copied_seconds, leaving_share
 from shardwise.cost._rates import Efficiencies
 from shardwise.cost._records import CollectiveFit, ReduceFit
 from shardwise.cost._tables import constants, family_of
+from shardwise.cost._torus import Torus, torus_of
 from shardwise.hardware import Cluster, Device, Tier, find_link
 from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power
 from shardwise.ledger.op import Verb
@@ -53,6 +54,7 @@ class CollectiveRates(Generic[X]):
     """Links of a device of a mesh to others of it (0: it is no mesh)."""
     peers_a_rank: float = 1.0
     """Links that a further rank of a group brings, where a pair has one of them."""
+    torus: Torus | None = None
     low_bytes_per_second: float = 0.0
     """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0
@@ -167,6 +169,8 @@ def link_of(cluster: Cluster, tier: Tier, imposed: Efficiencies) -> NetworkLink[
     nominal = find_link(cluster.device.fast_link if fast else "network").latency_seconds
     extra = max(tier.latency_seconds - nominal, 0.0)
     wires = {verb: collective_rates_of(tier, row, imposed, fast, extra) for verb, row in rows.items()}
+    if fast and not (imposed.ideal or imposed.fast_link or imposed.fast_bytes_per_second):
+        wires = {verb: replace(wire, torus=torus_of(cluster)) for verb, wire in wires.items()}
     rate = tier.bytes_per_second
     return NetworkLink(name=tier.name, collectives=wires, in_network=tier.in_network, nominal_bytes_per_second=rate)
 
@@ -209,6 +213,8 @@ def _wire(wire: CollectiveRates[X], verb: Verb, volume: X, hops: tuple[X, X], ra
         return minimum(low * (1 + wire.inner_low_share * (below - 1)), full)
     if wire.peers:
         volume = volume * unlinked(wire, at)
+    if wire.torus:
+        volume = volume * wire.torus.slower(verb == "send", at)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 

@@ -316,6 +316,8 @@ class Link(Sourced):
     latency_seconds: float
     board_links: int = 0
     board_links_a_rank: float = 0.0
+    torus: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+    """Axes of the torus of each device, and the devices from which on its axes are rings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

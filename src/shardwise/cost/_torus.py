@@ -1,0 +1,50 @@
+"""Links that a group of devices has in a torus, where each device is joined to its neighbours on two or three axes.
+
+A ring over all devices runs on all axes at once, a group that lies along one axis has the links of that axis, and a
+message to a neighbour has one. An axis that is not closed is a line: what ends there comes over one link.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shardwise.hardware import Cluster, find_link
+from shardwise.ledger.number import X, above, minimum
+from shardwise.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Torus:
+    """A torus: its axes, the devices along one of them, and the links that an axis has at a device."""
+
+    axes: int
+    side: int
+    axis_links: int
+
+    def slower(self, one_link: bool, at: X) -> X:
+        """Return how many times longer a group of `at` devices takes than over all links of a device.
+
+        >>> whole = Torus(3, 4, 2)
+        >>> whole.slower(False, 4), whole.slower(False, 16), whole.slower(False, 64), whole.slower(True, 2)
+        (3.0, 1.5, 1.0, 6.0)
+        """
+        links = 2.0 * self.axes
+        if one_link:
+            return links + 0.0 * at
+        more = above(at, self.side, 1.0 + 0 * at, 0 * at) + above(at, self.side**2, 1.0 + 0 * at, 0 * at)
+        return links / (self.axis_links * minimum(1.0 + more, float(self.axes)))
+
+
+def torus_of(cluster: Cluster) -> Torus | None:
+    """Return the torus that the fastest tier of a cluster is, if it is one, as square as its devices allow.
+
+    >>> torus_of(Cluster.parse("256xtpu-v5p")), torus_of(Cluster.parse("8xh100"))
+    (Torus(axes=3, side=8, axis_links=2), None)
+    """
+    device = cluster.device
+    shape = find_link(device.fast_link).torus.get(device.name)
+    if shape is None:
+        return None
+    axes, whole = shape
+    size = min(cluster.tiers[0].size, cluster.num_devices)
+    return Torus(axes=axes, side=2 ** math.ceil(math.log2(size) / axes), axis_links=2 if size >= whole else 1)
