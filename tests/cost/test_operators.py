@@ -208,6 +208,7 @@ def test_rates_explain_where_they_come_from() -> None:
         ("v100-sxm-32gb", "volta"),
         ("t4", "turing"),
         ("p100-sxm-16gb", "pascal"),
+        ("mi250", "cdna2"),
         ("mi300x", "cdna"),
         ("mi355x", "cdna4"),
         ("gaudi2", "generic"),
@@ -219,7 +220,7 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     assert family_of(found) == family
     notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
     assert any("no kernel measurements" in n for n in notes) == (
-        family in ("generic", "volta", "turing", "pascal", "cdna", "cdna4")
+        family in ("generic", "volta", "turing", "pascal", "cdna2", "cdna", "cdna4")
     )
 
 
