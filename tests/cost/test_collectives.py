@@ -161,6 +161,16 @@ def test_other_nodes_of_v100_are_joined_pairwise_or_by_a_switch(
     assert network_of(Cluster.parse(devices, changes), Efficiencies()).links[0].wire("all_reduce").peers == peers
 
 
+@pytest.mark.parametrize(("devices", "links"), [("8xv100-sxm-32gb", 6), ("8xmi300x", 7), ("8xh100", 1)])
+def test_a_message_between_two_of_a_mesh_has_their_link_alone(devices: str, links: int) -> None:
+    """A stage sends to one neighbour: of the links of a device it takes those to that one, however many stages are."""
+    net = network_of(Cluster.parse(devices), Efficiencies())
+    size = 1e9
+    rate = float(net.links[0].wire("send").bytes_per_second) / links
+    for stages in (2.0, 4.0, 8.0):
+        assert size / collective_seconds(net, "send", size, (stages,)) == pytest.approx(rate, rel=0.25)
+
+
 def test_a_gaudi_has_three_ports_to_each_other_of_its_node() -> None:
     """Of the 21 ports inside a node of eight Gaudi 2 a pair shares three."""
     wire = network_of(Cluster.parse("8xgaudi2"), Efficiencies()).links[0].wire("all_reduce")

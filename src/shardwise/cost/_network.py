@@ -212,7 +212,7 @@ def _wire(wire: CollectiveRates[X], verb: Verb, volume: X, hops: tuple[X, X], ra
         low = volume / wire.low_bytes_per_second
         return minimum(low * (1 + wire.inner_low_share * (below - 1)), full)
     if wire.peers:
-        volume = volume * unlinked(wire, at)
+        volume = volume * unlinked(wire, 2 + 0 * at if verb == "send" else at)
     if wire.torus:
         volume = volume * wire.torus.slower(verb == "send", at)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
