@@ -171,6 +171,17 @@ def test_a_message_between_two_of_a_mesh_has_their_link_alone(devices: str, link
         assert size / collective_seconds(net, "send", size, (stages,)) == pytest.approx(rate, rel=0.25)
 
 
+def test_two_dies_of_a_package_have_more_than_a_mesh_of_eight() -> None:
+    """Dies of one MI250X reach each other at 200 GB/s, of two at 50 to 100 (Frontier's user guide); a mesh had 25."""
+    net, size = network_of(Cluster.parse("8xmi250x-gcd"), Efficiencies()), 8e9
+    pair, four, eight = (
+        size * (n - 1) / n / collective_seconds(net, "all_gather", size, (n,)) for n in (2.0, 4.0, 8.0)
+    )
+    assert pair == pytest.approx(eight, rel=0.05)
+    assert four / eight == pytest.approx(0.57, rel=0.05)
+    assert 4e10 < size / collective_seconds(net, "send", size, (8.0,)) < 5e10
+
+
 def test_a_gaudi_has_three_ports_to_each_other_of_its_node() -> None:
     """Of the 21 ports inside a node of eight Gaudi 2 a pair shares three."""
     wire = network_of(Cluster.parse("8xgaudi2"), Efficiencies()).links[0].wire("all_reduce")

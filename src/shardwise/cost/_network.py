@@ -15,7 +15,7 @@ from shardwise.cost._copies import Copies, copied_seconds, leaving_share
 from shardwise.cost._rates import Efficiencies
 from shardwise.cost._records import CollectiveFit, ReduceFit
 from shardwise.cost._tables import constants, family_of
-from shardwise.cost._torus import Torus, torus_of
+from shardwise.cost._torus import Packages, Torus, torus_of
 from shardwise.hardware import Cluster, Device, Tier, find_link
 from shardwise.ledger.number import X, above, is_plain, log2, maximum, minimum, power
 from shardwise.ledger.op import Verb
@@ -54,7 +54,7 @@ class CollectiveRates(Generic[X]):
     """Links of a device of a mesh to others of it (0: it is no mesh)."""
     peers_a_rank: float = 1.0
     """Links that a further rank of a group brings, where a pair has one of them."""
-    torus: Torus | None = None
+    torus: Torus | Packages | None = None
     low_bytes_per_second: float = 0.0
     """Rate of NCCL's protocol with short steps, where it changes between two (0: it does not)."""
     long_step_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Links that a group of devices has in a torus, where each device is joined to its neighbours on two or three axes.
+"""Links that a group has in a torus, where devices are joined to neighbours on two or three axes, and among packages.
 
 A ring over all devices runs on all axes at once, a group that lies along one axis has the links of that axis, and a
 message to a neighbour has one. An axis that is not closed is a line: what ends there comes over one link.
@@ -35,14 +35,36 @@ class Torus:
         return links / (self.axis_links * minimum(1.0 + more, float(self.axes)))
 
 
-def torus_of(cluster: Cluster) -> Torus | None:
-    """Return the torus that the fastest tier of a cluster is, if it is one, as square as its devices allow.
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Dies, two a package: the shares of all links that four in two packages have, and a message between packages."""
+
+    four_share: float
+    message_share: float
+
+    def slower(self, one_link: bool, at: X) -> X:
+        """Return how many times longer a group of `at` dies takes than a whole node.
+
+        >>> dies = Packages(0.5, 0.25)
+        >>> [dies.slower(False, at) for at in (2, 4, 8)], dies.slower(True, 8)
+        ([1.0, 2.0, 1.0], 4.0)
+        """
+        if one_link:
+            return 1 / self.message_share + 0.0 * at
+        return above(at, 2, above(at, 4, 1.0 + 0 * at, 1 / self.four_share + 0 * at), 1.0 + 0 * at)
+
+
+def torus_of(cluster: Cluster) -> Torus | Packages | None:
+    """Return the torus that the fastest tier of a cluster is, as square as its devices allow, or packages of two dies.
 
     >>> torus_of(Cluster.parse("256xtpu-v5p")), torus_of(Cluster.parse("8xh100"))
     (Torus(axes=3, side=8, axis_links=2), None)
     """
     device = cluster.device
-    shape = find_link(device.fast_link).torus.get(device.name)
+    link = find_link(device.fast_link)
+    if device.name in link.packages:
+        return Packages(*link.package_shares)
+    shape = link.torus.get(device.name)
     if shape is None:
         return None
     axes, whole = shape

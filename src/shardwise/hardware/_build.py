@@ -202,6 +202,8 @@ def _mesh(draft: _Draft, sizes: _ChipSizes) -> int:
     Of Gaudi's 24 ports 21 join the eight of a node pairwise (Habana Gaudi2 white paper, 2022).
     """
     device, domain = draft.device, sizes.domain
+    if device.name in find_link(device.fast_link).packages:
+        return 0
     if device.fast_link in ("xgmi", "roce") or (domain == 8 and find_link(device.fast_link).board_links):
         return domain
     pairs = device.fast_link in ("nvlink-2", "nvlink-3", "nvlink-4")

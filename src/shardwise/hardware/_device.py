@@ -318,6 +318,9 @@ class Link(Sourced):
     board_links_a_rank: float = 0.0
     torus: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
     """Axes of the torus of each device, and the devices from which on its axes are rings."""
+    packages: tuple[str, ...] = ()
+    package_shares: tuple[float, ...] = ()
+    """Of dies that share a package: what four of them have of all links, and a message to the next package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
