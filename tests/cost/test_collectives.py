@@ -211,7 +211,16 @@ def test_a_message_to_a_neighbour_in_a_torus_has_one_link(devices: str, microsec
 def test_a_group_in_a_torus_has_the_links_of_its_axes(devices: str, ranks: int, longer: float) -> None:
     """Tensor parallelism lies along one axis of three or two; axes of less than a cube or pod are lines, not rings."""
     torus = network_of(Cluster.parse(devices), Efficiencies()).links[0].wire("all_gather").torus
-    assert (torus.slower(False, ranks) if torus else 0.0) == longer
+    assert (torus.slower("all_gather", ranks) if torus else 0.0) == longer
+
+
+def test_an_all_to_all_along_an_axis_takes_a_quarter_of_gathering() -> None:
+    """The law of a ring of links both ways (jax-ml.github.io/scaling-book, sharding), for long messages."""
+    net, size = network_of(Cluster.parse("256xtpu-v5e"), Efficiencies()), 1e12
+    gathered, exchanged = (
+        collective_seconds(net, v, s, (16.0,)) for v, s in (("all_gather", size), ("all_to_all", size / 16))
+    )
+    assert exchanged / gathered == pytest.approx(1 / 4, rel=0.05)
 
 
 def test_a_rate_that_is_imposed_is_that_of_a_torus_too() -> None:

@@ -214,7 +214,7 @@ def _wire(wire: CollectiveRates[X], verb: Verb, volume: X, hops: tuple[X, X], ra
     if wire.peers:
         volume = volume * unlinked(wire, 2 + 0 * at if verb == "send" else at)
     if wire.torus:
-        volume = volume * wire.torus.slower(verb == "send", at)
+        volume = volume * wire.torus.slower(verb, at)
     seconds = (volume + power(wire.half_bytes * volume, 0.5)) / wire.bytes_per_second
     return seconds * power(maximum(at / 2, 1), wire.crowding) if wire.crowding else seconds
 

@@ -10,6 +10,7 @@ import math
 
 from shardwise.hardware import Cluster, find_link
 from shardwise.ledger.number import X, above, minimum
+from shardwise.ledger.op import Verb
 from shardwise.records import dataclass
 
 
@@ -21,16 +22,23 @@ class Torus:
     side: int
     axis_links: int
 
-    def slower(self, one_link: bool, at: X) -> X:
+    def slower(self, verb: Verb, at: X) -> X:
         """Return how many times longer a group of `at` devices takes than over all links of a device.
 
+        In an all-to-all a byte takes s / 4 hops along each axis of s devices: along one axis that is a quarter of what
+        gathering all would take (jax-ml.github.io/scaling-book, sharding).
+
         >>> whole = Torus(3, 4, 2)
-        >>> whole.slower(False, 4), whole.slower(False, 16), whole.slower(False, 64), whole.slower(True, 2)
-        (3.0, 1.5, 1.0, 6.0)
+        >>> [whole.slower("all_gather", at) for at in (4, 16, 64)], whole.slower("send", 2)
+        ([3.0, 1.5, 1.0], 6.0)
+        >>> Torus(2, 16, 2).slower("all_to_all", 256)
+        8.0
         """
         links = 2.0 * self.axes
-        if one_link:
+        if verb == "send":
             return links + 0.0 * at
+        if verb == "all_to_all":
+            return minimum(at, self.side) * (links / (4.0 * self.axis_links))
         more = above(at, self.side, 1.0 + 0 * at, 0 * at) + above(at, self.side**2, 1.0 + 0 * at, 0 * at)
         return links / (self.axis_links * minimum(1.0 + more, float(self.axes)))
 
@@ -42,14 +50,14 @@ class Packages:
     four_share: float
     message_share: float
 
-    def slower(self, one_link: bool, at: X) -> X:
+    def slower(self, verb: Verb, at: X) -> X:
         """Return how many times longer a group of `at` dies takes than a whole node.
 
         >>> dies = Packages(0.5, 0.25)
-        >>> [dies.slower(False, at) for at in (2, 4, 8)], dies.slower(True, 8)
+        >>> [dies.slower("all_gather", at) for at in (2, 4, 8)], dies.slower("send", 8)
         ([1.0, 2.0, 1.0], 4.0)
         """
-        if one_link:
+        if verb == "send":
             return 1 / self.message_share + 0.0 * at
         return above(at, 2, above(at, 4, 1.0 + 0 * at, 1 / self.four_share + 0 * at), 1.0 + 0 * at)
 
