@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost._records import AttentionTable, DeviceFamily, Gemm, ReplicaMessages
+from shardwise.cost._records import AttentionTable, DeviceFamily, Gemm
+from shardwise.cost._shared import ReplicaMessages
 from shardwise.cost._tables import constants, record, stored
 
 HOPPER = stored()["hopper"]

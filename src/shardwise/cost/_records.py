@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeAlias
 
+from shardwise.cost._shared import SharedConstants, WeightGradientRate
 from shardwise.records import dataclass
 
 ConstantChanges: TypeAlias = Mapping[str, Any]
@@ -62,14 +63,21 @@ class Gemm:
     vector_wait_share: float = 1.0
     """Share of the waiting of a chain that a GEMM of one row keeps, where vectors have a kernel of their own."""
     ramp_seconds: float = 0.0
+    """Seconds in which pipelines of loads fill and drain."""
     ramp_traffic: float = 1.0
+    """Bytes at which half of `ramp_seconds` is lost."""
     write_share: float = 0.0
+    """Share of the output's time in the memory that comes after the arithmetic."""
     burst_share: float = 0.0
+    """By how much arithmetic is faster until power limits the clock."""
     burst_seconds: Any = 1.0
+    """Seconds of arithmetic at which half of that is lost."""
     burst_left: float = 1.0
+    """Share of `burst_share` that long replays lose."""
     unset_left: float = 1.0
     """`burst_left` of tables whose operands are zeros."""
     cached_share: float = 1.0
+    """Time of an operand that the last cache holds over that of one from the memory."""
     steady_state_share: float = 1.0
     """What lasting runs keep of `compute` when power limits the clock, as a second laboratory measured it."""
     steady_state_by_device: Mapping[str, float] = by_name()
@@ -198,8 +206,9 @@ class ReduceFit:
     copy_efficiency: float = 1.0
     """Share of the bandwidth at which an eager call copies its tensor in and out."""
     host_seconds: float = 0.0
+    """Seconds of the host for an eager call."""
     grace_host_seconds: float = 0.0
-    """Seconds of the host for an eager call, and of Grace, 0 where it was not measured."""
+    """The same where the host is Grace; 0 where it was not measured."""
     source: str = ""
 
 
@@ -214,17 +223,21 @@ class ExpertsFit:
     pad_rows: float
     """Rows by which those of an expert are padded in the mean."""
     expert_seconds: float
+    """Seconds for each expert that got a token."""
     walk_seconds: float = 0.0
+    """Seconds for each expert of the rank, whether it got a token or not."""
     mapped_seconds: float = 0.0
-    """Seconds for each expert that got a token, for each of the rank, and for a rank of several to find its own."""
+    """Seconds for each expert of a rank of several, which looks for its own among all."""
     chain_share: float = 1.0
     """Share of the time of one tile that ends the kernel."""
     row_traffic: float = 0.0
+    """How often a row is moved beside the GEMMs: gathered, quantised, activated, added up."""
     others_traffic: float = 0.0
-    """How often a row is moved beside the GEMMs (gathered, quantised, activated, added up), and one of other ranks."""
+    """How often a row of other ranks' experts is."""
     tile_steps: tuple[float, ...] = ()
+    """Tokens beyond which tiles have twice the rows, 16 at first."""
     tile_reads: float = 0.0
-    """Tokens beyond which tiles have twice the rows, 16 at first, and the weights that one more tile reads again."""
+    """The share of an expert's weights that one more tile reads again."""
     rows: float = 0.0
     source: str = ""
 
@@ -253,14 +266,6 @@ class AttentionTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WeightGradientRate:
-    """Products of weight gradients over the others."""
-
-    rate: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFamily:
     """Constants of one family of devices."""
 
@@ -285,110 +290,6 @@ class DeviceFamily:
         """Return the attention kernels of a kind: prefill, decode, latent_prefill or latent_decode."""
         kernels: AttentionTable | None = getattr(self, f"{kind}_kernels")
         return kernels
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PowerConstants:
-    """Power of the share of watts with which rates fall."""
-
-    exponent: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MessageCores:
-    """Cores that a kernel of messages holds."""
-
-    count: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Adapter:
-    """Cores that a message holds for each rank of a node over adapters of at least a rate, and at most."""
-
-    bytes_per_second: float
-    each: float
-    most: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaMessages:
-    """What messages between replicas take of compute."""
-
-    longer: float
-    persistent_blocks: float
-    node_cores: Mapping[str, float]
-    adapters: tuple[Adapter, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerAccess:
-    """The most that ranks on one host bridge slow each other, as a power of their number."""
-
-    crowding: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateInSteps:
-    """Accesses of an optimizer whose steps run one by one, over those of one kernel; FLOPs of a coded moment."""
-
-    accesses: float
-    coded_flops: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LastLevelCache:
-    """Sizes of the last cache walked through since after which all bytes are still there, and none."""
-
-    every: float
-    nothing: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostMemory:
-    """The share of a host link that large pinned copies reach, and what an update streams in a node's memory."""
-
-    link_share: float
-    memory_bytes_per_second: float
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StandInFamily:
-    """The family whose kernels of engines stand in."""
-
-    family: str
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedMemory:
-    """Memory that keeps its check bits among the data: the share that is left, and whose it is."""
-
-    share: float
-    families: tuple[str, ...]
-    devices: tuple[str, ...]
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedConstants:
-    """What holds for every family."""
-
-    power: PowerConstants
-    message_cores: MessageCores
-    replica_messages: ReplicaMessages
-    weight_gradient: WeightGradientRate
-    peer_access: PeerAccess
-    update_in_steps: UpdateInSteps
-    last_cache: LastLevelCache
-    host: HostMemory
-    stand_in: StandInFamily
-    checked_memory: CheckedMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.cost._rates import Efficiencies, contention_of
-from shardwise.cost._records import Adapter, ReplicaMessages
+from shardwise.cost._shared import Adapter, ReplicaMessages
 from shardwise.cost._tables import constants, family_of, matmul_row
 from shardwise.hardware import Cluster, Device
 from shardwise.ledger.number import X, above, maximum, minimum

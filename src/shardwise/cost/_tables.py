@@ -13,7 +13,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from shardwise.cost._records import CollectiveFit, Constants, DeviceFamily, Gemm, SharedConstants
+from shardwise.cost._records import CollectiveFit, Constants, DeviceFamily, Gemm
+from shardwise.cost._shared import SharedConstants
 from shardwise.errors import near
 from shardwise.files import own_table
 from shardwise.hardware import Device
@@ -202,7 +203,7 @@ class _Spec:
 def record(cls: type[T], row: Mapping[str, Any], where: str) -> T:
     """Return the record that a table states; raises `ValueError` with the place and the nearest key that is known.
 
-    >>> from shardwise.cost._records import PowerConstants
+    >>> from shardwise.cost._shared import PowerConstants
     >>> record(PowerConstants, {"exponent": 0.25, "source": "a page", "date": "2026-11"}, "power").exponent
     0.25
     >>> record(PowerConstants, {"exponents": 0.25}, "power")
