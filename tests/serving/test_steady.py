@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -25,8 +25,10 @@ from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
 from shardwise.serving.load._batch_times import admitted_together
 from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
+from shardwise.serving.load._carried import carried_at_most
 from shardwise.serving.load._fleet import Fleet, ended_rate, requests_of
 from shardwise.serving.load._prices import load_prices
+from shardwise.serving.load._requests import Request, Trace, queue_growth
 from shardwise.serving.load._serve import _pool
 from shardwise.serving.load._steady import Replicas, replicas_of
 
@@ -494,6 +496,32 @@ def test_a_queue_that_grows_is_stable_below_its_rate() -> None:
     grown = replace(found, workload=more, steady=steady, traces=traces)
     assert not grown.stable and grown.saturated is None
     assert grown.capacity_per_second == pytest.approx(more.arrivals.rate - grown.growth_per_second)
+
+
+def test_what_a_queue_that_grows_is_served_at_is_not_what_is_carried() -> None:
+    """Above 14 a second a queue forms that is served at 8; below it none does: 14 are carried, not 8, within 7 %."""
+
+    class Collapsing:
+        """A fleet whose queue, once it is there, is served at 8 a second."""
+
+        sample = None
+
+        def run(self, workload: Workload, router: str) -> tuple[list[Trace], list[Trace]]:
+            """Return requests that wait for those before them where more come than are carried."""
+            trace, rate = Trace(), workload.arrivals.rate
+            for i in range(2000):
+                request = Request(i / rate, 100, 10)
+                wait = i * (1 / 8 - 1 / rate) if rate > 14 else 0.0
+                request.scheduled = request.first = request.arrival + wait
+                request.end = request.first + 1.0
+                trace.finished.append(request)
+            return [], [trace]
+
+    asked = Workload(input_tokens=Length(mean=100), output_tokens=Length(mean=10), arrivals=Arrivals(rate=16.0))
+    fleet = Collapsing()
+    growth = queue_growth(fleet.run(asked, "random")[1][0].finished, 16.0)
+    assert 16.0 - growth == pytest.approx(8.0, rel=0.02)
+    assert carried_at_most(cast(Fleet, fleet), asked, "random", growth) == pytest.approx(14.0, rel=0.07)
 
 
 @pytest.mark.parametrize("rate", [280.0, 476.0])

@@ -15,6 +15,7 @@ from shardwise.serving._policy import Policy
 from shardwise.serving._report import InferReport
 from shardwise.serving.load._autoscale import Scaling
 from shardwise.serving.load._bands import around, band_of_parts, parts_of, with_tail
+from shardwise.serving.load._carried import carried_at_most
 from shardwise.serving.load._fleet import Fleet, attention_groups
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._options import LoadOptions
@@ -266,12 +267,14 @@ class ServeReport(Card):
         made = sum(r.output_tokens for r in self.requests)
         return made / self.span_seconds / self.share if self.requests else 0.0
 
-    @property
+    @cached_property
     def capacity_per_second(self) -> float:
         """Requests a second that all replicas carry at most: by the closed form, near it as the simulation showed."""
         # While replicas start a queue grows that all of them would carry.
         if self.growth_per_second and (self.overloaded or self.options.autoscale is None):
-            return self.steady.rate * self.base.plan.dp - self.growth_per_second
+            if self.overloaded:
+                return self._most * self.base.plan.dp
+            return carried_at_most(self.fleet, self.workload, self.options.router, self.growth_per_second)
         if self.saturated is None:
             return self.steady.capacity * self.base.plan.dp
         return max(self.saturated, self.steady.rate) * self.base.plan.dp
