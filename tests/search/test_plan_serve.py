@@ -11,7 +11,7 @@ from command_line import run
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Arrivals, Length, Limit, Plan, Serving, Workload
+from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
 from shardwise.records import replace
 from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
 from shardwise.serving.load import LoadOptions, ServeReport, serve
@@ -73,6 +73,26 @@ def test_a_run_that_ends_once_a_limit_is_missed_has_its_verdict(seconds: tuple[f
     assert whole.meets == short.meets
     assert set(short.broken) <= set(whole.broken)
     assert (short.latencies == whole.latencies) if whole.meets else len(short.requests) < len(whole.requests)
+
+
+def test_many_more_replicas_are_tried_before_nothing_keeps_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where simulations run out before enough replicas are tried, layouts are widened to the fewest that keep limits.
+
+    The closed form does not say what one class waits for: all 24 were spent on replicas too few, and none proposed.
+    """
+    monkeypatch.setattr("shardwise.search._load._SIMULATIONS", 2)
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("32xh100-sxm-80gb")
+    each = ((0.8, "chat", 500), (0.2, "rag", 6000))
+    classes = tuple(
+        RequestClass(name=name, share=share, input_tokens=Length(mean=tokens), output_tokens=Length(mean=100))
+        for share, name, tokens in each
+    )
+    options = LoadOptions(limits=(Limit(metric="ttft", quantile="p99", seconds=0.15, of="chat"),))
+    asked = replace(workload(20.0), classes=classes)
+    one = LoadSpace(layouts=ServingSpace(devices=IntRanges(ranges=((1, 1),))), step_tokens=(0,), max_sequences=(0,))
+    found = plan_serve(model, cluster, asked, None, options, (one, "devices", 1))
+    assert found.simulated > 2 and found.best[0].meets
+    assert found.fewer is not None and not found.fewer.meets
 
 
 def test_more_load_needs_no_fewer_devices() -> None:

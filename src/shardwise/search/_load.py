@@ -29,6 +29,8 @@ from shardwise.serving.load import FULLEST, LoadOptions, ServeReport, Steady, re
 _SIMULATIONS = 24
 # Other batch limits are simulated where the closed form says so much less of a metric that missed its limit.
 _BETTER = 0.97
+# Replicas over those that carry the load, where few more did not keep the limits.
+_TIMES = (2, 4, 16)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -122,7 +124,53 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
         again = candidate.more([metric for broken in same[-1:] for metric in broken])
         if search.sparing and again.devices <= search.cluster.num_devices:
             heapq.heappush(order, (search.value(again), number, again))
+    if nearest and not best and search.sparing and simulated >= _SIMULATIONS:
+        found, more = _widened(search)
+        best, simulated = [found] if found else [], simulated + more
     return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
+
+
+def _widened(search: LoadSearch) -> tuple[ServeReport | None, int]:
+    """Return the best of the layouts with as many replicas as keep the limits, None of none, and simulations.
+
+    Where one replica more after another was not enough: each layout is tried at many times as many as carry the load.
+    """
+    best, simulated = None, 0
+    layouts: dict[tuple[Any, ...], Candidate] = {}
+    for one in sorted(candidates(search), key=search.value):
+        layouts.setdefault(one.key, one)
+    for one in layouts.values():
+        low = 1.0
+        for times in _TIMES:
+            wide = _times(one, times)
+            if wide.devices > (best.devices - 1 if best else search.cluster.num_devices):
+                break
+            report, simulated = search.simulate(wide, until_missed=True), simulated + 1
+            if report.meets:
+                best, more = _fewest(search, one, (low, times), report)
+                simulated += more
+                break
+            low = times
+    return best, simulated
+
+
+def _times(candidate: Candidate, factor: float) -> Candidate:
+    """Return a candidate with so many times the workers of each pool."""
+    first = candidate.prefill and replace(candidate.prefill, dp=round(candidate.prefill.dp * factor))
+    return replace(candidate, replicas=round(candidate.replicas * factor), prefill=first)
+
+
+def _fewest(
+    search: LoadSearch, one: Candidate, times: tuple[float, float], report: ServeReport
+) -> tuple[ServeReport, int]:
+    """Return the deployment of a layout with the fewest replicas that keep the limits, by halves, and simulations."""
+    low, high = (round(each * one.replicas) for each in times)
+    simulated = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried, simulated = search.simulate(_times(one, middle / one.replicas), until_missed=True), simulated + 1
+        low, high, report = (low, middle, tried) if tried.meets else (middle, high, report)
+    return report, simulated
 
 
 def _enough(report: ServeReport) -> bool:
