@@ -22,7 +22,7 @@ OPENED = {"utilization": "utilisation", "capacity": "capacity", **_LATENCIES}
 
 
 def explain(report: ServeReport, what: str = "tpot") -> Traced:
-    """Return a number of the closed form that opens, of one queue of the pool that decodes; see `OPENED`.
+    """Return a number of the closed form that opens: means of a request, or what all replicas carry; see `OPENED`.
 
     >>> from shardwise.hardware import Cluster
     >>> from shardwise.models import load_model
@@ -52,6 +52,7 @@ def explain(report: ServeReport, what: str = "tpot") -> Traced:
     with opening():
         fleet = replace(fleet, decode=_open(fleet.decode), prefill=fleet.prefill and _open(fleet.prefill))
         number = getattr(fleet.at(report.steady.rate * report.base.plan.dp), OPENED[what])
+        number = fleet.decode.many * number if what == "capacity" and fleet.decode.many > 1 else number
     return cast(Traced, named(number, what))
 
 
