@@ -262,7 +262,7 @@ def test_who_states_no_limit_is_told_of_none(limits: tuple[str, ...]) -> None:
     now, plan = (
         " ".join(run(*words, *load, "--requests", "1000").out.split()) for words in (["serve"], ["plan", "serve"])
     )
-    assert now.startswith("UNSTABLE") and "grows by 343.34 requests/s; stable up to 56.66" in now
+    assert now.startswith("UNSTABLE") and "grows by 342.88 requests/s; stable up to 57.12" in now
     assert ("on 8 devices: keeps every limit" in now) == bool(limits)
     assert ("on 8 devices: carries the load" in now) != bool(limits)
     assert f"of the space {'keeps the limits at' if limits else 'carries'} 400.00" in plan
@@ -311,3 +311,18 @@ def test_a_deployment_slower_than_numbers_hold_is_no_point_of_the_front() -> Non
     """A rate of 1,000 FLOP/s gives no first token in any time, and an answer all the same."""
     done = run("plan", "serve", "qwen3-8b", "--on", "2xh100", "--rate", "1/s", "--matmul-flops", "1000", "--json")
     assert (done.status, done.tree["front"]) == (1, [])
+
+
+def test_a_pool_that_is_too_small_is_told_how_many_workers_it_wants() -> None:
+    """Prompts that one worker does not carry: what two do is what `serve` says of them on that many devices."""
+    model, asked = load_model("llama-3.1-70b"), replace(workload(4.0), input_tokens=Length(mean=4000), count=400)
+
+    def served(workers: int, devices: int) -> ServeReport:
+        cluster = Cluster.parse(f"{devices}xh100-sxm-80gb")
+        options = LoadOptions(prefill=Plan(tp=4, dp=workers))
+        return serve(model, cluster, Plan(tp=4, dp=2), asked, None, options)
+
+    one, two = served(1, 12), served(2, 16)
+    remedy = next(each for each in load_remedies(one) if each.field == "prefill_workers")
+    assert not one.stable and two.meets
+    assert (remedy.value, remedy.report.devices, remedy.report.latencies) == (2, 16, two.latencies)

@@ -7,7 +7,7 @@ from dataclasses import field as dc_field
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster
+from shardwise.hardware import Cluster, part_of
 from shardwise.plans import Limit
 from shardwise.records import dataclass, replace
 from shardwise.serving import infer
@@ -35,32 +35,60 @@ class _Change:
 
 
 def _grown(cluster: Cluster, devices: int) -> Cluster:
-    """Return a cluster of at least so many devices: more of the kind that the outermost tier joins."""
+    """Return a cluster of at least so many devices: nodes of the device where it is some of them as they are usual.
+
+    Of another cluster more of the kind that the outermost tier joins.
+    """
     if devices <= cluster.num_devices:
         return cluster
+    usual = Cluster.parse(f"{devices}x{cluster.device.name}")
+    if part_of(usual, cluster.num_devices).tiers == cluster.tiers:
+        return replace(cluster, num_devices=devices, tiers=usual.tiers)
     *inner, last = cluster.tiers
     return replace(cluster, num_devices=devices, tiers=(*inner, replace(last, size=devices)))
 
 
-def _least_groups(report: ServeReport) -> int:
-    """Return the fewest groups, more than there are, that carry the load as full as `plan serve` has them."""
-    have = report.base.plan.dp // report.groups
-    if not (report.open_loop and math.isfinite(report.capacity_per_second) and report.capacity_per_second > 0):
-        return have + 1
-    return max(have + 1, math.ceil(report.workload.arrivals.rate / (FULLEST * report.capacity_per_second) * have))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pool:
+    """Workers of one kind: the field that counts them, how many there are and in a group, and requests they carry."""
+
+    field: str
+    have: int
+    each: int
+    carried: float
+
+    def least(self, report: ServeReport) -> int:
+        """Return the fewest groups, more than there are, that carry the load as full as `plan serve` has them."""
+        have = self.have // self.each
+        if not (report.open_loop and math.isfinite(self.carried) and self.carried > 0):
+            return have + 1
+        return max(have + 1, math.ceil(report.workload.arrivals.rate / (FULLEST * self.carried) * have))
 
 
-def _by_replicas(report: ServeReport) -> list[LoadRemedy]:
+def _pools(report: ServeReport) -> list[_Pool]:
+    """Return the pools of a deployment, that of prompts first where they have one."""
+    have, fleet, first = report.base.plan.dp, report.fleet, report.options.prefill
+    if first is None or fleet.prefill is None:
+        return [_Pool(field="dp", have=have, each=report.groups, carried=report.capacity_per_second)]
+    # Either may carry more than both.
+    prompts, tokens = (float(pool.form.capacity[0]) * pool.many for pool in (fleet.prefill, fleet.decode))
+    return [
+        _Pool(field="prefill_workers", have=first.dp, each=fleet.prefill.groups, carried=prompts),
+        _Pool(field="dp", have=have, each=report.groups, carried=tokens),
+    ]
+
+
+def _more_of(report: ServeReport, pool: _Pool) -> list[LoadRemedy]:
     """Return the fewest groups that meet the limits, to 2 %; where a half more do not either, both if they help.
 
     More of them never lengthen a percentile, so that the fewest are found by halves.
     """
 
     def tried(groups: int) -> LoadRemedy | None:
-        replicas = groups * report.groups
-        return _remedy(report, _Change(field="dp", value=replicas, plan={"dp": replicas}))
+        count = groups * pool.each
+        return _remedy(report, _Change(field=pool.field, value=count, plan={"dp": count}))
 
-    low = _least_groups(report)
+    low = pool.least(report)
     first = tried(low)
     if first is not None and first.report.meets:
         return [first]
@@ -111,11 +139,14 @@ def _changes(report: ServeReport) -> list[_Change]:
 def _tried(report: ServeReport, change: _Change) -> ServeReport | None:
     """Return the deployment with a change, None where the model, the engine or the device does not take it."""
     case = report.base.case
-    plan = replace(case.plan, **{"stage_layers": (), **change.plan})
-    devices = plan.num_devices + (report.prefill.base.plan.num_devices if report.prefill else 0)
-    router = "least-loaded" if change.field == "router" else report.options.router
-    options = replace(report.options, router=router)
-    cluster = _grown(case.cluster, devices)
+    options, first, more = report.options, report.options.prefill, change.plan
+    if first is not None and change.field == "prefill_workers":
+        first, more = replace(first, **more), {}
+    plan = replace(case.plan, **{"stage_layers": (), **more})
+    devices = plan.num_devices + (first.num_devices if first else 0)
+    router = "least-loaded" if change.field == "router" else options.router
+    options = replace(options, router=router, prefill=first)
+    cluster = _grown(report.fleet.link.cluster if report.fleet.link else case.cluster, devices)
     try:
         return serve(case.model, cluster, plan, report.workload, replace(case.job, **change.job), options)
     except InputError:
@@ -139,5 +170,5 @@ def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
     Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
     """
     remedies = [one for change in _changes(report) if (one := _remedy(report, change)) is not None]
-    remedies += _by_replicas(report) if report.prefill is None else []
+    remedies += [one for pool in _pools(report) for one in _more_of(report, pool)]
     return tuple(sorted(remedies, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))
