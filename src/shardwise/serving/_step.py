@@ -13,7 +13,7 @@ from shardwise.ledger.op import Collective, Op, OpRole
 from shardwise.ledger.traced import named
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
-from shardwise.serving._cost_model import EngineCostModel
+from shardwise.serving._cost_model import EngineCostModel, engine_cost_model
 from shardwise.serving._engine import engine_tables
 from shardwise.serving._ledger import (
     EngineStep,
@@ -286,7 +286,8 @@ def decode_cost(
     if draft is None:
         return verified
     own = draft_sizes(draft, sizes)
-    guess = step_cost(draft, own, step, costs, draft_ledger(draft, own, step, uses_heads(case)))
+    theirs = replace(engine_cost_model(draft, own), decoding=costs.decoding)
+    guess = step_cost(draft, own, step, theirs, draft_ledger(draft, own, step, uses_heads(case)))
     # The host schedules once; captured graphs of the draft follow one another.
     alone = guess.seconds - guess.overhead
     operators, roles = dict(verified.operators), dict(verified.roles)
