@@ -139,6 +139,17 @@ def test_a_saver_asked_again_is_what_it_was_said_to_be(stack: str) -> None:
         ]
 
 
+def test_a_change_to_recompute_sends_to_the_host_what_its_framework_does() -> None:
+    """Unsloth keeps checkpoints on the host unless told: the change says so and is what the command then gives."""
+    words = ("train", "mistral-7b-v0.1", "--on", "rtx-4090", "--stack", "unsloth", "--trains", "norms")
+    words += ("--seq-len", "65536", "--micro-batch", "1", "--global-batch", "1", "--recompute", "none")
+    (change,) = (one for one in run(*words, "--json").tree["changes"] if one["value"] == "full")
+    assert change["offload"] == ["activations"]
+    assert "--recompute full --offload activations" in " ".join(run(*words).out.split())
+    again = run(*words[:-1], "full", "--json").tree
+    assert (again["device_bytes"], again["plan"]["offload"]) == (change["needed_bytes"], ["activations"])
+
+
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b-v0.1 --adapter lora --seq-len 16384"])
 def test_savers_that_fit_together_are_what_they_were_said_to_be(model: str) -> None:
     """Where nothing fits by one change, page and JSON say which do and beside which batches, without --savers too."""

@@ -99,6 +99,18 @@ def test_weights_that_no_devices_hold_go_to_the_host_beside_adapters(stack: str,
         assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1)
 
 
+def test_a_bundle_keeps_the_recomputation_that_its_offload_no_longer_asks_for() -> None:
+    """Activations on the host bring full recomputation: states in their place say so themselves."""
+    words = ("train", "gemma-3-27b", "--on", "2xa100-sxm-40gb", "--adapter", "ia3", "--offload", "activations")
+    words += ("--micro-batch", "1", "--global-batch", "2")
+    proposals = [
+        one for one in run(*words, "--savers", "--json").tree["proposals"] if "activations" not in one["flags"]
+    ]
+    (one,) = (one for one in proposals if one["flags"].endswith("--offload optimizer,gradients,parameters"))
+    again = run(*words[:6], *words[8:], *one["flags"].split(), "--json").tree
+    assert (again["device_bytes"], again["fits"]) == (pytest.approx(one["device_bytes"], abs=1), one["fits"])
+
+
 def test_where_nothing_fits_the_least_is_named() -> None:
     """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
     model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)

@@ -238,6 +238,7 @@ def say_change(report: TrainReport, change: Change) -> str:
     """
     value = ",".join(map(str, change.value)) if isinstance(change.value, tuple) else change.value
     flags = f"--{change.field.replace('_', '-')} {value}" if value != "" else f"without --{change.field}"
+    flags += f" --offload {','.join(change.offload)}" if change.offload else ""
     flags += f" --stack {change.stack}" if change.stack else ""
     host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""
     return f"{flags} ({show_bytes(change.needed_bytes)}{host})"

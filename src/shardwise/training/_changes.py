@@ -49,7 +49,8 @@ A = TypeVar("A", bound=JudgedPlan)
 class Change:
     """A single-field change of a plan and what it would do: bytes on a device, and on the host of a node.
 
-    `stack` is the framework to name beside it, where its own words would bring another.
+    `stack` is the framework to name beside it, where its own words would bring another, and `offload` what that sends
+    to the host with it unless told.
     """
 
     field: str
@@ -59,6 +60,7 @@ class Change:
     fits: bool
     host_needed_bytes: float = 0.0
     stack: str = ""
+    offload: tuple[str, ...] = ()
 
 
 def stack_beside(case: TrainingCase, then: TrainingCase) -> str:
@@ -95,7 +97,10 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
     refused = {one.field for one in refusals(case.stack.runs, case.plan, **case.job_words)}
     less = [("offload", tuple(o for o in case.plan.offload if o != one)) for one in case.plan.offload if lacks]
     for name, value in [*neighbours(case.plan, case.stack.runs), *less]:
-        changed = changed_case(case, replace(case.plan, **{name: value}), refused)
+        usual = case.stack.usual_offload if value == "full" != case.plan.recompute and not case.plan.offload else ()
+        changed = changed_case(
+            case, replace(case.plan, **{"offload": usual or case.plan.offload, name: value}), refused
+        )
         if changed is None or _lacking(answer := ask(changed), lacks) >= _lacking(report, lacks):
             continue
         changes.append(
@@ -107,6 +112,7 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
                 fits=answer.fits,
                 host_needed_bytes=answer.verdict.host_needed_bytes,
                 stack=stack_beside(case, changed),
+                offload=usual,
             )
         )
 

@@ -188,6 +188,8 @@ def _flags_beside(case: TrainingCase, changes: FieldChanges, stack: str) -> str:
     """Return changes as flags beside those of a case, which stays as it is where a framework would do otherwise."""
     then = _changed(case, changes, stack)
     turned = usual_recompute(case.stack, case.job.base) != usual_recompute(then.stack, then.job.base)
+    # Checkpoints on the host are asked for without the word for recomputation, too.
+    turned |= "activations" in case.plan.offload and "activations" not in then.plan.offload
     kept: dict[str, Any] = {"recompute": case.plan.recompute} if turned and not case.plan.modules else {}
     if then.stack.usual_offload and then.plan.recompute == "full" != case.plan.recompute and not then.plan.offload:
         kept["offload"] = "none"
