@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 
 from measured_rows import INFERENCE, TRAINING, only, published, write
 from shardwise.errors import InputError
-from shardwise.measured import KINDS, Comparison, Context, FileKind, Record, examples, fits_of, rules, summary, validate
+from shardwise.measured import (
+    KINDS,
+    Comparison,
+    Context,
+    FileKind,
+    Record,
+    TrainingRows,
+    examples,
+    fits_of,
+    rules,
+    summary,
+    validate,
+)
 from shardwise.measured._context import network_bytes_per_second, used_domain
 from shardwise.measured._run import kind_of
 from shardwise.models import load_model
@@ -560,3 +572,15 @@ def test_packed_documents_of_a_row_attend_among_themselves(tmp_path: Path) -> No
 def test_a_density_beyond_the_square_is_refused(tmp_path: Path) -> None:
     """No documents fill more than the whole square."""
     assert "attention_density" in only(tmp_path, {**TRAINING, "notes": "attention_density=1.5"}).reason
+
+
+def test_slices_of_tpus_are_domains_and_a_batch_of_a_chip_is_not_that_of_a_replica(tmp_path: Path) -> None:
+    """`dcn_2_slices` are two tori that a network joins; four chips of a replica run four times the batch of one."""
+    row = TRAINING | {
+        "device": "tpu-v5p", "num_gpus": "64", "gpus_per_node": "", "inter_node": "dcn_2_slices", "tp": "4", "dp": "16",
+        "micro_batch": "3", "global_batch": "192", "sharding": "hsdp", "framework": "MaxText",
+        "notes": "slices=2; shard_size=8; micro_batch is per chip",
+    }  # fmt: skip
+    report = TrainingRows().predict(Record(row), Context(tmp_path)).report
+    assert [tier.size for tier in report.case.cluster.tiers] == [32, 64]
+    assert (report.plan.micro_batch, report.plan.shard, report.plan.tp) == (12, 8, 4)

@@ -291,8 +291,11 @@ def cluster_of(record: Record, device: Device, notes: tuple[str, ...]) -> Cluste
     if node:
         given["devices_per_node"] = node
     domain = re.fullmatch(r"nvlink_domain_(\d+)", word)
+    slices = re.fullmatch(r"dcn_(\d+)_slices", word)
     if domain and node:
         given["fast_domain"] = used_domain(int(domain[1]), node, count)
+    elif slices and int(slices[1]) and not count % int(slices[1]):
+        given["fast_domain"] = max(count // int(slices[1]), 1)
     elif word:
         rate = network_bytes_per_second(
             word, node or (device.devices_per_node if device.knows("devices_per_node") else 8)

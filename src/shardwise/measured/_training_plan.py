@@ -119,6 +119,11 @@ def _micro_batch(record: Record, framework: Framework, pp: int, replicas: int) -
     source whose pipeline would have one micro-batch.
     """
     stated, batch = record.whole("micro_batch"), record.whole("global_batch")
+    chips = max(record.whole("num_gpus") // (replicas * pp), 1)
+    if chips > 1 and "micro_batch is per chip" in record.text("notes"):
+        # MaxText's per_device_batch_size: what the chips of a replica run together is as many times that.
+        record.assume(f"micro_batch: of each of the {chips} chips of a replica, as the notes say")
+        stated *= chips
     if not stated and framework.whole_batch and pp == 1 and batch >= replicas and not batch % replicas:
         record.assume("micro_batch: the batch of a replica, which the framework accumulates only where told")
         return batch // replicas
