@@ -584,3 +584,11 @@ def test_slices_of_tpus_are_domains_and_a_batch_of_a_chip_is_not_that_of_a_repli
     report = TrainingRows().predict(Record(row), Context(tmp_path)).report
     assert [tier.size for tier in report.case.cluster.tiers] == [32, 64]
     assert (report.plan.micro_batch, report.plan.shard, report.plan.tp) == (12, 8, 4)
+
+
+def test_a_mesh_in_the_notes_says_the_degree_that_a_row_leaves_blank(tmp_path: Path) -> None:
+    """MaxText's `ici_tensor=4` is tensor parallelism of four; `ici_tensor=?` says nothing, and a cell counts first."""
+    row = TRAINING | {"device": "tpu-v5p", "gpus_per_node": "", "framework": "MaxText", "dp": ""}
+    for tp, notes, degree in (("", "ici_fsdp=2 ici_tensor=4", 4), ("", "ici_tensor=?", 1), ("2", "ici_tensor=4", 2)):
+        found = TrainingRows().predict(Record(row | {"tp": tp, "notes": notes}), Context(tmp_path))
+        assert found.report.plan.tp == degree

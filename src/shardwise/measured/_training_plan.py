@@ -31,10 +31,18 @@ from shardwise.plans import (
 )
 from shardwise.records import replace
 
+# Words of MaxText for the axes of its mesh, in notes of rows that leave the degree blank.
+_MESH = {"tp": r"\bici_tensor(?:_parallelism)?=(\d+)"}
+
 
 def _degree(record: Record, name: str) -> int:
-    if not record.says(name):
-        record.rule_value("degrees")
+    if record.says(name):
+        return record.count(name)
+    noted = re.search(_MESH[name], record.text("notes")) if name in _MESH else None
+    if noted:
+        record.assume(f"{name}: {noted[1]}, as the notes say: {noted[0]}")
+        return max(int(noted[1]), 1)
+    record.rule_value("degrees")
     return record.count(name)
 
 
