@@ -8,7 +8,6 @@ from shardwise.serving._case import (
     ServingQuestion,
     complete,
     complete_plan,
-    job_problems,
     stages_together,
 )
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
@@ -21,6 +20,7 @@ from shardwise.serving._formats import (
     find_format,
     format_names,
 )
+from shardwise.serving._jobs import job_problems
 from shardwise.serving._kernels import EngineKernels
 from shardwise.serving._ledger import (
     EngineStep,
