@@ -119,8 +119,7 @@ def shorter(report: TrainReport) -> TuningRecipe | None:
     recipes = [_recipe(*way) for way in _fitting(short, (*combinations(short), *on_the_host(short)))]
     best = max(recipes, key=lambda one: one.longest)
     then = changed(best.report, {"seq_len": best.longest})
-    flags = f"--seq-len {best.longest} {best.flags}".strip()
-    return replace(best, flags=flags, report=then) if then is not None else None
+    return replace(best, flags=f"--seq-len {best.longest} {best.flags}".strip(), report=then) if then else None
 
 
 def quickest(report: TrainReport) -> tuple[str, TrainReport] | None:
