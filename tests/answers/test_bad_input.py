@@ -334,3 +334,10 @@ def test_words_of_an_unknown_program_are_refused(tmp_path: Path, words: str) -> 
         done = run(line[0], "--json", *line[1:], "--", *words.split(" "))
         assert done.status == 2
         assert done.fields
+
+
+@pytest.mark.parametrize("words", [("--targets", "q,,v", "--adapter", "lora"), ("--offload", "activations,,optimizer")])
+def test_a_list_that_is_badly_written_is_not_told_to_be_several_values(words: tuple[str, ...]) -> None:
+    """A flag that takes a list takes several: what is wrong is the comma."""
+    done = run("train", "llama-3.1-8b", "--on", "8xh100", *words)
+    assert done.status == 2 and "words with commas between them" in done.err and "--vary" not in done.err

@@ -134,9 +134,17 @@ def _of_several(key: str, value: object, command: Command) -> tuple[Problem, ...
     from shardwise.answers._value_lists import values_of
 
     try:
-        for one in values_of(value, key):
+        each = values_of(value, key)
+        for one in each:
             command.flags[key].kind.read(one, key)
     except InputError:
+        return ()
+    try:
+        # A list that is badly written is none of several values.
+        command.flags[key].kind.read(",".join(each), key)
+    except InputError:
+        pass
+    else:
         return ()
     rule, remedy = f"is several values, and {command.name} takes one", f"give one, or --vary {key}={value}"
     return (Problem(key, value, rule, remedy),)
