@@ -582,3 +582,12 @@ def test_half_of_the_experts_first_layer_is_refused_by_the_names_of_the_class() 
     """Mixtral's experts have w1 and w3, whatever word was asked."""
     done = run("count", "mixtral-8x7b", "--adapter", "lora", "--targets", "q_proj,up_proj")
     assert done.status == 2 and "'up_proj'" in done.err and "add w1" in done.err
+
+
+@pytest.mark.parametrize("flags", [("--recompute", "full"), ("--offload", "activations"), ("--tp", "1", "--dp", "1")])
+def test_who_asks_for_plans_of_adapters_without_a_batch_is_told_both_ways_on(flags: tuple[str, ...]) -> None:
+    """A batch makes it a search over plans; without the flags that name plans every way to tune is tried."""
+    done = run("plan", "train", "llama-3.1-8b", "--on", "rtx-4090", "--adapter", "lora", *flags)
+    named = ", ".join(sorted(flag for flag in flags if flag.startswith("--")))
+    assert (done.status, done.out) == (2, "")
+    assert f"for example 1, or leave out {named} for every way to tune" in done.err

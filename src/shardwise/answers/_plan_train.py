@@ -14,6 +14,7 @@ from shardwise.answers._files import command_words, save_best
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import FULL, Page, assumptions, command_lines
 from shardwise.answers._plan_page import assumed, plan_page, plan_tree, short_tree, with_notes
+from shardwise.answers._plan_tuning import searched_keys
 from shardwise.answers._plot import plotted
 from shardwise.answers._search_flags import COUNTS, FAST, JOBS, LIMITS, LISTS, WHOLES, WORDS, plan_search_flags
 from shardwise.answers._train_tree import train_tree
@@ -84,6 +85,7 @@ def question(inputs: Inputs) -> SearchTask:
         job = _case.with_precision(inputs, clusters[0], stack, job)
     if model is None or not clusters or stack is None:
         raise InputError(dict.fromkeys(inputs.problems.items))
+    _check_batch(inputs, clusters)
     try:
         space = space_of(inputs, max(one.num_devices for one in clusters), jobs)
         work = work_of(model, clusters, job, space, options_of(inputs, stack))
@@ -91,6 +93,16 @@ def question(inputs: Inputs) -> SearchTask:
         inputs.merge(error)
     inputs.problems.raise_if_any()
     return work
+
+
+def _check_batch(inputs: Inputs, clusters: Sequence[Cluster]) -> None:
+    """Record a batch that is missing where ways to tune were as likely wanted as plans of one batch."""
+    keys = searched_keys(inputs)
+    if inputs.values.keys() & {"adapter", "base"} and keys and "global_batch" not in keys:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in keys)
+        remedy = f"for example {max(one.num_devices for one in clusters)}, or leave out {flags} for every way to tune"
+        inputs.fail("global_batch", 0, "is needed: plans are compared for the same batch", remedy)
+        raise InputError(dict.fromkeys(inputs.problems.items))
 
 
 def _clusters(inputs: Inputs) -> tuple[Cluster, ...]:

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 def tunes(inputs: Inputs) -> bool:
     """Return whether adapters on given devices are asked for, with no batch and no degrees to search."""
     given = inputs.values.keys() | inputs.bad
+    return bool(given & {"adapter", "base"}) and not searched_keys(inputs)
+
+
+def searched_keys(inputs: Inputs) -> list[str]:
+    """Return the keys that make a question about adapters one of a search over plans of one batch."""
     several = {key for key in JOBS if isinstance(inputs.get(key), tuple)}
-    return bool(given & {"adapter", "base"}) and not given & {"global_batch", *several, *WHOLES, *FAST, *WORDS, *LISTS}
+    return sorted((inputs.values.keys() | inputs.bad) & {"global_batch", *several, *WHOLES, *FAST, *WORDS, *LISTS})
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
