@@ -30,6 +30,7 @@ _MOST_PARTS = 64  # of a dotted key: tomllib keeps every prefix of one
 _REFUSED = re.compile(r'[<>:"\\|?*\x00-\x1f]')
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)\d) *(?:\.|$)", re.IGNORECASE)
 _MOST_NAME = 100
+_GZIP = b"\x1f\x8b"
 # An unclosed quote reaches to the end of its line, so that each character is looked at once.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?$)|\'[^\']*+(?:\'|$)')
 
@@ -82,6 +83,8 @@ def read_csv_text(path: str | os.PathLike[str], field: str = "file") -> str:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         # Read as bytes, its first column would have another name.
         raise _not_utf8(path, field)
+    if data.startswith(_GZIP):
+        raise _fail(field, path, "is compressed", "unpack it, as gunzip does")
     return data.decode("utf-8-sig", errors="replace").replace("\0", "")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -888,3 +889,22 @@ def test_shares_of_requests_are_told_where_requests_were_served() -> None:
     assert 0 <= tree["goodput"]["share"] <= 1
     assert tree["goodput"]["requests_per_second"] == tree["goodput"]["share"] * tree["served"]["requests_per_second"]
     assert tree["served"]["output_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("reader", [read_trace, read_latencies])
+def test_files_that_are_no_text_are_refused(reader: Callable[[str], object], tmp_path: Path) -> None:
+    """What is compressed is told apart from what cannot be read; neither is a fault."""
+    path = tmp_path / "trace.csv"
+    path.write_bytes(gzip.compress(b"arrival_seconds,input_tokens,output_tokens\n0,10,10\n"))
+    with pytest.raises(InputError, match="is compressed; unpack it"):
+        reader(str(path))
+    path.write_text('arrival_seconds,input_tokens,output_tokens\n0,10,"' + "1" * 200_000 + '"\n')
+    with pytest.raises(InputError, match=r"cannot be read|has no latencies"):
+        reader(str(path))
+
+
+def test_lines_of_a_trace_may_end_as_on_old_computers(tmp_path: Path) -> None:
+    """Carriage returns alone end lines, too."""
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"arrival_seconds,input_tokens,output_tokens\r0,10,10\r1,20,10\r")
+    assert read_trace(str(path)).pairs == ((10, 10), (20, 10))

@@ -450,6 +450,8 @@ def test_what_cannot_be_explained_says_why(words: str, said: str) -> None:
 
 def test_the_capacity_that_opens_is_that_of_the_answer() -> None:
     """All replicas together, as the answer says it: it was that of one of them."""
-    asked = Workload(input_tokens=Length(mean=500), output_tokens=Length(mean=100), arrivals=Arrivals(rate=4), count=200)
+    asked = Workload(
+        input_tokens=Length(mean=500), output_tokens=Length(mean=100), arrivals=Arrivals(rate=4), count=200
+    )
     report = serve(load_model("llama-3.1-8b"), Cluster.parse("3xh100-sxm-80gb"), Plan(dp=3), asked)
     assert float(explain(report, "capacity")) == pytest.approx(report.capacity_per_second)

@@ -44,7 +44,7 @@ def read_latencies(path: str) -> dict[str, list[float]]:
     data = document(text) if text.lstrip()[:1] in ("{", "[") else None
     try:
         rows = [tuple(map(_measured, row)) for row in _measured_rows(path, text, data)]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error):
         rows = []
     columns = dict(zip(("ttft", "tpot", "e2e"), zip(*rows, strict=True), strict=bool(rows)))
     finite = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
@@ -66,7 +66,7 @@ def _measured(value: Any) -> float:
 def _measured_rows(path: str, text: str, data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield ttft, tpot and e2e of the requests of a file."""
     if data is None:
-        for row in csv.DictReader(io.StringIO(text)):
+        for row in csv.DictReader(io.StringIO(text, newline="")):
             first, whole, made = (float(row[key]) for key in ("ttft_seconds", "request_seconds", "output_tokens"))
             yield first, _each(whole - first, made), whole
     elif isinstance(data, list):

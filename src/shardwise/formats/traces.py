@@ -151,13 +151,17 @@ def _rows(path: str, text: str) -> Iterator[tuple[Mapping[str, Any], tuple[str, 
                     raise _fail(path, number, rule, "give one of them, a line of its own, as a file")
                 yield row, _JSON
         return
-    reader = csv.DictReader(io.StringIO(text))
-    heads = reader.fieldnames or ()
-    columns = next((columns for columns in _CSV.values() if set(columns[:3]) <= set(heads)), None)
-    if columns is None:
-        raise _fail(path, 0, f"has the columns {', '.join(heads)[:120] or 'of nothing'}, which are of no known trace")
-    for row in reader:
-        yield row, columns
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        heads = reader.fieldnames or ()
+        columns = next((columns for columns in _CSV.values() if set(columns[:3]) <= set(heads)), None)
+        if columns is None:
+            rule = f"has the columns {', '.join(heads)[:120] or 'of nothing'}, which are of no known trace"
+            raise _fail(path, 0, rule)
+        for row in reader:
+            yield row, columns
+    except csv.Error as error:
+        raise _fail(path, 0, f"cannot be read ({error})") from None
 
 
 class _SharedPrompts:
