@@ -125,8 +125,8 @@ def _confirmed(search: LoadSearch, top: int) -> tuple[list[ServeReport], ServeRe
         if search.sparing and again.devices <= search.cluster.num_devices:
             heapq.heappush(order, (search.value(again), number, again))
     if nearest and not best and search.sparing and simulated >= _SIMULATIONS:
-        found, more = _widened(search)
-        best, simulated = [found] if found else [], simulated + more
+        widest, more = _widened(search)
+        best, simulated = [widest] if widest else [], simulated + more
     return best, search.simulate(nearest) if nearest and not best else None, missed, simulated
 
 
