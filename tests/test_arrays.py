@@ -138,6 +138,7 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {
         "mk,mkl,kln->mln", _table(lib, (2, 3)), _table(lib, (2, 3, 4)), _table(lib, (3, 4, 2))
     ),
     "product": lambda lib: _table(lib, (2, 3)) @ _table(lib, (3, 4)),
+    "product with a vector": lambda lib: _table(lib, (2, 3)) @ _table(lib, (3,)),
     "tile": lambda lib: lib.tile(_table(lib, (3,)), 2),
     "unique": lambda lib: lib.unique(_table(lib, (13,))),
     "flatnonzero": lambda lib: lib.flatnonzero(_table(lib, (13,))),

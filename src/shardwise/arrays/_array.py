@@ -128,7 +128,7 @@ class Array(Operators):
     def __matmul__(self, other: Array) -> Any:
         width, columns = self.shape[1], [other.cells[one] for one in lines(other.shape, 0)]
         rows = [self.cells[i : i + width] for i in range(0, self.size, width)]
-        return Array([sum(map(mul, row, one)) for row in rows for one in columns], (len(rows), len(columns)))
+        return Array([sum(map(mul, row, one)) for row in rows for one in columns], (len(rows), *other.shape[1:]))
 
     def __getitem__(self, key: Any) -> Any:
         places, shape = picked(key, self.shape)

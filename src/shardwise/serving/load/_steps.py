@@ -160,7 +160,7 @@ class StepTable:
 
         Every third number of sequences is priced.
         """
-        few = np.append(counts[:-1:3], counts[-1])
+        few = np.concatenate([counts[:-1:3], counts[-1:]])
         mesh = np.meshgrid(few, np.array(self._contexts, float), indexing="ij")
         flat = _prices(case, "prefill", mesh[0].ravel(), np.ones(mesh[0].size), mesh[1].ravel())
         wide = flat.cached.reshape(mesh[0].shape) - self._start
