@@ -48,7 +48,7 @@ def placed(
     on = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": in_flight}
     if recipe.offloads("parameters"):
         apart = frozen_bytes(parts, stage)[2]
-        on["weights"] = categorized("weights", 0 * weights + apart, "weights on the host")
+        on["weights"] = categorized("weights", 0 * weights + apart, "scales of weights, which stay on the device")
     if recipe.offloads("optimizer"):
         on["optimizer"] = categorized("optimizer", 0 * optimizer, "optimizer state on the host")
     if recipe.offloads("gradients"):
