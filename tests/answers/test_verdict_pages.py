@@ -30,17 +30,17 @@ def test_every_headline_comes_with_its_band() -> None:
 def test_a_batch_without_room_is_told_in_waves() -> None:
     """What the cache does not hold at once takes its waves in turn, and the seconds of the whole batch say "as if"."""
     asked = "infer", "llama-3.1-70b", "--on", "2xh100", "--tp", "2", "--input-tokens", "1024", "--output-tokens", "256"
-    done, wave = run(*asked, "--batch", "64", "--json").tree, run(*asked, "--batch", "8", "--json").tree
-    assert (done["fits"], done["max_concurrency"], wave["fits"], wave["waves"]) == (False, 9, True, None)
+    done, wave = run(*asked, "--batch", "192", "--json").tree, run(*asked, "--batch", "24", "--json").tree
+    assert (done["fits"], done["max_concurrency"], wave["fits"], wave["waves"]) == (False, 24, True, None)
     assert done["waves"] == {
         "count": 8,
-        "batch": 8,
+        "batch": 24,
         "seconds": pytest.approx(8 * wave["request_seconds"]),
         "output_tokens_per_second": pytest.approx(wave["output_tokens_per_second"]),
     }
-    page = run(*asked, "--batch", "64", "--width", "120").out
-    assert "8 waves of 8" in page and page.index("as if all of it had room") < page.index("LATENCY")
-    assert "as if" not in run(*asked, "--batch", "8").out
+    page = run(*asked, "--batch", "192", "--width", "120").out
+    assert "8 waves of 24" in page and page.index("as if all of it had room") < page.index("LATENCY")
+    assert "as if" not in run(*asked, "--batch", "24").out
     none = run("infer", "llama-3.1-405b", "--on", "8xa100", "--batch", "4")
     assert "WAVES" not in none.out and "as if all of it had room" in none.out
 
@@ -65,7 +65,7 @@ def test_rates_say_what_they_count() -> None:
     [
         (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
         (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
-        (("llama-3.1-405b", "--on", "8xa100"), "no single change tried fits; nearest is --pp 8, "),
+        (("llama-3.1-405b", "--on", "8xa100"), "no single change tried fits; nearest is --tp 8, "),
     ],
 )
 def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:

@@ -270,13 +270,13 @@ def test_a_full_cache_preempts_and_every_request_still_ends() -> None:
 
 def test_a_prompt_that_does_not_fit_whole_waits() -> None:
     """Since 0.19 vLLM admits who has room for all of the prompt; before, who had room for the first piece of it."""
-    pairs = ((25_000, 3000), (25_000, 10))
+    pairs = ((26_500, 1500), (26_500, 10))
     asked = workload(arrivals=Arrivals(kind="trace", times=(0.0, 5.0)), pairs=pairs, count=2)
     job, model, machine = Serving(max_batched_tokens=2048), load_model("llama-3.1-8b"), Cluster.parse("1xrtx-4090")
     found = {}
     for engine in ("vllm", "vllm-0.13"):
         report = serve(model, machine, Plan(), asked, job, LoadOptions(serving=ServingOptions(engine=engine)))
-        assert 28_000 < report.base.kv_cache_tokens < 50_000
+        assert 28_000 < report.base.kv_cache_tokens < 53_000
         found[engine] = sorted(report.requests, key=lambda one: one.arrival)
     (first, last), (_, pieces) = found["vllm"], found["vllm-0.13"]
     assert last.scheduled >= first.end
