@@ -65,9 +65,9 @@ def test_the_longest_step_of_a_cycle_of_prompts_in_turns_is_its_pace(
     ("kind", "seed", "capacity", "tpot"),
     [
         ("shared", 103, 0.02, 0.02),
-        ("shared", 600, 0.025, 0.03),
-        ("stages", 500, 0.02, 0.06),
-        ("stages", 506, 0.06, 0.01),
+        ("shared", 600, 0.025, 0.04),
+        ("stages", 500, 0.02, 0.08),
+        ("stages", 506, 0.1, 0.015),
     ],
 )
 def test_prompts_that_take_most_of_the_time_of_a_pipeline_are_the_simulation(
@@ -75,7 +75,8 @@ def test_prompts_that_take_most_of_the_time_of_a_pipeline_are_the_simulation(
 ) -> None:
     """Four stages whose long steps follow on each other: carried 9 to 13 % more before, with tokens 12 to 22 % short.
 
-    Two stages of TensorRT-LLM, which take as many prompts as have come: 5 % long.
+    Two stages of TensorRT-LLM, which take as many prompts as have come: 5 % long. What the simulation carries there
+    depends on the order of arrivals: 64.7 to 69.0 a second over six of them, of which the lowest is stored.
     """
     rows = json.loads(STORED.read_text(encoding="ascii"))
     stored = next(row for row in rows if (row["kind"], row["seed"]) == (kind, seed))
