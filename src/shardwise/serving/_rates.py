@@ -24,8 +24,8 @@ def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]
     for form in case.format.narrow:
         if (dtype := type_of(case, form)) not in rates:
             one = replace(case, compute=dtype, format=form)
-            fitted = rates_of(device, dtype, 0.0, wanted, ("", "", "forward"))
-            narrow = captured(fitted, case.engine, wanted.ideal, device)
+            device_rates = rates_of(device, dtype, 0.0, wanted, ("", "", "forward"))
+            narrow = captured(device_rates, case.engine, wanted.ideal, device)
             rates[dtype] = _on_processor(_fused_quantisation(_by_library(narrow, one, "fp8_shares"), one), one)
     return rates
 
