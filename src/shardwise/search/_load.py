@@ -140,11 +140,9 @@ def _widened(search: LoadSearch) -> tuple[ServeReport | None, int]:
     for one in sorted(candidates(search), key=search.value):
         layouts.setdefault(one.key, one)
     for one in layouts.values():
-        low = 1.0
-        for times in _TIMES:
+        low, most = 1.0, (best.devices - 1 if best else search.cluster.num_devices) // one.devices
+        for times in sorted({min(each, most) for each in _TIMES if most > 1}):
             wide = _times(one, times)
-            if wide.devices > (best.devices - 1 if best else search.cluster.num_devices):
-                break
             report, simulated = search.simulate(wide, until_missed=True), simulated + 1
             if report.meets:
                 best, more = _fewest(search, one, (low, times), report)
