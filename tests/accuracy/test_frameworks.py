@@ -119,7 +119,7 @@ def test_notes_say_what_the_user_set() -> None:
     """Recompute by operator and updates within the backward pass are settings of any stack."""
     row = {"recompute": "selective", "recompute_detail": "per-op SAC", "notes": "optimizer in backward"}
     settings = adjusted(TABLE, find_stack("fsdp2"), row).settings
-    assert (settings.recompute_by_operator, settings.updates_in_backward) == (True, True)
+    assert (settings.checkpoint_policy, settings.updates_in_backward) == ("second-matmuls", True)
     stored = [
         adjusted(TABLE, find_stack("megatron-bridge"), {"compute_dtype": word}).settings for word in ("fp8", "mxfp8")
     ]

@@ -298,7 +298,7 @@ SET: dict[str, tuple[str, dict[str, object]]] = {
     "titan.toml": (
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n'
         '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n',
-        {"recompute_by_operator": True},
+        {"checkpoint_policy": "second-matmuls"},
     ),
     "verl.sh": (
         f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={_LLAMA} trainer.n_gpus_per_node=8 "

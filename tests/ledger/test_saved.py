@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardwise.ledger.op import Op, Tensor, Weight, within
-from shardwise.ledger.saved import Checkpoint, keep, recomputed_ops, recomputed_shares, tensor_bytes
+from shardwise.ledger.saved import POLICIES, Checkpoint, keep, recomputed_ops, recomputed_shares, tensor_bytes
 
 Rows = tuple[tuple[str, Any, str], ...]
 
@@ -126,7 +126,7 @@ def _product(name: str, parts: tuple[int, ...], last: bool = False) -> Op[Any]:
 def test_a_policy_by_operator_keeps_every_second_product() -> None:
     """Of three joint products the first and third are kept and do not run again; of two more the second."""
     ops = (_product("qkv", (4, 1, 1)), _product("out", (2,)), _product("down", (3,), last=True))
-    unit = Checkpoint(("",), alternates=True)
+    unit = Checkpoint(("",), policy=POLICIES["second-matmuls"])
     kept = {t.name: t.size_bytes for t in keep(ops, (unit,)).kept}
     assert kept == {"x": 8.0, "qkv.result": 50.0, "out.result": 0.0, "down.result": 30.0}
     again = recomputed_shares(ops, (unit,))
@@ -136,7 +136,7 @@ def test_a_policy_by_operator_keeps_every_second_product() -> None:
 def test_a_compiler_keeps_no_result_that_only_a_sum_reads() -> None:
     """The last product's result is left out where the unit prunes."""
     ops = (_product("up", (4, 4)), _product("down", (3,), last=True))
-    names = {t.name for t in keep(ops, (Checkpoint(("",), alternates=True, prunes=True),)).kept}
+    names = {t.name for t in keep(ops, (Checkpoint(("",), policy=POLICIES["second-matmuls"], prunes=True),)).kept}
     assert names == {"x", "up.result"}
 
 

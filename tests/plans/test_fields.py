@@ -20,7 +20,6 @@ from shardwise.plans.laws import field_problems
 IMPORTED = {
     "attention_mask",
     "blas_workspace_bytes",
-    "recompute_by_operator",
     "optimizer_instances",
     "separate_weight_gradients",
 }

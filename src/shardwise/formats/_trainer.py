@@ -296,7 +296,7 @@ def world(keys: Keys, devices: int, plan: Plan, *paths: str) -> int:
 def checkpointed(keys: Keys, mode: str, option: str, layers: int) -> tuple[Recompute, int]:
     """Return what torchtitan's checkpointing recomputes of a stage, and of how many layers (0: all of them).
 
-    Every n-th layer, or by operator, where `Settings.recompute_by_operator` says what is kept. torchtitan v0.2.2
+    Every n-th layer, or by operator, where `Settings.checkpoint_policy` says what is kept. torchtitan v0.2.2
     torchtitan/distributed/activation_checkpoint.py; torchtune 0.6.1 training/checkpointing has the same words.
     """
     value = str(keys.raw(option) or "2")

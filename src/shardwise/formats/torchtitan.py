@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.files import file_name, parse_toml
 from shardwise.formats import _trainer
@@ -26,6 +26,7 @@ from shardwise.formats._exported import (
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.models import Model, load_model
 from shardwise.plans import (
+    CheckpointPolicy,
     ContextKind,
     Plan,
     Recompute,
@@ -100,7 +101,8 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         keys.fail("training.global_batch_size", f"must be a multiple of {_local(keys) * plan.dp}", "change it")
     kept = plan.recompute == "full" and keys.word("activation_checkpoint.selective_ac_option") == "op"
     kept = kept and keys.word("activation_checkpoint.mode") != "full"
-    settings = replace(stack.settings, fp8_recipe=recipe, recompute_by_operator=kept, pipeline_runs=max(runs, 1))
+    policy: CheckpointPolicy | Literal[""] = "second-matmuls" if kept else ""
+    settings = replace(stack.settings, fp8_recipe=recipe, checkpoint_policy=policy, pipeline_runs=max(runs, 1))
     stack = replace(stack, settings=settings)
     devices = _trainer.world(keys, num_devices, plan, _P + "data_parallel_shard_degree")
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
@@ -293,7 +295,7 @@ def _checkpointing(case: ExportCase) -> dict[str, str]:
     p = case.plan
     if p.recompute == "none":
         return {"mode": "none"}
-    if case.stack.settings.recompute_by_operator:
+    if case.stack.settings.checkpoint_policy:
         return {"mode": "selective", "selective_ac_option": "op"}
     if p.recompute_layers:
         return {"mode": "selective", "selective_ac_option": str(case.model.num_layers // p.pp // p.recompute_layers)}

@@ -157,7 +157,7 @@ def _stack(keys: Keys) -> Stack:
     if keys.flag("optimizer_in_bwd"):
         stack = replace(stack, settings=replace(stack.settings, updates_in_backward=True))
     if keys.word("ac_mode") == "selective" and keys.word("ac_option") == "op":
-        stack = replace(stack, settings=replace(stack.settings, recompute_by_operator=True))
+        stack = replace(stack, settings=replace(stack.settings, checkpoint_policy="second-matmuls"))
     return stack
 
 
@@ -191,7 +191,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 
 
 def _checkpointing(case: ExportCase) -> dict[str, Any]:
-    p, by_operator = case.plan, case.stack.settings.recompute_by_operator
+    p, by_operator = case.plan, case.stack.settings.checkpoint_policy
     if p.recompute != "full" or not (by_operator or p.recompute_layers):
         return {"enable_activation_checkpointing": p.recompute == "full"}
     return {"ac_mode": "selective", "ac_option": "op" if by_operator else case.model.num_layers // p.recompute_layers}

@@ -6,11 +6,48 @@ With what recompute drops and what it holds while it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic
+from typing import Any, Generic
 
 from shardwise.ledger.number import X, total
 from shardwise.ledger.op import Op, Tensor, within
 from shardwise.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutputs:
+    """Which results of a checkpoint stay: of GEMMs in a region, of every so many of them, of attention, of experts.
+
+    `output` says whether the projection of attention's output is among these GEMMs.
+    """
+
+    every: int = 1
+    region: str = ""
+    output: bool = True
+    attention: bool = False
+    experts: bool = False
+
+    def chooses(self, op: Op[Any]) -> bool:
+        """Return whether it chooses from a GEMM; from routers, and products of 4 bits, it never does.
+
+        Those are other operators of PyTorch, routers by torchtitan's per_op_sac_force_recompute_mm_shapes_by_fqns.
+        """
+        product = op.kind == "matmul" or (self.experts and op.kind == "grouped")
+        left_out = op.role == "router" or op.dtype == "fp4" or (op.role == "out" and not self.output)
+        return product and bool(op.weights) and within(op.region, self.region) and not left_out
+
+
+POLICIES: dict[str, KeptOutputs] = {
+    # github.com/pytorch/torchtitan parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block
+    "second-matmuls": KeptOutputs(every=2, attention=True),
+    # github.com/AI-Hypercomputer/maxtext layers/decoders.py, minimal: checkpoint_dots_with_no_batch_dims of
+    # github.com/jax-ml/jax jax/_src/ad_checkpoint.py, since 2025 the projections of attention and feed-forward by name
+    "matmuls": KeptOutputs(experts=True),
+    # the same file: minimal_with_context, save_dot_except_mlp, save_qkv_proj
+    "matmuls-and-attention": KeptOutputs(attention=True, experts=True),
+    "attention-matmuls": KeptOutputs(region="attention"),
+    "qkv-matmuls": KeptOutputs(region="attention", output=False),
+}
+"""Checkpoint policies by their name (`Settings.checkpoint_policy`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +56,16 @@ class Checkpoint:
 
     `discards_output` also drops what the unit hands on (Megatron-LM's output-discarding checkpoint of moe_act,
     layernorm and mla_up_proj, core/tensor_parallel/random.py CheckpointWithoutOutput). `stops_early` ends the second
-    run when everything that backward needs is there again. `alternates` keeps what fused attention makes, scattered
-    sums, and the result of every second GEMM, the first one's with them (github.com/pytorch/torchtitan
-    parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block: selective, by operator); `prunes` leaves
-    out of these, and of what runs again, what no gradient reads, as a compiler does. `tiles` runs the unit piece by
-    piece, each again just before its own backward pass, whatever units around it run again (DeepSpeed
+    run when everything that backward needs is there again. A `policy` keeps results of GEMMs, and their scattered sums;
+    `prunes` leaves out of these, and of what runs again, what no gradient reads, as a compiler does. `tiles` runs the
+    unit piece by piece, each again just before its own backward pass, whatever units around it run again (DeepSpeed
     runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute).
     """
 
     regions: tuple[str, ...]
     discards_output: bool = False
     stops_early: bool = False
-    alternates: bool = False
+    policy: KeptOutputs | None = None
     prunes: bool = False
     tiles: bool = False
 
@@ -72,12 +107,13 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> SavedTenso
             if recomputed and tensor.name not in saved:
                 # Made again on the way, and read by no gradient.
                 continue
-            recomputed = recomputed and not (
-                unit and unit.alternates and op.kind == "attention" and tensor.born == op.region
-            )
+            stays = unit is not None and unit.policy is not None and unit.policy.attention
+            recomputed = recomputed and not (stays and op.kind == "attention" and tensor.born == op.region)
             (dropped if recomputed else kept)[tensor.name] = tensor
     for unit in units:
-        kept |= {tensor.name: tensor for tensor in _results(_inside(ops, unit), unit)}
+        if unit.policy:
+            results = _results(_inside(ops, unit), unit.policy, unit.prunes)
+            kept |= {tensor.name: tensor for tensor in results}
     return SavedTensors(kept=tuple(kept.values()), dropped=tuple(t for n, t in dropped.items() if n not in kept))
 
 
@@ -85,31 +121,26 @@ def _inside(ops: Iterable[Op[X]], unit: Checkpoint) -> list[Op[X]]:
     return [op for op in ops if unit.holds(op.region)]
 
 
-def _chosen(inside: list[Op[X]]) -> list[tuple[Op[X], X | float]]:
-    """Return the GEMMs of a unit that alternates, and which share of the result of each is kept.
+def _chosen(inside: list[Op[X]], policy: KeptOutputs) -> list[tuple[Op[X], X | float]]:
+    """Return the GEMMs of a unit that a policy chooses from, and which share of the result of each is kept.
 
-    Joint GEMMs count as the separate ones that they stand for. A router is not counted (torchtitan since 2025:
-    per_op_sac_force_recompute_mm_shapes_by_fqns), nor are GEMMs of 4 bits, which are operators of their own.
+    Joint GEMMs count as the separate ones that they stand for.
     """
     chosen: list[tuple[Op[X], X | float]] = []
     place = 0
-    for op in inside:
-        if op.kind != "matmul" or not op.weights or op.role == "router" or op.dtype == "fp4":
-            continue
+    for op in filter(policy.chooses, inside):
         parts = op.parts or (op.columns,)
-        ours = total((n for i, n in enumerate(parts, start=place) if i % 2 == 0), 0 * op.columns)
+        ours = total((n for i, n in enumerate(parts, start=place) if i % policy.every == 0), 0 * op.columns)
         chosen.append((op, ours / total(parts, 0 * op.columns)))
         place += len(parts)
     return chosen
 
 
-def _results(inside: list[Op[X]], unit: Checkpoint) -> list[Tensor[X]]:
-    """Return the results that the policy of a unit keeps; the last one enters a sum, whose gradient reads nothing."""
-    if not unit.alternates:
-        return []
-    chosen = _chosen(inside)
+def _results(inside: list[Op[X]], policy: KeptOutputs, prunes: bool) -> list[Tensor[X]]:
+    """Return the results that a policy keeps of a unit; the last one enters a sum, whose gradient reads nothing."""
+    chosen = _chosen(inside, policy)
     products = [op for op in inside if op.kind == "matmul" and op.weights]
-    last = products[-1] if unit.prunes and products and products[-1].region == inside[-1].region else None
+    last = products[-1] if prunes and products and products[-1].region == inside[-1].region else None
     entry = next((t for op in inside for t in (*op.saves, *op.reads) if not t.born), None)
     made: list[Tensor[X]] = [
         Tensor(name=f"{op.name}.result", size_bytes=0 * op.columns + share * op.output_bytes, born=op.region)
@@ -129,10 +160,10 @@ def recomputed_shares(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...]) -> di
     for unit in units:
         if unit.tiles:
             shares |= {id(op): shares.get(id(op), 0.0) + 1.0 for op in _inside(ops, unit)}
-        if unit.alternates:
+        if unit.policy:
             inside = _inside(ops, unit)
-            kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside)}
-            kept |= {id(op): 1.0 for op in inside if op.kind == "attention"}
+            kept: dict[int, X | float] = {id(op): share for op, share in _chosen(inside, unit.policy)}
+            kept |= {id(op): 1.0 for op in inside if unit.policy.attention and op.kind == "attention"}
             shares = {key: 1 - kept.get(key, 0.0) for key in shares}
     return shares
 

@@ -117,8 +117,8 @@ def adjusted(table: Table, stack: Stack, row: Mapping[str, str]) -> Stack:
     >>> from shardwise.plans import find_stack
     >>> from shardwise.measured import read
     >>> row = {"recompute": "selective", "recompute_detail": "by operator"}
-    >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.recompute_by_operator
-    True
+    >>> adjusted(read("frameworks.toml"), find_stack("fsdp2"), row).settings.checkpoint_policy
+    'second-matmuls'
     """
     for one in table["adjustment"]:
         conditions = {**row, "stack.loss": stack.loss, "stack.attention_kernel": stack.attention_kernel}

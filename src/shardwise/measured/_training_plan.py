@@ -275,7 +275,7 @@ def global_batch_of(record: Record, plan: Plan, devices: int) -> int:
 def recomputed(record: Record, plan: Plan, model: Model, stack: Stack) -> Plan:
     """Return the plan with the recompute that a row states."""
     word, each = record.text("recompute"), -(-model.num_layers // plan.pp)
-    if stack.settings.recompute_by_operator:
+    if stack.settings.checkpoint_policy:
         # All of a layer runs again but the operators whose results are kept.
         return replace(plan, recompute="full")
     if word == "selective":

@@ -1,6 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
-from shardwise.plans._capabilities import JOB_WORDS, SWITCHES, Capabilities
+from shardwise.plans._capabilities import JOB_WORDS, SETTING_WORDS, Capabilities
 from shardwise.plans._jobs import (
     OBJECTIVES,
     PHASES,
@@ -60,7 +60,14 @@ from shardwise.plans._precision import (
     precision_names,
     precision_to_toml,
 )
-from shardwise.plans._settings import LOSSES, WHOLE_LOSSES, LossKernel, Settings
+from shardwise.plans._settings import (
+    CHECKPOINT_POLICIES,
+    LOSSES,
+    WHOLE_LOSSES,
+    CheckpointPolicy,
+    LossKernel,
+    Settings,
+)
 from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,

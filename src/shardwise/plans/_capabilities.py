@@ -19,8 +19,8 @@ Values: TypeAlias = tuple[Value, ...]
 RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
-SWITCHES = ("tile_mlp", "updates_in_backward")
-JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SWITCHES)
+SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy")
+JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SETTING_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class Capabilities:
     """It runs the feed-forward of a sequence piece by piece."""
     updates_in_backward: bool
     """It updates each parameter as soon as its gradient is there."""
+    checkpoint_policy: tuple[str, ...]
+    """What its full recompute can keep (`Settings.checkpoint_policy`)."""
     rules: tuple[CapabilityRule, ...]
 
     def word(self, sharding: str) -> str:
@@ -195,6 +197,11 @@ def _refused_words(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> It
         yield Refusal("tile_mlp", int(job["tile_mlp"]), "runs a feed-forward whole", (1,))
     if job.get("updates_in_backward") and not runs.updates_in_backward:
         yield Refusal("updates_in_backward", True, "updates after backward", ("an update after backward",))
+    policy = job.get("checkpoint_policy")
+    if policy and policy not in runs.checkpoint_policy:
+        yield Refusal(
+            "checkpoint_policy", policy, "does not keep this", runs.checkpoint_policy or ("whole checkpoints",)
+        )
 
 
 def _refused_layers(runs: Capabilities, plan: Plan, job: Mapping[str, str]) -> Iterator[Refusal]:

@@ -33,7 +33,12 @@ LossKernel: TypeAlias = Literal[
     "vocab-parallel-narrow",
 ]
 
+CheckpointPolicy: TypeAlias = Literal[
+    "second-matmuls", "matmuls", "matmuls-and-attention", "attention-matmuls", "qkv-matmuls"
+]
+
 LOSSES: tuple[LossKernel, ...] = get_args(LossKernel)
+CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
 ROLLOUTS = ("asleep", "awake", "apart")
 """Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
 SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
@@ -96,8 +101,10 @@ class Settings:
     """A mask of one byte for each pair of tokens comes with every micro-batch."""
     optimizer_instances: int = 1
     """Groups of replicas that each shard a whole optimizer state."""
-    recompute_by_operator: bool = False
-    """Recompute keeps attention and every second GEMM, as torchtitan's checkpointing by operator does."""
+    checkpoint_policy: CheckpointPolicy | Literal[""] = ""
+    """What full recompute keeps beside its input: outputs of every second GEMM and attention (torchtitan's op), of
+    every GEMM (MaxText's minimal) and of attention (minimal_with_context), of attention's GEMMs
+    (save_dot_except_mlp), of those of queries, keys and values (save_qkv_proj)."""
     pipeline_runs: int = 1
     """Runs of a pipeline in a step, each of which fills and drains it (gradients add up over torch's schedules)."""
     sync_each_batch: bool = False
@@ -134,10 +141,13 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int) or not (value == 0 or 1 <= value <= 32):
                 problems.add(name, value, "must be a whole number of bits from 1 to 32", "use 8, or 0 to leave it out")
         self._rollout_problems(problems)
-        if self.fp8_recipe and self.fp8_recipe not in SCALINGS:
-            problems.add("fp8_recipe", self.fp8_recipe, "is not a known recipe of 8 bits", one_of(SCALINGS))
-        if self.loss and self.loss not in LOSSES:
-            problems.add("loss", self.loss, "is not a known cross entropy", "use one of " + ", ".join(LOSSES))
+        for name, known, rule in (
+            ("fp8_recipe", SCALINGS, "is not a known recipe of 8 bits"),
+            ("loss", LOSSES, "is not a known cross entropy"),
+            ("checkpoint_policy", CHECKPOINT_POLICIES, "is not a known policy of checkpoints"),
+        ):
+            if getattr(self, name) and getattr(self, name) not in known:
+                problems.add(name, getattr(self, name), rule, one_of(known))
         counts = {
             "tile_mlp": 1,
             "optimizer_instances": 1,

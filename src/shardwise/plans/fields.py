@@ -13,7 +13,7 @@ from shardwise.plans._jobs import OBJECTIVES, REFERENCES, TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._precision import SCALINGS
-from shardwise.plans._settings import LOSSES, ROLLOUTS
+from shardwise.plans._settings import CHECKPOINT_POLICIES, LOSSES, ROLLOUTS
 from shardwise.plans._tuning import ADAPTERS, LAYER_WORDS, TRAINS, base_names
 from shardwise.plans.schedules import SCHEDULES
 from shardwise.records import dataclass
@@ -230,6 +230,12 @@ SETTINGS: tuple[Field, ...] = (
     _job("bf16_last_layers", "whole", "last layers in BF16 under FP8 or FP4 (num-layers-at-end-in-bf16)", least=0),
     _job("bf16_mtp_layers", "switch", "multi-token prediction layers in BF16 under FP8 or FP4"),
     _job("fp8_param_gather", "switch", "store and all-gather weights in FP8 (Megatron's fp8-param-gather)"),
+    _job(
+        "checkpoint_policy",
+        "choice",
+        "GEMM outputs that full recomputation keeps (torchtitan's op: second-matmuls, MaxText's minimal: matmuls)",
+        choices=CHECKPOINT_POLICIES,
+    ),
     _job("partition_activations", "switch", "split activation checkpoints over the tensor-parallel ranks (ZeRO-R)"),
     _job(
         "optimizer_in_backward",

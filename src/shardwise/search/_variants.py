@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.hardware import Cluster
-from shardwise.plans import SWITCHES, Plan, Stack, divisors, find_precision, find_sharding
+from shardwise.plans import SETTING_WORDS, Plan, Stack, divisors, find_precision, find_sharding
 from shardwise.plans.laws import plan_problems, stack_problems
 from shardwise.records import replace
 from shardwise.search._grid import PlanGrid, Variant
@@ -92,7 +92,7 @@ def _wrong(case: TrainingCase) -> list[Problem]:
 
 def _check_job(case: TrainingCase) -> None:
     """Raise `InputError` for a precision, an optimizer, adapters or savers that the framework does not run."""
-    asked = ("precision", "optimizer", "adapter", *SWITCHES)
+    asked = ("precision", "optimizer", "adapter", *SETTING_WORDS)
     job = {name: word for name, word in case.job_words.items() if name in asked}
     problems = [p for p in stack_problems(case.stack, Plan(sequence_parallel=False), **job) if p.field in job]
     if problems:

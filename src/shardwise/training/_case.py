@@ -118,10 +118,11 @@ class TrainingCase:
         job, settings = self.job, self.stack.settings
         tiles = {"tile_mlp": str(settings.tile_mlp)} if settings.tile_mlp > 1 else {}
         early = {"updates_in_backward": "true"} if settings.updates_in_backward else {}
+        kept = {"checkpoint_policy": settings.checkpoint_policy} if settings.checkpoint_policy else {}
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early
+            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early, **kept
         }  # fmt: skip
 
     @property
@@ -213,6 +214,8 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
     settings, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
     compute = case.recipe.precision.compute
+    if settings.checkpoint_policy and plan.recompute != "full":
+        idle.append(("checkpoint_policy", "there are no checkpoints of whole layers"))
     if settings.partition_activations and plan.recompute != "full":
         idle.append(("partition_activations", "there are no checkpoints of whole layers"))
     elif settings.partition_activations and (plan.tp == 1 or plan.sequence_parallel):

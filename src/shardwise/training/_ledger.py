@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias
 from shardwise.ledger.flow import flow
 from shardwise.ledger.number import X, divide, total
 from shardwise.ledger.op import Collective, Op, Tensor, within
-from shardwise.ledger.saved import Checkpoint, recomputed_ops
+from shardwise.ledger.saved import POLICIES, Checkpoint, recomputed_ops
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
@@ -146,7 +146,7 @@ def ledger_of(
     What plans of one layout have in common is taken from what is `known` of it, and added to it.
     """
     known = {} if known is None else known
-    whole = y.stack.settings.recompute_by_operator and plan.recompute == "full"
+    policy = POLICIES.get(y.stack.settings.checkpoint_policy) if plan.recompute == "full" else None
     early, prunes = y.stack.checkpoint_stops_early, y.stack.checkpoint_prunes
     if ("head",) not in known:
         known |= {(name,): ops for name, ops in _ends(model, y).items()}
@@ -164,7 +164,7 @@ def ledger_of(
                 ops=ops_of(kind),
                 units=(
                     *(
-                        replace(u, stops_early=early, alternates=whole, prunes=prunes)
+                        replace(u, stops_early=early, policy=policy, prunes=prunes)
                         for u in units_of(y.stack, plan, kind)
                     ),
                     *((Checkpoint(("mlp",), tiles=True),) if tiles(y, kind) else ()),

@@ -113,6 +113,8 @@ def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     plan, job = report.case.plan, report.case.job
     offload = plan.offload
     yield from ({"recompute": mode} for mode in ("selective", "full"))
+    policies = report.case.stack.runs.checkpoint_policy
+    yield from ({"recompute": "full", "checkpoint_policy": name} for name in policies)
     yield from ({"loss": kernel} for kernel in ("fused-linear", "cce", "vocab-parallel-in-place"))
     yield {"tile_mlp": 8}
     if plan.micro_batch > 1:
