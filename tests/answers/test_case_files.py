@@ -63,6 +63,8 @@ _BY_KIND: dict[int, st.SearchStrategy[Any]] = {
 def _values(kind: _converters.Converter) -> st.SearchStrategy[Any]:
     if id(kind) in _BY_KIND:
         return _BY_KIND[id(kind)]
+    if kind.word == "A+B+...":
+        return st.lists(_WORD, min_size=1, max_size=4)
     if kind.word.startswith("{"):
         return st.sampled_from(kind.word[1:-1].split(","))
     return st.integers(1, 8)

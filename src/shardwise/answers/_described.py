@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from shardwise.training import TrainReport
 
 
-def describe(plan: Plan) -> str:
-    """Return the degrees of a plan that are above one, and what else stands out.
+def describe(plan: Plan, policy: str = "") -> str:
+    """Return the degrees of a plan that are above one, and what else stands out, with a policy of its checkpoints.
 
-    >>> describe(Plan(tp=8, pp=4, dp=2))
-    'tp 8, pp 4, dp 2'
+    >>> describe(Plan(tp=8, pp=4, dp=2)), describe(Plan(dp=2, recompute="full"), "matmuls")
+    ('tp 8, pp 4, dp 2', 'dp 2, recompute full but matmuls')
     """
+    kept = f" but {policy}" if policy and plan.recompute == "full" else ""
     words = [f"{a} {getattr(plan, a)}" for a in DEGREES if getattr(plan, a) > 1]
     words += [plan.layout] if plan.layout != "1d" else []
     words += [plan.sharding] if plan.sharding_rules.shards else []
-    words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    words += [f"recompute {plan.recompute}{kept}"] if plan.recompute != "none" else []
     words += [f"{' and '.join(plan.offload)} on the host"] if plan.offload else []
     return ", ".join(words) or "one device, nothing split"
 
@@ -58,13 +59,13 @@ def placement(report: TrainReport | InferReport) -> dict[str, int]:
     return {axis: placed[axis][0] for axis in report.plan.order if placed[axis][0] > 1}
 
 
-def describe_more(plan: Plan) -> str:
-    """Return a plan in words: degrees, micro-batch, schedule, and what else stands out.
+def describe_more(plan: Plan, policy: str = "") -> str:
+    """Return a plan in words: degrees, micro-batch, schedule, what else stands out, and a policy of its checkpoints.
 
     >>> describe_more(Plan(tp=2, pp=4, vpp=2, schedule="interleaved", sequence_parallel=True))
     'tp 2, pp 4, vpp 2, interleaved, micro-batch 1, sequence parallel'
     """
-    words = [describe(plan)]
+    words = [describe(plan, policy)]
     words += [plan.schedule] if plan.pp > 1 else []
     words += [f"micro-batch {plan.micro_batch}"]
     words += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
@@ -76,7 +77,7 @@ def describe_more(plan: Plan) -> str:
 def describe_placed(report: TrainReport | FrontPlan) -> str:
     """Return a plan in words with where its axes sit."""
     plan, shift = report.plan, report.case.stack.partition.partition(" ")[2]
-    words = [describe_more(plan)]
+    words = [describe_more(plan, report.case.stack.settings.checkpoint_policy)]
     words += [f"recompute {' and '.join(plan.modules)}"] if plan.modules else []
     words += [f"recomputed in {counted(plan.recompute_layers, 'layer')} of each stage"] if plan.recompute_layers else []
     words += [f"sharded in groups of {plan.shard}"] if plan.shard > 1 else []

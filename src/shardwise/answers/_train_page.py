@@ -120,7 +120,8 @@ def tuning_lines(page: Page, summary: TuningSummary) -> None:
 def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, float]) -> None:
     verdict, cluster = report.verdict, report.case.cluster
     word, style = show_verdict(verdict.fits, report.chance_to_fit, risk)
-    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {describe(report.plan)}"
+    words = describe(report.plan, report.case.stack.settings.checkpoint_policy)
+    title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {words}"
     page.label(word, title, style, "bold")
     gap = show_bytes(abs(verdict.short_by_bytes))
     more = f"{gap} to spare" if verdict.short_by_bytes <= 0 else f"{gap} too much"
