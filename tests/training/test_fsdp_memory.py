@@ -126,13 +126,29 @@ def test_gradients_stay_whole_until_the_last_micro_batch_where_no_sync_leaves_th
     assert scattered(twice) == (1 if whole else 2) * scattered(once)
 
 
-def kept_by(policy: str, **more: object) -> float:
-    """Return the bytes that a layer of Llama 3.1 8B keeps under a policy of MaxText."""
+def by_policy(policy: str, model: Model = LLAMA, recompute: str = "full") -> TrainReport:
+    """Return the report of a model with two sequences of 8192 tokens a chip under a policy of MaxText."""
     stack = replace(find_stack("xla"), settings=Settings(checkpoint_policy=policy))  # type: ignore[arg-type]
-    one = Plan(sharding="fsdp", recompute="full", micro_batch=2, dp=8, sequence_parallel=False)
+    one = Plan(sharding="fsdp", recompute=recompute, micro_batch=2, dp=8, sequence_parallel=False)  # type: ignore[arg-type]
     job = Training(seq_len=8192, global_batch=16)
-    report = train(LLAMA, Cluster.parse("8xtpu-v5p"), one, job, TrainingOptions(stack=stack))
-    return float(report.evaluation.parts.kinds[0].kept_bytes)
+    return train(model, Cluster.parse("8xtpu-v5p"), one, job, TrainingOptions(stack=stack))
+
+
+def kept_by(policy: str) -> float:
+    """Return the bytes that a layer of Llama 3.1 8B keeps under a policy of MaxText."""
+    return float(by_policy(policy).evaluation.parts.kinds[0].kept_bytes)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v2-lite", "jamba-v0.1"])
+def test_policies_that_keep_more_take_more_memory_and_less_time(name: str) -> None:
+    """From whole layers to nothing that runs again, over windows, experts, latents and recurrences."""
+    words = ("", "qkv-matmuls", "attention-matmuls", "matmuls", "matmuls-and-attention")
+    model = Model.load(name)
+    found = [*(by_policy(word, model) for word in words), by_policy("", model, "none")]
+    kept = [sum(float(kind.kept_bytes) for kind in one.evaluation.parts.kinds) for one in found]
+    assert kept == sorted(set(kept))
+    seconds = [one.step_seconds for one in found]
+    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_policies_of_maxtext_keep_every_product() -> None:
