@@ -126,17 +126,17 @@ def test_gradients_stay_whole_until_the_last_micro_batch_where_no_sync_leaves_th
     assert scattered(twice) == (1 if whole else 2) * scattered(once)
 
 
-def by_policy(policy: str, model: Model = LLAMA, recompute: str = "full") -> TrainReport:
-    """Return the report of a model with two sequences of 8192 tokens a chip under a policy of MaxText."""
+def by_policy(policy: str, model: Model = LLAMA, recompute: str = "full", tp: int = 1) -> TrainReport:
+    """Return the report of a model with two sequences of 8192 tokens a replica under a policy of MaxText."""
     stack = replace(find_stack("xla"), settings=Settings(checkpoint_policy=policy))  # type: ignore[arg-type]
-    one = Plan(sharding="fsdp", recompute=recompute, micro_batch=2, dp=8, sequence_parallel=False)  # type: ignore[arg-type]
+    one = Plan(tp=tp, dp=8 // tp, sharding="fsdp", recompute=recompute, micro_batch=2)  # type: ignore[arg-type]
     job = Training(seq_len=8192, global_batch=16)
     return train(model, Cluster.parse("8xtpu-v5p"), one, job, TrainingOptions(stack=stack))
 
 
-def kept_by(policy: str) -> float:
+def kept_by(policy: str, tp: int = 1) -> float:
     """Return the bytes that a layer of Llama 3.1 8B keeps under a policy of MaxText."""
-    return float(by_policy(policy).evaluation.parts.kinds[0].kept_bytes)
+    return float(by_policy(policy, tp=tp).evaluation.parts.kinds[0].kept_bytes)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v2-lite", "jamba-v0.1"])
@@ -159,6 +159,7 @@ def test_policies_of_maxtext_keep_every_product() -> None:
     hidden, values, wide, heads = 4096, 1024, 14336, 32
     products = 2 * TOKENS * (hidden + (hidden + 2 * values) + hidden + 2 * wide)
     assert kept_by("matmuls") == products
+    assert kept_by("matmuls", tp=2) == products / 2  # of the output's projection the sum alone, split by sequence
     assert kept_by("matmuls-and-attention") == products + TOKENS * (2 * hidden + 4 * heads)
     assert kept_by("attention-matmuls") == 2 * TOKENS * (3 * hidden + 2 * values)
     assert kept_by("qkv-matmuls") == 2 * TOKENS * (2 * hidden + 2 * values)

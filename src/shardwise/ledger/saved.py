@@ -17,12 +17,14 @@ from shardwise.records import dataclass
 class KeptOutputs:
     """Which results of a checkpoint stay: of GEMMs in a region, of every so many of them, of attention, of experts.
 
-    `output` says whether the projection of attention's output is among these GEMMs.
+    `output` says whether the projection of attention's output is among these GEMMs, `partial` that sums over ranks stay
+    beside what each rank adds to them, whichever GEMM they are of; XLA knows the sums alone.
     """
 
     every: int = 1
     region: str = ""
     output: bool = True
+    partial: bool = False
     attention: bool = False
     experts: bool = False
 
@@ -38,7 +40,7 @@ class KeptOutputs:
 
 POLICIES: dict[str, KeptOutputs] = {
     # github.com/pytorch/torchtitan parallelisms/parallelize_llama.py, 2024-12, _apply_ac_to_transformer_block
-    "second-matmuls": KeptOutputs(every=2, attention=True),
+    "second-matmuls": KeptOutputs(every=2, partial=True, attention=True),
     # github.com/AI-Hypercomputer/maxtext layers/decoders.py, minimal: checkpoint_dots_with_no_batch_dims of
     # github.com/jax-ml/jax jax/_src/ad_checkpoint.py, since 2025 the projections of attention and feed-forward by name
     "matmuls": KeptOutputs(experts=True),
@@ -136,6 +138,10 @@ def _chosen(inside: list[Op[X]], policy: KeptOutputs) -> list[tuple[Op[X], X | f
     return chosen
 
 
+def _scatters(op: Op[Any]) -> bool:
+    return any(one.verb == "reduce_scatter" for one in op.forward)
+
+
 def _results(inside: list[Op[X]], policy: KeptOutputs, prunes: bool) -> list[Tensor[X]]:
     """Return the results that a policy keeps of a unit; the last one enters a sum, whose gradient reads nothing."""
     chosen = _chosen(inside, policy)
@@ -145,11 +151,11 @@ def _results(inside: list[Op[X]], policy: KeptOutputs, prunes: bool) -> list[Ten
     made: list[Tensor[X]] = [
         Tensor(name=f"{op.name}.result", size_bytes=0 * op.columns + share * op.output_bytes, born=op.region)
         for op, share in chosen
-        if op is not last
+        if op is not last and (policy.partial or not _scatters(op))
     ]
     if entry is None:
         return made
-    summed = (op for op in inside if op is not last and any(c.verb == "reduce_scatter" for c in op.forward))
+    summed = (op for op in inside if op is not last and _scatters(op) and (policy.partial or policy.chooses(op)))
     return [*made, *(Tensor(name=f"{op.name}.sum", size_bytes=entry.size_bytes, born=op.region) for op in summed)]
 
 
