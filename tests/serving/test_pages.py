@@ -6,8 +6,13 @@ from collections import Counter
 
 import pytest
 
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.serving import infer
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._capacity import pages_of
+from shardwise.serving.load import serve
 
 
 def cache(token_bytes: float = 0.0, limit: int = 0, state: float = 0.0) -> SequenceCache[float]:
@@ -38,3 +43,27 @@ def test_layers_that_are_alike_need_no_groups() -> None:
     """Layers that all grow with every token share one pool, whatever their width."""
     assert pages_of(Counter({cache(8192.0): 5, cache(4096.0): 5}), 16) is None
     assert pages_of(Counter({cache(state=100.0): 5}), 16) is None
+
+
+@pytest.mark.parametrize(("name", "tp", "groups"), [("gemma-3-27b", 2, (1, 6)), ("gpt-oss-120b", 2, (1, 1))])
+def test_sequences_of_windows(name: str, tp: int, groups: tuple[int, int]) -> None:
+    """Under load as many sequences run at once as vLLM has blocks for: of a window no more than it sees."""
+    model, cluster = load_model(name), Cluster.parse(f"{tp}xh100-sxm-80gb")
+    arrivals = Arrivals(kind="burst")
+    burst = Workload(input_tokens=Length(mean=8000), output_tokens=Length(mean=500), arrivals=arrivals, count=600)
+    found = serve(model, cluster, Plan(tp=tp), burst, Serving(max_sequences=512))
+    window = max(mixer.cost_breakpoints()[0] for block in model.kinds for mixer in block.mixers)
+    blocks = found.base.kv_cache_tokens // 16 * sum(groups)
+    each = [groups[0] * -(-tokens // 16) + groups[1] * (-(-(window - 1) // 16) + 1) for tokens in (8000, 8500)]
+    most = max(trace.most_running for trace in found.traces)
+    assert blocks // each[1] <= most <= blocks // each[0] + 1
+    assert most == pytest.approx(found.base.max_concurrency, rel=0.08)
+
+
+def test_spread_lengths_take_no_more_than_their_mean() -> None:
+    """Windows take less of a longer sequence a token, so the room is that of the mean context, not of the longest."""
+    model, cluster = load_model("gemma-3-27b"), Cluster.parse("2xh100-sxm-80gb")
+    case = infer(model, cluster, Plan(tp=2), Serving(batch=1, input_tokens=16_000, output_tokens=500))
+    rooms = [case.held_tokens(length) for length in (500, 2000, 8000, 16_500)]
+    assert rooms == sorted(rooms)
+    assert rooms[0] < rooms[-1] / 3

@@ -26,9 +26,9 @@ from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable,
 from shardwise.serving.load._batch_times import admitted_together
 from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
 from shardwise.serving.load._carried import carried_at_most
-from shardwise.serving.load._fleet import Fleet, ended_rate, requests_of
+from shardwise.serving.load._fleet import Fleet, requests_of
 from shardwise.serving.load._prices import load_prices
-from shardwise.serving.load._requests import Request, Trace, queue_growth
+from shardwise.serving.load._requests import Request, Trace, ended_rate, queue_growth
 from shardwise.serving.load._serve import _pool
 from shardwise.serving.load._steady import Replicas, replicas_of
 

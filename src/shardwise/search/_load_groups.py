@@ -18,7 +18,7 @@ from shardwise.search._result import FrontPoint, Rejection
 from shardwise.search._serving_grid import FORMATS, LAUNCH, MEMORY, TITLES, ServingGrid
 from shardwise.search._serving_space import ServingSpace
 from shardwise.search._space import IntRanges
-from shardwise.serving import ServingCase, cache_tokens_of, conditions_of, take_rows, tokens_per_step
+from shardwise.serving import ServingCase, conditions_of, held_tokens_of, take_rows, tokens_per_step
 from shardwise.serving.load import (
     FULLEST,
     HEADLINES,
@@ -200,22 +200,22 @@ class LoadSearch:
         )  # fmt: skip
         limited = replace(case, job=asked)
         sizes = self.grid.sizes(case.model)
-        tokens = self.room(limited)
+        moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
+        tokens = self.room(limited, moments.context)
         rows = np.flatnonzero(tokens >= prompt + made)
         plans = tuple(self.kinds[row] for row in rows.tolist())
         short = int(np.isfinite(tokens).sum()) - len(plans)
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=short, policy=policy, case=case)
-        moments = moments_of(self.workload, policy, step_makes=tokens_per_step(job))
         batches = batches_of(plans, case.model.has_experts)
         most = most_running(policy, moments, tokens[rows], batches.lanes)
         prices = load_prices(limited, take_rows(sizes, rows), policy, moments, most, batches)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)
         return LoadGroup(job=job, engine=engine, plans=plans, form=form, short=short, policy=policy, case=case)
 
-    def room(self, case: ServingCase) -> Any:
-        """Return the tokens of cache of every layout, less than none of those that the engine does not launch."""
-        tokens = np.array(cache_tokens_of(case, self.grid.sizes(case.model)), float)
+    def room(self, case: ServingCase, context: float) -> Any:
+        """Return the tokens of cache of every layout, for a mean context; less than none where it is not launched."""
+        tokens = np.array(held_tokens_of(case, self.grid.sizes(case.model), context), float)
         return np.where(self.grid.launches(case.engine), tokens, -np.inf)
 
     def steady(self, group: LoadGroup, replicas: Any) -> Steady[Any]:

@@ -88,13 +88,13 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
         max_sequences=policy.of_prompts_set_aside(usual) if prompts else policy.max_sequences,
     )  # fmt: skip
     limited = replace(case, job=asked)
-    cache_tokens = search.room(limited)
-    rows = np.flatnonzero(cache_tokens >= asked.total_tokens)
-    if not len(rows):
-        return None
     if prompts:
         policy = policy.of_prompts(usual)
     moments = moments_of(search.workload, policy, stage, tokens_per_step(group.job))
+    cache_tokens = search.room(limited, moments.context)
+    rows = np.flatnonzero(cache_tokens >= asked.total_tokens)
+    if not len(rows):
+        return None
     sizes = take_rows(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())
     batches = batches_of(plans, case.model.has_experts)

@@ -5,7 +5,8 @@ layers in pages of one size (github.com/vllm-project/vllm vllm/v1/core/kv_cache_
 same things form groups of equal numbers of layers, and a block of the pool serves one group, whose bytes are those of
 a page of every layer of the group. Layers with fewer bytes a token have more tokens in a page; the page of recurrent
 layers is padded to that of attention, whose block grows until a state fits (vllm/model_executor/models/config.py,
-HybridAttentionMambaModelConfig).
+HybridAttentionMambaModelConfig). What the engine prints counts every group as if it grew with the context; a sequence
+takes no more blocks of a window than it sees, and one of a state (get_max_concurrency_for_kv_cache_config).
 """
 
 from __future__ import annotations
@@ -114,53 +115,103 @@ def _pages(
     return pages_of(counts, case.engine.memory.block_tokens)
 
 
-def _cache_tokens(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Room:
+    """What bounds the cache of a replica: of every stage its layers, the bytes left for the cache, and its pages."""
+
+    block: int
+    stages: Sequence[PipelineStage[float]]
+    caches: tuple[tuple[SequenceCache[float], ...], ...]
+    budgets: list[float]
+    pages: list[CachePages | None]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some layers keep less than every token."""
+        return any(c.limit or c.constant_bytes for each in self.caches for c in each)
+
+    def sequences(self, tokens: float) -> int:
+        """Return the sequences of so many tokens that fit together, in blocks of the engine."""
+        counts = []
+        for stage, budget, pages in zip(self.stages, self.budgets, self.pages, strict=True):
+            if pages is not None:
+                counts.append(pages.sequences(budget, tokens))
+            elif one := stage_cache(self.caches, stage, blocks_of(tokens, self.block)):
+                counts.append(int(budget // one))
+        return min(counts, default=0)
+
+
+def _room_of(
     case: ServingCase,
     stages: Sequence[PipelineStage[float]],
     memory: Sequence[StageBytes[float]],
     caches: tuple[tuple[SequenceCache[float], ...], ...],
-) -> int:
+) -> _Room:
+    budgets = [max(0.0, m.cache_budget) for m in memory]
+    pages = [_pages(case, stage, caches) for stage in stages]
+    return _Room(block=case.engine.memory.block_tokens, stages=stages, caches=caches, budgets=budgets, pages=pages)
+
+
+def _cache_tokens(case: ServingCase, room: _Room) -> int:
     """Return tokens of cache beside the working memory of the batch that was asked.
 
     Whole blocks for models whose cache grows with every token, what vLLM prints for its groups of mixed layers, and
     elsewhere what requests of the asked length hold together.
     """
-    block, full = case.engine.memory.block_tokens, case.job.total_tokens
-    budgets = [max(0.0, m.cache_budget) for m in memory]
-    pages = [_pages(case, stage, caches) for stage in stages]
-    if all(pages):
-        return min(pool.capacity_tokens(b) for pool, b in zip(pages, budgets, strict=True) if pool)
-    mixed = any(c.limit or c.constant_bytes for each in caches for c in each)
-    unit: float = blocks_of(full, block) if mixed else block
-    stage_tokens = [stage_cache(caches, stage, unit) for stage in stages]
-    counts = [int(budget // one) for budget, one in zip(budgets, stage_tokens, strict=True) if one]
-    return min(counts, default=0) * int(full if mixed else block)
+    if all(room.pages):
+        return min(pool.capacity_tokens(b) for pool, b in zip(room.pages, room.budgets, strict=True) if pool)
+    full = case.job.total_tokens if room.mixed else room.block
+    return room.sequences(full) * int(full)
+
+
+def _held_tokens(case: ServingCase, room: _Room, length: float) -> int:
+    """Return tokens that sequences of a mean length hold together, 0 where the longest does not fit.
+
+    They are all of the cache where it grows with every token. Windows and states take less of a longer sequence a
+    token, so that what the mean of some lengths takes is no less than the mean of what they take.
+    """
+    if not room.mixed:
+        return _cache_tokens(case, room)
+    longest = int(case.job.total_tokens)
+    if not room.sequences(longest):
+        return 0
+    return max(int(room.sequences(length) * length), longest)
 
 
 def cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
     """Return tokens of cache that fit on one replica."""
-    return _cache_tokens(case, cost.sizes.stages, cost.memory, cost.caches)
+    return _cache_tokens(case, _room_of(case, cost.sizes.stages, cost.memory, cost.caches))
 
 
-def cache_tokens_of(case: ServingCase, sizes: ServingSizes[Any]) -> list[int]:
-    """Return tokens of cache that fit on a replica of every layout of some columns, 0 where the model does not fit."""
+def held_tokens(case: ServingCase, cost: BatchCost[float], length: float) -> int:
+    """Return tokens that sequences of a mean length hold together on one replica, 0 where the longest does not fit."""
+    return _held_tokens(case, _room_of(case, cost.sizes.stages, cost.memory, cost.caches), length)
+
+
+def held_tokens_of(case: ServingCase, sizes: ServingSizes[Any], length: float) -> list[int]:
+    """Return `held_tokens` of a replica of every layout of some columns, 0 where the model does not fit."""
     memory, caches, tokens = reserved_bytes(case, sizes), caches_of(case, sizes), []
     for row in range(len(sizes.tp)):
         with_cache = [
             (stage, m) for stage, m in zip(sizes.stages, memory, strict=True) if any(n[row] for n in stage.layers)
         ]
         stages, budgets = ([take_rows(part, row) for part in parts] for parts in zip(*with_cache, strict=True))
-        tokens.append(_cache_tokens(case, stages, budgets, take_rows(caches, row)))
+        tokens.append(_held_tokens(case, _room_of(case, stages, budgets, take_rows(caches, row)), length))
     return tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachePages:
-    """A pool for mixed layers: bytes of a block, tokens of its smallest page, and the groups that take blocks."""
+    """A pool for mixed layers: bytes of a block, tokens of its smallest page, and the groups that take blocks.
+
+    `kinds` are those groups by what their layers keep: how many, the tokens of a page (0: one holds a state), and the
+    tokens after which a sequence takes no more of them (0: never).
+    """
 
     block_bytes: float
     tokens: int
     groups: int
+    kinds: tuple[tuple[int, int, int], ...] = ()
 
     def capacity_tokens(self, budget_bytes: float) -> int:
         """Return tokens of a pool as the engine prints them: blocks of one group, each of the smallest page.
@@ -169,6 +220,21 @@ class CachePages:
         48
         """
         return int(budget_bytes // self.block_bytes) // self.groups * self.tokens
+
+    def sequences(self, budget_bytes: float, tokens: float) -> int:
+        """Return the sequences of so many tokens that a pool holds.
+
+        A window begins anywhere in its first block (vllm/v1/kv_cache_interface.py, SlidingWindowSpec).
+
+        >>> windows = CachePages(block_bytes=10.0, tokens=16, groups=6, kinds=((1, 16, 0), (5, 16, 128)))
+        >>> windows.sequences(10_000.0, 1600), windows.sequences(10_000.0, 16)
+        (6, 166)
+        """
+        blocks = 0
+        for groups, page, limit in self.kinds:
+            each = math.ceil(tokens / page) if page else 1
+            blocks += groups * (min(each, math.ceil((limit - 1) / page) + 1) if limit else each)
+        return int(budget_bytes // self.block_bytes) // blocks
 
 
 def group_layers(counts: list[int]) -> int:
@@ -186,7 +252,7 @@ def pages_of(counts: Counter[SequenceCache[float]], block: int) -> CachePages | 
 
     >>> full, slides = (SequenceCache(token_bytes=4.0, limit=n, constant_bytes=0.0) for n in (0, 128))
     >>> pages_of(Counter({full: 5, slides: 25}), 16)
-    CachePages(block_bytes=320.0, tokens=16, groups=6)
+    CachePages(block_bytes=320.0, tokens=16, groups=6, kinds=((1, 16, 0), (5, 16, 128)))
     """
     growing = [c for c in counts if c.token_bytes]
     if len({(c.limit, bool(c.token_bytes)) for c in counts}) < 2 or not growing:
@@ -195,5 +261,9 @@ def pages_of(counts: Counter[SequenceCache[float]], block: int) -> CachePages | 
     state = max(c.constant_bytes for c in counts)
     tokens = block * max(1, math.ceil(state / widest / block))
     size = group_layers(list(counts.values()))
-    groups = sum(math.ceil(layers / size) for layers in counts.values())
-    return CachePages(block_bytes=widest * tokens * size, tokens=tokens, groups=groups)
+    kinds = tuple(
+        (math.ceil(layers / size), int(tokens * widest / c.token_bytes) if c.token_bytes else 0, c.limit)
+        for c, layers in counts.items()
+    )
+    groups = sum(each for each, *_ in kinds)
+    return CachePages(block_bytes=widest * tokens * size, tokens=tokens, groups=groups, kinds=kinds)

@@ -14,7 +14,7 @@ from shardwise.notebook import Card
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
-from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of
+from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
 from shardwise.serving._memory import StageBytes, memory_share
@@ -168,6 +168,10 @@ class InferReport(Card):
     def kv_cache_tokens(self) -> int:
         """Tokens of cache that fit on one replica."""
         return cache_tokens(self.case, self.evaluation)
+
+    def held_tokens(self, length: float) -> int:
+        """Tokens that requests of a mean length hold on one replica together, 0 where the longest does not fit."""
+        return held_tokens(self.case, self.evaluation, length)
 
     @property
     def max_concurrency(self) -> int:

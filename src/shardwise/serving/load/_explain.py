@@ -58,5 +58,4 @@ def explain(report: ServeReport, what: str = "tpot") -> Traced:
 
 def _open(pool: Pool) -> Pool:
     """Return a pool whose prices open."""
-    cache = float(pool.base.kv_cache_tokens)
-    return replace(pool, form=replicas_of(pool.base.case, pool.policy, pool.form.moments, cache))
+    return replace(pool, form=replicas_of(pool.base.case, pool.policy, pool.form.moments, pool.cache_tokens))

@@ -7,7 +7,7 @@ what of it is sent after the prompt, and whose the first token is, are fields of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import field
 from functools import cached_property
 from itertools import islice
@@ -28,7 +28,7 @@ from shardwise.serving.load._batches import groups_of, lanes_of
 from shardwise.serving.load._clock import EngineQueue
 from shardwise.serving.load._means import Steady, in_tandem
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
-from shardwise.serving.load._requests import Request, Trace, request_of
+from shardwise.serving.load._requests import Request, Trace, ended_rate, request_of
 from shardwise.serving.load._sample import Sample, requests_of
 from shardwise.serving.load._simulate import Scheduler
 from shardwise.serving.load._state import Follow, Stage
@@ -62,6 +62,11 @@ class Pool:
     def groups(self) -> int:
         """Groups of attention that share the experts of a replica."""
         return attention_groups(self.base)
+
+    @property
+    def cache_tokens(self) -> float:
+        """Tokens that requests of the mean context hold on a replica together."""
+        return float(self.form.cache_tokens[0])
 
     @property
     def many(self) -> int:
@@ -98,25 +103,11 @@ class Pool:
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
-        cache, lanes = float(self.base.kv_cache_tokens), lanes_of(self.base.plan)
+        cache, lanes = self.cache_tokens, lanes_of(self.base.plan)
         policy = replace(self.policy, max_sequences=-(-self.policy.max_sequences // lanes))
         replica_of = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
         replica_of.stages = lanes
         return replica_of
-
-
-def ended_rate(ends: Sequence[float]) -> float:
-    """Return requests a second by the moments, in order, at which they ended: the slope of the line through them.
-
-    Equal requests end at once, so that the first and the last moment alone would count a bunch too many.
-
-    >>> round(ended_rate([1.0, 1.0, 2.0, 2.0, 3.0, 3.0]), 6)
-    2.0
-    """
-    count, mean = len(ends), sum(ends) / len(ends)
-    spread = sum((end - mean) ** 2 for end in ends)
-    slope = sum((end - mean) * (index - (count - 1) / 2) for index, end in enumerate(ends))
-    return slope / spread if spread else math.inf
 
 
 class Routing:

@@ -69,7 +69,7 @@ class ServeReport(Card):
             ranks = (f"{rank} {show_seconds(spread[rank])}" for rank in PERCENTILES if rank in spread)
             yield CardLine(name, ", ".join(ranks), f"p99 {band}" if band else "")
         used = max((t.most_cache_tokens for t in self.traces), default=0.0)
-        yield CardLine("cache of a replica", f"{used:,.0f} tokens", "", used / (self.base.kv_cache_tokens or 1))
+        yield CardLine("cache of a replica", f"{used:,.0f} tokens", "", used / (self.fleet.decode.cache_tokens or 1))
 
     @property
     def groups(self) -> int:
@@ -369,7 +369,7 @@ class ServeReport(Card):
                 "max": max((t.most_waiting for t in traces), default=None),
             },
             "kv": {
-                "capacity_tokens": self.base.kv_cache_tokens,
+                "capacity_tokens": int(self.fleet.decode.cache_tokens),
                 "used_mean": mean(sum(t.cache_token_seconds for t in traces)),
                 "used_max": max((t.most_cache_tokens for t in traces), default=None),
             },

@@ -280,6 +280,20 @@ def gaps_of(traces: Sequence[Trace]) -> dict[str, float]:
     return {"mean": sum(gap * count for gap, count in gaps) / tokens} | ranks
 
 
+def ended_rate(ends: Sequence[float]) -> float:
+    """Return requests a second by the moments, in order, at which they ended: the slope of the line through them.
+
+    Equal requests end at once, so that the first and the last moment alone would count a bunch too many.
+
+    >>> round(ended_rate([1.0, 1.0, 2.0, 2.0, 3.0, 3.0]), 6)
+    2.0
+    """
+    count, mean = len(ends), sum(ends) / len(ends)
+    spread = sum((end - mean) ** 2 for end in ends)
+    slope = sum((end - mean) * (index - (count - 1) / 2) for index, end in enumerate(ends))
+    return slope / spread if spread else math.inf
+
+
 def queue_growth(requests: Sequence[Request], rate: float) -> float:
     """Return the requests a second by which a queue grows, as a simulation showed; 0 where it does not.
 

@@ -14,6 +14,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer
+from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
 from shardwise.serving.load._means import Steady
@@ -45,7 +46,7 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     prompt, made = workload.longest
     model = base.case.model
     problems.items += request_problems(model, workload).items
-    if model.generates and base.fits and prompt + made > base.kv_cache_tokens:
+    if model.generates and base.fits and prompt + made > base.held_tokens(prompt + made):
         rule = f"and {made} tokens of output are more than the {base.kv_cache_tokens:,} tokens of a replica's cache"
         problems.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     if options.receive_steps is not None and options.receive_steps < 1:
@@ -226,13 +227,14 @@ def _pool(base: InferReport, policy: Policy, workload: Workload, stage: Stage) -
 @lru_cache(maxsize=4)
 def _made(asked: _PoolAsked) -> Pool:
     base, policy, (prompt, made) = asked.base, asked.policy, asked.workload.longest
-    cache = float(base.kv_cache_tokens)
+    moments = moments_of(asked.workload, policy, asked.stage, tokens_per_step(base.case.job))
+    cache = float(base.held_tokens(moments.context))
     most = max(min(policy.max_sequences, int(cache // policy.block_tokens)), 1)
     # Who was sent away runs prompt and output again, in one step where prompts are not cut.
     step = policy.step_tokens if policy.chunked else max(policy.step_tokens, prompt + made)
     table = StepTable(base.case, most, step, prompt + made)
     policy = replace(policy, max_sequences=min(policy.max_sequences, table.max_sequences))
-    form = replicas_of(base.case, policy, moments_of(asked.workload, policy, asked.stage, table.made), cache)
+    form = replicas_of(base.case, policy, moments, cache)
     return Pool(base=base, policy=policy, table=table, form=form, stage=asked.stage)
 
 
@@ -294,6 +296,19 @@ def _sampling_notes(fleet: Fleet) -> tuple[str, ...]:
     return (f"{some if one.behind else some + 'replicas'} are simulated, fed as the router feeds all",)
 
 
+def _notes_of(pool: Pool, workload: Workload, options: LoadOptions) -> list[str]:
+    """Return what is said of how the engine schedules, of how requests are routed and of what the cache holds."""
+    base, policy = pool.base, pool.policy
+    notes = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
+    if options.router == "prefix" and not any(workload.blocks):
+        notes.append("no blocks or conversations tell prompts apart: routed to the least loaded replica")
+    if base.fits and round(pool.cache_tokens) != base.kv_cache_tokens:
+        mean = round(pool.form.moments.context)
+        room = f"requests of {mean:,} tokens hold {pool.cache_tokens:,.0f} together"
+        notes.append(f"cache: {room}; windows and states do not grow with them")
+    return notes
+
+
 def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion) -> ServeReport:
     """Return the report of a deployment that can take the workload's requests one by one."""
     workload, options = asked.workload, asked.options
@@ -304,9 +319,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
         f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
         "latencies are the server's: no network, no tokenizer of the client",
     )
-    unknown = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
-    if options.router == "prefix" and not any(workload.blocks):
-        unknown.append("no blocks or conversations tell prompts apart: routed to the least loaded replica")
+    unknown = _notes_of(pool, workload, options)
     rate = len(arrivals.times) / max(arrivals.times[-1], 1e-9) if arrivals.kind == "trace" else arrivals.rate
     fleet = Fleet(decode=pool)
     if prefill:
