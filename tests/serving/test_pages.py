@@ -9,9 +9,11 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
-from shardwise.serving import infer
+from shardwise.serving import ServingQuestion, complete, infer
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._capacity import pages_of
+from shardwise.serving._memory import caches_of
+from shardwise.serving._sizes import sizes_of
 from shardwise.serving.load import serve
 
 
@@ -67,3 +69,28 @@ def test_spread_lengths_take_no_more_than_their_mean() -> None:
     rooms = [case.held_tokens(length) for length in (500, 2000, 8000, 16_500)]
     assert rooms == sorted(rooms)
     assert rooms[0] < rooms[-1] / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "state"),
+    [
+        # Start-up logs of vLLM: blocks of 544 tokens of 2,048 bytes, padded by 1.49 % (0.11), of 1,056 (0.20), and of
+        # 944 tokens that hold a key and a value of 576 elements each (LMCache's table for Kimi Linear).
+        ("qwen3-next-80b-a3b", "vllm", 544 * 2048 / 1.0149),
+        ("qwen3.6-35b-a3b", "vllm", 2146304),
+        ("kimi-linear-48b-a3b", "vllm", 944 * 2304 / 1.0019),
+        # 32 heads of 128 x 128 and three inputs of 8,192 channels: fp32 without a word of the file.
+        ("qwen3-next-80b-a3b", "sglang", 32 * 128 * 128 * 4 + 3 * 8192 * 2),
+        # The file's word is of the computation.
+        ("qwen3.6-35b-a3b", "trtllm", 32 * 128 * 128 * 2 + 3 * 8192 * 2),
+        ("nemotron-3-nano-30b-a3b", "trtllm", 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2),
+    ],
+)
+def test_bytes_of_a_state(name: str, engine: str, state: float) -> None:
+    """A recurrent state is in the type that an engine takes from the model's file, or has of its own."""
+    asked = ServingQuestion(
+        model=load_model(name), cluster=Cluster.parse("1xh200"), plan=Plan(), job=Serving(batch=1), engine=engine
+    )
+    case = complete(asked)[0]
+    layers = caches_of(case, sizes_of(case.model, case.plan, case.job, case.domains))
+    assert max(cache.constant_bytes for layer in layers for cache in layer) == pytest.approx(state, rel=1e-3)

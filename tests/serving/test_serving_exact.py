@@ -60,16 +60,20 @@ KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
     "latent": (LATENT, lambda n: 2 * n * 160),
     "indexed": (replace(LATENT, indexer=INDEXER), lambda n: n * (2 * 160 + 64 + 4)),
     "compressed": (COMPRESSED, lambda n: 2 * min(n, 128) * 256 + n / 4 * 2 * 256),
-    "mamba": (Mamba1(inner=1024, state=16, conv=4, dt_rank=64), lambda n: 4 * 1024 * 16 + 2 * 3 * 1024),
+    "mamba": (Mamba1(inner=1024, state=16, conv=4, dt_rank=64), lambda n: 2 * 1024 * 16 + 2 * 3 * 1024),
     "mamba2": (
         Mamba2(heads=16, head_dim=64, groups=2, state=32, conv=4),
-        lambda n: 4 * 1024 * 32 + 2 * 3 * (1024 + 2 * 2 * 32),
+        lambda n: 2 * 1024 * 32 + 2 * 3 * (1024 + 2 * 2 * 32),
     ),
     "gated delta": (
         GatedDelta(key_heads=4, value_heads=8, key_dim=64, value_dim=128, conv=4),
-        lambda n: 4 * 8 * 64 * 128 + 2 * 3 * (2 * 4 * 64 + 8 * 128),
+        lambda n: 2 * 8 * 64 * 128 + 2 * 3 * (2 * 4 * 64 + 8 * 128),
     ),
-    "lightning": (LightningAttention(heads=8, head_dim=64), lambda n: 4 * 8 * 64**2),
+    "gated by channel": (
+        GatedDelta(key_heads=8, value_heads=8, key_dim=128, value_dim=128, conv=4, style="kda"),
+        lambda n: 4 * 8 * 128 * 128 + 2 * 3 * 3 * 8 * 128,
+    ),
+    "lightning": (LightningAttention(heads=8, head_dim=64), lambda n: 2 * 8 * 64**2),
     "short convolution": (ShortConv(width=1024, conv=3), lambda n: 2 * 2 * 1024),
     "recurrent gate": (RecurrentGate(width=1024, heads=8, conv=4), lambda n: 4 * 1024 + 2 * 3 * 1024),
     "rwkv": (Rwkv(width=1024), lambda n: (2 * 2 + 3 * 4) * 1024),
@@ -80,7 +84,7 @@ KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
 @pytest.mark.parametrize(("mixer", "kept"), KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("tokens", [32, 512])
 def test_what_a_sequence_keeps(mixer: Mixer, kept: Callable[[int], float], tokens: int) -> None:
-    """Bytes between tokens are those of the mixer's paper: keys and values, latents, fp32 states, last inputs."""
+    """Bytes between tokens: keys and values, latents, states as vLLM keeps them, last inputs."""
     model = model_of(Block(mixers=(mixer,), feed_forward=MLP(ffn=4096)), layers=6)
     r = ask(model, Serving(batch=3, input_tokens=tokens - 16, output_tokens=16))
     assert r.kv_cache_bytes_per_gpu == 3 * 6 * kept(tokens)

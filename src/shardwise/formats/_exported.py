@@ -335,7 +335,8 @@ def canonical(model: Model) -> Model:
     made = {block: _canonical(block) for block in dict.fromkeys((*model.layers, *model.mtp))}
     return replace(
         model, name="", family="", layers=tuple(made[b] for b in model.layers), mtp=tuple(made[b] for b in model.mtp),
-        norm=_plain(model.norm), max_context=0, quantization="", dropout=False, assumptions=(), mtp_norms=3,
+        norm=_plain(model.norm), max_context=0, quantization="", state_types=(), dropout=False, assumptions=(),
+        mtp_norms=3,
     )  # fmt: skip
 
 

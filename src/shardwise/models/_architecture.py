@@ -170,7 +170,7 @@ class Architecture:
 
     `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each
     with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block. `logit_softcap` is whether logits go
-    through a tanh.
+    through a tanh. `state_types` are the keys by which the file names the type of recurrent states, each with it.
     """
 
     name: str
@@ -197,6 +197,7 @@ class Architecture:
     extra_embedding: int = 0
     extra_vectors: int = 0
     quantization: str = ""
+    state_types: tuple[tuple[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class TokenCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """What a mixer keeps of a sequence whatever its length: elements in fp32, and elements as wide as activations."""
+    """What a mixer keeps of a sequence whatever its length: of its recurrence (wide), and as wide as activations."""
 
     wide: int = 0
     narrow: int = 0
@@ -128,6 +128,11 @@ class Mixer:
     def cached_heads(self) -> KeyHeads | None:
         """Return its heads of keys and values; None where keys are made of latents or there are none."""
         return None
+
+    @property
+    def float_state(self) -> bool:
+        """Whether its recurrence is kept in fp32 even by engines that keep others in the type of activations."""
+        return False
 
     def recurrent_state(self) -> State:
         """Return what it keeps of a sequence whatever its length."""

@@ -100,6 +100,11 @@ class GatedDelta(Mixer):
         """Heads of keys and of values."""
         return (("linear-attention key heads", self.key_heads), ("linear-attention value heads", self.value_heads))
 
+    @property
+    def float_state(self) -> bool:
+        """With a decay a channel (github.com/vllm-project/vllm vllm/model_executor/layers/mamba, kda_state_dtype)."""
+        return self.style != "gated-delta-net"
+
     def recurrent_state(self) -> State:
         """A key-by-value matrix a head, and the inputs of the convolution of queries, keys and values."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
@@ -156,6 +161,11 @@ class RecurrentGate(Mixer):
         """Heads, which are blocks of its gates."""
         return (("recurrent heads", self.heads),)
 
+    @property
+    def float_state(self) -> bool:
+        """It is: transformers' modules hold it so."""
+        return True
+
     def recurrent_state(self) -> State:
         """The recurrence, and the inputs of the convolution."""
         return State(wide=self.width, narrow=(self.conv - 1) * self.width)
@@ -170,6 +180,11 @@ class Rwkv(Mixer):
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Channels."""
         return (("mixer width", self.width),)
+
+    @property
+    def float_state(self) -> bool:
+        """It is: sums of exponentials."""
+        return True
 
     def recurrent_state(self) -> State:
         """Numerator, denominator and maximum of the recurrence, and two shifted inputs (arXiv:2305.13048)."""
@@ -188,6 +203,11 @@ class Mlstm(Mixer):
     def splits(self) -> tuple[tuple[str, int], ...]:
         """Heads."""
         return (("recurrent heads", self.heads),)
+
+    @property
+    def float_state(self) -> bool:
+        """It is: sums of exponentials."""
+        return True
 
     def recurrent_state(self) -> State:
         """A matrix, a normaliser and a maximum of gates a head (arXiv:2405.04517 section 2.3)."""

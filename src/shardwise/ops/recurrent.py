@@ -89,7 +89,8 @@ def _delta_rule(y: Layout[X], mixer: GatedDelta) -> Scan[X]:
     state = heads * mixer.key_dim * mixer.value_dim
     flops = 8 * y.tokens * state
     moved = y.a * y.tokens * heads * (2 * mixer.key_dim + 2 * mixer.value_dim)
-    return Scan(flops=flops, model_flops=flops, moved=moved, state=state, chunked=_delta_passes(y, mixer), kernels=7)
+    return Scan(flops=flops, model_flops=flops, moved=moved, state=state, float_state=mixer.float_state,
+                chunked=_delta_passes(y, mixer), kernels=7)  # fmt: skip
 
 
 def _delta_passes(y: Layout[X], mixer: GatedDelta) -> tuple[X, X]:
@@ -211,7 +212,8 @@ def recurrent_gate(y: Layout[X], mixer: RecurrentGate, D: int, source: Tensor[X]
         kept_tensor(y, "gates", 2 * width, SCAN),
         Tensor(name="ssm.states", size_bytes=4 * T * width, born=SCAN),
     )
-    gates = Scan(flops=flops + 10 * T * width, model_flops=flops, moved=y.a * T * 4 * width, state=width)
+    gates = Scan(flops=flops + 10 * T * width, model_flops=flops, moved=y.a * T * 4 * width, state=width,
+                 float_state=mixer.float_state)  # fmt: skip
     product = kept_tensor(y, "gated", width)
     moved = (3 * product.size_bytes, 5 * product.size_bytes)
     return (
@@ -249,7 +251,7 @@ def rwkv(y: Layout[X], mixer: Rwkv, D: int, source: Tensor[X]) -> tuple[Op[X], .
     parameters = (vector("wkv.decay and bonus", 2 * width, 2 * mixer.width),)
     kept = (kept_tensor(y, "in.output", 3 * width), kept_tensor(y, "scanned", width, SCAN))
     steps = Scan(flops=12 * y.tokens * width, model_flops=0 * y.tokens, moved=4 * y.a * y.tokens * width,
-                 state=3 * width)  # fmt: skip
+                 state=3 * width, float_state=mixer.float_state)  # fmt: skip
     mixed = (6 * source.size_bytes, 9 * source.size_bytes)
     entries = tuple(y.residual(f"ssm.mixed {part}", D, REGION) for part in ("keys", "values"))
     return (
@@ -289,8 +291,9 @@ def mlstm(y: Layout[X], mixer: Mlstm, D: int, source: Tensor[X]) -> tuple[Op[X],
     state = heads * mixer.qk_dim * (mixer.v_dim + 1)
     flops = 4 * T * heads * mixer.qk_dim * mixer.v_dim
     steps = Scan(
-        flops=flops, model_flops=flops, moved=y.a * T * heads * (2 * mixer.qk_dim + 2 * mixer.v_dim), state=state
-    )
+        flops=flops, model_flops=flops, moved=y.a * T * heads * (2 * mixer.qk_dim + 2 * mixer.v_dim), state=state,
+        float_state=mixer.float_state,
+    )  # fmt: skip
     kind: NormKind = "layernorm" if mixer.bias else "layernorm-no-bias"
     n = Norm(name="head_norm", region=REGION, kind=kind, rows=T * heads,
                       elements=T * values, width=values, whole=mixer.heads * mixer.v_dim)  # fmt: skip

@@ -18,14 +18,15 @@ from shardwise.records import dataclass, replace
 
 REGION = "ssm"
 STATE_BYTES = 4
-"""Engines keep recurrent state in fp32: vLLM mamba_ssm_cache_dtype, Nemotron-H config.json, 2026-08."""
+"""Kernels of training hand on states and products of chunks in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan(Generic[X]):
     """A recurrence on one rank: FLOPs of its kernel and by convention, bytes in and out a pass, its state in elements.
 
-    `state` is of one sequence; serving reads and writes it once a step whatever was seen before. `chunked` are the
+    `state` is of one sequence; serving reads and writes it once a step whatever was seen before, in fp32 where it is
+    `float_state` and in the engine's type else. `chunked` are the
     bytes that the kernels of training move forward and backward where they hand on states and products of chunks
     through memory, in so many kernels.
     """
@@ -34,8 +35,14 @@ class Scan(Generic[X]):
     model_flops: X
     moved: X
     state: X
+    float_state: bool = False
     chunked: tuple[X, X] | None = None
     kernels: int = 1
+
+
+def state_bytes(y: Layout[X], float_state: bool) -> float:
+    """Return bytes of an element of a recurrence between steps."""
+    return STATE_BYTES if float_state else y.work.state_bytes
 
 
 def scan_op(
@@ -44,7 +51,7 @@ def scan_op(
     """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
     zero = 0 * s.flops
     train = y.work.phase == "train"
-    kept = 0 * s.moved if train else 2 * STATE_BYTES * y.work.B * s.state
+    kept = 0 * s.moved if train else 2 * state_bytes(y, s.float_state) * y.work.B * s.state
     role: OpRole = "other" if train else "state"
     ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
     return Op(

@@ -12,6 +12,7 @@ from typing import Generic
 from shardwise.ledger.number import X, divide, minimum, total
 from shardwise.models import Block, Mixer, TokenCache
 from shardwise.ops.layout import Layout
+from shardwise.ops.ssm import state_bytes
 from shardwise.records import dataclass
 
 
@@ -34,7 +35,8 @@ def mixer_caches(layout: Layout[X], mixer: Mixer) -> tuple[SequenceCache[X], ...
     caches = [_token_cache(layout, cache) for cache in mixer.caches()]
     kept, zero = mixer.recurrent_state(), 0 * layout.degrees.tp
     if kept.wide or kept.narrow:
-        state: X = divide(zero + 4 * kept.wide + layout.a * kept.narrow, layout.degrees.tp)
+        wide = state_bytes(layout, mixer.float_state) * kept.wide
+        state: X = divide(zero + wide + layout.a * kept.narrow, layout.degrees.tp)
         caches.append(SequenceCache(token_bytes=zero, limit=0, constant_bytes=state))
     return tuple(caches)
 

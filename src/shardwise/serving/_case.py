@@ -53,6 +53,11 @@ class ServingCase:
         return 4 if self.dtype == "fp32" else 2
 
     @property
+    def state_bytes(self) -> float:
+        """Bytes of an element of recurrent states: of the type that the model's file names, or of the engine's own."""
+        return self.engine.memory.state_bytes_of(self.model.state_types) or self.activation_bytes
+
+    @property
     def new_input_tokens(self) -> int:
         """Input tokens of a request that the cache does not hold yet."""
         return self.job.input_tokens - self.job.prefix_tokens

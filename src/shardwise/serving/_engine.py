@@ -15,6 +15,8 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._runs import EngineFormats, EngineLayouts
 
+_STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineMemory:
@@ -39,8 +41,21 @@ class EngineMemory:
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
     """Layers that keep different things share pages of one size."""
+    state_bytes: float = 4.0
+    """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
+    state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    """Keys of the file by which it does."""
     profiles_reserved: bool = False
     """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
+
+    def state_bytes_of(self, types: tuple[tuple[str, str], ...]) -> float:
+        """Return bytes of an element of a recurrent state, 0 where it is as wide as activations.
+
+        >>> [find_engine(name).memory.state_bytes_of((("mamba_ssm_dtype", "float32"),)) for name in ("vllm", "trtllm")]
+        [4.0, 0.0]
+        """
+        named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
+        return next(filter(None, named), self.state_bytes)
 
     def sampler_bytes(self, device: Device) -> float:
         """Return the bytes of working memory for each logit on a device."""

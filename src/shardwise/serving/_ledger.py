@@ -201,6 +201,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
             activation_bytes=case.activation_bytes,
             weight_bytes=weight_bytes,
             cache_bytes=case.cache_element_bytes,
+            state_bytes=case.state_bytes,
             dtype=dtype,
             imbalance=case.job.expert_imbalance,
             copies=step.sequences if case.job.same_prompts else 1.0,

@@ -165,6 +165,13 @@ def language_model(config: Config, layers: tuple[Block, ...], *, norm: NormKind 
     )
 
 
+def with_state(config: Config, model: Architecture) -> Architecture:
+    """Return the model with the types that the file, or else its class, names for its recurrent states."""
+    keys = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    named = ((key, config.text(key) if config.has(key) else config.defaults.get(key)) for key in keys)
+    return replace(model, state_types=tuple((key, word) for key, word in named if word))
+
+
 def renormed(model: Architecture, norm: NormKind) -> Architecture:
     """Return the model with every norm of its residual stream of another kind."""
     made = {block: replace(block, norm=norm) for block in dict.fromkeys(model.layers)}

@@ -24,16 +24,16 @@ def build(config: Config) -> Architecture:
     if not kinds:
         config.problems.add("layers_block_type", None, "is missing", "list the kind of each layer")
         kinds = ["mlp"]
-    config.accept("num_layers", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mamba_proj_bias", "expand")
+    config.accept("num_layers", "moe_shared_expert_overlap", "mamba_proj_bias", "expand")
     config.accept(
         "ffn", "mlp_bias", "mlp_hidden_act", "head_dim", "num_attention_heads", "num_key_value_heads", "moe_latent"
     )
     config.accept("num_experts", "experts_per_token", "expert_ffn", "shared_expert_ffn")
-    config.accept("attention_bias", "moe_shared_expert_overlap", "mamba_ssm_dtype", "num_shared_experts", "window")
+    config.accept("attention_bias", "moe_shared_expert_overlap", "num_shared_experts", "window")
     if "num_layers" in config.overrides:
         kinds = config.cut(kinds, config.layers())
     model = parts.language_model(config, tuple(blocks(kind) for kind in kinds))
-    return replace(model, mtp=_mtp(config, blocks))
+    return parts.with_state(config, replace(model, mtp=_mtp(config, blocks)))
 
 
 def listed(config: Config, name: str) -> list[str]:

@@ -126,8 +126,8 @@ def qwen3_next(config: Config) -> Architecture:
         (k, s): Block(mixers=(core if k == "full" else delta,), feed_forward=experts if s else dense)
         for k, s in dict.fromkeys(pairs)
     }
-    config.accept("attn_output_gate", "mamba_ssm_dtype", "mamba_ssm_cache_dtype", "mlp_only_layers")
-    model = parts.language_model(config, tuple(made[pair] for pair in pairs))
+    config.accept("attn_output_gate", "mlp_only_layers")
+    model = parts.with_state(config, parts.language_model(config, tuple(made[pair] for pair in pairs)))
     return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
 
 
