@@ -86,6 +86,16 @@ LINES = {
         "vllm serve /cache/models--RedHatAI--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/dd --max-num-seqs 8",
         {"model": "llama-3.3-70b", "weights": "fp8"}, 1,
     ),
+    "a type of activations widens no stored weights": (
+        "vllm serve openai/gpt-oss-20b --dtype bfloat16", {"weights": None}, 1,
+    ),
+    "nor those that a name says": (
+        "python -m sglang.launch_server --model-path x/Llama-3.1-8B-Instruct-AWQ --dtype half",
+        {"model": "llama-3.1-8b", "weights": "int4"}, 1,
+    ),
+    "it is that of weights that are stored wide": (
+        "vllm serve meta-llama/Llama-3.1-8B --dtype half", {"weights": "fp16"}, 1,
+    ),
     "a served name stands for a folder": (
         "sglang serve --model-path /models/x --served-model-name deepseek-ai/DeepSeek-R1 --tp 8",
         {"model": "deepseek-r1"}, 8,

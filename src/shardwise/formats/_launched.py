@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
 from itertools import pairwise
@@ -235,6 +234,20 @@ class LaunchLine:
             self.assumed.append(f"{model}: not known here, name the model")
             return False
 
+    def wide(self, model: str) -> str:
+        """Return the type of weights that a line says with that of activations, empty where they are stored narrower.
+
+        What a checkpoint stores in fewer bits stays so (vllm/config/model.py, dtype: of weights and activations).
+        """
+        wide = self.named("--dtype", WIDE)
+        try:
+            stored = self.stored or (model and load_model(model).quantization)
+        except InputError:
+            stored = ""
+        if wide and stored:
+            self.assumed.append(f"--dtype {self.word('--dtype')} is of activations: weights stay as they are stored")
+        return "" if stored else wide
+
     @property
     def silent(self) -> tuple[str, ...]:
         """Flags that change neither bytes nor seconds."""
@@ -351,50 +364,3 @@ def _after(starts: str) -> Any:
         return None
 
     return behind
-
-
-@dataclass(slots=True)
-class Service:
-    """One set of like pods: their command line, how many there are, what they are said to run, and their variables."""
-
-    text: str = ""
-    replicas: int = 1
-    role: str = ""
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-def services_of(tree: Any, above: Service | None = None) -> Iterator[Service]:
-    """Yield the containers of a tree of Kubernetes objects that start something, with what is said of them above."""
-    above = above or Service()
-    if isinstance(tree, list):
-        for one in tree:
-            yield from services_of(one, above)
-    if not isinstance(tree, Mapping):
-        return
-    here = Service(
-        replicas=tree["replicas"] if isinstance(tree.get("replicas"), int) else above.replicas,
-        role=str(tree.get("subComponentType", tree.get("type", "") if "podTemplate" in tree else above.role)),
-        variables={**above.variables, **_variables(tree)},
-    )
-    started = _words(tree.get("command")) or _words(tree.get("image"))  # whose entry point takes the arguments
-    words = [*started, *_words(tree.get("args"))]
-    text = "\n".join(words) if any("\n" in word for word in words) else shlex.join(words)
-    if words and (engine_in(text) or engine_in(" ".join(words))):
-        inline = words[-1] if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec") else text
-        yield replace(here, text=inline if "\n" in text or inline != text else text)
-        return
-    for value in tree.values():
-        yield from services_of(value, here)
-
-
-def _variables(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of a container, and those that LeaderWorkerSet sets in a group of so many pods."""
-    values: dict[str, str] = {}
-    for one in (one for key in ("env", "envs") if isinstance(listed := tree.get(key), list) for one in listed):
-        if isinstance(one, Mapping) and {"name", "value"} <= one.keys():
-            values[str(one["name"])] = str(one["value"])
-    return values | ({"LWS_GROUP_SIZE": str(tree["size"])} if isinstance(tree.get("size"), int) else {})
-
-
-def _words(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else [str(value)] if isinstance(value, str) else []

@@ -16,7 +16,8 @@ from typing import Any
 from shardwise.errors import InputError, Problem
 from shardwise.formats import _yaml, vllm
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import Launched, LaunchFiles, Service, engine_in, read_launch, services_of
+from shardwise.formats._launched import Launched, LaunchFiles, engine_in, read_launch
+from shardwise.formats._pods import Service, services_of
 from shardwise.formats._served import PLAIN, Asked, Deployment, lost, stage_variable
 from shardwise.formats._wrapped import resource_of
 from shardwise.records import replace

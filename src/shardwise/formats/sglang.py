@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine, flags_of_file
+from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine, flags_of_file
 from shardwise.formats._served import (
     PLAIN,
     Asked,
@@ -170,7 +170,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     if model and line.experts(model):
         values |= {"ep": ep, "etp": max(ranks // ep, 1)}
     values |= {
-        "weights": line.named("--quantization", _WEIGHTS) or line.named("--dtype", WIDE),
+        "weights": line.named("--quantization", _WEIGHTS) or line.wide(model),
         "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--mem-fraction-static"),
         "max_sequences": line.whole("--max-running-requests") // groups,

@@ -14,7 +14,7 @@ from typing import Any
 from shardwise.cost import constants, family_of
 from shardwise.errors import Problems
 from shardwise.formats._exported import Exported
-from shardwise.formats._launched import HERE, WIDE, Launched, LaunchFiles, LaunchLine, flags_of_file
+from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine, flags_of_file
 from shardwise.formats._served import (
     PLAIN,
     Asked,
@@ -159,7 +159,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         whole = line.flag("--enable-expert-parallel")
         values |= {"ep": tp * dp if whole else 1, "etp": 1 if whole else tp * dp}
     weights = line.named("--quantization", _WEIGHTS)
-    wide = line.named("--dtype", WIDE)
+    wide = line.wide(model)
     values |= {
         "weights": weights or wide,
         "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
