@@ -134,3 +134,19 @@ def test_guesses_that_say_too_little_are_errors(command: str, words: str, field:
     done = run(*f"{command} {words} --json".split())
     assert done.status == 2
     assert done.fields == [field]
+
+
+def test_a_state_is_kept_after_every_token_that_is_verified() -> None:
+    """Recurrent states cannot go back: of k guesses any may be the last that is accepted, so that k + 1 are kept."""
+    plain = served("nemotron-3-nano-30b-a3b")
+    guessing = served(
+        "nemotron-3-nano-30b-a3b", speculative_method="ngram", num_speculative_tokens=3, acceptance_length=1.0
+    )
+    state = 4 * 64 * 64 * 128 + 2 * 3 * (64 * 64 + 2 * 8 * 128)
+    kinds = plain.case.model.kinds.items()
+    layers = sum(count for block, count in kinds if block.mixers and not block.mixers[0].attends)
+    assert layers == 23
+    more = guessing.kv_cache_bytes_per_gpu - plain.kv_cache_bytes_per_gpu
+    assert more == ASKED.batch * 3 * layers * state
+    assert guessing.kv_cache_tokens == plain.kv_cache_tokens  # as vLLM prints them, by blocks
+    assert guessing.held_tokens(1101) < 0.35 * plain.held_tokens(1101)

@@ -25,7 +25,7 @@ STATE_BYTES = 4
 class Scan(Generic[X]):
     """A recurrence on one rank: FLOPs of its kernel and by convention, bytes in and out a pass, its state in elements.
 
-    `state` is of one sequence; serving reads and writes it once a step whatever was seen before, in fp32 where it is
+    `state` is of one sequence; serving reads it once a step whatever was seen before and writes it, in fp32 where it is
     `float_state` and in the engine's type else. `chunked` are the
     bytes that the kernels of training move forward and backward where they hand on states and products of chunks
     through memory, in so many kernels.
@@ -51,7 +51,9 @@ def scan_op(
     """Return the operator of a recurrence; backward makes the states again (arXiv:2312.00752 section 3.3.2)."""
     zero = 0 * s.flops
     train = y.work.phase == "train"
-    kept = 0 * s.moved if train else 2 * state_bytes(y, s.float_state) * y.work.B * s.state
+    # A step that verifies guesses writes a state after each of its tokens.
+    written = y.work.S if y.work.phase == "decode" else 1
+    kept = 0 * s.moved if train else (1 + written) * state_bytes(y, s.float_state) * y.work.B * s.state
     role: OpRole = "other" if train else "state"
     ahead, back = s.chunked if s.chunked is not None and train else (s.moved, 3 * s.moved)
     return Op(

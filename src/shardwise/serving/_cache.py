@@ -18,16 +18,20 @@ from shardwise.records import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceCache(Generic[X]):
-    """Bytes of one sequence in one layer on a rank: `token_bytes` for up to `limit` tokens (0: all), and a constant."""
+    """Bytes of one sequence in one layer on a rank: `token_bytes` for up to `limit` tokens (0: all), and a constant.
+
+    The constant is that of one recurrent state, of which `states` are kept.
+    """
 
     token_bytes: X
     limit: int
     constant_bytes: X
+    states: int = 1
 
     def sequence_bytes(self, tokens: X) -> X:
         """Return bytes of a sequence of so many tokens: a window stops growing at its limit."""
         cached = minimum(tokens, self.limit) if self.limit else tokens
-        return self.constant_bytes + self.token_bytes * cached
+        return self.states * self.constant_bytes + self.token_bytes * cached
 
 
 def mixer_caches(layout: Layout[X], mixer: Mixer) -> tuple[SequenceCache[X], ...]:

@@ -204,8 +204,8 @@ def held_tokens_of(case: ServingCase, sizes: ServingSizes[Any], length: float) -
 class CachePages:
     """A pool for mixed layers: bytes of a block, tokens of its smallest page, and the groups that take blocks.
 
-    `kinds` are those groups by what their layers keep: how many, the tokens of a page (0: one holds a state), and the
-    tokens after which a sequence takes no more of them (0: never).
+    `kinds` are those groups by what their layers keep: how many, the tokens of a page, and those after which a sequence
+    takes no more of them (0: never); of states 0 tokens, and the states of a sequence, each of which takes a page.
     """
 
     block_bytes: float
@@ -232,8 +232,8 @@ class CachePages:
         """
         blocks = 0
         for groups, page, limit in self.kinds:
-            each = math.ceil(tokens / page) if page else 1
-            blocks += groups * (min(each, math.ceil((limit - 1) / page) + 1) if limit else each)
+            each = math.ceil(tokens / page) if page else limit
+            blocks += groups * (min(each, math.ceil((limit - 1) / page) + 1) if page and limit else each)
         return int(budget_bytes // self.block_bytes) // blocks
 
 
@@ -262,7 +262,9 @@ def pages_of(counts: Counter[SequenceCache[float]], block: int) -> CachePages | 
     tokens = block * max(1, math.ceil(state / widest / block))
     size = group_layers(list(counts.values()))
     kinds = tuple(
-        (math.ceil(layers / size), int(tokens * widest / c.token_bytes) if c.token_bytes else 0, c.limit)
+        (math.ceil(layers / size), int(tokens * widest / c.token_bytes), c.limit)
+        if c.token_bytes
+        else (math.ceil(layers / size), 0, c.states)
         for c, layers in counts.items()
     )
     groups = sum(each for each, *_ in kinds)

@@ -155,7 +155,12 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
         return tuple(() for _ in case.model.kinds)
     step = EngineStep(phase="decode", sequences=sizes.batch, tokens=1, context=0)
     layout = views_of(case, sizes, step).wide
-    first, *others = (block_caches(layout, block) for block in case.model.kinds)
+    # A state after each token that a step verifies, until it is known how many are accepted (vLLM
+    # vllm/v1/kv_cache_interface.py, MambaSpec.num_speculative_blocks; SGLang intermediate_ssm_state_cache).
+    states = 1 + case.job.num_speculative_tokens
+    first, *others = (
+        tuple(replace(one, states=states) for one in block_caches(layout, block)) for block in case.model.kinds
+    )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
     count = next(iter(case.model.kinds.values()))
     drafts = (
