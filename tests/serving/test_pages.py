@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
-from shardwise.serving import ServingQuestion, complete, infer
+from shardwise.serving import ServingOptions, ServingQuestion, complete, infer
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._capacity import pages_of
 from shardwise.serving._memory import caches_of
@@ -94,3 +94,15 @@ def test_bytes_of_a_state(name: str, engine: str, state: float) -> None:
     case = complete(asked)[0]
     layers = caches_of(case, sizes_of(case.model, case.plan, case.job, case.domains))
     assert max(cache.constant_bytes for layer in layers for cache in layer) == pytest.approx(state, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "token"),
+    [("vllm", "fp8", 656), ("sglang", "fp8", 656), ("trtllm", "fp8", 576), ("vllm", "bf16", 1152), ("vllm", "", 1152)],
+)
+def test_bytes_of_sparse_latents(engine: str, cache: str, token: int) -> None:
+    """DeepSeek-V3.2 in 8 bits is packed: 512 of latents, 16 of scales, 128 of what is rotated; keys of the indexer."""
+    options = ServingOptions(engine=engine)
+    job = Serving(batch=4, input_tokens=8000, output_tokens=192, kv_cache=cache)
+    report = infer(load_model("deepseek-v3.2"), Cluster.parse("8xh200"), Plan(tp=8), job, options)
+    assert report.kv_cache_bytes_per_gpu == 4 * 8192 * 61 * (token + 132)

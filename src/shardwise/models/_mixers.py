@@ -33,12 +33,14 @@ class TokenCache:
     """What a mixer keeps of one token: `elements` of a cache for each of `heads`, for up to `limit` tokens (0: all).
 
     `heads` 0 is one entry that is the same on every tensor-parallel rank. `bytes8` are elements of 8 bits beside them,
-    whatever the format of the cache. One entry stands for `rate` tokens.
+    whatever the format of the cache, `packed8` bytes beside them where engines pack elements of 8 bits with scales and
+    leave what is rotated in 16. One entry stands for `rate` tokens.
     """
 
     elements: int
     heads: int = 0
     bytes8: int = 0
+    packed8: int = 0
     limit: int = 0
     rate: int = 1
 
@@ -314,8 +316,12 @@ class LatentAttention(Mixer):
         return CoreSizes(kind="latent_prefill", elements=both, head=self.qk_head_dim, cached=both)
 
     def caches(self) -> tuple[TokenCache, ...]:
-        """Kv + r elements for all heads; sparse selection keeps its keys in 8 bits, with a scale of 4 bytes."""
-        latent = TokenCache(elements=self.kv_lora_rank + self.qk_rope_head_dim)
+        """Kv + r elements for all heads; sparse selection keeps its keys in 8 bits, with a scale of 4 bytes.
+
+        What it picks is packed: a scale of 4 bytes for 128 elements of the latent (FlashMLA's ABI, 656 bytes a token).
+        """
+        packed = -(-self.kv_lora_rank // 128) * 4 + self.qk_rope_head_dim if self.indexer else 0
+        latent = TokenCache(elements=self.kv_lora_rank + self.qk_rope_head_dim, packed8=packed)
         selects = self.indexer is not None and not self.indexer.shared
         keys = TokenCache(elements=0, bytes8=self.indexer.head_dim + 4) if selects and self.indexer else None
         return (latent, keys) if keys else (latent,)

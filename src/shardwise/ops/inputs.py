@@ -30,10 +30,10 @@ class TokenBatch(Generic[X]):
 
     `coverage` "full" counts the whole attention square, "masked" what the mask leaves. `weight_bytes` and
     `activation_bytes` are per element in compute, `gradient_bytes` of the accumulated gradient, `cache_bytes` of the
-    KV cache, `state_bytes` of a recurrence between steps. Of `copies` tokens that are alike all go to the same experts.
-    The most popular expert of a layer is chosen `popularity` times as often as the least. Experts drop rows beyond a
-    capacity factor, and are filled up to it where they are padded (0: neither). Heads of up to `widest_group` values
-    that share keys have a fused kernel of PyTorch's.
+    KV cache, `state_bytes` of a recurrence between steps. `packs_latents` is whether sparse latents of 8 bits have
+    scales. Of `copies` tokens that are alike all go to the same experts. The most popular expert of a layer is chosen
+    `popularity` times as often as the least. Experts drop rows beyond a capacity factor, and are filled up to it where
+    they are padded (0: neither). Heads of up to `widest_group` values that share keys have a fused kernel of PyTorch's.
     """
 
     B: X
@@ -46,6 +46,7 @@ class TokenBatch(Generic[X]):
     gradient_bytes: float = 4
     cache_bytes: float = 2
     state_bytes: float = 4
+    packs_latents: bool = False
     dtype: str = "bf16"
     dropout: bool = False
     softmax_dropout: bool | None = None

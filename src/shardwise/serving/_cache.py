@@ -49,7 +49,8 @@ def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
     """Return the bytes of a cache on a rank; its heads are never below one a rank."""
     zero = 0 * layout.degrees.tp
     heads = layout.kv_heads(cache.heads) if cache.heads else zero + 1
-    size = heads * (layout.work.cache_bytes * cache.elements + cache.bytes8)
+    beside = cache.bytes8 + layout.work.packs_latents * cache.packed8
+    size = heads * (layout.work.cache_bytes * cache.elements + beside)
     return SequenceCache(
         token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero
     )

@@ -41,6 +41,8 @@ class EngineMemory:
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
     """Layers that keep different things share pages of one size."""
+    packed_latents: bool = False
+    """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
     state_bytes: float = 4.0
     """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
     state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
