@@ -14,6 +14,7 @@ from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Limit, Plan, RequestClass, Serving, Workload
 from shardwise.records import replace
 from shardwise.search import IntRanges, LoadResult, LoadSpace, ServingSpace, load_remedies, plan_serve
+from shardwise.search._load_groups import LoadSearch
 from shardwise.serving.load import LoadOptions, ServeReport, serve
 
 LIMITS = (Limit(metric="ttft", quantile="p99", seconds=0.5), Limit(metric="tpot", quantile="p90", seconds=0.03))
@@ -330,3 +331,15 @@ def test_a_pool_that_is_too_small_is_told_how_many_workers_it_wants() -> None:
     remedy = next(each for each in load_remedies(one) if each.field == "prefill_workers")
     assert not one.stable and two.meets
     assert (remedy.value, remedy.report.devices, remedy.report.latencies) == (2, 16, two.latencies)
+
+
+def test_one_replica_is_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one replica is enough and the closed form said two, one is proposed, and none tried."""
+    own = LoadSearch.fewest
+    monkeypatch.setattr(LoadSearch, "fewest", lambda search, group, devices: 2 * own(search, group, devices))
+    model, cluster = load_model("llama-3.1-8b"), Cluster.parse("8xh100-sxm-80gb")
+    one = LoadSpace(layouts=ServingSpace(devices=IntRanges(ranges=((1, 1),))), step_tokens=(0,), max_sequences=(0,))
+    options = LoadOptions(limits=(Limit(metric="ttft", quantile="p99", seconds=2.0),))
+    found = plan_serve(model, cluster, workload(1.0), None, options, (one, "devices", 1))
+    assert found.best[0].replicas == 1 and found.best[0].meets
+    assert found.fewer is None

@@ -250,9 +250,11 @@ def plan_serve(
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
     best, nearest, missed, simulated = _confirmed(one, top)
     fewer = None
-    while best and one.sparing and best[0].prefill is None and best[0].replicas > 1 and (not fewer or _enough(fewer)):
-        first = best[0] = fewer or best[0]
-        fewer, simulated = one.simulate(_with_fewer(one, first)), simulated + 1
+    while best and one.sparing and best[0].prefill is None and best[0].replicas > 1:
+        fewer, simulated = one.simulate(_with_fewer(one, best[0])), simulated + 1
+        if not _enough(fewer):
+            break
+        best[0], fewer = fewer, None
     many = sum(len(group.plans) + group.short for group in one.groups)
     return LoadResult(
         workload=workload, limits=options.limits, objective=objective, best=tuple(best), fewer=fewer,
