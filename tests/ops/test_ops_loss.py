@@ -8,7 +8,7 @@ import pytest
 
 from ops.helpers import layout
 from shardwise.hardware import Cluster
-from shardwise.models import Model
+from shardwise.models import Model, model_from_config
 from shardwise.ops.head import head, local_vocab, loss
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Recompute, Settings, Training, find_stack, tuning_of
@@ -70,6 +70,31 @@ def test_fused_log_probabilities_hold_one_tile(name: str, tokens: int, rows: flo
     (op,) = loss(_with_loss(tokens, "fused-logprobs"), model)
     assert not op.saves
     assert op.transient_bytes == pytest.approx(6 * rows * model.vocab, rel=1e-4)
+
+
+# (tokens, width of the head's input, vocabulary, bytes a value) -> bytes above what is kept, with and without the
+# gradient of the weight: a storage tracker of torch 2.13.0 on ChunkedLogProbFunction of trl 1.16.0, its Triton kernels,
+# which allocate nothing, left out.
+TRL = {
+    (5000, 64, 70000, "bf16-pure"): (297_255_464, 270_375_464),
+    (3000, 128, 20000, "fp32"): (405_004_008, 394_764_008),
+}
+
+
+@pytest.mark.parametrize("case", TRL)
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_fused_head_of_trl_holds_a_tile_and_sums_in_fp32(case: tuple[int, int, int, str], trains: bool) -> None:
+    """TRL keeps two values a token, and backward has one tile, fp32 gradients of input and weight and their casts."""
+    tokens, width, vocab, precision = case
+    config = {"model_type": "llama", "hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "intermediate_size": 64, "vocab_size": vocab, "max_position_embeddings": 8192}  # fmt: skip
+    model = model_from_config(config | {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False})
+    job = Training(seq_len=tokens, global_batch=1, precision=precision, trains=() if trains else ("layers:0",))
+    plan = Plan(micro_batch=1, sequence_parallel=False)
+    report = train(model, Cluster.parse("h100-sxm-80gb"), plan, job, TrainingOptions(stack="trl"))
+    part = report.evaluation.parts.loss
+    assert part.transient_bytes == pytest.approx(TRL[case][not trains], rel=2e-4)
+    assert part.kept_bytes == 8 * tokens
 
 
 @pytest.mark.parametrize("kernel", ["fused-linear", "cce", "fused-logprobs"])

@@ -270,7 +270,10 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
 
 def _stack(keys: Keys, name: str) -> Stack:
     stack = _trainer.synchronised(keys, find_stack(name))
-    if keys.flag("use_liger_kernel"):
+    if keys.flag("use_liger_kernel") and name == "trl":
+        # trl 1.16.0 trainer/sft_trainer.py and its like: fused_linear_cross_entropy False, for their own stands there.
+        keys.assumed.append("use_liger_kernel: layers in the framework's usual kernels; TRL's own loss stays")
+    elif keys.flag("use_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack
 

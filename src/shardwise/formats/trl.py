@@ -64,8 +64,6 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["model_init_kwargs"] = {"device_map": "auto"}
     if "activations" in p.offload:
         tree["activation_offloading"] = True
-    if case.stack.settings.loss == "fused-linear":
-        tree["use_liger_kernel"] = True
     return tree | _trainer.sync_words(case.stack)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, above, ceil, divide, log2, maximum, minimum, raised
+from shardwise.ledger.number import X, above, ceil, divide
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import Model
 from shardwise.ops.block import projection, shared_adapter
 from shardwise.ops.elementwise import norm, only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.ops.tuning import tuned
+from shardwise.ops.whole_losses import whole_loss, within_loss
 from shardwise.plans import WHOLE_LOSSES
 from shardwise.records import replace
 
@@ -173,62 +174,8 @@ def head(y: Layout[X], model: Model, tokens: X | None = None) -> tuple[Op[X], ..
     if tokens is not None:
         op = _last_tokens(y, op, tokens)
     if y.work.phase == "train" and y.stack.loss_kernel in WHOLE_LOSSES:
-        return tuned(y, (_within_loss(y, op, width),))
+        return tuned(y, (within_loss(y, op, width),))
     return tuned(y, (_capped(y, op) if model.logit_softcap else op,))
-
-
-def _within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
-    """Return the head as part of its cross entropy, which caps logits too and never holds all of them.
-
-    "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
-    in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py) and "fused-logprobs"
-    (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) keep the input and compute the logits
-    again in backward.
-    """
-    op = replace(op, output_bytes=0)
-    if y.stack.loss_kernel != "fused-linear":
-        return replace(op, backward_flops=op.backward_flops + op.flops)
-    kept: tuple[Tensor[X], ...] = (
-        Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input"),
-        Tensor(name="head.weight.gradient", size_bytes=y.a * op.columns * width, born="head", read_for="weight"),
-    )
-    return replace(op, saves=kept, reads=())
-
-
-def _chunk_tokens(T: X, D: int, V: X) -> X:
-    """Return the tokens of a chunk of Liger's loss: the next power of two above T / ceil(V / D), at most T."""
-    chunk = raised(2.0, ceil(log2(ceil(divide(T, ceil(divide(V, D)))))))
-    return minimum(chunk, T)
-
-
-# AgileRL's chunks: rows of a fp32 tile of 256 MiB, at least 128 and at most 4,096 (agilerl/algorithms/core/base.py,
-# FUSED_CHUNK_ROWS_MIN and _MAX; agilerl/memory/formulas.py resolve_chunk_rows).
-_TILE_BYTES, _TILE_ROWS = 256 * 2.0**20, (128, 4096)
-
-
-def _tile_bytes(T: X, a: float, V: X) -> X:
-    """Return the bytes of a tile of logits as its GEMM gives them out, and in fp32 for the log-sum."""
-    rows = minimum(maximum(divide(_TILE_BYTES + 0 * V, 4 * V), _TILE_ROWS[0]), _TILE_ROWS[1])
-    return (a + 4) * minimum(rows, T) * V
-
-
-def _linear_loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
-    """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
-    T, width, V = y.tokens, model.embedding_width or model.hidden, local_vocab(y, model)
-    if y.stack.loss_kernel == "cce":
-        # The log-sum of each token, the mean of each logit, and the input's gradient as backward makes it.
-        kept = Tensor(name="loss.lse", size_bytes=4 * T + 4 * V, born="loss")
-        moved = 2 * y.a * T * width
-        return (memory_op(y, "loss", "loss", (moved, moved), saves=(kept,), transient_bytes=y.a * T * width,
-                          kernels=5, role="loss"),)  # fmt: skip
-    if y.stack.loss_kernel == "fused-logprobs":
-        # Each tile is written, read for the log-sum, and in backward again and as its gradient.
-        moved = y.a * T * V
-        tile = _tile_bytes(T, y.a, V)
-        return (memory_op(y, "loss", "loss", (4 * moved, 8 * moved), transient_bytes=tile, kernels=5, role="loss"),)
-    # The kernel reads the logits of a chunk twice and writes their gradient in place.
-    chunk = y.a * _chunk_tokens(T, width, V) * V
-    return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)
 
 
 def _last_tokens(y: Layout[X], op: Op[X], tokens: X) -> Op[X]:
@@ -330,7 +277,7 @@ def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     if not model.head:
         return ()
     if y.stack.loss_kernel in WHOLE_LOSSES:
-        return _linear_loss(y, model)
+        return whole_loss(y, model.embedding_width or model.hidden, local_vocab(y, model))
     scores = y.tokens * local_vocab(y, model)
     kernel = y.stack.loss_kernel
     in_place = kernel in ("vocab-parallel-in-place", "vocab-parallel-narrow")

@@ -20,7 +20,7 @@ RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
 SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy")
-JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SETTING_WORDS)
+JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "loss", *SETTING_WORDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ LossKernel: TypeAlias = Literal[
     "fused-linear",
     "cce",
     "fused-logprobs",
+    "fused-lm-head",
     "vocab-parallel",
     "vocab-parallel-copied",
     "vocab-parallel-compiled",
@@ -42,7 +43,7 @@ CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
 ROLLOUTS = ("asleep", "awake", "apart")
 """Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
 SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
-WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs")
+WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs", "fused-lm-head")
 """Those that take the head with them, over a whole vocabulary."""
 
 

@@ -66,10 +66,13 @@ class Change:
 def stack_beside(case: TrainingCase, then: TrainingCase) -> str:
     """Return the framework of a case to name beside what changes it, which alone would bring another; "" for none.
 
-    Beside quantised weights a framework that recomputes by itself may be another's place to offload.
+    Beside quantised weights a framework that recomputes by itself may be another's place to offload, and activations
+    on the host bring one that recomputes, which is then no other's plan.
     """
     before, after = (default_stack(one.plan, one.job.adapter, one.job.method) for one in (case, then))
     turned = find_base(case.job.base or "bf16").narrow != find_base(then.job.base or "bf16").narrow
+    asked = Plan(offload=case.plan.offload)
+    turned |= case.stack.name == default_stack(asked, case.job.adapter, case.job.method) != before
     return then.stack.name if after != then.stack.name and (turned or after != before) else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
-from shardwise.plans import Plan, Settings, Training, find_stack, usual_recompute
+from shardwise.plans import WHOLE_LOSSES, LossKernel, Plan, Settings, Training, find_stack, usual_recompute
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
@@ -104,6 +104,12 @@ def flags_of(changes: FieldChanges) -> str:
     return " ".join(flags)
 
 
+def _whole_loss(report: AnsweredPlan) -> LossKernel:
+    """Return the framework's own cross entropy where that holds no logits, else Liger's."""
+    own = report.case.stack.loss
+    return own if own in WHOLE_LOSSES else "fused-linear"
+
+
 _DENSE = ("attention",)
 """Layers that a model with experts has once."""
 
@@ -115,7 +121,7 @@ def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     yield from ({"recompute": mode} for mode in ("selective", "full"))
     policies = report.case.stack.runs.checkpoint_policy
     yield from ({"recompute": "full", "checkpoint_policy": name} for name in policies)
-    yield from ({"loss": kernel} for kernel in ("fused-linear", "cce", "vocab-parallel-in-place"))
+    yield from ({"loss": kernel} for kernel in (_whole_loss(report), "cce", "vocab-parallel-in-place"))
     yield {"tile_mlp": 8}
     if plan.micro_batch > 1:
         yield {"micro_batch": plan.micro_batch // 2}
@@ -147,7 +153,7 @@ def _adapters(job: Training, experts: bool) -> Iterator[FieldChanges]:
 
 def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield savers together, from what leaves a full fine-tune as it is to what trains adapters alone."""
-    lean: FieldChanges = {"recompute": "full", "loss": "fused-linear"}
+    lean: FieldChanges = {"recompute": "full", "loss": _whole_loss(report)}
     narrow: FieldChanges = {**lean, "precision": "bf16-pure", "optimizer": "adam8bit"}
     early = ({**narrow, "updates_in_backward": True},) if report.evaluation.sizes.num_micro == 1 else ()
     # Frameworks send states away with what is sharded, on one device too.

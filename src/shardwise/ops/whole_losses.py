@@ -1,0 +1,94 @@
+"""Cross entropies that take the output head with them and hold no logits but of a chunk.
+
+Letters: T tokens on the rank, D width of the head's input, V vocabulary on the rank.
+"""
+
+from __future__ import annotations
+
+from shardwise.ledger.number import X, ceil, divide, log2, maximum, minimum, raised
+from shardwise.ledger.op import Op, Tensor
+from shardwise.ops.layout import Layout, memory_op
+from shardwise.records import replace
+
+
+def within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
+    """Return the head as part of its cross entropy, which caps logits too and never holds all of them.
+
+    "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
+    in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py), "fused-logprobs"
+    (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) and "fused-lm-head" (trl 1.16.0
+    trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward.
+    """
+    op = replace(op, output_bytes=0)
+    if y.stack.loss_kernel != "fused-linear":
+        return replace(op, backward_flops=op.backward_flops + op.flops)
+    kept: tuple[Tensor[X], ...] = (
+        Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input"),
+        Tensor(name="head.weight.gradient", size_bytes=y.a * op.columns * width, born="head", read_for="weight"),
+    )
+    return replace(op, saves=kept, reads=())
+
+
+def _chunk_tokens(T: X, D: int, V: X) -> X:
+    """Return the tokens of a chunk of Liger's loss: the next power of two above T / ceil(V / D), at most T."""
+    chunk = raised(2.0, ceil(log2(ceil(divide(T, ceil(divide(V, D)))))))
+    return minimum(chunk, T)
+
+
+# AgileRL's chunks: rows of a fp32 tile of 256 MiB, at least 128 and at most 4,096 (agilerl/algorithms/core/base.py,
+# FUSED_CHUNK_ROWS_MIN and _MAX; agilerl/memory/formulas.py resolve_chunk_rows).
+_TILE_BYTES, _TILE_ROWS = 256 * 2.0**20, (128, 4096)
+
+
+def _tile_bytes(T: X, a: float, V: X) -> X:
+    """Return the bytes of a tile of logits as its GEMM gives them out, and in fp32 for the log-sum."""
+    rows = minimum(maximum(divide(_TILE_BYTES + 0 * V, 4 * V), _TILE_ROWS[0]), _TILE_ROWS[1])
+    return (a + 4) * minimum(rows, T) * V
+
+
+# TRL's tiles: trl 1.16.0 kernels/chunked_logprob.py TOKEN_CHUNK_SIZE, trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE.
+_TILE_TOKENS, _TILE_ENTRIES = 4096, 32768
+
+
+def _fused_head(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
+    """Return TRL's cross entropy by tiles, whose gradients of input and weight are added up in fp32, then cast.
+
+    Source: trl 1.16.0 kernels/chunked_logprob.py ChunkedLogProbFunction. A kernel reads each tile, in backward it
+    writes the gradient over it; sums over entries and over tokens are read and written once a tile, and entries of a
+    fp32 weight made 16 bits for each. Buffers are as wide for fewer entries. It keeps two values a token.
+    """
+    tuning, narrow = y.choices.tuning, y.work.gradient_bytes
+    trains = tuning is None or not tuning.freezes or "head" in tuning.trains
+    wide = y.a < 4 == (narrow if tuning is None else tuning.rest_bytes)
+    tiles, each = ceil(divide(V, _TILE_ENTRIES)), ceil(divide(T, _TILE_TOKENS))
+    held = y.a * minimum(T, _TILE_TOKENS) * _TILE_ENTRIES + 4 * T * width
+    held = held + (y.stream_width * T * width if y.stream_width < 4 else 0 * T)
+    held = held + (y.a * minimum(V, _TILE_ENTRIES) * width if wide else 0 * V)
+    cast = (4 + y.a) * V * width * each if wide else 0 * V
+    added = 8 * T * width * tiles + (8 * V * width * each if trains else 0 * V)
+    if trains:
+        held = held + (4 + (narrow if narrow < 4 else 0)) * V * width
+    kept = Tensor(name="loss.lse", size_bytes=8 * T, born="loss")
+    moved = (y.a * T * V + cast, 2 * y.a * T * V + cast + added)
+    return memory_op(y, "loss", "loss", moved, saves=(kept,), kernels=5, role="loss", transient_bytes=held)
+
+
+def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
+    """Return a cross entropy that takes the head with it: what it keeps a token, and the logits of a chunk."""
+    T = y.tokens
+    if y.stack.loss_kernel == "cce":
+        # The log-sum of each token, the mean of each logit, and the input's gradient as backward makes it.
+        kept = Tensor(name="loss.lse", size_bytes=4 * T + 4 * V, born="loss")
+        moved = 2 * y.a * T * width
+        return (memory_op(y, "loss", "loss", (moved, moved), saves=(kept,), transient_bytes=y.a * T * width,
+                          kernels=5, role="loss"),)  # fmt: skip
+    if y.stack.loss_kernel == "fused-logprobs":
+        # Each tile is written, read for the log-sum, and in backward again and as its gradient.
+        moved = y.a * T * V
+        tile = _tile_bytes(T, y.a, V)
+        return (memory_op(y, "loss", "loss", (4 * moved, 8 * moved), transient_bytes=tile, kernels=5, role="loss"),)
+    if y.stack.loss_kernel == "fused-lm-head":
+        return (_fused_head(y, T, width, V),)
+    # The kernel reads the logits of a chunk twice and writes their gradient in place.
+    chunk = y.a * _chunk_tokens(T, width, V) * V
+    return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)
