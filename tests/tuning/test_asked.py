@@ -159,6 +159,10 @@ NAMED = [
 def test_files_name_the_layers_of_the_models_class(target: str, model: str, targets: str, names: str) -> None:
     """A trainer finds no layer that is called q or attention: target_modules are the names of transformers' classes."""
     done = run("export", target, model, "--on", "8xh100", "--adapter", "lora", "--targets", targets, "--json")
+    if target == "trl" and "head" in targets:
+        # Its loss reads past an adapter of the head.
+        assert done.status == 2
+        return
     assert done.status in (0, 1), done.err
     (text,) = (text for name, text in done.tree["files"].items() if name.endswith((".yaml", ".yml")))
     found = yaml.safe_load(text)
@@ -214,8 +218,8 @@ def test_a_layer_has_the_name_of_its_class(model: str, name: str, reaches: str) 
 
 def test_all_linear_layers_and_the_head_are_named_with_the_router_among_them() -> None:
     """Peft 0.21.2 trains as much by the names as by all-linear, and the head's (24,352 and 440 of a small model)."""
-    done = run("export", "trl", "qwen3-30b-a3b", "--on", "8xh200", "--adapter", "lora", "--targets", "all-linear,head")
-    named = [line.removeprefix("- ") for line in done.out.splitlines() if line.startswith("- ")]
+    words = ("--on", "8xh200", "--adapter", "lora", "--targets", "all-linear,head")
+    named = yaml.safe_load(run("export", "axolotl", "qwen3-30b-a3b", *words).out)["lora_target_modules"]
     assert named == ["q_proj", "k_proj", "v_proj", "o_proj", "gate", "gate_proj", "up_proj", "down_proj", "lm_head"]
 
 
@@ -591,3 +595,27 @@ def test_who_asks_for_plans_of_adapters_without_a_batch_is_told_both_ways_on(fla
     named = ", ".join(sorted(flag for flag in flags if flag.startswith("--")))
     assert (done.status, done.out) == (2, "")
     assert f"for example 1, or leave out {named} for every way to tune" in done.err
+
+
+@pytest.mark.parametrize("head", ["head", "lm_head"])
+def test_an_adapter_of_the_head_is_refused_beside_a_loss_that_reads_past_it(head: str) -> None:
+    """TRL's fused head multiplies by the weight of the head itself; whole copies of it train, and adapters in 2025."""
+    words = ("train", "llama-3.1-8b", *WHERE, "--adapter", "lora", "--targets", f"q,{head}")
+    assert "past its adapter" in asked(*words, "--stack", "trl")["error"]["problems"][0]["rule"]
+    for able in (("--stack", "trl-2025"), ("--stack", "transformers")):
+        assert asked(*words, *able)["tuning"]["trainable_by_module"]["head"]
+    assert asked(*words[:-1], "q", "--trains", "head", "--stack", "trl")["tuning"]["trainable_by_module"]["head"]
+
+
+def test_frozen_weights_of_trl_are_fp32_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+    """ModelConfig.dtype is float32: an exported file says bfloat16 for 16 bits, and one that does not is fp32."""
+    where = ("qwen3-4b", "--on", "h100", "--seq-len", "512", "--adapter", "lora", "--micro-batch", "1")
+    file = tmp_path / "trl.yaml"
+    for base, dtype in (("bf16", "bfloat16"), ("fp32", None)):
+        words = run("export", "trl", *where, "--global-batch", "1", "--base", base)
+        file.write_text(words.out)
+        assert yaml.safe_load(words.out).get("dtype") == dtype
+        again = asked("train", "--from", str(file), "--on", "1xh100")
+        assert again["tuning"]["base"] == base
+        weights = again["memory"]["stages"][0]["categories"]["weights"]
+        assert weights == pytest.approx(4.022e9 * (2 if dtype else 4), rel=0.02)

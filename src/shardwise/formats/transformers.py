@@ -224,7 +224,7 @@ def _objective(keys: Keys, program: str) -> dict[str, Any]:
 
 def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
     """Return the recipe: whether GEMMs take 16 bits beside fp32 weights, or the weights are loaded in 16."""
-    if keys.word("dtype") == "bfloat16" or keys.word("torch_dtype") == "bfloat16":
+    if _dtype(keys) == "bfloat16" and not (keys.flag("use_peft") and keys.flag("bf16")):
         return "bf16-pure"
     if keys.flag("fp16"):
         return "amp-fp16"
@@ -233,6 +233,11 @@ def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
         return "amp-bf16"
     stated = accelerate.job.precision if accelerate else ""
     return stated if stated and find_precision(stated).autocast else "fp32"
+
+
+def _dtype(keys: Keys) -> str:
+    """Return the type in which a script is told to load the weights, "" where it is not."""
+    return keys.word("dtype") or keys.word("torch_dtype")
 
 
 # Switches of scripts in the manner of Alpaca: of Qwen's and LLaVA's, which adapt all linear layers, and of FastChat's.
@@ -265,7 +270,9 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
     if keys.raw("lora_dropout") is None:
         fields["adapter_dropout"] = 0.05
     nested = keys.flag("use_bnb_nested_quant")
-    return fields | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else ""}
+    # trl 1.16.0 trainer/model_config.py: dtype float32, frozen weights too.
+    usual = "fp32" if trl and _dtype(keys) in ("", "float32") else "fp16" if _dtype(keys) == "float16" else ""
+    return fields | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else usual}
 
 
 def _stack(keys: Keys, name: str) -> Stack:

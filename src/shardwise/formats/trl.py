@@ -77,6 +77,8 @@ def _adapter(job: Training) -> dict[str, Any]:
     tree |= {"lora_alpha": job.adapter_alpha} if job.adapter_alpha else {}
     saved = _trainer.saved_words(job)
     tree |= {"lora_modules_to_save": saved} if saved else {}
+    # trainer/model_config.py: frozen weights are loaded in fp32 unless told.
+    tree |= {"dtype": {"fp16": "float16"}.get(job.base, "bfloat16")} if job.base in ("", "bf16", "fp16") else {}
     four = {"load_in_4bit": True, "use_bnb_nested_quant": job.base == "nf4-dq"}
     return tree | (four if job.base in ("nf4", "nf4-dq") else {"load_in_8bit": True} if job.base == "int8" else {})
 
