@@ -169,6 +169,26 @@ def test_changes_are_legal_and_say_what_asking_says() -> None:
     assert order == sorted(order, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("plan", "stack"),
+    [
+        (Plan(tp=4, dp=0, micro_batch=2, sequence_parallel=False), "megatron"),
+        (Plan(tp=1, dp=0, micro_batch=2, sequence_parallel=False), "megatron"),
+        (Plan(tp=4, dp=0, micro_batch=2, sequence_parallel=False), "megatron-2021"),
+        (Plan(tp=1, dp=0, micro_batch=2), "megatron-2021"),
+    ],
+)
+def test_changes_leave_sequence_parallelism_as_it_was_asked(plan: Plan, stack: str) -> None:
+    """A change of one field turns sequence parallelism on neither against the question nor where no stack has it."""
+    job = Training(seq_len=32768, global_batch=64)
+    found = ask(plan, job, stack=stack)
+    assert {change.field for change in found.changes} >= {"recompute", "tp"}
+    for change in found.changes:
+        named: Any = {"dp": 0, "sequence_parallel": False, change.field: change.value}
+        again = ask(replace(plan, **named), job, stack=change.stack or stack)
+        assert (again.device_bytes, again.step_seconds) == (change.needed_bytes, change.step_seconds), change
+
+
 def test_a_token_budget_costs_time_and_money() -> None:
     """Days and dollars follow from the step, the price and what failures take."""
     job = Training(seq_len=4096, global_batch=64, token_budget=1e12)

@@ -50,6 +50,8 @@ class TrainingCase:
     plan: Plan
     efficiencies: Efficiencies = field(default_factory=Efficiencies)
     overlap: bool = True
+    sequence_parallel: bool = True
+    """Whether tensor parallelism was asked to split the sequence too; where tp is 1 the plan says that it does not."""
 
     def planned(self, plan: Plan, job: Training) -> TrainingCase:
         """Return the case of another plan, and of the job with the batch that the plan deduced."""

@@ -136,7 +136,7 @@ def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> 
 
     `case` is of the plan as it was, and `refused` are the fields that the framework refuses of it.
     """
-    plan = replace(changed, dp=0, sequence_parallel=changed.sequence_parallel or changed.tp > 1)
+    plan = replace(changed, dp=0, sequence_parallel=_splits_sequence(case, changed))
     if len(plan.stage_layers) != plan.pp * plan.vpp:
         plan = replace(plan, stage_layers=())
     asked = Question(model=case.model, cluster=case.cluster, plan=plan, job=case.job, stack=case.stack, settled=True)
@@ -146,6 +146,17 @@ def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> 
         return None
     whole = case.planned(plan, job)
     return None if any(x.field not in refused for x in refusals(case.stack.runs, plan, **whole.job_words)) else whole
+
+
+def _splits_sequence(case: TrainingCase, changed: Plan) -> bool:
+    """Return whether a changed plan has sequence parallelism: as it was, or as it is asked for with the first tp.
+
+    Beside a framework that never has it nobody who names a tp gets it; experts need it (`expert_laws`).
+    """
+    if case.plan.tp > 1:
+        return changed.sequence_parallel
+    able = case.model.has_experts or case.stack.runs.sequence_parallel != (False,)
+    return changed.tp > 1 and case.sequence_parallel and able
 
 
 def recompute_steps(model: Model, stack: Stack) -> tuple[tuple[Recompute, tuple[str, ...]], ...]:

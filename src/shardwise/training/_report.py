@@ -370,7 +370,7 @@ def train(
         options = replace(options, stack=stack)
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
-    model, priced = _headlines.with_values(model, job), PricedBlocks()
+    model, priced, sequence = _headlines.with_values(model, job), PricedBlocks(), plan.sequence_parallel
 
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(
@@ -381,6 +381,7 @@ def train(
             plan=p,
             efficiencies=options.efficiencies,
             overlap=options.overlap,
+            sequence_parallel=sequence,
         )
 
     def seconds(p: Plan, j: Training) -> float | None:
