@@ -111,6 +111,33 @@ def test_a_bundle_keeps_the_recomputation_that_its_offload_no_longer_asks_for() 
     assert (again["device_bytes"], again["fits"]) == (pytest.approx(one["device_bytes"], abs=1), one["fits"])
 
 
+_CUT = (
+    ("gpt3-175b", "128xgaudi3", "--tp 2 --pp 8 --vpp 2 --sharding fsdp --no-sequence-parallel", "lora"),
+    ("bamba-9b", "256xb300", "--tp 8 --pp 8 --sharding zero2", "--sharding zero3"),
+    (
+        "granite-4.0-h-small",
+        "16xa100-sxm-80gb",
+        "--tp 2 --pp 8 --vpp 2 --schedule v-half --recompute attention",
+        "full",
+    ),
+)
+
+
+@pytest.mark.parametrize(("model", "on", "flags", "wanted"), _CUT)
+def test_a_framework_is_named_where_stages_that_it_cut_hide_that_another_would_run(
+    model: str, on: str, flags: str, wanted: str
+) -> None:
+    """Layers that a framework cut unevenly are not asked for: a saver names its framework where another takes over."""
+    words = ("train", model, "--on", on, "--micro-batch", "1", "--global-batch", "512")
+    found = [one for one in run(*words, *flags.split(), "--savers", "--json").tree["savers"] if not one["problem"]]
+    own = [one for one in found if wanted in one["flags"]]
+    assert own
+    for one in own:
+        kept = flags.replace("--recompute attention", "").replace("--sharding zero2", "").split()
+        again = run(*words, *kept, *one["flags"].split(), "--json").tree
+        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1), one["flags"]
+
+
 def test_where_nothing_fits_the_least_is_named() -> None:
     """405B parameters fit no single card whatever is saved: the bundle that needs least is returned alone."""
     model, job = load_model("llama-3.1-405b"), Training(seq_len=2048, global_batch=1)

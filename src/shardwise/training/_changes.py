@@ -9,6 +9,7 @@ from shardwise.errors import InputError, Problem
 from shardwise.models import Model
 from shardwise.plans import Capabilities, Plan, Recompute, Stack, default_stack, find_base
 from shardwise.plans.laws import every_nth, module_names, refusals
+from shardwise.plans.partition import with_stage_layers
 from shardwise.records import dataclass, replace
 from shardwise.training._case import TrainingCase
 from shardwise.training._resolve import Question, complete
@@ -67,13 +68,25 @@ def stack_beside(case: TrainingCase, then: TrainingCase) -> str:
     """Return the framework of a case to name beside what changes it, which alone would bring another; "" for none.
 
     Beside quantised weights a framework that recomputes by itself may be another's place to offload, and activations
-    on the host bring one that recomputes, which is then no other's plan.
+    on the host bring one that recomputes, which is then no other's plan. Sequence parallelism that is off may be so for
+    want of it in the framework: another would have it on.
     """
-    before, after = (default_stack(one.plan, one.job.adapter, one.job.method) for one in (case, then))
     turned = find_base(case.job.base or "bf16").narrow != find_base(then.job.base or "bf16").narrow
-    asked = Plan(offload=case.plan.offload)
-    turned |= case.stack.name == default_stack(asked, case.job.adapter, case.job.method) != before
-    return then.stack.name if after != then.stack.name and (turned or after != before) else ""
+    usual = default_stack(Plan(offload=case.plan.offload), case.job.adapter, case.job.method)
+    for split in (False, True):
+        before, after = (default_stack(_as_asked(one, split), one.job.adapter, one.job.method) for one in (case, then))
+        own = case.stack.name == usual != before
+        if after != then.stack.name and (turned or own or after != before):
+            return then.stack.name
+    return ""
+
+
+def _as_asked(case: TrainingCase, split: bool) -> Plan:
+    """Return the plan of a case without layers of stages that its framework cuts where nobody says."""
+    bare = replace(case.plan, stage_layers=())
+    own = with_stage_layers(bare, case.model.num_layers, case.stack.partition)
+    plan = bare if own == case.plan else case.plan
+    return replace(plan, sequence_parallel=plan.sequence_parallel or split)
 
 
 def neighbours(plan: Plan, runs: Capabilities) -> list[tuple[str, Any]]:
