@@ -152,7 +152,7 @@ def test_whole_checkpoints_fill_a_block(ffn: int, share: float) -> None:
     model = Model.load("llama-2-7b")
     layers = tuple(replace(one, feed_forward=replace(one.feed_forward, ffn=ffn)) for one in model.layers)  # type: ignore[type-var]
     model = replace(model, layers=layers)
-    job, plan = Training(seq_len=2048, global_batch=1), Plan(micro_batch=1, recompute="full")
+    job, plan = Training(seq_len=2048, global_batch=1, precision="bf16-pure"), Plan(micro_batch=1, recompute="full")
     case = train(model, Cluster.parse("h100-sxm-80gb"), plan, job, TrainingOptions(stack=found)).evaluation
     (kind, *_), (memory,) = case.parts.kinds, case.memory
     assert kind.widest_bytes == 2 * 2048 * max(ffn, 4096)

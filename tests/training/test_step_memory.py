@@ -84,6 +84,32 @@ def test_the_peak_of_a_sharded_step_is_what_the_tracker_saw(run: dict[str, Any])
     assert tracked(run).evaluation.peak == pytest.approx(run["peak_bytes"], rel=1e-4)
 
 
+# (sequences, tokens, recompute) -> bytes at the peak of a step under autocast, and what is at work there: MemTracker of
+# torch 2.13.0 on transformers 5.23.0, fp32 weights, the loss within autocast and backward behind it.
+AUTOCAST = {
+    (1, 1024, "none"): (490_310_052, "loss"),
+    (1, 1024, "full"): (369_568_164, "forward"),
+    (2, 2048, "none"): (1_145_674_148, "loss"),
+    (2, 2048, "full"): (706_599_332, "loss"),
+}
+
+
+@pytest.mark.parametrize("case", AUTOCAST, ids=lambda case: "-".join(map(str, case)))
+def test_the_peak_under_autocast_is_what_the_memory_tracker_saw(case: tuple[int, int, Any]) -> None:
+    """16-bit copies of all weights last until autocast ends, behind the loss, even of layers that run again."""
+    batch, tokens, recompute = case
+    config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+              "num_key_value_heads": 4, "intermediate_size": 1376, "vocab_size": 8192, "tie_word_embeddings": False,
+              "max_position_embeddings": 8192, "hidden_act": "silu", "rms_norm_eps": 1e-06}  # fmt: skip
+    plan = Plan(micro_batch=batch, recompute=recompute)
+    job = Training(seq_len=tokens, global_batch=batch, precision="amp-bf16")
+    cluster, options = Cluster.parse("1xa100-sxm-80gb"), TrainingOptions(stack="transformers")
+    report = train(model_from_config(config), cluster, plan, job, options)
+    peak, moment = AUTOCAST[case]
+    assert report.evaluation.peak == pytest.approx(peak, rel=1e-3)
+    assert report.peak_moment == moment
+
+
 # (layers, tp, vocabulary, tokens, sequences, micro-batches) -> bytes at the peak, and what is at work there.
 SPLIT = {
     (2, 2, 16384, 256, 1, 1): (111_174_744, "optimizer step"),

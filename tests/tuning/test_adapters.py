@@ -102,6 +102,20 @@ def test_layers_with_adapters_keep_their_exact_bytes(run: dict[str, Any]) -> Non
     assert tensor_bytes(keep(second.ops, units).kept) + (not turned) * extra + freed == run["layer_bytes"]
 
 
+WIDE = [run for run in golden("activations")["runs"] if run["dtype"] == "float32" and run["autocast"]]
+
+
+@pytest.mark.parametrize("run", WIDE, ids=lambda run: f"{run['model']}-{run['tune']}")
+def test_autocast_keeps_copies_of_fp32_weights_and_of_each_input(run: dict[str, Any]) -> None:
+    """Beside fp32 weights the stream is fp32, every linear layer keeps 16 bits of its own input, experts stay fp32."""
+    model, plain = case_of(run)
+    tuning = None
+    if run["tune"] != "full":
+        tuning = replace(asked(run, run["tune"], adapter_precision="fp32", base="fp32"), autocast=True)
+    y = lay_out(plain.degrees, plain.work, replace(plain.choices, tuning=tuning, autocast=True))
+    assert tensor_bytes(keep(flow(block_ops(y, model.layers[1], model.hidden)).ops).kept) == run["layer_bytes"]
+
+
 def rarer(name: str, method: str, rank: int, width: str) -> tuple[Model, Layout[Any]]:
     """The model and the layout of a run of the rarer adapters."""
     configs = golden("activations")["configs"] | golden("rarer")["configs"]

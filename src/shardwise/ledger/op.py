@@ -79,6 +79,8 @@ class Tensor(Generic[X]):
     fleeting: bool = False
     """Freed with its graph before the operator ends: autograd saves it, and nothing reads it in backward."""
     made_in: str = ""
+    stream: bool = False
+    """Has the type of the residual stream, which may be wider than what GEMMs take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

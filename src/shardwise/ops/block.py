@@ -142,7 +142,7 @@ def _mixing(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
     for one in block.mixers:
         ops += mixer(y, one, D, normed)
     if block.norms > 3:
-        ops.append(norm(y, "post_norm1", D, block.norm, y.residual("mixer.output", D, "attention"), "attention"))
+        ops.append(norm(y, "post_norm1", D, block.norm, _made(y, "mixer.output", D, "attention"), "attention"))
     if block.branch_scale:
         ops.append(branch_scale(y, "scale1", D, "attention", y.residual("mixer.scaled", D, "attention")))
     if not block.parallel:
@@ -164,11 +164,17 @@ def _feeding(y: Layout[X], block: Block, D: int) -> list[Op[X]]:
         source = y.residual("norm1.output", D, "norm1")
     ops += feed_forward(y, m, D, source)
     if block.norms > 3:
-        ops.append(norm(y, "post_norm2", D, block.norm, y.residual("mlp.output", D, "mlp"), "mlp"))
+        ops.append(norm(y, "post_norm2", D, block.norm, _made(y, "mlp.output", D, "mlp"), "mlp"))
     if block.branch_scale:
         ops.append(branch_scale(y, "scale2", D, "mlp", y.residual("mlp.scaled", D, "mlp")))
     ops.append(residual_add(y, "add2", D, "mlp"))
     return ops
+
+
+def _made(y: Layout[X], name: str, D: int, region: str) -> Tensor[X]:
+    """What the last GEMM of a branch makes, in the type of GEMMs."""
+    size = y.a * y.residual_tokens * y.residual_width(D)
+    return Tensor(name=name, size_bytes=size, born=region)
 
 
 def _stream(y: Layout[X], block: Block, D: int) -> Tensor[X]:

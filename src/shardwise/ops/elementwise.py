@@ -70,7 +70,7 @@ def norm_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X], 
     if y.stack.norm == "eager" and n.by_modules:
         return _module_saves(y, n, source)
     one_value = n.kind.startswith("rmsnorm") or n.kind == "none"
-    width = 4 if y.a == 4 or one_value else y.stack.layernorm_statistics_bytes
+    width = 4 if y.a == 4 or one_value or y.choices.autocast else y.stack.layernorm_statistics_bytes
     size = width * n.rows * (1 if one_value else 2)
     if y.stack.settings.norm_bytes not in (0, y.a):
         # The copy in the norm's own width is what its backward reads.
@@ -93,9 +93,10 @@ def _module_saves(y: Layout[X], n: Norm[X], source: Tensor[X]) -> tuple[Tensor[X
     if n.kind == "layernorm-float":
         kept = [made("centred", four), made("centred again", four), made("normalised", four, "weight"), statistics]
         return (*kept, *(() if y.a == 4 else (made("fp32 weight", 4 * n.width),)))
-    kept = [replace(source, read_for="input") if y.a == 4 else made("fp32", four), statistics]
+    wide = y.stream_width if source.stream else y.a
+    kept = [replace(source, read_for="input") if wide == 4 else made("fp32", four), statistics]
     if n.kind == "rmsnorm":
-        kept.append(made("normalised", y.a * n.elements, "weight"))
+        kept.append(made("normalised", wide * n.elements, "weight"))
     elif n.kind == "rmsnorm-float":
         kept.append(made("normalised", four, "weight"))
     elif n.kind == "rmsnorm-offset":

@@ -264,12 +264,17 @@ def _router(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str) -> Op[
     if moe.router_bias:
         weights.append(vector(f"{region}.bias", zero + E, E))
     sizes = [("probabilities", 4 * E)]
-    if moe.float_router and y.stack.norm == "eager" and y.a < 4:
+    kept: tuple[Tensor[X], ...] = ()
+    if y.choices.autocast:
+        source = Tensor(name=f"{region}.input in 16 bits", size_bytes=y.a * T * D, born=region)
+        copy = Tensor(name=f"{region}.weight in 16 bits", size_bytes=zero + y.a * D * E, born=region)
+        kept = (replace(copy, read_for="input"),)
+    elif moe.float_router and y.stack.norm == "eager" and y.a < 4:
         source = Tensor(name=f"{region}.fp32 input", size_bytes=4 * T * D, born=region)
     sizes.append(("choice", _INDEX_BYTES * moe.top_k if y.stack.experts == "grouped-mm" else E))
     if moe.normalised:
         sizes += [("chosen probabilities", 4 * moe.top_k), ("their sum", 4)]
-    kept = (Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
+    kept += tuple(Tensor(name=f"{region}.{part}", size_bytes=size * T, born=region) for part, size in sizes)
     return Op(
         name=region, kind="matmul", region=region, flops=flops, forward_bytes=moved, backward_flops=flops,
         backward_bytes=moved, weight_flops=flops, weight_bytes=moved, rows=T, columns=zero + E, inner=zero + D,
@@ -295,7 +300,7 @@ def _dispatch_tensors(
     if y.stack.experts != "grouped-mm":
         return (kept("routed weights", 4 * rows),), ()
     orders = tuple(kept(part, _INDEX_BYTES * rows) for part in ("token of each row", "order by expert", "order back"))
-    weights = kept("routed weights", (4 if moe.float_weights else y.a) * rows)
+    weights = kept("routed weights", (4 if moe.float_weights else y.work.weight_bytes) * rows)
     unscaled = Tensor(name=f"{name}.unscaled output", size_bytes=y.a * rows * e.D, born=f"{name}.experts")
     return (*orders[:2], kept("group offsets", zero + 4 * moe.experts)), (unscaled, weights, orders[2])
 
@@ -357,8 +362,11 @@ def moe(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str = "mlp") ->
     ['mlp.router', 'mlp.dispatch']
     """
     e = experts_of(y, moe, D)
-    dispatch, combine = _exchange(y, moe, e, name)
-    routed = [dispatch, *_expert_ops(y, moe, e, name), combine]
+    # Grouped GEMMs are no operators of autocast: they stay in the type of their weights (transformers 5.23.0
+    # integrations/moe.py _grouped_mm).
+    own = replace(y, work=replace(y.work, activation_bytes=4)) if y.choices.autocast else y
+    dispatch, combine = _exchange(own, moe, e, name)
+    routed = [dispatch, *_expert_ops(own, moe, e, name), combine]
     if moe.latent:
         entry = Tensor(name=f"{name}.latent", size_bytes=y.a * y.residual_tokens * moe.latent, born=name)
         into = _small(y, f"{name}.latent_down", name, (D, moe.latent), source)

@@ -70,3 +70,5 @@ class LayoutOptions:
     sequence_parallel: bool = False
     cp_kind: ContextKind = "ring"
     tuning: Tuning | None = None
+    autocast: bool = False
+    """Weights are in fp32 and GEMMs take 16-bit copies of them and of fp32 inputs, which autograd keeps."""

@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, cast
 from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Gradient, Hiding, Module, Op, OpRole, Tensor, Weight
+from shardwise.ops.autocast import casts
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.plans import Stack
 from shardwise.records import dataclass, replace
@@ -75,19 +76,15 @@ class Layout(Generic[X]):
 
     def residual(self, name: str, D: int, born: str) -> Tensor[X]:
         """A tensor of the residual stream."""
-        return Tensor(
-            name=name, size_bytes=self.stream_width * self.residual_tokens * self.residual_width(D), born=born
-        )
+        each = self.stream_width * self.residual_tokens
+        return Tensor(name=name, size_bytes=each * self.residual_width(D), born=born, stream=True)
 
     @property
     def stream_width(self) -> int:
-        """Bytes of an element of the residual stream: 4 where the embedding is in fp32 and GEMMs are not.
-
-        peft utils/other.py prepare_model_for_kbit_training: embedding and norms in fp32, to which autocast adds the
-        16-bit results of layers.
-        """
+        """Bytes of an element of the residual stream: 4 where the embedding is in fp32 and GEMMs are not."""
+        # Autocast adds 16-bit results to it (peft utils/other.py prepare_model_for_kbit_training).
         tuning = self.choices.tuning
-        return 4 if tuning is not None and tuning.wide_stream else self.a
+        return 4 if self.choices.autocast or (tuning is not None and tuning.wide_stream) else self.a
 
     def activation(self, name: str, width: X, born: str) -> Tensor[X]:
         """A tensor inside a split layer, `width` elements a token."""
@@ -177,8 +174,9 @@ def matmul(
     flops = matmul_flops(m, n, k)
     edges, weight = y.a * (m * k + m * n), n * k
     kernels = more.pop("kernels", 1)
-    kept: Any = more.pop("saves", (source,))
-    more["modules"] = more.get("modules") or (name.rpartition(".")[2],)
+    modules: Any = more.pop("modules", ()) or (name.rpartition(".")[2],)
+    kept = [replace(t, read_for="weight") for t in cast(Any, more.pop("saves", (source,)))]
+    own = casts(name, region, kept, (y.a * m * k, y.a * n * k), len(modules)) if y.choices.autocast else kept
     biased = y.stack.bias_gradients_apart and any(w.kind == "vector" for w in weights)
     apart = y.stack.gradients_apart or y.stack.settings.separate_weight_gradients
     behind: X | float = 0
@@ -201,7 +199,8 @@ def matmul(
         inner=k,
         weights=weights,
         reads=(source,),
-        saves=tuple(replace(t, read_for="weight") for t in kept),
+        saves=tuple(own),
+        modules=modules,
         dtype=y.work.dtype,
         model_flops=flops,
         output_bytes=y.a * m * n,

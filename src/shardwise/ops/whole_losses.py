@@ -20,6 +20,9 @@ def within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward.
     """
     op = replace(op, output_bytes=0)
+    if y.stack.loss_kernel == "fused-lm-head":
+        # It casts input and weight tile by tile.
+        op = replace(op, saves=tuple(replace(t, read_for="weight") for t in op.reads))
     if y.stack.loss_kernel != "fused-linear":
         return replace(op, backward_flops=op.backward_flops + op.flops)
     kept: tuple[Tensor[X], ...] = (
@@ -59,18 +62,18 @@ def _fused_head(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
     """
     tuning, narrow = y.choices.tuning, y.work.gradient_bytes
     trains = tuning is None or not tuning.freezes or "head" in tuning.trains
-    wide = y.a < 4 == (narrow if tuning is None else tuning.rest_bytes)
+    wide = y.choices.autocast or (tuning is not None and tuning.wide_stream)
     tiles, each = ceil(divide(V, _TILE_ENTRIES)), ceil(divide(T, _TILE_TOKENS))
-    held = y.a * minimum(T, _TILE_TOKENS) * _TILE_ENTRIES + 4 * T * width
-    held = held + (y.stream_width * T * width if y.stream_width < 4 else 0 * T)
-    held = held + (y.a * minimum(V, _TILE_ENTRIES) * width if wide else 0 * V)
+    at_work = y.a * minimum(T, _TILE_TOKENS) * _TILE_ENTRIES + 4 * T * width
+    at_work = at_work + (y.stream_width * T * width if y.stream_width < 4 else 0 * T)
+    at_work = at_work + (y.a * minimum(V, _TILE_ENTRIES) * width if wide else 0 * V)
     cast = (4 + y.a) * V * width * each if wide else 0 * V
     added = 8 * T * width * tiles + (8 * V * width * each if trains else 0 * V)
     if trains:
-        held = held + (4 + (narrow if narrow < 4 else 0)) * V * width
+        at_work = at_work + (4 + (narrow if narrow < 4 else 0)) * V * width
     kept = Tensor(name="loss.lse", size_bytes=8 * T, born="loss")
     moved = (y.a * T * V + cast, 2 * y.a * T * V + cast + added)
-    return memory_op(y, "loss", "loss", moved, saves=(kept,), kernels=5, role="loss", transient_bytes=held)
+    return memory_op(y, "loss", "loss", moved, saves=(kept,), kernels=5, role="loss", transient_bytes=at_work)
 
 
 def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:

@@ -117,6 +117,8 @@ class Stack:
     """The recipe of what trains beside frozen 16-bit weights where a job names none ("": that of the stack)."""
     reference: str
     """What objectives compare with beside adapters, one of `REFERENCES` ("": the base with its adapters off)."""
+    autocasts: bool
+    """Autocast makes the 16-bit copies of fp32 weights, where they are not sharded."""
     adapter_autocast: bool
     """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
     adapter_joint: bool

@@ -32,13 +32,15 @@ class Variant:
     """Which of several grids of a search one is: its number, and that of its cluster and job.
 
     `weight` makes seconds of its steps comparable: for as many tokens as a step of the first, for cost at its price.
-    Plans that are cut as one of `partitions` would cut them belong to a grid before it.
+    Plans that are cut as one of `partitions` would cut them belong to a grid before it, and with `copies_alone` those
+    whose sharding does not matter.
     """
 
     number: int = 0
     choice: int = 0
     weight: float = 1.0
     partitions: tuple[str, ...] = ()
+    copies_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +224,7 @@ class PlanGrid:
         return copies | (ranks > columns["ep"] * columns["etp"]) if self.has_experts else copies
 
     def _sharding_choices(self, columns: Columns) -> Any:
-        return np.where(self.copied(columns), len(self.space.sharding), 1)
+        return np.where(self.copied(columns), len(self.space.sharding), int(not self.variant.copies_alone))
 
     def _expert_choices(self, columns: Columns) -> Any:
         """Return for each row how many ways its experts have, times the shardings of each where there are experts."""

@@ -46,7 +46,8 @@ def grids_of(
         for plan, stack, own in details:
             seen += [stack.partition] if stack.partition not in seen else []
             before = tuple(seen[: seen.index(stack.partition)])
-            variant = Variant(number=len(grids), choice=choice, weight=weight, partitions=before)
+            alone = plan.sharding != Plan().sharding
+            variant = Variant(number=len(grids), choice=choice, weight=weight, partitions=before, copies_alone=alone)
             changed = replace(one, plan=plan, stack=stack)
             if plan.offload and (problems := _wrong(changed)):
                 wrong += problems
@@ -108,7 +109,9 @@ def _details(
     """
     wrong, refused, seen = Problems(), list[Problem](), set[tuple[object, ...]]()
     layers = product(space.stage_layers or ("usual",), space.recompute_layers or (0,))
-    ways = product(layers, space.offload or ((),), space.modules or ((),), _groups(case, space, named))
+    whole = _groups(case, space, named)
+    groups = [(n, words) for n, several in whole for words in _apart(case, space, several)]
+    ways = product(layers, space.offload or ((),), space.modules or ((),), groups)
     for (shift, limit), offload, modules, (shard, shardings) in ways:
         problems = plan_problems(case.model, Plan(offload=offload, modules=modules, sharding="zero3"), 0)
         wrong.items += [problem for problem in problems if problem.field in _DETAILS]
@@ -126,7 +129,7 @@ def _details(
         for mode in ("selective",) if plan.modules != modules else space.recompute:
             # Beside more than that no module has an effect, and without either no number of layers.
             known = (modules and mode not in ("none", "selective")) or (limit and mode == "none" and not modules)
-            if known or (shift, plan, shard, mode) in seen:
+            if known or (shift, plan, shard, shardings, mode) in seen:
                 continue
             own_mode: Any = {"recompute": mode}
             other = replace(plan, **own_mode)
@@ -134,10 +137,11 @@ def _details(
             refused += problems
             modes += [] if problems else [mode]
         if shardings and modes and not wrong.items:
-            seen |= {(shift, plan, shard, mode) for mode in modes}
+            seen |= {(shift, plan, shard, shardings, mode) for mode in modes}
             shifted: Any = {} if shift == "usual" else {"partition": f"{case.stack.partition} {shift}"}
             own = replace(space, recompute=tuple(modes), sharding=shardings)
-            yield replace(plan, shard=shard), replace(case.stack, **shifted), own
+            chosen: Any = {"sharding": shardings[0]} if _sharded(shardings) and len(groups) > len(whole) else {}
+            yield replace(plan, shard=shard, **chosen), replace(case.stack, **shifted), own
     wrong.raise_if_any()
     if not seen:
         rule = "leaves no sharding and recomputation that goes with the other fields"
@@ -155,6 +159,18 @@ def _tuning_refuses(case: TrainingCase, plan: Plan) -> tuple[Problem, ...]:
     """Return what of a recomputation the fine-tuning does not allow."""
     problems = placed_problems(case.stack, case.tuning, plan)
     return tuple(problem for problem in problems if problem.field == "recompute")
+
+
+def _sharded(shardings: tuple[str, ...]) -> bool:
+    return all(find_sharding(word).weights for word in shardings)
+
+
+def _apart(case: TrainingCase, space: SearchSpace, shardings: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return shardings of a grid in parts whose layers are alike: autocast casts no weights that are sharded."""
+    precisions = space.precision or (case.precision.name,)
+    parts = [tuple(w for w in shardings if find_sharding(w).weights == weights) for weights in (False, True)]
+    apart = case.stack.autocasts and any(find_precision(one).autocast for one in precisions) and all(parts)
+    return parts if apart else [shardings]
 
 
 def _groups(case: TrainingCase, space: SearchSpace, named: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:

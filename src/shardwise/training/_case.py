@@ -25,6 +25,7 @@ from shardwise.plans import (
     find_precision,
     find_rules,
     find_scaling,
+    find_sharding,
     layers_of,
     reference_of,
     splits_replicas,
@@ -87,6 +88,16 @@ class TrainingCase:
             scorings=self.scorings,
             turns_weights=family_of(self.cluster.device) in ("hopper", "ada"),
         )
+
+    @property
+    def autocast(self) -> bool:
+        """Whether weights are in fp32 and GEMMs take 16-bit copies of them and of fp32 inputs, which autograd keeps.
+
+        Sharded weights are cast before a unit runs, and its inputs with them (torch FSDP MixedPrecisionPolicy).
+        """
+        if not self.stack.autocasts or find_sharding(self.plan.sharding).weights:
+            return False
+        return self.precision.autocast if self.tuning is None else self.tuning.autocast and self.tuning.base.bits == 32
 
     @property
     def objective(self) -> Objective:

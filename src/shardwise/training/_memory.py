@@ -11,6 +11,7 @@ from typing import Generic
 
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.traced import named
+from shardwise.plans import WHOLE_LOSSES
 from shardwise.records import dataclass
 from shardwise.training._framework_bytes import (
     adds_narrow,
@@ -344,6 +345,23 @@ def recomputed_streams(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X]) 
     return named(above(recomputed, 0, 3 * parts.stream_bytes, zero), "streams of the layer that runs again")
 
 
+def cast_weights(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]) -> tuple[X, X]:
+    """Return the 16-bit copies of weights of layers that run again, and the logits and the loss beside them.
+
+    Autocast keeps copies of leaves that train until it ends, behind the loss (aten/src/ATen/autocast_mode.cpp
+    cached_cast); what is no layer of these is among what it saved. The loss of 16-bit logits holds them, their fp32
+    copy and its log-softmax.
+    """
+    zero, width = 0 * stage.count, recipe.precision.activation_bytes
+    if not (recipe.stack.autocasts and recipe.precision.autocast) or recipe.shards_weights or recipe.adapters:
+        return zero, zero
+    again = [above(k.dropped_bytes, 0, width * k.elements.dense_matrix, zero) for k in parts.kinds]
+    copies = total((n * one for n, one in zip(stage.layers, again, strict=True)), zero)
+    late = 0 if recipe.stack.loss_kernel in WHOLE_LOSSES else parts.loss.kept_bytes * width / 4
+    logits = above(copies, 0, moment.logits - stage.heads * late, zero)
+    return categorized("temporaries", copies, "16-bit copies of weights"), logits
+
+
 def moments_of(
     recipe: Recipe, sizes: PlanSizes[X], parts: ModelBlocks[X], stage: Stages[X], moment: Moment[X]
 ) -> dict[MemoryMoment, tuple[X, X]]:
@@ -361,8 +379,9 @@ def moments_of(
     early, late, last = table_gradients(recipe, sizes, parts, stage, moment.flowing)
     done = moment.lasting + moment.buckets + moment.gradients
     complete = minimum(moment.last_layer, moment.activations) + back + (whole.complete - late)
+    copies, made = cast_weights(recipe, parts, stage, moment)
     moments: dict[MemoryMoment, tuple[X, X]] = {
-        "forward": (base + whole.forward, moment.activations + moment.transient + parts.mask),
+        "forward": (base + whole.forward, moment.activations + maximum(moment.transient, made) + parts.mask + copies),
         "loss": (base + whole.loss, moment.activations + moment.logits + apart + stage.heads * parts.mask),
         "backward": (base + early + whole.backward, moment.activations + moment.waiting + back),
         "gradients complete": (done, maximum(complete, last)),
