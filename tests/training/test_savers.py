@@ -205,3 +205,20 @@ def test_experts_padded_to_a_larger_group_are_said_with_what_they_cost() -> None
     (line,) = said("transformers")
     assert line.startswith("8 experts are padded to the 64 ranks that share them, held and sent 8 times, ")
     assert said("transformers", sharding="hsdp", shard=8) == () == said("torchtitan")
+
+
+@pytest.mark.parametrize("recompute", ["auto", "selective"])
+def test_savers_of_a_plan_without_a_framework_keep_the_one_that_they_were_asked_of(recompute: str) -> None:
+    """What was recomputed as the least that fits is said beside each, and the framework where a word brings another."""
+    words = ["train", "glm-4-9b", "--on", "16xh100", "--adapter", "lora-fa", "--sharding", "zero3", "--tp", "2"]
+    words += ["--micro-batch", "4"]
+    tree = run(*words, "--recompute", recompute, "--savers", "--json").tree
+    able = [one for one in tree["savers"] if not one["problem"] and "--micro-batch" not in one["flags"]]
+    assert any(one["flags"].startswith("--recompute full") for one in able)
+    for one in able:
+        flags = [*one["flags"].split(), *one["batches"].split()]
+        kept = [] if "--recompute" in flags else ["--recompute", recompute]
+        own = words if "--sharding" not in flags else [*words[:6], *words[8:]]
+        again = run(*own, *kept, *flags, "--json").tree
+        assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1), flags
+        assert "--recompute" in one["batches"] or recompute != "auto" or "--recompute" in one["flags"]

@@ -306,10 +306,15 @@ def _offloads(inputs: Inputs) -> tuple[str, ...]:
 
 
 def _recomputing(inputs: Inputs, plan: Plan) -> Plan:
-    """Return a plan with what frameworks of fine-tuning recompute beside quantised weights, where nothing is said."""
+    """Return a plan with what frameworks of fine-tuning recompute beside quantised weights, where nothing is said.
+
+    The least that fits is not known yet: frameworks are asked for a plan without it.
+    """
     from shardwise.plans import find_base
 
     base, given = inputs.values.get("base") or "", inputs.values.keys() | inputs.bad
+    if plan.recompute == "auto":
+        return replace(plan, recompute="none")
     if not isinstance(base, str) or not base or given & {"recompute", "modules", "recompute_layers"}:
         return plan
     return replace(plan, recompute="full") if find_base(base).narrow else plan

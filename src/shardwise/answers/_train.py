@@ -89,10 +89,13 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
 
 
 def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
-    """Return the batches that were left open, as flags beside those of a saver, which might choose others."""
-    chosen = {"micro_batch": report.plan.micro_batch, "global_batch": report.job.global_batch}
+    """Return batches and recomputation that were left open, as flags beside a saver's, which might choose others."""
+    chosen: dict[str, Any] = {"micro_batch": report.plan.micro_batch, "global_batch": report.job.global_batch}
+    if inputs.get("recompute") == "auto":
+        chosen = {"recompute": report.plan.recompute, **chosen}
     stated = {"global_batch"} if inputs.get("accumulation") else set()
-    names = {name: "--" + name.replace("_", "-") for name in chosen if name not in stated and name not in inputs.values}
+    left = [name for name in chosen if name not in stated and inputs.values.get(name) in (None, "auto")]
+    names = {name: "--" + name.replace("_", "-") for name in left}
     return " ".join(f"{flag} {chosen[name]}" for name, flag in names.items() if flag not in flags.split())
 
 
