@@ -207,6 +207,17 @@ def test_experts_padded_to_a_larger_group_are_said_with_what_they_cost() -> None
     assert said("transformers", sharding="hsdp", shard=8) == () == said("torchtitan")
 
 
+def test_savers_say_to_how_many_layers_the_least_recomputation_was_limited() -> None:
+    """Megatron recomputes as many layers as it must: a saver asked again without their number would recompute all."""
+    words = ["train", "glm-4-9b", "--on", "4xl40s", "--seq-len", "8192", "--stack", "megatron-bridge", "--adapter"]
+    words += ["lora", "--base", "int8", "--rank", "64", "--global-batch", "8"]
+    tree = run(*words, "--recompute", "auto", "--savers", "--json").tree
+    assert tree["plan"]["recompute_layers"]
+    (one,) = (one for one in tree["savers"] if one["flags"] == "--adapter-precision bf16")
+    again = run(*words, *one["flags"].split(), *one["batches"].split(), "--json").tree
+    assert again["device_bytes"] == pytest.approx(one["device_bytes"], abs=1)
+
+
 @pytest.mark.parametrize("recompute", ["auto", "selective"])
 def test_savers_of_a_plan_without_a_framework_keep_the_one_that_they_were_asked_of(recompute: str) -> None:
     """What was recomputed as the least that fits is said beside each, and the framework where a word brings another."""

@@ -92,7 +92,11 @@ def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
     """Return batches and recomputation that were left open, as flags beside a saver's, which might choose others."""
     chosen: dict[str, Any] = {"micro_batch": report.plan.micro_batch, "global_batch": report.job.global_batch}
     if inputs.get("recompute") == "auto":
-        chosen = {"recompute": report.plan.recompute, **chosen}
+        plan = report.plan
+        settled: dict[str, Any] = {"recompute": plan.recompute, "recompute_layers": plan.recompute_layers}
+        settled["modules"] = ",".join(plan.modules)
+        if "--recompute" not in flags.split():
+            chosen = {name: value for name, value in settled.items() if value} | chosen
     stated = {"global_batch"} if inputs.get("accumulation") else set()
     left = [name for name in chosen if name not in stated and inputs.values.get(name) in (None, "auto")]
     names = {name: "--" + name.replace("_", "-") for name in left}
