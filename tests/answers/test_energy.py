@@ -53,6 +53,27 @@ def test_energy_adds_up() -> None:
     assert plain.run_kg_co2 is None and found.joules_low < found.joules <= found.joules_high
 
 
+def test_work_of_a_step_is_that_of_all_stages() -> None:
+    """However a model is cut into stages, its devices do the same arithmetic: the last one's head counts once."""
+    model, job = sw.load_model("llama-3.1-8b"), sw.Training(seq_len=4096, global_batch=64)
+    cluster = sw.Cluster.parse("8xh100")
+    shares = []
+    for plan in (sw.Plan(dp=8), sw.Plan(pp=4, dp=2), sw.Plan(pp=8), sw.Plan(pp=4, vpp=2, dp=2, schedule="interleaved")):
+        report = sw.train(model, cluster, plan, job, sw.TrainingOptions(stack="megatron"))
+        shares.append(sw.energy(report).compute_share * report.step_seconds)
+    assert shares == pytest.approx(shares[:1] * len(shares), rel=1e-9)
+
+
+def test_a_run_draws_while_it_saves_and_repeats_lost_work() -> None:
+    """The energy of a run is that of its device hours, of which failures and checkpoints take some."""
+    lost = {"failures_per_device_hour": 1e-3, "checkpoint_interval_seconds": 3600.0, "checkpoint_seconds": 120.0}
+    job = sw.Training(seq_len=4096, global_batch=64, token_budget=1e12, **lost)  # type: ignore[arg-type]
+    report = sw.train(sw.load_model("llama-3.1-8b"), sw.Cluster.parse("64xh100"), sw.Plan(dp=64), job)
+    found = sw.energy(report, pue=1.2)
+    assert report.goodput < 0.95
+    assert found.run_kwh == pytest.approx(report.device_hours * found.watts_per_device * 1.2 / 1000)
+
+
 def test_a_larger_batch_takes_less_energy_a_token() -> None:
     """Sixty-four requests at once draw more watts than one and a fifth of the joules a token or less."""
     one, many = (

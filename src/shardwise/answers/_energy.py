@@ -31,6 +31,7 @@ class Energy:
     """What devices draw and use, with 10 % and 90 % of the joules; None where there is no run or no grid.
 
     `joules` are of a training step, of a served batch, or of all requests of a load; `tokens` those that they made.
+    A run takes the watts of a step for all its device hours, those lost to failures and checkpoints too.
     `compute_share` and `memory_share` are of the datasheet's peaks, the mean over the time, `waiting_share` is that in
     which no request is there. With a PUE all but `watts_per_device` are at the meter of the building. `source` are the
     measured loads that the watts rest on, of serving all.
@@ -85,7 +86,8 @@ def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = N
     kwh = per_token * 1e6 / _JOULES_PER_KWH
     job, run = getattr(report, "job", None), None
     if isinstance(job, Training) and job.run_tokens:
-        run = per_token * job.run_tokens / _JOULES_PER_KWH
+        # Devices are held while a run saves, restarts and repeats lost work, as its hours and dollars count.
+        run = per_token * job.run_tokens / _JOULES_PER_KWH / cast("TrainReport", report).goodput
     grams = None if grid_intensity is None else grid_intensity / 1000
     return Energy(
         watts_per_device=watts,
@@ -148,18 +150,34 @@ def _work(report: AnyReport) -> _Work:
         return _of_load(cast("ServeReport", report))
     job, devices = report.job, report.plan.num_devices
     if isinstance(job, Training):
-        seconds, tokens = cast("TrainReport", report).step_seconds, float(job.tokens_per_step)
-        ranks, again = float(devices), {}
-    else:
-        served = cast("InferReport", report)
-        seconds, tokens = (
-            served.request_seconds,
-            float(served.batch_in_flight * (job.output_tokens or job.input_tokens)),
-        )
-        # Its operators are of all layers, of which a stage has its part.
-        ranks, again = devices / report.plan.pp, {"decode": float(max(job.output_tokens - 1, 0))}
+        return _of_step(cast("TrainReport", report))
+    served = cast("InferReport", report)
+    tokens = float(served.batch_in_flight * (job.output_tokens or job.input_tokens))
+    # Its operators are of all layers, of which a stage has its part.
+    ranks, again = devices / report.plan.pp, {"decode": float(max(job.output_tokens - 1, 0))}
     arithmetic, moved = _at_peak(roofline(report).points, again)
-    return _Work(device_seconds=devices * seconds, arithmetic=ranks * arithmetic, moved=ranks * moved, tokens=tokens)
+    return _Work(
+        device_seconds=devices * served.request_seconds,
+        arithmetic=ranks * arithmetic,
+        moved=ranks * moved,
+        tokens=tokens,
+    )
+
+
+def _of_step(report: TrainReport) -> _Work:
+    """Return the work of a training step on all stages, of which those with an end of the model do more."""
+    from shardwise.answers._roofline_points import points_of_stage
+
+    devices, arithmetic, moved = report.plan.num_devices, 0.0, 0.0
+    for index, stage in enumerate(report.evaluation.stages):
+        ranks, work = devices / report.plan.pp * float(stage.count), _at_peak(points_of_stage(report, index))
+        arithmetic, moved = arithmetic + ranks * work[0], moved + ranks * work[1]
+    return _Work(
+        device_seconds=devices * report.step_seconds,
+        arithmetic=arithmetic,
+        moved=moved,
+        tokens=float(report.job.tokens_per_step),
+    )
 
 
 def _of_load(report: ServeReport) -> _Work:

@@ -273,22 +273,26 @@ def _bandwidth(device: Device, rates: Rates[float], op: Op[float], moved: float)
     return max(device.memory_bytes_per_second, rates.cached_rate if cached_share(rates, op, moved) > 0 else 0.0)
 
 
-def _of_training(report: TrainReport) -> Roofline:
-    """Return the operators of one device of the slowest stage, all micro-batches of a step together."""
+def points_of_stage(report: TrainReport, index: int) -> tuple[RooflinePoint, ...]:
+    """Return the operators of one device of a run of equal stages, all micro-batches of a step together."""
     case, e = report.case, report.evaluation
-    index = slowest_stage(e.step)
     stage, written = e.stages[index], ledger_of(case.model, case.plan, case.kinds, e.layout)
-    runs = e.step.pipeline.busy / e.step.stages[index].busy
+    runs = e.step.pipeline.busy / e.step.stages[slowest_stage(e.step)].busy
     rates = machine_of(case, e.sizes.group_shapes).rates
     limits: dict[Bound, Any] = {kept: _only(rates, kept) for kept in _BOUNDS}
     rows = [*zip(written.kinds, stage.layers, strict=True), (written.embedding, stage.embeds)]
     rows += [(written.head, stage.ends), (written.loss, stage.ends)]
-    points = [point for lines, n in rows if n for point in _trained(report, lines, n * runs, limits)]
+    return tuple(point for lines, n in rows if n for point in _trained(report, lines, n * runs, limits))
+
+
+def _of_training(report: TrainReport) -> Roofline:
+    """Return the operators of one device of the slowest stage."""
+    index = slowest_stage(report.evaluation.step)
+    stage = report.evaluation.stages[index]
     first, count = int(stage.position), int(stage.count)
     where = f"stage {first}" if count == 1 else f"each of stages {first} to {first + count - 1}"
-    return Roofline(
-        report, tuple(points), {"step": f"one step on a device of {where}" if case.plan.pp > 1 else "one step"}
-    )
+    what = f"one step on a device of {where}" if report.case.plan.pp > 1 else "one step"
+    return Roofline(report, points_of_stage(report, index), {"step": what})
 
 
 def _served(
