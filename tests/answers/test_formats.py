@@ -228,6 +228,14 @@ def test_files_and_variables_that_say_nothing_are_refused(
     assert said in done.err.replace(f"'{name}'", name).replace("file = ", "").replace("from = ", "")
 
 
+@pytest.mark.parametrize("flag", ["set", "skip"])
+def test_words_about_a_file_that_is_not_there_are_refused(flag: str) -> None:
+    """Variables and skipped arguments of a script without one are no silent nothing."""
+    done = run("train", "llama-3.2-1b", "--on", "1xh100", f"--{flag}", "A=1")
+    assert done.status == 2
+    assert f"{flag} = 'A=1': has no effect without --from" in done.err
+
+
 @pytest.mark.parametrize(("more", "plan"), [("NNODES=4,TP=4", (32, 4, 8)), ("NNODES=1", (8, 2, 4))])
 def test_variables_of_a_caller_are_used(more: str, plan: tuple[int, ...], tmp_path: Path) -> None:
     """What the script leaves open or gives a default, its caller may set."""

@@ -12,7 +12,7 @@ from shardwise.errors import InputError
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.ops import train_flops
-from shardwise.plans import TUNINGS, Plan, Training
+from shardwise.plans import TUNINGS, Plan, Settings, Training, find_stack
 from shardwise.plans.laws import batch_problems, plan_problems
 from shardwise.training import TrainingOptions, TrainReport, axis_seconds, slowest_stage, train
 
@@ -329,3 +329,15 @@ def test_a_capacity_of_experts_says_what_it_drops(capacity: dict[str, Any], said
     note = f"capacity_factor {job.capacity_factor:g}: {said}"
     assert any(one.startswith(note) for one in found.assumptions)
     assert any("no effect" in one for one in ask(job=job).assumptions if one.startswith("capacity_factor"))
+
+
+def test_words_of_a_job_without_effect_are_said() -> None:
+    """Packed documents without attention, narrow MLPs without one and checkpoints that cost nothing change nothing."""
+    mamba, job = load_model("mamba2-130m"), Training(seq_len=1024, global_batch=64, token_budget=1e9)
+    idle = replace(job, attention_density=0.5, checkpoint_interval_seconds=3600.0)
+    settings = Settings(mlp_input_bits=8)
+    plain = ask(Plan(dp=8), job, model=mamba, stack=find_stack("pytorch"))
+    other = ask(Plan(dp=8), idle, model=mamba, stack=replace(find_stack("pytorch"), settings=settings))
+    assert (other.device_bytes, other.training_seconds) == (plain.device_bytes, plain.training_seconds)
+    words = {one.split(":")[0] for one in other.assumptions if "no effect" in one}
+    assert words == {"attention_density 0.5", "checkpoint_interval", "mlp_input_bits"}

@@ -213,6 +213,7 @@ def test_an_axis_may_be_exposed_alone(axis: str) -> None:
         (PLAN, {"bf16_last_layers": 2}, "bf16_last_layers"),
         (PLAN, {"bf16_first_layers": 2}, "bf16_first_layers"),
         (PLAN, {"bf16_mtp_layers": True}, "bf16_mtp_layers"),
+        (PLAN, {"sync_each_batch": True}, "sync_each_batch"),
     ],
 )
 def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], word: str) -> None:

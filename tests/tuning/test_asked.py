@@ -340,6 +340,7 @@ def test_blocks_of_oft_have_the_size_that_is_asked(side: int) -> None:
         ({"adapter": "oft", "oft_block_size": 32, "rank": 8}, "says what rank says too"),
         ({"adapter": "oft", "oft_block_size": 48}, "does not divide the 2048, 8192 features of the layers; use 32"),
         ({"oft_block_size": 32}, "belongs to an adapter"),
+        ({"adapter_alpha": 16.0}, "belongs to an adapter"),
     ],
 )
 def test_blocks_that_no_layer_has_are_refused(job: dict[str, Any], said: str) -> None:

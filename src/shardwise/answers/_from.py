@@ -25,6 +25,8 @@ def take(inputs: Inputs) -> None:
     """Read the file or the arguments of a case, and complete where it runs from its launch."""
     if "set" in inputs.values and not {"from", "file"} & inputs.values.keys():
         inputs.fail("set", ",".join(inputs.values["set"]), "has no effect without --from", "leave it out")
+    if "skip" in inputs.values and not {"from", "from_args", "file"} & inputs.values.keys():
+        inputs.fail("skip", ",".join(inputs.values["skip"]), "has no effect without --from", "leave it out")
     if not {"from", "from_args"} & inputs.values.keys():
         return
     if inputs.command == "validate":

@@ -365,7 +365,7 @@ def tuning_problems(job: Training) -> Problems:
 def _together(job: Training, problems: Problems) -> None:
     """Record what does not go together."""
     if not job.adapter:
-        for name in ("rank", "oft_block_size", "targets", "adapter_dropout", "adapter_precision"):
+        for name in ("rank", "oft_block_size", "targets", "adapter_alpha", "adapter_dropout", "adapter_precision"):
             if getattr(job, name):
                 value = getattr(job, name)
                 shown = ",".join(value) if isinstance(value, tuple) else value

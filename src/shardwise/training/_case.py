@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.cost import WIDE_DTYPES, Band, Efficiencies, family_of, memory_band, typical_slack, typical_waiting
 from shardwise.hardware import Cluster
 from shardwise.ledger.number import X, above
-from shardwise.models import Model
+from shardwise.models import Block, Model
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
 from shardwise.ops.inputs import WIDEST_GROUP
@@ -251,7 +251,23 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append((f"fp8_recipe {settings.fp8_recipe}", f"GEMMs run in {compute}"))
     if settings.fp8_param_gather and find_scaling(compute) is None:
         idle.append(("fp8_param_gather", f"GEMMs run in {compute}"))
-    return idle
+    if settings.sync_each_batch and not (case.stack.accumulates_whole and case.recipe.shards_weights):
+        idle.append(("sync_each_batch", "no gradients stay whole between micro-batches"))
+    return [*idle, *_idle_widths(case)]
+
+
+def _idle_widths(case: TrainingCase) -> list[tuple[str, str]]:
+    """Return the widths of saved MLP inputs that a model without a feed-forward has no use for."""
+    if any(block.feed_forward is not None for block in layers_within(case.model)):
+        return []
+    names = ("mlp_input_bits", "activation_input_bits", "mlp_down_input_bits")
+    why = f"{case.model.name} has no feed-forward"
+    return [(name, why) for name in names if getattr(case.stack.settings, name)]
+
+
+def layers_within(model: Model) -> list[Block]:
+    """Return the kinds of layer of a model, those inside them too."""
+    return [one for block in model.kinds for one in (block, *block.also)]
 
 
 def reported_otherwise(case: TrainingCase) -> list[str]:
@@ -283,6 +299,18 @@ def _capacity_note(job: Training, model: Model) -> str:
     return f"routing is taken as {'stated' if job.expert_imbalance > 1 else 'even'}, so that no row is dropped"
 
 
+def idle_words(job: Training, model: Model) -> list[str]:
+    """Return the words of a job that change nothing for a model, or beside the rest of it."""
+    idle = list[str]()
+    if job.expert_imbalance > 1 and not model.has_experts:
+        idle.append(f"expert_imbalance {job.expert_imbalance:g}: no effect, {model.name} has no experts")
+    if job.attention_density < 1 and not any(m.attends for b in layers_within(model) for m in b.mixers):
+        idle.append(f"attention_density {job.attention_density:g}: no effect, {model.name} has no attention")
+    if job.checkpoint_interval_seconds and not (job.failures_per_device_hour or job.checkpoint_seconds):
+        idle.append("checkpoint_interval: no effect without failures or the time of a checkpoint")
+    return idle
+
+
 def stated(case: TrainingCase) -> tuple[str, ...]:
     """Return what was assumed because the input was silent."""
     notes = [f"stack {case.stack.name}: {case.cluster.device.built(case.stack.title)}", *reported_otherwise(case)]
@@ -297,8 +325,7 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
         notes.append(f"schedule {case.plan.schedule}: seconds of stages that differ are within {off:.0%} of its order")
     if case.plan.cp == 1 and case.plan.cp_kind != Plan().cp_kind:
         notes.append(f"cp_kind {case.plan.cp_kind}: no effect, cp is 1")
-    if case.job.expert_imbalance > 1 and not experts:
-        notes.append(f"expert_imbalance {case.job.expert_imbalance:g}: no effect, {case.model.name} has no experts")
+    notes += idle_words(case.job, case.model)
     if case.job.capacity_factor:
         notes.append(f"capacity_factor {case.job.capacity_factor:g}: {_capacity_note(case.job, case.model)}")
     if case.plan.tp > 1 and case.plan.etp == 1 and experts:
