@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from command_line import run
 from shardwise.answers._train_tree import peak_parts
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import parts
@@ -47,3 +48,15 @@ def test_every_large_term_has_a_category(plan: Plan, stack: str) -> None:
         terms = parts(moment)
         assert {category_of(p) for p in terms} <= set(MEMORY_CATEGORIES)
         assert sum(p.amount for p in terms if category_of(p) == "temporaries") < 0.1 * float(moment)
+
+
+@pytest.mark.parametrize("flags", ["--tp 2 --pp 2", "--sharding fsdp", "--adapter lora --optimizer paged-adam8bit"])
+def test_what_is_explained_and_what_lies_beside_it_are_what_train_says(flags: str) -> None:
+    """Tensors open; with workspaces they are the allocated peak of `train`, with all beside them the device's bytes."""
+    words = ("llama-3.1-8b", "--on", "8xh100", "--seq-len", "4096", "--micro-batch", "1", *flags.split(), "--json")
+    opened = run("explain", *words, "--what", "memory").tree
+    memory = run("train", *words).tree["memory"]
+    assert opened["value"] + opened["other_bytes"]["workspaces"] == pytest.approx(memory["peak_bytes"], abs=1)
+    assert opened["value"] + sum(opened["other_bytes"].values()) == pytest.approx(memory["device_bytes"], abs=1)
+    below = run("explain", *words, "--what", "memory", "--path", opened["parts"][0]["label"]).tree
+    assert "other_bytes" not in below

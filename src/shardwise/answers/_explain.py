@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _train
@@ -23,6 +24,8 @@ from shardwise.records import dataclass, replace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from shardwise.training import TrainReport
+
 UNITS = {
     "step": "seconds",
     "memory": "bytes",
@@ -35,12 +38,34 @@ UNITS = {
     "kv_cache": "bytes",
 }
 _SERVING = ("ttft", "tpot", "request", "kv_cache")
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+# What lies on a device beside tensors, by the words of `train`.
+_OTHERS = {
+    "workspaces": "GEMM workspaces",
+    "allocator": "allocator reserve",
+    "context": "context and communicators",
+    "pages": "pages",
+}
 
 
-def _root(inputs: Inputs, what: str) -> ExplainedNumber:
+def _root(inputs: Inputs, what: str) -> tuple[ExplainedNumber, dict[str, float]]:
+    """Return the number that is asked for, and what lies beside it on the device where that is the peak of tensors."""
     if what in _SERVING or (what == "memory" and _serves(inputs)):
-        return ExplainedNumber(ask(inputs).explain(what), UNITS[what])
-    return ExplainedNumber(_train.ask(inputs).explain(what), UNITS[what])
+        return ExplainedNumber(ask(inputs).explain(what), UNITS[what]), {}
+    report = _train.ask(inputs)
+    number = ExplainedNumber(report.explain(what), UNITS[what])
+    return number, _other_bytes(report, number.value) if what == "memory" else {}
+
+
+def _other_bytes(report: TrainReport, peak: float) -> dict[str, float]:
+    """Return the bytes of a device beside the tensors of a peak, by what they are; with the peak they are all of it."""
+    allocated, reserved, needed = report.allocated_bytes, report.reserved_bytes, report.evaluation.needed
+    return {
+        "workspaces": allocated - peak,
+        "allocator": reserved - allocated,
+        "context": needed - reserved,
+        "pages": report.device_bytes - needed,
+    }
 
 
 def _serves(inputs: Inputs) -> bool:
@@ -52,20 +77,31 @@ def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise explain`."""
     check_drawable(inputs)
     what = inputs.get("what", "step")
-    return opened_answer(inputs, width, ("explain", what), _root(inputs, what))
+    root, other_bytes = _root(inputs, what)
+    return opened_answer(inputs, width, ("explain", what), root, other_bytes)
 
 
-def opened_answer(inputs: Inputs, width: int, asked: tuple[str, str], root: ExplainedNumber) -> Answer:
-    """Return the answer that opens a number of a command, as far as path and depth say."""
+def opened_answer(
+    inputs: Inputs,
+    width: int,
+    asked: tuple[str, str],
+    root: ExplainedNumber,
+    other_bytes: Mapping[str, float] = _NOTHING,
+) -> Answer:
+    """Return the answer that opens a number of a command, as far as path and depth say.
+
+    `other_bytes` are bytes of a device which the number at the top leaves out.
+    """
     (command, what), depth = asked, inputs.get("depth", 2)
     at = follow(root, inputs.get("path", ""))
     words = command_words(command, {k: v for k, v in inputs.values.items() if k != "path"})
 
     def tree() -> dict[str, Any]:
-        return {"what": what, "path": list(at.path), "times": at.times, **explain_tree(at, depth)}
+        more = {"other_bytes": dict(other_bytes)} if other_bytes and not at.path else {}
+        return {"what": what, "path": list(at.path), "times": at.times, **more, **explain_tree(at, depth)}
 
     def page() -> Page:
-        return explain_page(at, what, depth, words, width)
+        return explain_page(at, what, depth, words, width, other_bytes)
 
     def draw() -> Figure:
         from shardwise.answers._plots_explain import explain_figure
@@ -161,7 +197,14 @@ def _part(at: ExplainedNumber, part: Contribution, depth: int) -> dict[str, Any]
     return row
 
 
-def explain_page(at: ExplainedNumber, what: str, depth: int, words: Sequence[str], width: int = 80) -> Page:
+def explain_page(
+    at: ExplainedNumber,
+    what: str,
+    depth: int,
+    words: Sequence[str],
+    width: int = 80,
+    other_bytes: Mapping[str, float] = _NOTHING,
+) -> Page:
     """Return a number opened to a depth as a page; shares are of the number at the top."""
     page = Page(width)
     name = " / ".join(_short(step, _A_NAME) for step in at.path) or at.node.name
@@ -170,6 +213,12 @@ def explain_page(at: ExplainedNumber, what: str, depth: int, words: Sequence[str
         page.note("= " + _short(formula(at.node), 4 * page.body), "cyan")
     if at.node.source:
         page.note("source: " + at.node.source, "dim")
+    if other_bytes and not at.path:
+        rest = ", ".join(
+            f"{show_value(other_bytes[key], at.unit)} of {name}" for key, name in _OTHERS.items() if other_bytes[key]
+        )
+        whole = show_value(at.value + sum(other_bytes.values()), at.unit)
+        page.note(f"of tensors alone; beside them {rest}: {whole} on the device", "dim")
     _ratio(page, at)
     page.blank()
     rows = parts(at.node)
