@@ -377,3 +377,16 @@ def test_only_devices_whose_kernels_were_measured_send_copies_by_them() -> None:
         links = network_of(Cluster.parse(f"8x{device}"), Efficiencies())
         one, other = (collective_seconds(links, "all_to_all", 1e8, (8,) * len(links.links), c) for c in (few, many))
         assert (other > one) is longer
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("imposed", [IDEAL, Efficiencies(fast_link=1.0)])
+def test_an_imposed_rate_sends_a_token_as_often_as_the_kernel_does(ranks: int, imposed: Efficiencies) -> None:
+    """A bound of the link's whole rate is below the fitted kernel: it does not send each of a token's eight copies."""
+    one = Copies(fanout=8, copy_bytes=14336.0, beside_bytes=256.0)
+
+    def seconds(rates: Efficiencies) -> float:
+        network = net(8, "b200-sxm-180gb", rates)
+        return float(collective_seconds(network, "all_to_all", 4096 * 8 * 14336.0, (ranks,), one))
+
+    assert 0.8 * seconds(Efficiencies()) < seconds(imposed) < seconds(Efficiencies())

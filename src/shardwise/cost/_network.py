@@ -116,6 +116,9 @@ def collective_rates_of(
     rate = imposed.fast_bytes_per_second if fast else imposed.slow_bytes_per_second
     efficiency = fraction or (1.0 if imposed.ideal else row.efficiency)
     scale, plain = 0.0 if imposed.ideal else 1.0, bool(imposed.ideal or fraction or rate)
+    reached = rate or efficiency * tier.bytes_per_second
+    # What is imposed is a rate: the kernels that send a token once to each rank stay those that run.
+    copied = reached if plain and row.copied_efficiency else row.copied_efficiency * tier.bytes_per_second
     peers, peers_a_rank = tier.mesh_links
     step = scale * (row.step_seconds + extra_hop_seconds)
     tree = Tree(
@@ -126,7 +129,7 @@ def collective_rates_of(
         rate_share=row.tree_rate_share,
     )
     return CollectiveRates(
-        bytes_per_second=leaf(f"{tier.name} bytes/s", rate or efficiency * tier.bytes_per_second, row.source),
+        bytes_per_second=leaf(f"{tier.name} bytes/s", reached, row.source),
         start_seconds=leaf(f"{tier.name} start", scale * row.start_seconds, row.source),
         step_seconds=leaf(f"{tier.name} step", step, row.source),
         half_bytes=leaf(f"{tier.name} half-rate size", 0.0 if plain else row.half_bytes, row.source),
@@ -140,8 +143,8 @@ def collective_rates_of(
         inner_low_share=0.0 if plain else row.inner_low_share,
         lone_share=1.0 if plain else row.lone_share,
         tree=None if plain or not row.tree_step_seconds else tree,
-        copied_bytes_per_second=0.0 if plain else row.copied_efficiency * tier.bytes_per_second,
-        copied_rank_seconds=row.copied_rank_seconds,
+        copied_bytes_per_second=copied,
+        copied_rank_seconds=scale * row.copied_rank_seconds,
     )
 
 
