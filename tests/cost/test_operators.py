@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accuracy.kernels.products import AT_HIGHEST_CLOCK
+from command_line import run
 from laws.helpers import tried
 from shardwise.cost import Efficiencies, kernel_seconds, op_seconds, rates_of
 from shardwise.cost._operators import blend, gemm_seconds, matmul_seconds
@@ -387,3 +388,17 @@ def test_an_engine_has_products_of_its_own() -> None:
     own, shared = (gemm_rates(H100, "fp8", row, Efficiencies(), engine) for engine in ("vllm", ""))
     assert own.matmul_flops / shared.matmul_flops == pytest.approx(row.engines["vllm"]["compute"] / row.compute)
     assert own.matmul_start == shared.matmul_start
+
+
+@pytest.mark.parametrize(
+    ("precision", "given"), [("fp16", "bf16"), ("bf16", "fp16"), ("bf16", "fp8"), ("bf16", "fp32")]
+)
+def test_a_peak_of_another_type_neither_speeds_nor_slows_a_run(precision: str, given: str) -> None:
+    """Power is shared by the peak of the type that runs: another type's changes nothing, and the answer says so."""
+    words = ("train", "llama-3.1-8b", "--on", "8xh20", "--precision", precision, "--global-batch", "64", "--json")
+    plain, other = run(*words).tree, run(*words, f"--peak-flops.{given}", "2P").tree
+    assert other["step_seconds"] == plain["step_seconds"]
+    assert f"peak_flops.{given}: no effect, GEMMs run in {precision}" in other["assumptions"]
+    own = run(*words, f"--peak-flops.{precision}", "2P").tree
+    assert own["step_seconds"] < plain["step_seconds"]
+    assert not any("no effect" in one for one in own["assumptions"])

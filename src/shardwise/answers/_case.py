@@ -279,7 +279,18 @@ def with_precision(inputs: Inputs, cluster: Cluster, stack: Stack, job: Training
         inputs.notes.append(f"precision {(*known, 'fp16')[0]}: not given, and {cluster.device.name} has no bf16")
         return replace(job, precision=(*known, "fp16")[0])
     check_precision(inputs, cluster, job.precision or stack.precision)
+    _say_idle_peaks(inputs, usual)
     return job
+
+
+def _say_idle_peaks(inputs: Inputs, compute: str) -> None:
+    """Say which peaks were given of types that no GEMM of a run in 16 bits has; `--peak-flops` alone is that of bf16.
+
+    Beside narrower types, and in place of TF32, those of 16 bits count too.
+    """
+    for key in sorted(key for key in inputs.values if key.split(".")[0] == "peak_flops"):
+        if compute in ("bf16", "fp16") and (key.partition(".")[2] or "bf16") != compute:
+            inputs.notes.append(f"{key}: no effect, GEMMs run in {compute}")
 
 
 # The engine that people run on devices of a vendor, where none is named; vLLM on all others.

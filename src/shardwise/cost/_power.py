@@ -11,30 +11,31 @@ from shardwise.hardware import Device
 from shardwise.records import dataclass, replace
 
 
-def power_share(row: Gemm, device: Device) -> float:
+def power_share(row: Gemm, device: Device, dtype: str = "") -> float:
     """Return the share of a lasting rate that a device keeps which has fewer watts for its peak than the measured one.
 
-    Nothing is lost where neither the device nor its relatives state their power, or at the highest clock.
+    The peak is that of 16 bits: of `dtype` where it is one of those. Nothing is lost where neither the device nor its
+    relatives state their power, or at the highest clock.
 
     >>> from shardwise.hardware import find_device
     >>> row = constants().families["hopper"].matmul["bf16"]
     >>> [round(power_share(row, find_device(name).device), 2) for name in ("h100-sxm-80gb", "h100-pcie-80gb", "h20")]
     [1.0, 0.9, 1.0]
     """
-    measured = row.watts_per_flops
-    wide = next((device.peak_flops(d) for d in ("bf16", "fp16") if d in device.matrix_flops), 0.0)
+    measured, wide_types = row.watts_per_flops, ("fp16", "bf16") if dtype == "fp16" else ("bf16", "fp16")
+    wide = next((device.peak_flops(d) for d in wide_types if d in device.matrix_flops), 0.0)
     if not measured or not wide or row.steady_state_share == 1 or not device.knows("power_watts"):
         return 1.0
     share = device.power_watts / wide / measured
     return float(min(1.0, share ** constants().rules.power.exponent))
 
 
-def steady_state_rate(row: Gemm, device: Device) -> float:
+def steady_state_rate(row: Gemm, device: Device, dtype: str = "") -> float:
     """Return what a device keeps of the lasting rate of its family: as stated for it, or as its power says."""
     stated = row.steady_state_by_device
     if device.name in stated or device.name in row.by_device:
         return stated.get(device.name, 1.0)
-    return power_share(row, device)
+    return power_share(row, device, dtype)
 
 
 def derated_gemm(row: Gemm, device: Device, node_busy: bool, library: str = "") -> Gemm:

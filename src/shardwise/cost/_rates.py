@@ -202,7 +202,7 @@ def gemm_rates(device: Device, dtype: str, row: Gemm, imposed: Efficiencies, eng
     row = replace(row, **row.engines.get(engine, {}))
     peak, bandwidth = device.peak_flops(dtype), device.memory_bytes_per_second
     check_achieved(imposed, peak, bandwidth)
-    scale = row.by_device.get(device.name, 1.0) * steady_state_rate(row, device)
+    scale = row.by_device.get(device.name, 1.0) * steady_state_rate(row, device, dtype)
     reached = device.achieved(f"flops.{dtype}")
     kept = float(reached.value) / peak if reached else lasting(row) * scale
     flops = imposed.matmul_flops_per_second or effective(imposed, kept, imposed.compute) * peak
@@ -289,7 +289,7 @@ def _attention(family: DeviceFamily, device: Device, dtype: str, kernel: str) ->
     """Return a family's rates of attention by a named kernel in a type, and the peak that power leaves of a device."""
     row = replace(family.attention, **family.attention.kernels.get(kernel, {}))
     row = replace(row, **row.by_type.get(dtype, {}))
-    weaker = power_share(family.matmul["bf16"], device) if "bf16" in family.matmul else 1.0
+    weaker = power_share(family.matmul["bf16"], device, dtype) if "bf16" in family.matmul else 1.0
     return row, row.steady_state_by_device.get(device.name, weaker) * device.peak_flops(dtype)
 
 
