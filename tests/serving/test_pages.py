@@ -14,7 +14,7 @@ from shardwise.serving._cache import SequenceCache
 from shardwise.serving._capacity import pages_of
 from shardwise.serving._memory import caches_of
 from shardwise.serving._sizes import sizes_of
-from shardwise.serving.load import serve
+from shardwise.serving.load import LoadOptions, serve
 
 
 def cache(token_bytes: float = 0.0, limit: int = 0, state: float = 0.0) -> SequenceCache[float]:
@@ -106,3 +106,27 @@ def test_bytes_of_sparse_latents(engine: str, cache: str, token: int) -> None:
     job = Serving(batch=4, input_tokens=8000, output_tokens=192, kv_cache=cache)
     report = infer(load_model("deepseek-v3.2"), Cluster.parse("8xh200"), Plan(tp=8), job, options)
     assert report.kv_cache_bytes_per_gpu == 4 * 8192 * 61 * (token + 132)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "prefix", "found"),
+    [
+        # 1,056 tokens of keys and values are as many bytes as a state.
+        ("qwen3.6-35b-a3b", "vllm", 1000, 0),
+        ("qwen3.6-35b-a3b", "vllm", 3000, 2 * 1056),
+        ("qwen3.6-35b-a3b", "vllm-2025", 3000, 0),
+        ("qwen3.6-35b-a3b", "sglang", 3000, 3000),
+        ("gpt-oss-20b", "vllm-2025", 3000, 2992),
+    ],
+)
+def test_prefixes_of_recurrent_layers(name: str, engine: str, prefix: int, found: int) -> None:
+    """VLLM finds a state again at the end of a block alone, and before pull 50991 of 2026-08 not at all."""
+    asked = Workload(
+        input_tokens=Length(mean=4000), output_tokens=Length(mean=20), arrivals=Arrivals(rate=0.5), count=200,
+        prefix_tokens=prefix,
+    )  # fmt: skip
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    report = serve(load_model(name), Cluster.parse("1xh200"), Plan(), asked, Serving(), options)
+    assert report.to_dict()["prefix_hit_share"] == pytest.approx(found / 4000)
+    said = any("caches no prefixes of recurrent layers" in note for note in report.assumptions)
+    assert said == (engine == "vllm-2025" and not found)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Generic
 
 from shardwise.ledger.number import X, divide, minimum, total
-from shardwise.models import Block, Mixer, TokenCache
+from shardwise.models import Block, Mixer, State, TokenCache
 from shardwise.ops.layout import Layout
 from shardwise.ops.ssm import state_bytes
 from shardwise.records import dataclass
@@ -49,8 +49,8 @@ def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
     """Return the bytes of a cache on a rank; its heads are never below one a rank."""
     zero = 0 * layout.degrees.tp
     heads = layout.kv_heads(cache.heads) if cache.heads else zero + 1
-    beside = cache.bytes8 + layout.work.packs_latents * cache.packed8
-    size = heads * (layout.work.cache_bytes * cache.elements + beside)
+    bytes8 = cache.bytes8 + layout.work.packs_latents * cache.packed8
+    size = heads * (layout.work.cache_bytes * cache.elements + bytes8)
     return SequenceCache(
         token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero
     )
@@ -66,6 +66,14 @@ def keeps_tokens(block: Block) -> bool:
     """Return whether a layer keeps something of every new token, if only for a while."""
     mixers = any(mixer.attends and mixer.is_causal for mixer in block.mixers)
     return mixers or any(map(keeps_tokens, block.also))
+
+
+def keeps_states(blocks: Iterable[Block]) -> bool:
+    """Return whether some layer keeps a recurrent state."""
+    return any(
+        any(mixer.recurrent_state() != State() for mixer in block.mixers) or keeps_states(block.also)
+        for block in blocks
+    )
 
 
 def sequence_bytes(caches: Iterable[SequenceCache[X]], tokens: X) -> X:

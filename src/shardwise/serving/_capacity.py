@@ -21,7 +21,7 @@ from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
-from shardwise.serving._sizes import PipelineStage, ServingSizes, take_rows
+from shardwise.serving._sizes import PipelineStage, ServingSizes, sizes_of, take_rows
 
 _MOST = 2**40
 _PATIENCE = 4  # steps on one side before an interval is halved
@@ -113,6 +113,14 @@ def _pages(
         if own and layers:
             counts[max(own, key=lambda c: (c.token_bytes, c.constant_bytes))] += int(layers)
     return pages_of(counts, case.engine.memory.block_tokens)
+
+
+def state_block(case: ServingCase) -> int:
+    """Return the tokens of a block whose end a recurrent state is cached at, 0 where blocks are as in other models."""
+    sizes = sizes_of(case.model, case.plan, case.job, case.domains)
+    caches = caches_of(case, sizes)
+    pages = (_pages(case, stage, caches) for stage in sizes.stages)
+    return max((pool.tokens for pool in pages if pool), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

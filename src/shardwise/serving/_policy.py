@@ -58,6 +58,10 @@ class Policy:
     max_sequences: int
     block_tokens: int
     source: str
+    caches_states: bool = True
+    """The prefix cache holds recurrent states too, at the ends of blocks."""
+    prefix_block: int = 0
+    """Tokens of such a block, 0 where they are those of the cache."""
     recomputed_tokens: int = 0
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
     balance_steps: int = 0
@@ -71,6 +75,15 @@ class Policy:
     """Decode steps that prompts wait at most, beside sequences that decode, until they fill this share of a step."""
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
+
+    @property
+    def found_block(self) -> int:
+        """Tokens of a block that the prefix cache finds again."""
+        return self.prefix_block or self.block_tokens
+
+    def of_states(self, block: int) -> Policy:
+        """How it schedules a model with recurrent layers, whose states end with blocks of so many tokens."""
+        return replace(self, prefix_cache=self.prefix_cache and self.caches_states, prefix_block=block)
 
     def of_prompts(self, own: SchedulerLimits) -> Policy:
         """How a pool schedules that computes prompts alone: no decode step runs beside them, no answer needs room.

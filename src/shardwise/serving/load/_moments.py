@@ -67,20 +67,25 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
     >>> moments.steps, moments.context, moments.overlap, moments.prompts
     (10.0, 105.5, 1.0, ((100.0, 0.0),))
     """
-    cache = policy.block_tokens, policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens
+    cache = (
+        (policy.block_tokens, policy.found_block),
+        policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens,
+    )  # fmt: skip
     return _moments(workload, cache, stage, step_makes)
 
 
 @lru_cache(4)
-def _moments(workload: Workload, cache: tuple[int, bool, float, int], stage: str, step_makes: float) -> LengthMoments:
-    block, prefix_cache, reserved_share, recomputed = cache
-    prefixes = {name: size // block * block for name, size in workload.prefixes} if prefix_cache else {}
+def _moments(
+    workload: Workload, cache: tuple[tuple[int, int], bool, float, int], stage: str, step_makes: float
+) -> LengthMoments:
+    (block, unit), prefix_cache, reserved_share, recomputed = cache
+    prefixes = {name: size // unit * unit for name, size in workload.prefixes} if prefix_cache else {}
     drawn = list(islice(workload.draws(), min(workload.count, _DRAWN)))
     every = [
         (
             tokens,
             1 if stage == "prefill" else made,
-            min(cached, tokens - 1) // block * block if prefix_cache else 0,
+            min(cached, tokens - 1) // unit * unit if prefix_cache else 0,
         )
         for tokens, made, cached, *_ in drawn
     ]

@@ -11,6 +11,8 @@ from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
 from shardwise.records import dataclass, replace
+from shardwise.serving._cache import keeps_states
+from shardwise.serving._capacity import state_block
 from shardwise.serving._case import ServingCase
 from shardwise.serving._policy import Policy, limits_of, policy_of
 from shardwise.serving._report import InferReport, infer
@@ -91,6 +93,8 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
         step_tokens=job.max_batched_tokens or policy.step_tokens,
         max_sequences=job.max_sequences or policy.max_sequences,
     )
+    if keeps_states(case.model.kinds):
+        policy = policy.of_states(state_block(case))
     if options.async_scheduling is not None:
         policy = replace(policy, async_scheduling=options.async_scheduling)
     if options.balance_steps is not None:
@@ -300,6 +304,9 @@ def _notes_of(pool: Pool, workload: Workload, options: LoadOptions) -> list[str]
     """Return what is said of how the engine schedules, of how requests are routed and of what the cache holds."""
     base, policy = pool.base, pool.policy
     notes = [f"{base.case.engine.title}'s scheduler is {policy.source}"] if policy.source.startswith("taken") else []
+    if workload.repeats and not policy.prefix_cache:
+        layers = " of recurrent layers" if keeps_states(base.case.model.kinds) else ""
+        notes.append(f"{base.case.engine.title} caches no prefixes{layers}: every prompt is computed whole")
     if options.router == "prefix" and not any(workload.blocks):
         notes.append("no blocks or conversations tell prompts apart: routed to the least loaded replica")
     if base.fits and round(pool.cache_tokens) != base.kv_cache_tokens:

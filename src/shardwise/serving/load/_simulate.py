@@ -140,7 +140,7 @@ class Scheduler(SchedulerState):
             cached = max(cached, blocks) if request.preemptions else blocks
         if not cached:
             return 0
-        return min(cached, request.target - 1) // self.policy.block_tokens * self.policy.block_tokens
+        return min(cached, request.target - 1) // self.found * self.found
 
     def _schedule(self) -> list[tuple[Request, int]]:
         """Return the pieces of prompts of the next step: those that run go on, then others are admitted in order."""

@@ -49,7 +49,7 @@ class SchedulerState:
         """Decode steps since the scheduler last looked for new requests."""
         self.decided = 0.0
         """When the next step was scheduled: as the step before it began, where scheduling is asynchronous."""
-        self.half, self.made = policy.block_tokens // 2, table.made
+        self.half, self.found, self.made = policy.block_tokens // 2, policy.found_block, table.made
         self.trace, self.prefixes = Trace(), PrefixCache()
 
     @property
