@@ -86,6 +86,9 @@ LINES = {
         "vllm serve /cache/models--RedHatAI--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/dd --max-num-seqs 8",
         {"model": "llama-3.3-70b", "weights": "fp8"}, 1,
     ),
+    "sparse latents are packed in 8 bits": (
+        "vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8 --kv-cache-dtype fp8_ds_mla", {"kv_cache": "fp8"}, 8,
+    ),
     "a type of activations widens no stored weights": (
         "vllm serve openai/gpt-oss-20b --dtype bfloat16", {"weights": None}, 1,
     ),

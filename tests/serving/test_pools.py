@@ -336,3 +336,14 @@ def test_a_search_finds_pools_where_they_take_fewer_devices() -> None:
     again = run(*apart["command"].split()[1:], "--json")
     assert again.status == 0
     assert again.tree["devices"] == apart["devices"]
+
+
+def test_one_state_is_sent_however_many_are_kept_for_guesses() -> None:
+    """Of recurrent layers a prompt's end is sent, whatever a step of the pool that decodes verifies."""
+    cluster, policy = Cluster.parse("1xh200-sxm-141gb"), pools("vllm", workload(1.0, 20), 1).policy
+    job = Serving(batch=1, input_tokens=1000, output_tokens=10)
+    guessing = replace(job, speculative_method="ngram", num_speculative_tokens=3, acceptance_length=2.0)
+    model = load_model("nemotron-3-nano-30b-a3b")
+    cases = [infer(model, cluster, Plan(), one).case for one in (job, guessing)]
+    sizes = [Transfer(cluster, case, case, policy).size_bytes(1000) for case in cases]
+    assert sizes[0] == sizes[1]

@@ -31,6 +31,7 @@ from shardwise.records import replace
 from shardwise.serving import InferReport
 
 _CACHES = {name: name for name in ("fp8", "fp8_e4m3", "fp8_e5m2", "nvfp4")} | {"bf16": "bfloat16", "fp16": "float16"}
+_OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"fp8_ds_mla": "fp8"}
 _PROPOSERS = {"draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "ngram": "ngram"}
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -162,7 +163,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     wide = line.wide(model)
     values |= {
         "weights": weights or wide,
-        "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "kv_cache": line.named("--kv-cache-dtype", _OF_FLAG),
         "memory_fraction": line.share("--gpu-memory-utilization"),
         "max_sequences": line.whole("--max-num-seqs"),
         "max_batched_tokens": line.whole("--max-num-batched-tokens"),

@@ -184,7 +184,9 @@ class Transfer:
     @cached_property
     def _stages(self) -> tuple[Any, tuple[PipelineStage[float], ...]]:
         sizes = sizes_of(self.target.model, self.target.plan, self.target.job, self.target.domains)
-        return caches_of(self.target, sizes), sizes.stages
+        # Of recurrent layers the state after the prompt, not one for each guess to come.
+        one = tuple(tuple(replace(kept, states=1) for kept in layer) for layer in caches_of(self.target, sizes))
+        return one, sizes.stages
 
     def size_bytes(self, tokens: float) -> float:
         """Return bytes that are sent of a prompt: what all ranks of a worker of the decode pool keep of it.
