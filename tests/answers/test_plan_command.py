@@ -84,6 +84,15 @@ def test_the_best_is_saved_as_a_case(tmp_path: Path) -> None:
         assert again["best"][0][key] == tree["best"][0][key]
 
 
+def test_the_best_has_the_room_of_the_case_that_it_is(tmp_path: Path) -> None:
+    """The engine is told to run its batch at most, which sets memory aside: asked again, as many tokens fit."""
+    best = str(tmp_path / "best.toml")
+    words = [*INFER[:2], "qwen3-30b-a3b", "--on", "4xh100-sxm-80gb", "--input-tokens", "1000", "--output-tokens", "100"]
+    first, again = run(*words, "--save-best", best, "--json").tree["best"][0], run("--config", best, "--json").tree
+    for key in ("kv_cache_tokens", "max_concurrency", "chance_to_fit", "ttft_seconds"):
+        assert again[key] == first[key]
+
+
 def test_plan_infer_as_a_page() -> None:
     """The page has the best, the front, what could overtake, why others fell, what was assumed and the command."""
     done = run(*INFER, "--batch-step", "48", "--batch", "1..512", "--top", "2", "--price", "2")

@@ -107,7 +107,8 @@ def case_of(inputs: Inputs, report: InferReport) -> dict[str, Any]:
     if not report.case.model.generates:
         del fixed["output_tokens"]
     fixed |= {"weights": job.weights or report.case.format.name, "engine": report.case.engine.name}
-    fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
+    # The search tells the engine to run its batch at most, for which memory is set aside.
+    fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute", "max_sequences") if getattr(job, key)}
     return {**kept, **fixed}
 
 
