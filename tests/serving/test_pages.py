@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from command_line import run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
@@ -130,3 +131,17 @@ def test_prefixes_of_recurrent_layers(name: str, engine: str, prefix: int, found
     assert report.to_dict()["prefix_hit_share"] == pytest.approx(found / 4000)
     said = any("caches no prefixes of recurrent layers" in note for note in report.assumptions)
     assert said == (engine == "vllm-2025" and not found)
+
+
+def test_more_sequences_than_blocks_of_states_are_refused() -> None:
+    """A hybrid model does not start in vLLM with more sequences than blocks: that is said, no such launch written."""
+    words = ["qwen3.6-35b-a3b", "--on", "1xh100-sxm-80gb", "--batch", "8", "--input-tokens", "1000"]
+    told = [note for note in run("infer", *words, "--json").tree["assumptions"] if "blocks of states" in note]
+    most = told[0].partition(":")[0].rpartition(" ")[2]
+    refused = run("export", "vllm", *words, "--json")
+    assert refused.status == 2 and refused.fields == ["max_sequences"]
+    assert f"use {most}" in refused.out
+    assert run("export", "vllm", *words, "--max-sequences", most).status == 0
+    # Its cache is 3 groups of states and one of keys and values, blocks of 1,056 tokens.
+    printed = run("infer", *words, "--json").tree["kv_cache_tokens"]
+    assert printed // 1056 * 4 <= int(most) < (printed // 1056 + 1) * 4

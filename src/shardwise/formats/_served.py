@@ -180,6 +180,9 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
     if most and job.total_tokens > most:
         rule = f"and output exceed the context of {most} that {system} takes the checkpoint at"
         problems.add("input_tokens", job.input_tokens, rule, f"use at most {most} together")
+    if 0 < one.report.most_started < one.sequences:
+        rule = f"is more than the {one.report.most_started} blocks of states that {system} has room for"
+        problems.add("max_sequences", one.sequences, rule, f"use {one.report.most_started}, or fewer")
     if target in _ONE_TOKEN_EACH and 0 < one.step_tokens < one.sequences:
         rule = f"must be at least the {one.sequences} sequences of a step"
         problems.add("max_batched_tokens", one.step_tokens, rule, f"use {one.sequences}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, reserved_bytes
-from shardwise.serving._cache import SequenceCache
+from shardwise.serving._cache import SequenceCache, keeps_states
 from shardwise.serving._case import ServingCase
 from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
 from shardwise.serving._sizes import PipelineStage, ServingSizes, sizes_of, take_rows
@@ -194,6 +194,18 @@ def cache_tokens(case: ServingCase, cost: BatchCost[float]) -> int:
 def held_tokens(case: ServingCase, cost: BatchCost[float], length: float) -> int:
     """Return tokens that sequences of a mean length hold together on one replica, 0 where the longest does not fit."""
     return _held_tokens(case, _room_of(case, cost.sizes.stages, cost.memory, cost.caches), length)
+
+
+def state_blocks(case: ServingCase, cost: BatchCost[float]) -> int:
+    """Return the blocks of the pool where layers keep states, 0 elsewhere.
+
+    vLLM raises an error at its start where more sequences may run at once, each of which takes one
+    (vllm/v1/worker/gpu_model_runner.py, _check_and_update_cudagraph_mode, 2026).
+    """
+    room = _room_of(case, cost.sizes.stages, cost.memory, cost.caches)
+    if not keeps_states(case.model.kinds) or not all(room.pages):
+        return 0
+    return min(int(b // pool.block_bytes) for pool, b in zip(room.pages, room.budgets, strict=True) if pool)
 
 
 def held_tokens_of(case: ServingCase, sizes: ServingSizes[Any], length: float) -> list[int]:

@@ -14,7 +14,7 @@ from shardwise.notebook import Card
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
-from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens
+from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, state_blocks
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import Engine
 from shardwise.serving._memory import StageBytes, memory_share
@@ -172,6 +172,11 @@ class InferReport(Card):
     def held_tokens(self, length: float) -> int:
         """Tokens that requests of a mean length hold on one replica together, 0 where the longest does not fit."""
         return held_tokens(self.case, self.evaluation, length)
+
+    @cached_property
+    def most_started(self) -> int:
+        """Sequences at once that the engine starts with at most, 0 where nothing bounds them."""
+        return state_blocks(self.case, self.evaluation) if self.fits else 0
 
     @property
     def max_concurrency(self) -> int:
@@ -389,5 +394,7 @@ def infer(
     case, notes = complete(question)
     evaluation: BatchCost[float] = evaluate(case, sizes_of(case.model, case.plan, case.job, case.domains))
     report = InferReport(case=case, evaluation=evaluation, assumptions=())
+    if 0 < (most := report.most_started) < (asked := case.profiled.sequences):
+        notes += (f"{case.engine.title} needs --max-sequences {most}: {asked:,} are more than its blocks of states",)
     notes_of = (*model.assumptions, *cluster.assumptions, *notes, *evaluation.notes)
     return replace(report, assumptions=tuple(dict.fromkeys(notes_of)))
