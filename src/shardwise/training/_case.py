@@ -227,11 +227,9 @@ def stages_of(case: TrainingCase) -> tuple[Stages[Any], ...]:
 def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
     """Return the settings of the framework that change nothing under a plan, and why."""
     settings, plan, idle = case.stack.settings, case.plan, list[tuple[str, str]]()
-    compute = case.recipe.precision.compute
-    if settings.checkpoint_policy and plan.recompute != "full":
-        idle.append(("checkpoint_policy", "there are no checkpoints of whole layers"))
-    if settings.partition_activations and plan.recompute != "full":
-        idle.append(("partition_activations", "there are no checkpoints of whole layers"))
+    if plan.recompute != "full":
+        whole = ("checkpoint_policy", "partition_activations")
+        idle += [(name, "there are no checkpoints of whole layers") for name in whole if getattr(settings, name)]
     elif settings.partition_activations and (plan.tp == 1 or plan.sequence_parallel):
         idle.append(
             ("partition_activations", "tp is 1" if plan.tp == 1 else "sequence parallelism splits them already")
@@ -240,20 +238,26 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append(("bucket_elements", "no optimizer is sharded"))
     if settings.max_live_parameters and not case.recipe.shards_weights:
         idle.append(("max_live_parameters", "no weights are sharded"))
+    if settings.pipeline_runs > 1 and plan.pp == 1:
+        idle.append((f"pipeline_runs {settings.pipeline_runs}", "pp is 1"))
+    if settings.sync_each_batch and not (case.stack.accumulates_whole and case.recipe.shards_weights):
+        idle.append(("sync_each_batch", "no gradients stay whole between micro-batches"))
+    return [*idle, *_idle_bits(case), *_idle_widths(case)]
+
+
+def _idle_bits(case: TrainingCase) -> list[tuple[str, str]]:
+    """Return the settings of GEMMs of fewer than 16 bits that those of a case do not read."""
+    settings, compute, idle = case.stack.settings, case.recipe.precision.compute, list[tuple[str, str]]()
     for name in ("bf16_first_layers", "bf16_last_layers", "bf16_mtp_layers"):
         if getattr(settings, name) and compute in (*WIDE_DTYPES, "fp32", "tf32"):
             idle.append((name, f"GEMMs run in {compute}"))
     if settings.bf16_mtp_layers and not case.model.mtp:
         idle.append(("bf16_mtp_layers", f"{case.model.name} has none"))
-    if settings.pipeline_runs > 1 and plan.pp == 1:
-        idle.append((f"pipeline_runs {settings.pipeline_runs}", "pp is 1"))
     if settings.fp8_recipe and compute != "fp8":
         idle.append((f"fp8_recipe {settings.fp8_recipe}", f"GEMMs run in {compute}"))
     if settings.fp8_param_gather and find_scaling(compute) is None:
         idle.append(("fp8_param_gather", f"GEMMs run in {compute}"))
-    if settings.sync_each_batch and not (case.stack.accumulates_whole and case.recipe.shards_weights):
-        idle.append(("sync_each_batch", "no gradients stay whole between micro-batches"))
-    return [*idle, *_idle_widths(case)]
+    return idle
 
 
 def _idle_widths(case: TrainingCase) -> list[tuple[str, str]]:
