@@ -9,6 +9,7 @@ import pytest
 
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.hardware import Cluster, find_device
+from shardwise.ledger.saved import recomputed_ops
 from shardwise.models import load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.head import loss
@@ -16,6 +17,7 @@ from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.plans import Plan, Settings, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, comm, train
+from shardwise.training._ledger import ledger_of
 from shardwise.training._parts import Recipe
 
 CLUSTER = Cluster.parse("16xa100-sxm-80gb")
@@ -45,6 +47,39 @@ def test_recompute_that_stops_early_saves_the_last_product() -> None:
     assert [op.name for op in last] == ["mlp.down", "add2"]
     saved = model.num_layers * sum(float(op_seconds(RATES, op).forward) for op in last)
     assert whole.recompute - early.recompute == pytest.approx(saved, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("stack", "sharding", "method", "early"),
+    [
+        # axolotl utils/config/__init__.py: use_reentrant True where rl is not set, core/builders/base.py: False else.
+        ("axolotl", "none", "sft", False),
+        ("axolotl", "fsdp", "sft", False),
+        ("axolotl", "none", "dpo", True),
+        # llamafactory model/model_utils/checkpointing.py: use_reentrant_gc, which FSDP version 2 takes away.
+        ("llama-factory", "none", "sft", False),
+        ("llama-factory", "fsdp", "sft", True),
+        ("llama-factory-v1", "none", "sft", True),
+        # ms-swift trainers/mixin.py _fix_gradient_checkpointing: is_dist() without DeepSpeed and FSDP.
+        ("ms-swift", "", "sft", False),
+        ("ms-swift", "none", "sft", True),
+        ("ms-swift", "fsdp", "sft", False),
+        # unsloth_zoo gradient_checkpointing.py: a function of autograd.
+        ("unsloth", "", "sft", False),
+        # transformers modeling_utils.py: use_reentrant False since 5, True before.
+        ("transformers", "none", "sft", True),
+        ("transformers-2024", "none", "sft", False),
+    ],
+)
+def test_reentrant_checkpoints_run_everything_again(stack: str, sharding: Any, method: str, early: bool) -> None:
+    """A framework's checkpoints stop early or not by what it tells torch.utils.checkpoint; "" is one device."""
+    plan = Plan(dp=2 if sharding else 1, micro_batch=1, recompute="full", sharding=sharding or "none")
+    job = Training(seq_len=512, global_batch=plan.dp, method=method)
+    report = train(load_model("llama-3.2-1b"), Cluster.parse(f"{plan.dp}xa100-sxm-80gb"), plan, job,
+                   TrainingOptions(stack=stack))  # fmt: skip
+    written = ledger_of(report.case.model, report.case.plan, report.case.kinds, report.evaluation.layout).kinds[0]
+    again = [op.name for op in recomputed_ops(written.ops, written.units)]
+    assert ("mlp.down" not in again) == early
 
 
 @pytest.mark.parametrize(("model", "biased"), [("gpt2", True), ("llama-2-7b", False)])

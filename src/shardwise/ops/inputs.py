@@ -72,3 +72,5 @@ class LayoutOptions:
     tuning: Tuning | None = None
     autocast: bool = False
     """Weights are in fp32 and GEMMs take 16-bit copies of them and of fp32 inputs, which autograd keeps."""
+    stops_early: bool = True
+    """Recompute of a unit ends at its last saved tensor, where the framework's can."""

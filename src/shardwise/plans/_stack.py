@@ -93,6 +93,9 @@ class Stack:
     """The output of attention is copied when its heads are merged."""
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
+    checkpoint_reenters: Literal["", "sft", "but fsdp", "but replicas"]
+    """Where checkpoints are reentrant all the same, so that the whole unit runs again: of supervised fine-tuning, or of
+    all but FSDP, or but replicas on several devices."""
     checkpoint_prunes: bool
     """What no gradient reads is not run again, as compilers see."""
     checkpoint_halves: bool

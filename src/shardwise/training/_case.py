@@ -116,6 +116,16 @@ class TrainingCase:
         return referred + one.mismatched + one.rollout + one.critic
 
     @property
+    def reenters(self) -> bool:
+        """Whether checkpoints are reentrant (torch.utils.checkpoint, use_reentrant) and run all of their unit again."""
+        where = self.stack.checkpoint_reenters
+        if where == "sft":
+            return self.job.method == "sft"
+        fsdp = self.plan.sharding in ("fsdp", "hsdp", "shard-grad-op")
+        replicas = self.plan.sharding == "none" and self.cluster.num_devices > 1
+        return bool(where) and not (fsdp if where == "but fsdp" else replicas)
+
+    @property
     def is_typical(self) -> bool:
         """Whether the run is tuned as most are, not for a record."""
         return self.job.tuning == "typical" and not self.efficiencies.ideal

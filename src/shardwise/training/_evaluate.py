@@ -85,6 +85,7 @@ def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
         cp_kind=case.plan.cp_kind,
         tuning=case.tuning,
         autocast=case.autocast,
+        stops_early=not case.reenters,
     )
     return lay_out(
         ParallelSizes(tp=sizes.tp, tp2=sizes.tp2, cp=sizes.cp, ep=sizes.ep, etp=sizes.etp, panels=sizes.panels),

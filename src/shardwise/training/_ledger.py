@@ -147,7 +147,7 @@ def ledger_of(
     """
     known = {} if known is None else known
     policy = POLICIES.get(y.stack.settings.checkpoint_policy) if plan.recompute == "full" else None
-    early, prunes = y.stack.checkpoint_stops_early, y.stack.checkpoint_prunes
+    early, prunes = y.stack.checkpoint_stops_early and y.choices.stops_early, y.stack.checkpoint_prunes
     if ("head",) not in known:
         known |= {(name,): ops for name, ops in _ends(model, y).items()}
 
