@@ -66,12 +66,18 @@ def test_recompute_that_stops_early_saves_the_last_product() -> None:
         ("ms-swift", "fsdp", "sft", False),
         # unsloth_zoo gradient_checkpointing.py: a function of autograd.
         ("unsloth", "", "sft", False),
+        # torchtitan v0.2.2 config/job_config.py: early_stop False; torch's own default elsewhere.
+        ("fsdp2", "fsdp", "sft", False),
+        ("fsdp2-2024", "fsdp", "sft", True),
+        ("fsdp2-compiled-loss", "fsdp", "sft", True),
+        ("torchtune", "fsdp", "sft", True),
+        ("accelerate", "fsdp", "sft", True),
         # transformers modeling_utils.py: use_reentrant False since 5, True before.
         ("transformers", "none", "sft", True),
         ("transformers-2024", "none", "sft", False),
     ],
 )
-def test_reentrant_checkpoints_run_everything_again(stack: str, sharding: Any, method: str, early: bool) -> None:
+def test_checkpoints_stop_early_as_they_are_told(stack: str, sharding: Any, method: str, early: bool) -> None:
     """A framework's checkpoints stop early or not by what it tells torch.utils.checkpoint; "" is one device."""
     plan = Plan(dp=2 if sharding else 1, micro_batch=1, recompute="full", sharding=sharding or "none")
     job = Training(seq_len=512, global_batch=plan.dp, method=method)
