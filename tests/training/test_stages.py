@@ -125,10 +125,19 @@ def test_uneven_mirrored_stages_hold_each_its_own_activations() -> None:
 
 def test_the_optimizer_step_sees_the_largest_tensor_of_its_stage() -> None:
     """Updating tensors one by one needs room for the head on the last stage as for the embedding on the first."""
-    found = evaluated(Plan(pp=2, sequence_parallel=False), stack="transformers", precision="bf16-pure")
+    found = evaluated(Plan(pp=2, sequence_parallel=False), stack="composer", precision="bf16-pure")
     base = [m.weights + m.gradients + m.optimizer + m.framework for m in found.memory]
     extra = [m.moments["optimizer step"] - b for m, b in zip(found.memory, base, strict=True)]
     assert extra == pytest.approx([2 * 2 * 128256 * 4096] * 2)
+
+
+@pytest.mark.parametrize(("stack", "elements"), [("transformers", 0), ("transformers-2024", 1), ("verl", 1)])
+def test_trainers_update_by_the_default_of_their_release(stack: str, elements: int) -> None:
+    """adamw_torch_fused holds nothing beside its states, adamw_torch on a GPU the root of every second moment."""
+    found = evaluated(Plan(), stack=stack, precision="bf16-pure")
+    (memory,) = found.memory
+    base = memory.weights + memory.gradients + memory.optimizer + memory.framework
+    assert memory.moments["optimizer step"] - base == elements * memory.weights
 
 
 def test_a_tied_table_stands_on_both_ends() -> None:
