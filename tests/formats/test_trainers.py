@@ -291,7 +291,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"1": "8", "2": "out"},
         {"system": "verl", "model": "qwen2.5-0.5b", "num_devices": 8, "cp": 2, "dp": 4, "sharding": "fsdp",
          "micro_batch": 4, "global_batch": 256, "seq_len": 1024, "method": "sft", "rank": 32, "recompute": "full",
-         "precision": "amp-bf16"},
+         "precision": "amp-bf16", "loss": "eager"},
     ),
     # DeepSpeedExamples DeepSpeed-Chat step1_supervised_finetuning/training_scripts/llama2/run_llama2_7b.sh
     "deepspeed-chat": (
@@ -370,6 +370,7 @@ def test_a_real_script_means_what_it_starts(name: str, tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     case = import_file(path, variables)
     said: dict[str, Any] = {"system": case.system, "stack": case.stack.name, "num_devices": case.num_devices}
+    said |= {"loss": case.stack.loss_kernel}
     said |= {"model": case.model.name if case.model else ""}
     for record in (case.plan, case.job):
         said |= {field: getattr(record, field) for field in facts if hasattr(record, field)}

@@ -29,6 +29,7 @@ from shardwise.training._blocks import BlockCost
         ("deepspeed-2023", "", 6),
         ("trainer-2023", "", 12),
         ("torchtune-compiled", "compiled-fp32", 8),
+        ("verl", "", 4),
     ],
 )
 def test_a_logit_takes_the_bytes_of_its_kernel(stack: str, kernel: str, bytes_per_logit: int) -> None:

@@ -155,6 +155,9 @@ def _tuned(values: Mapping[str, Any], source: str, around: ImportContext, launch
     stack = find_stack("verl")
     if keys.flag("model.use_liger"):
         stack = replace(stack, settings=replace(stack.settings, loss="fused-linear"))
+    elif "engine.strategy" not in keys.values:
+        # fsdp_sft_trainer.py _compute_loss_and_backward: CrossEntropyLoss under autocast.
+        stack = replace(stack, settings=replace(stack.settings, loss="eager"))
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
 
 

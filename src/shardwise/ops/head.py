@@ -221,6 +221,7 @@ _TRAFFIC: dict[str, tuple[float, float]] = {
     "chunked-fp32": (18, 22),
     "fused": (8, 4),
     "fused-copied": (14, 4),
+    "fused-in-place": (6, 8),
 }
 _PIECES = 8  # torchtune modules/loss/ce_chunked_output_loss.py, num_output_chunks
 # Bytes a logit that backward starts with beside the log-softmax, where every step is a kernel, or beside fp32 logits.
@@ -234,7 +235,7 @@ _KEPT = {"eager-autocast": 6}
 # (torchtitan/components/loss.py _LossParallelCrossEntropy.backward, torch/distributed/tensor/parallel/loss.py).
 _ZEROS = 4
 # Those of one rank that keep logits, or their log-softmax, as the head made them.
-_NARROW = ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted", "fused-copied")
+_NARROW = ("compiled", "chunked-compiled", "eager-narrow", "eager-narrow-shifted", "fused-copied", "fused-in-place")
 # Bytes a logit of a second fp32 copy.
 _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 
@@ -264,7 +265,9 @@ def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     that the trainer holds, which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with
     torch.compile) compiles each piece, whose gradient takes the place of its logits, and adds up the weight gradients
     that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy, "fused-copied" the 16-bit logits, which
-    turn into their gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V.
+    turn into their gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V;
+    "fused-in-place" (verl's log-probabilities, flash_attn.ops.triton.cross_entropy) the 16-bit logits alone, which were
+    divided by the temperature in place and turn into their gradient, whose quotient stands beside it: 4 T V.
     Those of `WHOLE_LOSSES` hold no logits but of a chunk. What compiled ones keep was seen with saved-tensor hooks of
     torch 2.13.0.
 

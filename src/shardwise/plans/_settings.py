@@ -23,6 +23,7 @@ LossKernel: TypeAlias = Literal[
     "compiled-fp32",
     "fused",
     "fused-copied",
+    "fused-in-place",
     "fused-linear",
     "cce",
     "fused-logprobs",
