@@ -53,7 +53,8 @@ def test_quantised_weights_are_prepared_as_peft_does(words: tuple[str, ...], rec
     """prepare_model_for_kbit_training recomputes unless told, so that an 8B model trains on 24 GB as people know it."""
     found = asked("train", "llama-3.1-8b", "--on", "rtx-4090", "--seq-len", "2048", *words)
     assert found["plan"]["recompute"] == recomputed
-    assert found["fits"] == (recomputed == "full")
+    # axolotl's own functions of LoRA keep half of what modules do.
+    assert found["fits"] == (recomputed == "full" or "axolotl" in words)
     assert ("--recompute" in words or recomputed == "none") != any("unless told" in n for n in found["assumptions"])
 
 
@@ -441,7 +442,8 @@ def test_unsloth_keeps_one_input_for_all_adapters_that_read_it() -> None:
     words = ("plan", "train", "llama-3.1-8b", "--on", "rtx-4090", "--qlora", "--lora-rank", "32", "--loss", "cce")
     lines = [line.split() for line in run(*words, "--stack", "unsloth").out.splitlines()]
     longest = [int(line[-1].replace(",", "")) for line in lines if line[:3] == ["nf4", "32", "bits"]]
-    assert longest == [pytest.approx(78_475, rel=0.03)]
+    # Recomputed; without, its functions of LoRA leave room for a short one.
+    assert max(longest) == pytest.approx(78_475, rel=0.03)
 
 
 def test_adapters_of_experts_are_a_saver_to_leave_out() -> None:

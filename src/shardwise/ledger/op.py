@@ -78,6 +78,8 @@ class Tensor(Generic[X]):
     read_for: Gradient = "either"
     fleeting: bool = False
     """Freed with its graph before the operator ends: autograd saves it, and nothing reads it in backward."""
+    remade: bool = False
+    """Made again in backward by the function that makes it, whatever recompute does: it exists there alone."""
     made_in: str = ""
     stream: bool = False
     """Has the type of the residual stream, which may be wider than what GEMMs take."""

@@ -101,7 +101,9 @@ def keep(ops: Iterable[Op[X]], units: tuple[Checkpoint, ...] = ()) -> SavedTenso
         unit = next((u for u in units if u.holds(op.region)), None)
         saved = {tensor.name for tensor in op.saves}
         for tensor in (*op.saves, *(op.reads if unit else ())):
-            if tensor.fleeting:
+            if tensor.fleeting or tensor.remade:
+                if tensor.remade and unit:
+                    dropped[tensor.name] = tensor
                 continue
             made = [region for region in (tensor.born, tensor.made_in) if region]
             makers = [u for u in units if any(map(u.holds, made))]

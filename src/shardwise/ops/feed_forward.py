@@ -8,6 +8,7 @@ from __future__ import annotations
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Op, Tensor
 from shardwise.models import MLP, MoE
+from shardwise.ops.adapter_parts import spelled
 from shardwise.ops.elementwise import only_weights, vector
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace
@@ -29,11 +30,24 @@ def activation_tensors(y: Layout[X], m: MLP | MoE) -> tuple[tuple[str, int], ...
     Fused kernels keep their input, gate and up side by side; gated ones of PyTorch keep the activated gate too.
     """
     if m.gated:
-        fused = y.stack.activation == "fused"
+        fused = y.stack.activation == "fused" or in_one_function(y, m)
         return (("up", 2),) if fused else (("up", 2), ("activated", 1))
     by_modules = y.stack.norm == "eager"
     names = _MODULE_TENSORS.get(m.activation, ("up",)) if by_modules else ("up",)
     return tuple((name, 1) for name in names)
+
+
+def in_one_function(y: Layout[X], m: MLP | MoE) -> bool:
+    """Return whether LoRA's own function runs a feed-forward: it makes what enters the last GEMM again in backward.
+
+    Sources: axolotl 0.19.0 kernels/lora.py and unsloth kernels/fast_lora.py LoRA_MLP, of X, gate and up; all three
+    layers need an adapter (monkeypatch/lora_kernels.py, models/llama.py patch_peft_model).
+    """
+    tuning = y.choices.tuning
+    if tuning is None or not tuning.kernels or not isinstance(m, MLP) or not m.gated or m.fused_projection:
+        return False
+    words = spelled(tuning.targets)
+    return bool(words & {"all-linear", "linear", "mlp"}) or {"gate", "up", "down"} <= words
 
 
 def weights_rows(y: Layout[X], m: MLP | MoE) -> bool:
@@ -52,7 +66,8 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
         Tensor(name=f"{name}.{part}", size_bytes=one * units, born=name if part == "up" else region)
         for part, units in kept
     )
-    out = Tensor(name=f"{name}.product", size_bytes=one, born=region, product=True)
+    again = in_one_function(y, m)
+    out = Tensor(name=f"{name}.product", size_bytes=one, born=region, product=True, remade=again)
     inputs, steps = 2 if m.gated else 1, max(len(kept), 1)
     # Each separate kernel reads and writes once more.
     moved = (inputs + 1 + 2 * (steps - 1)) * one, (2 * inputs + 1 + 3 * (steps - 1)) * one
@@ -60,8 +75,9 @@ def activation_op(y: Layout[X], name: str, m: MLP | MoE, rows: X, width: X) -> t
     # The gradient of ReLU reads what it made, as that of the weights of Megatron-LM's eager experts does; that of other
     # functions leaves it to the weight of the GEMM behind it.
     own = (*saves, replace(out, read_for="weight" if kept and not weights_rows(y, m) else "input"))
+    # That function makes what enters the last GEMM again in place of its gradient, beside gate and up.
     op = memory_op(y, f"{name}.activation", region, moved, reads=(entry,), saves=own, kernels=steps,
-                   output_bytes=one, role="activation")  # fmt: skip
+                   output_bytes=one, transient_bytes=one if again else 0, role="activation")  # fmt: skip
     return op, out
 
 
@@ -76,7 +92,7 @@ def mlp(y: Layout[X], m: MLP, D: int, source: Tensor[X], name: str = "mlp") -> t
     ['mlp.up', 'mlp.activation', 'mlp.down']
     """
     F, sides = y.split(m.ffn), 2 if m.gated else 1
-    one_kernel = y.stack.activation == "fused"
+    one_kernel = y.stack.activation == "fused" or in_one_function(y, m)
     up = LinearShape(inputs=D + 0 * F, outputs=sides * F, whole_inputs=D, whole_outputs=sides * m.ffn, bias=m.bias,
                kernels=1 if one_kernel else sides, parts=(F,) * sides, role="up",
                modules=("gate_up",) if m.fused_projection else ("gate", "up")[-sides:])  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from shardwise.errors import known_name
 from shardwise.files import own_table
 from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
+from shardwise.plans._jobs import Training
 from shardwise.plans._plan import Plan, alike
 from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import PartitionRule
@@ -124,6 +125,9 @@ class Stack:
     """Autocast makes the 16-bit copies of fp32 weights, where they are not sharded."""
     adapter_autocast: bool
     """Products of adapters take 16-bit copies of fp32 ones and of their input (torch.autocast)."""
+    adapter_kernels: Literal["", "sft", "no dropout"]
+    """Where LoRA runs in functions of the framework's own: in supervised fine-tuning, or without dropout. They keep one
+    16-bit input for the layers that share it, and of a gated feed-forward what enters its activation alone."""
     adapter_joint: bool
     """Queries, keys and values, and gate and up, have one adapter where they are one GEMM of the framework."""
     keeps_narrow_inputs: bool
@@ -261,6 +265,18 @@ class Stack:
     def loss_kernel(self) -> LossKernel:
         """The cross entropy that runs: what the user set, else the framework's own."""
         return self.settings.loss or self.loss
+
+    def runs_lora(self, job: Training) -> bool:
+        """Return whether a job's LoRA runs in functions of the framework's own.
+
+        >>> find_stack("axolotl").runs_lora(Training(seq_len=1, global_batch=1, adapter="lora", method="dpo"))
+        False
+        """
+        if job.adapter not in ("lora", "rslora", "lora-plus"):
+            return False
+        if self.adapter_kernels == "sft":
+            return job.method == "sft" and job.base != "int8"
+        return self.adapter_kernels == "no dropout" and not job.adapter_dropout
 
     def workspace_bytes(self, family: str, grouped: bool = False, split: bool = False) -> float:
         """Return the bytes of scratch that GEMMs, grouped ones too, hold for the whole run on a device of a family.

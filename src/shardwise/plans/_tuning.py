@@ -161,13 +161,13 @@ class Tuning:
     """Fine-tuning as a framework does it: the method, its targets and sizes, and how the frozen weights are kept.
 
     `width` is that of an adapter's parameter and of what enters it; under `autocast` its GEMMs take 16 bits.
-    `joint` says that layers that are one GEMM of the framework have one adapter, `keeps_inputs` that GEMMs of
-    narrow weights keep their input, `holds_inputs` that they do as long as the graph is there, `scales_apart` that
-    their scales are no part of the parameter, `narrow_head` that the head is stored as they are, `rest_bytes` how wide
-    weights beside narrow ones are kept (0: as they come), `trains` what of the model itself trains. With `splits_rank`
-    tensor parallelism splits both matrices of an adapter, else only those sides that it splits of the layer. Beside an
-    adapter there is a frozen one of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks
-    of `block` features.
+    `joint` says that layers that are one GEMM of the framework have one adapter, `kernels` that LoRA runs in functions
+    of the framework's own (`Stack.adapter_kernels`), `keeps_inputs` that GEMMs of narrow weights keep their input,
+    `holds_inputs` that they do as long as the graph is there, `scales_apart` that their scales are no part of the
+    parameter, `narrow_head` that the head is stored as they are, `rest_bytes` how wide weights beside narrow ones are
+    kept (0: as they come), `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both
+    matrices of an adapter, else only those sides that it splits of the layer. Beside an adapter there is a frozen one
+    of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks of `block` features.
 
     `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
     of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is. `family` is the type of the
@@ -184,6 +184,7 @@ class Tuning:
     width: int = 2
     autocast: bool = False
     joint: bool = False
+    kernels: bool = False
     block: int = OFT_BLOCK
     keeps_inputs: bool = False
     holds_inputs: bool = False
@@ -264,6 +265,8 @@ def adapter_precision(job: Training, stack: Stack) -> Precision:
     """
     precision = stack.narrow_adapter_precision if find_base(job.base or "bf16").narrow else ""
     own = find_precision(precision or stack.adapter_precision or job.precision or stack.precision)
+    if own.weight_bytes == 4 and stack.runs_lora(job):
+        own = find_precision("amp-bf16")
     stated = {"fp32": "" if own.weight_bytes == 4 else "fp32", "bf16": "bf16-pure"}.get(job.adapter_precision, "")
     return find_precision(stated) if stated else own
 
@@ -325,6 +328,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         width=4 if precision.compute in ("fp32", "tf32") else 2,
         autocast=stack.adapter_autocast,
         joint=stack.adapter_joint,
+        kernels=stack.runs_lora(job),
         block=job.oft_block_size or OFT_BLOCK,
         keeps_inputs=base.keeps_inputs or (base.bitsandbytes and stack.keeps_narrow_inputs),
         holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
