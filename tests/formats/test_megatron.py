@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from shardwise.errors import InputError
 from shardwise.formats import ImportContext, Imported, from_megatron_args, import_file, megatron
 from shardwise.formats._exported import ExportCase
@@ -430,6 +431,13 @@ def test_a_script_without_a_training_is_refused(tmp_path: Path) -> None:
         import_file(script)
     with pytest.raises(InputError, match="cannot be read"):
         import_file(tmp_path / "b.sh")
+
+
+def test_what_the_release_refuses_is_not_exported() -> None:
+    """Transformer Engine's cross entropy is an assertion of Megatron-LM's arguments; its own fusion is written."""
+    words = ("export", "megatron", "llama-3.1-8b", "--on", "8xh100", "--tp", "2", "--seq-len", "2048", "--loss")
+    assert "megatron does not run this" in run(*words, "vocab-parallel-in-place").err
+    assert "--cross-entropy-loss-fusion" in run(*words, "vocab-parallel-compiled").out
 
 
 def test_experts_and_attention_are_plain_values() -> None:

@@ -55,6 +55,7 @@ def test_what_a_stack_does_not_run_is_refused_by_field(name: str, fields: dict[s
     assert all(problem.rule.startswith(name) and problem.remedy.startswith("use ") for problem in found)
 
 
+IN_PLACE = {"loss": "vocab-parallel-in-place"}
 TILED, EARLY = {"tile_mlp": "8"}, {"updates_in_backward": "true", "optimizer": "adam"}
 # What each framework's sources have of a tiled MLP and of an optimizer in backward: the fields that are refused.
 SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
@@ -75,6 +76,12 @@ SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
     ("ms-swift", TILED, {}, set()),
     ("unsloth", TILED, {}, set()),
     ("unsloth-2024", TILED, {}, {"tile_mlp"}),
+    # megatron/training/arguments.py asserts that --cross-entropy-fusion-impl is not te, which Megatron-Bridge sets.
+    ("megatron", IN_PLACE, {}, {"loss"}),
+    ("megatron", {"loss": "vocab-parallel-compiled"}, {}, set()),
+    ("megatron-bridge", IN_PLACE, {}, set()),
+    ("nanotron", IN_PLACE, {}, {"loss"}),
+    ("xla", IN_PLACE, {}, {"loss"}),
 )
 
 

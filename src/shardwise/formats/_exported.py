@@ -112,7 +112,9 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     """Return what the framework of a case does not run."""
     precision = case.job.precision or case.stack.precision
     job = case.job
-    return stack_problems(case.stack, case.plan, precision=precision, optimizer=job.optimizer, method=job.method)
+    loss = {"loss": case.stack.settings.loss} if case.stack.settings.loss else {}
+    words = {"precision": precision, "optimizer": job.optimizer, "method": job.method, **loss}
+    return stack_problems(case.stack, case.plan, **words)
 
 
 _WHICH_WRITE = {

@@ -19,8 +19,8 @@ Values: TypeAlias = tuple[Value, ...]
 RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
-SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy")
-JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "loss", *SETTING_WORDS)
+SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy", "loss")
+JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SETTING_WORDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,11 +142,11 @@ class TrainingCase:
         tiles = {"tile_mlp": str(settings.tile_mlp)} if settings.tile_mlp > 1 else {}
         early = {"updates_in_backward": "true"} if settings.updates_in_backward else {}
         kept = {"checkpoint_policy": settings.checkpoint_policy} if settings.checkpoint_policy else {}
-        own = {"loss": settings.loss} if settings.loss else {}
+        loss = {"loss": settings.loss} if settings.loss else {}
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early, **kept, **own
+            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early, **kept, **loss
         }  # fmt: skip
 
     @property
