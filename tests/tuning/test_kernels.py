@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardwise.formats import ImportContext
+from shardwise.formats.axolotl import read
 from shardwise.hardware import Cluster
 from shardwise.ledger.saved import keep
 from shardwise.models import load_model
@@ -24,6 +26,17 @@ def kept_by_the_mlp(stack: str, **job: Any) -> float:
     layer = ledger_of(report.case.model, report.case.plan, report.case.kinds, report.evaluation.layout).kinds[0]
     kept = keep([op for op in layer.ops if op.region.startswith("mlp")]).kept
     return sum(t.size_bytes for t in kept if t.size_bytes >= 2 * T * D) / T
+
+
+@pytest.mark.parametrize(
+    ("line", "on"), [("", True), ("lora_mlp_kernel: true", True), ("lora_mlp_kernel: false", False),
+                     ("lora_o_kernel: true", False)],
+)  # fmt: skip
+def test_a_file_that_says_one_kernel_says_all(line: str, on: bool) -> None:
+    """None is on by itself beside one that is stated."""
+    base = "base_model: meta-llama/Llama-3.1-8B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n"
+    case = read(f"{base}sequence_len: 512\nmicro_batch_size: 1\n{line}\n", "axolotl.yaml", ImportContext(num_devices=1))
+    assert bool(case.stack.adapter_kernels) == on
 
 
 # axolotl's own kernels/lora.py LoRA_MLP, run with torch 2.13 and its two Triton kernels written in torch: X, gate and

@@ -160,7 +160,14 @@ def _adapter(keys: Keys) -> dict[str, Any]:
     return fields | {"base": "nf4-dq" if narrow else "int8" if wide else ""}
 
 
+_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
 def _stack(keys: Keys, stack: Stack) -> Stack:
+    # utils/schemas/config.py check_auto_enable_lora_kernels: on unless one of them is said, and then those alone.
+    said = [keys.flag(name) for name in _KERNELS]
+    if any(one is not None for one in said) and not said[0]:
+        stack = replace(stack, adapter_kernels="")
     settings = _trainer.synchronised(keys, stack).settings
     if keys.flag("liger_fused_linear_cross_entropy"):
         settings = replace(settings, loss="fused-linear")
@@ -260,7 +267,8 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
     }
     tiles = stack.settings.tile_mlp
     tiled = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles} if tiles > 1 else {}
-    return words.get(loss, {}) | tiled | _trainer.sync_words(stack)
+    modules = {} if stack.adapter_kernels else dict.fromkeys(_KERNELS, False)
+    return words.get(loss, {}) | tiled | modules | _trainer.sync_words(stack)
 
 
 def export(case: ExportCase) -> Exported:
