@@ -165,8 +165,8 @@ _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embeddi
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
     # utils/schemas/config.py check_auto_enable_lora_kernels: on unless one of them is said, and then those alone.
-    said = [keys.flag(name) for name in _KERNELS]
-    if any(one is not None for one in said) and not said[0]:
+    kernels = [keys.flag(name) for name in _KERNELS]
+    if any(one is not None for one in kernels) and not kernels[0]:
         stack = replace(stack, adapter_kernels="")
     settings = _trainer.synchronised(keys, stack).settings
     if keys.flag("liger_fused_linear_cross_entropy"):

@@ -121,8 +121,8 @@ class TrainingCase:
         where = self.stack.checkpoint_reenters
         if where == "sft":
             return self.job.method == "sft"
-        fsdp = self.plan.sharding in ("fsdp", "hsdp", "shard-grad-op")
-        replicas = self.plan.sharding == "none" and self.cluster.num_devices > 1
+        fsdp = self.plan.sharding_rules.weights
+        replicas = not self.plan.sharding_rules.shards and self.cluster.num_devices > 1
         return bool(where) and not (fsdp if where == "but fsdp" else replicas)
 
     @property
