@@ -87,11 +87,8 @@ def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
         autocast=case.autocast,
         stops_early=not case.reenters,
     )
-    return lay_out(
-        ParallelSizes(tp=sizes.tp, tp2=sizes.tp2, cp=sizes.cp, ep=sizes.ep, etp=sizes.etp, panels=sizes.panels),
-        work,
-        choices,
-    )
+    ways = ParallelSizes(tp=sizes.tp, tp2=sizes.tp2, cp=sizes.cp, ep=sizes.ep, etp=sizes.etp, panels=sizes.panels)
+    return lay_out(ways, work, choices)
 
 
 def parts_of(
