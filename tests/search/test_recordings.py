@@ -125,9 +125,12 @@ def test_a_recording_is_shared_between_numbers_of_devices() -> None:
 
 
 def test_every_field_that_a_recording_reads_is_known_here() -> None:
-    """A field that a case or a space gains needs a place in the key of a recording, and a change above."""
+    """A field that a case or a space gains needs a place in the key of a recording, and a change above.
+
+    Whether sequence parallelism was asked for is read by the changes of a report alone, which no recording has.
+    """
     assert {f.name for f in fields(TrainingCase)} == {
-        "model", "cluster", "job", "stack", "plan", "efficiencies", "overlap",
+        "model", "cluster", "job", "stack", "plan", "efficiencies", "overlap", "sequence_parallel",
     }  # fmt: skip
     ranges = {"devices", "panels", "shard", "precision", *(f"fast_{axis}" for axis in AXES)}
     assert {f.name for f in fields(SearchSpace)} == {*SPACES, *ranges}
