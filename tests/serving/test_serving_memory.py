@@ -32,6 +32,28 @@ def test_cache_of_one_token(model: str, plan: Plan, token_bytes: int) -> None:
     assert ask(model, FULL, plan).kv_cache_bytes_per_gpu == 1024 * token_bytes
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "windowed", "whole", "width"),
+    [
+        # 62 layers of 16 heads of 128, 52 of which read 1,024 tokens; 24 of 8 heads of 64, 12 of which read 128.
+        ("vllm", "gemma-3-27b", 52, 10, 2 * 16 * 128),
+        ("sglang", "gemma-3-27b", 0, 62, 2 * 16 * 128),
+        ("tensorrt-llm", "gemma-3-27b", 0, 62, 2 * 16 * 128),
+        ("tensorrt-llm", "gpt-oss-20b", 0, 24, 2 * 8 * 64),
+        ("vllm", "gpt-oss-20b", 12, 12, 2 * 8 * 64),
+    ],
+)
+def test_engines_without_a_pool_of_windows_keep_every_token(
+    engine: str, model: str, windowed: int, whole: int, width: int
+) -> None:
+    """SGLang has one pool of all layers for Gemma 3, and TensorRT-LLM's max_attention_window is the whole length."""
+    window = {"gemma-3-27b": 1024, "gpt-oss-20b": 128}[model]
+    report = ask(model, Serving(input_tokens=8000, output_tokens=192), engine=engine)
+    assert report.kv_cache_bytes_per_gpu == 2 * width * (8192 * whole + window * windowed)
+    kept = f"windows: {engine} keeps every token in layers that read a window"
+    assert (kept in report.assumptions) == (not windowed)
+
+
 def test_an_fp8_cache_is_half() -> None:
     """The cache's format halves its bytes and leaves the weights alone."""
     r, half = (ask("llama-2-70b", Serving(batch=4, kv_cache=c), Plan(tp=8)) for c in ("bf16", "fp8"))

@@ -227,6 +227,11 @@ class Architecture:
         return any(block.has_experts for block in self.kinds)
 
     @property
+    def has_windows(self) -> bool:
+        """Whether some layer needs no more than its last tokens kept."""
+        return any(cache.limit for block in self.kinds for mixer in block.mixers for cache in mixer.caches())
+
+    @property
     def most_tokens(self) -> int:
         """Tokens that it has learned positions or patches for, 0 where positions do not end."""
         return self.positions or (0 if self.embedding else self.max_context)

@@ -254,6 +254,8 @@ def _stated(case: ServingCase) -> list[str]:
         notes.append(
             f"{title} has no class for {case.model.family} models: figures are those of its kernels, were there one"
         )
+    whole = case.model.has_windows and not engine.memory.keeps_windows(case.model.family)
+    notes += [f"windows: {engine.name} keeps every token in layers that read a window"] * whole
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")

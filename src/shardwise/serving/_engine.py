@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -41,6 +42,8 @@ class EngineMemory:
     """A head that is tied to the embedding table has a copy of its own."""
     hybrid_kv_cache_groups: bool = False
     """Layers that keep different things share pages of one size."""
+    windowed: tuple[str, ...] = (".*",)
+    """Families of models (patterns) whose layers with a window keep that window alone; those of others keep all."""
     packed_latents: bool = False
     """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
     state_bytes: float = 4.0
@@ -58,6 +61,14 @@ class EngineMemory:
         """
         named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
         return next(filter(None, named), self.state_bytes)
+
+    def keeps_windows(self, family: str) -> bool:
+        """Return whether layers with a window keep no more than that in models of a family.
+
+        >>> [find_engine("sglang").memory.keeps_windows(family) for family in ("gpt_oss", "gemma3_text")]
+        [True, False]
+        """
+        return any(re.fullmatch(one, family) for one in self.windowed)
 
     def sampler_bytes(self, device: Device) -> float:
         """Return the bytes of working memory for each logit on a device."""

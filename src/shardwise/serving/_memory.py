@@ -158,8 +158,10 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     # A state after each token that a step verifies, until it is known how many are accepted (vLLM
     # vllm/v1/kv_cache_interface.py, MambaSpec.num_speculative_blocks; SGLang intermediate_ssm_state_cache).
     states = 1 + case.job.num_speculative_tokens
+    windows = case.engine.memory.keeps_windows(case.model.family)
     first, *others = (
-        tuple(replace(one, states=states) for one in block_caches(layout, block)) for block in case.model.kinds
+        tuple(replace(one, states=states, limit=one.limit if windows else 0) for one in block_caches(layout, block))
+        for block in case.model.kinds
     )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
     count = next(iter(case.model.kinds.values()))
