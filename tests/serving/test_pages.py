@@ -10,7 +10,7 @@ from command_line import run
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
-from shardwise.serving import ServingOptions, ServingQuestion, complete, infer
+from shardwise.serving import InferReport, ServingOptions, ServingQuestion, complete, find_engine, infer
 from shardwise.serving._cache import SequenceCache
 from shardwise.serving._capacity import pages_of
 from shardwise.serving._memory import caches_of
@@ -145,3 +145,53 @@ def test_more_sequences_than_blocks_of_states_are_refused() -> None:
     # Its cache is 3 groups of states and one of keys and values, blocks of 1,056 tokens.
     printed = run("infer", *words, "--json").tree["kv_cache_tokens"]
     assert printed // 1056 * 4 <= int(most) < (printed // 1056 + 1) * 4
+
+
+def sglang(model: str, **job: int) -> InferReport:
+    """Return a batch of 4,096 and 512 tokens on SGLang, on four H100."""
+    asked = Serving(input_tokens=4096, output_tokens=512, batch=32, **job)
+    return infer(
+        load_model(model), Cluster.parse("4xh100-sxm-80gb"), Plan(tp=4), asked, ServingOptions(engine="sglang")
+    )
+
+
+def test_sglang_gives_windows_a_pool_of_their_own_beside_cached_prefixes() -> None:
+    """Windows have 0.8 tokens for each of the 12 other layers of gpt-oss-20b, two heads of 64 on a rank."""
+    plain, cached = (sglang("gpt-oss-20b", prefix_tokens=n) for n in (0, 1024))
+    tokens = int(cached.kv_cache_budget_bytes_per_gpu / (2 * 2 * 64 * 2 * 12 * (1 + 0.8)))
+    assert cached.kv_cache_tokens == tokens
+    assert cached.max_concurrency == tokens // 4608
+    # Without a prefix cache a sequence takes its window and what is not yet dropped behind it.
+    assert plain.kv_cache_bytes_per_gpu == 32 * 2 * 2 * 64 * 2 * 12 * (4608 + 128 + 130)
+    assert plain.max_concurrency > 1.7 * cached.max_concurrency
+
+
+def test_sglang_counts_five_states_a_sequence_beside_cached_prefixes() -> None:
+    """0.9 bytes of states for each of keys and values, and max_mamba_cache_size // 5 sequences (Qwen3-Next, tp 4)."""
+    plain, cached = (sglang("qwen3-next-80b-a3b", prefix_tokens=n) for n in (0, 1024))
+    state = 36 * (4 * 8 * 128 * 128 + 2 * 3 * (2 * 2048 + 4096) // 4)
+    budget = cached.kv_cache_budget_bytes_per_gpu
+    assert cached.max_concurrency == pytest.approx(budget * 0.9 / 1.9 / state / 5, abs=1.1)
+    assert cached.kv_cache_tokens == pytest.approx(budget / 1.9 / (2 * 256 * 2 * 12), rel=1e-3)
+    assert plain.kv_cache_bytes_per_gpu == 32 * (4608 * 2 * 256 * 2 * 12 + state)
+
+
+def test_states_of_a_sequence_that_guesses() -> None:
+    """SGLang keeps a state for each of four draft tokens beside its slots, vLLM one for each guess beside its own."""
+    engines = (find_engine("vllm"), find_engine("sglang"), find_engine("sglang").caching())
+    assert [one.memory.states_of("qwen3_next", 3) for one in engines] == [4, 5, 9]
+    assert [one.memory.states_of("qwen3_next", 0) for one in engines] == [1, 1, 5]
+
+
+def test_a_load_that_repeats_prefixes_has_the_room_of_a_server_that_caches_them() -> None:
+    """`serve` and `infer` agree on what SGLang holds, with prefixes and without."""
+    arrivals = Arrivals(kind="poisson", rate=2.0)
+    asked = {"input_tokens": Length(mean=4096), "output_tokens": Length(mean=512), "arrivals": arrivals, "count": 20}
+    load = LoadOptions(serving=ServingOptions(engine="sglang"))
+    for prefix in (0, 1024):
+        workload = Workload(**asked, prefix_tokens=prefix)
+        cluster = Cluster.parse("4xh100-sxm-80gb")
+        held = serve(load_model("gpt-oss-20b"), cluster, Plan(tp=4), workload, options=load).base
+        assert held.kv_cache_tokens == pytest.approx(
+            sglang("gpt-oss-20b", prefix_tokens=prefix).kv_cache_tokens, rel=0.05
+        )

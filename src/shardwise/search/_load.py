@@ -246,6 +246,7 @@ def plan_serve(
         job=asked,
         space=replace(space.layouts, dp=IntRanges(ranges=((1, 1),))),
         options=SearchOptions(efficiencies=options.serving.efficiencies),
+        prefixes=workload.repeats,
     )
     one = LoadSearch(grid=grid, space=space, workload=workload, options=options, objective=objective, cluster=cluster)
     best, nearest, missed, simulated = _confirmed(one, top)

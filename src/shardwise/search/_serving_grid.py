@@ -25,6 +25,7 @@ from shardwise.serving import (
     TOGETHER,
     Engine,
     ServingCase,
+    ServingOptions,
     ServingQuestion,
     ServingSizes,
     complete,
@@ -57,6 +58,8 @@ class ServingGrid:
     job: Serving
     space: ServingSpace
     options: SearchOptions
+    prefixes: bool = False
+    """Whether servers cache prefixes."""
 
     @cached_property
     def domains(self) -> tuple[int, ...]:
@@ -231,8 +234,8 @@ class ServingGrid:
             one = Plan(dp=self.cluster.num_devices)
             try:
                 question = ServingQuestion(
-                    model=self.model, cluster=self.cluster, plan=one, job=job, engine=engine,
-                    efficiencies=self.options.efficiencies,
+                    model=self.model, cluster=self.cluster, plan=one, job=job, efficiencies=self.options.efficiencies,
+                    engine=ServingOptions(engine=engine).caching(self.prefixes).engine,
                 )  # fmt: skip
                 case, _ = complete(question)
             except InputError as error:

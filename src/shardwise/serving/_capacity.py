@@ -20,7 +20,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, reserved_bytes
 from shardwise.serving._cache import SequenceCache, keeps_states
 from shardwise.serving._case import ServingCase
-from shardwise.serving._memory import StageBytes, blocks_of, caches_of, stage_cache
+from shardwise.serving._memory import StageBytes, blocks_of, caches_of, pool_token_bytes, reserved_cache
 from shardwise.serving._sizes import PipelineStage, ServingSizes, sizes_of, take_rows
 
 _MOST = 2**40
@@ -127,6 +127,7 @@ def state_block(case: ServingCase) -> int:
 class _Room:
     """What bounds the cache of a replica: of every stage its layers, the bytes left for the cache, and its pages."""
 
+    case: ServingCase
     block: int
     stages: Sequence[PipelineStage[float]]
     caches: tuple[tuple[SequenceCache[float], ...], ...]
@@ -138,13 +139,23 @@ class _Room:
         """Whether some layers keep less than every token."""
         return any(c.limit or c.constant_bytes for each in self.caches for c in each)
 
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of the pool of layers that keep all, where pools have fixed shares: what SGLang prints; else 0."""
+        memory, model = self.case.engine.memory, self.case.model
+        windows = model.has_windows and memory.window_ratio(model.family)
+        if not windows and not (memory.pool_of_states and keeps_states(model.kinds)):
+            return 0
+        sizes = [pool_token_bytes(self.case, self.caches, stage) for stage in self.stages]
+        return int(min((b // size for b, size in zip(self.budgets, sizes, strict=True) if size), default=0))
+
     def sequences(self, tokens: float) -> int:
         """Return the sequences of so many tokens that fit together, in blocks of the engine."""
         counts = []
         for stage, budget, pages in zip(self.stages, self.budgets, self.pages, strict=True):
             if pages is not None:
                 counts.append(pages.sequences(budget, tokens))
-            elif one := stage_cache(self.caches, stage, blocks_of(tokens, self.block)):
+            elif one := reserved_cache(self.case, self.caches, stage, blocks_of(tokens, self.block)):
                 counts.append(int(budget // one))
         return min(counts, default=0)
 
@@ -157,7 +168,8 @@ def _room_of(
 ) -> _Room:
     budgets = [max(0.0, m.cache_budget) for m in memory]
     pages = [_pages(case, stage, caches) for stage in stages]
-    return _Room(block=case.engine.memory.block_tokens, stages=stages, caches=caches, budgets=budgets, pages=pages)
+    block = case.engine.memory.block_tokens
+    return _Room(case=case, block=block, stages=stages, caches=caches, budgets=budgets, pages=pages)
 
 
 def _cache_tokens(case: ServingCase, room: _Room) -> int:
@@ -168,6 +180,8 @@ def _cache_tokens(case: ServingCase, room: _Room) -> int:
     """
     if all(room.pages):
         return min(pool.capacity_tokens(b) for pool, b in zip(room.pages, room.budgets, strict=True) if pool)
+    if pool := room.pool_tokens:
+        return pool
     full = case.job.total_tokens if room.mixed else room.block
     return room.sequences(full) * int(full)
 

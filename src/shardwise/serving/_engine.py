@@ -2,78 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, Literal
 
-from shardwise.cost import family_of
+from shardwise.cost import Efficiencies, family_of
 from shardwise.errors import Problems, known_name
 from shardwise.files import own_table
 from shardwise.hardware import Device
 from shardwise.plans import Stack, find_stack
 from shardwise.records import dataclass, replace
+from shardwise.serving._engine_memory import EngineMemory
 from shardwise.serving._formats import WeightFormat
 from shardwise.serving._runs import EngineFormats, EngineLayouts
-
-_STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineMemory:
-    """What an engine takes beside weights and cache, and how it spells its share of the memory."""
-
-    budget: Literal["total", "static", "free"]
-    """What the memory fraction bounds: all but the context, weights and cache, or the cache within what is left."""
-    fraction: float
-    """The share that it takes by default; 0 where it computes one (`[static_share]`)."""
-    context_bytes: float
-    communicator_bytes: float
-    sampler_bytes_per_logit: float
-    """Bytes of working memory for each logit of the sequences that may run."""
-    sampler_bytes_elsewhere: float = 0.0
-    """The same on devices of other vendors than NVIDIA, which its sampler has no kernel for (0: alike)."""
-    block_tokens: int
-    context_bytes_per_core: float = 0.0
-    """Bytes of the context for each core of the device."""
-    static_buffers: bool = False
-    """All buffers of a pass exist at once."""
-    tied_head_copied: bool = False
-    """A head that is tied to the embedding table has a copy of its own."""
-    hybrid_kv_cache_groups: bool = False
-    """Layers that keep different things share pages of one size."""
-    windowed: tuple[str, ...] = (".*",)
-    """Families of models (patterns) whose layers with a window keep that window alone; those of others keep all."""
-    packed_latents: bool = False
-    """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
-    state_bytes: float = 4.0
-    """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
-    state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
-    """Keys of the file by which it does."""
-    profiles_reserved: bool = False
-    """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
-
-    def state_bytes_of(self, types: tuple[tuple[str, str], ...]) -> float:
-        """Return bytes of an element of a recurrent state, 0 where it is as wide as activations.
-
-        >>> [find_engine(name).memory.state_bytes_of((("mamba_ssm_dtype", "float32"),)) for name in ("vllm", "trtllm")]
-        [4.0, 0.0]
-        """
-        named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
-        return next(filter(None, named), self.state_bytes)
-
-    def keeps_windows(self, family: str) -> bool:
-        """Return whether layers with a window keep no more than that in models of a family.
-
-        >>> [find_engine("sglang").memory.keeps_windows(family) for family in ("gpt_oss", "gemma3_text")]
-        [True, False]
-        """
-        return any(re.fullmatch(one, family) for one in self.windowed)
-
-    def sampler_bytes(self, device: Device) -> float:
-        """Return the bytes of working memory for each logit on a device."""
-        own = device.vendor == "NVIDIA" or not self.sampler_bytes_elsewhere
-        return self.sampler_bytes_per_logit if own else self.sampler_bytes_elsewhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,6 +212,10 @@ class Engine:
         """Return which formats of weights and cache the engine does not run on a device."""
         return self.formats.problems(self.title, {"weights": weights, "kv_cache": kv_cache}, family_of(device))
 
+    def caching(self) -> Engine:
+        """The engine as a server that caches prefixes."""
+        return replace(self, memory=replace(self.memory, caches_prefixes=True))
+
     @cached_property
     def prompt_stack(self) -> Stack:
         """The same while prompts run."""
@@ -366,3 +311,21 @@ def reduces_branches_once(family: str) -> bool:
     (True, False)
     """
     return family in engine_tables()["summed_branches"]["families"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingOptions:
+    """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
+
+    engine: Engine | str = "vllm"
+    efficiencies: Efficiencies = Efficiencies()
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether the engine is that of a server that caches prefixes."""
+        return isinstance(self.engine, Engine) and self.engine.memory.caches_prefixes
+
+    def caching(self, prefixes: bool) -> ServingOptions:
+        """Return the options of a server that caches prefixes, or of one that does not."""
+        engine = find_engine(self.engine) if isinstance(self.engine, str) else self.engine
+        return replace(self, engine=engine.caching()) if prefixes else self

@@ -15,7 +15,7 @@ from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass, replace
-from shardwise.serving._cache import SequenceCache, block_caches, sequence_bytes
+from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables, static_row
 from shardwise.serving._ledger import (
@@ -157,12 +157,15 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     layout = views_of(case, sizes, step).wide
     # A state after each token that a step verifies, until it is known how many are accepted (vLLM
     # vllm/v1/kv_cache_interface.py, MambaSpec.num_speculative_blocks; SGLang intermediate_ssm_state_cache).
-    states = 1 + case.job.num_speculative_tokens
-    windows = case.engine.memory.keeps_windows(case.model.family)
-    first, *others = (
-        tuple(replace(one, states=states, limit=one.limit if windows else 0) for one in block_caches(layout, block))
-        for block in case.model.kinds
-    )
+    memory, family = case.engine.memory, case.model.family
+    states = memory.states_of(family, case.job.num_speculative_tokens)
+    windows = memory.keeps_windows(family)
+
+    def kept(one: SequenceCache[X]) -> SequenceCache[X]:
+        limit = one.limit + memory.window_slack if windows and one.limit else 0
+        return replace(one, states=states, limit=limit)
+
+    first, *others = (tuple(map(kept, block_caches(layout, block))) for block in case.model.kinds)
     # The cache of a draft is booked with the layers of the first kind, each with its part.
     count = next(iter(case.model.kinds.values()))
     drafts = (
@@ -194,6 +197,40 @@ def stage_cache(caches: Sequence[tuple[SequenceCache[X], ...]], stage: PipelineS
     cached_layers = enumerate(zip(stage.layers, caches, strict=True))
     layers = (n * named(sequence_bytes(c, tokens), f"a sequence in layer kind {i}") for i, (n, c) in cached_layers)
     return total(layers, 0 * stage.embeds)
+
+
+def pool_token_bytes(case: ServingCase, caches: Sequence[tuple[SequenceCache[X], ...]], stage: PipelineStage[X]) -> X:
+    """Return bytes of a stage's cache for each token of layers that keep all, with what pools of fixed shares add.
+
+    SGLang gives layers with windows a pool of so many tokens for each of the others', and states a share of all
+    (github.com/sgl-project/sglang python/sglang/srt/model_executor/pool_configurator.py, HybridSWAPoolConfigurator, and
+    mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache).
+    """
+    memory, zero = case.engine.memory, 0 * stage.embeds
+    ratio = memory.window_ratio(case.model.family) or 1.0
+    kinds = zip(stage.layers, caches, strict=True)
+    tokens = total(((n * c.token_bytes * (ratio if c.limit else 1.0)) for n, own in kinds for c in own), zero)
+    return tokens / (1.0 - memory.pool_of_states) if keeps_states(case.model.kinds) else tokens
+
+
+def reserved_cache(
+    case: ServingCase, caches: Sequence[tuple[SequenceCache[X], ...]], stage: PipelineStage[X], tokens: X
+) -> X:
+    """Return bytes that the cache of a stage needs for one sequence of so many tokens, pools of fixed shares included.
+
+    The pool that is nearest to its end decides: of layers that keep all, of windows, or of states.
+    """
+    memory = case.engine.memory
+    limits = [minimum(tokens, c.limit) for own in caches for c in own if c.limit]
+    ratio = memory.window_ratio(case.model.family) if limits else 0.0
+    share = memory.pool_of_states if keeps_states(case.model.kinds) else 0.0
+    if not ratio and not share:
+        return stage_cache(caches, stage, tokens)
+    held = maximum(tokens, largest(limits) / ratio) if ratio else tokens
+    keys = pool_token_bytes(case, caches, stage) * held
+    kept = zip(stage.layers, caches, strict=True)
+    slots = total((n * c.states * c.constant_bytes for n, own in kept for c in own), 0 * tokens)
+    return named(maximum(keys, slots / share) if share else keys, "pools of the cache")
 
 
 def stages_bytes(
@@ -228,7 +265,7 @@ def stage_bytes(
     if case.job.shard_weights:
         weights = shared_weights(sizes, model, weights)
     tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
-    cache = named(sizes.batch * stage_cache(caches, stage, tokens), "KV cache")
+    cache = named(sizes.batch * reserved_cache(case, caches, stage, tokens), "KV cache")
     if engine.memory.tied_head_copied and case.model.tied:
         weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
     activations = named(model.live, "activations")

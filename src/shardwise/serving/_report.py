@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, cast
 
-from shardwise.cost import Band, Conditions, Efficiencies, band_of
+from shardwise.cost import Band, Conditions, band_of
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
@@ -16,7 +16,7 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, state_blocks
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
-from shardwise.serving._engine import Engine
+from shardwise.serving._engine import ServingOptions
 from shardwise.serving._memory import StageBytes, memory_share
 from shardwise.serving._sizes import sizes_of
 from shardwise.serving._step import StepCost
@@ -26,14 +26,6 @@ from shardwise.units import show_bytes, show_seconds
 _MANY_RANKS, _LONG, _LARGE, _WIDE_BYTES = 8, 4096, 32, 2.0
 _NARROW = ("fp8", "fp4", "int8")
 CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingOptions:
-    """What else a prediction takes: the engine, and efficiencies imposed in place of the fitted ones."""
-
-    engine: Engine | str = "vllm"
-    efficiencies: Efficiencies = Efficiencies()
 
 
 def conditions_of(case: ServingCase, family: str) -> Conditions:

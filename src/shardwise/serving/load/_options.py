@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwise.plans import Limit, Plan
 from shardwise.records import dataclass
-from shardwise.serving._engine import Engine
-from shardwise.serving._report import ServingOptions
+from shardwise.serving._engine import Engine, ServingOptions
 from shardwise.serving.load._autoscale import Autoscale
 from shardwise.serving.load._fleet import Router
 

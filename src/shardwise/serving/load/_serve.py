@@ -129,6 +129,7 @@ def serve(
     decode, prefill = _parts(cluster, plan, options)
     prompt, made = workload.longest
     asked = replace(job, batch=1, input_tokens=prompt, output_tokens=made)
+    options = replace(options, serving=options.serving.caching(workload.repeats))
     base = infer(model, decode, plan, asked, options.serving)
     policy = policy_for(base.case, job, workload, options)
     limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
@@ -172,7 +173,7 @@ def _prefill(model: Model, cluster: Cluster, plan: Plan, job: Serving, options: 
     """Return the pool that computes prompts; its problems are those of fields of its own."""
     serving = options.serving
     if options.prefill_engine:
-        serving = replace(serving, engine=options.prefill_engine)
+        serving = replace(serving, engine=options.prefill_engine).caching(serving.caches_prefixes)
     try:
         return infer(model, cluster, plan, job, serving)
     except InputError as error:

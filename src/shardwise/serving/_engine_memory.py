@@ -1,0 +1,104 @@
+"""What an engine takes of a device's memory beside weights, and how it keeps the cache."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from shardwise.hardware import Device
+from shardwise.records import dataclass
+
+_STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineMemory:
+    """What an engine takes beside weights and cache, and how it spells its share of the memory."""
+
+    budget: Literal["total", "static", "free"]
+    """What the memory fraction bounds: all but the context, weights and cache, or the cache within what is left."""
+    fraction: float
+    """The share that it takes by default; 0 where it computes one (`[static_share]`)."""
+    context_bytes: float
+    communicator_bytes: float
+    sampler_bytes_per_logit: float
+    """Bytes of working memory for each logit of the sequences that may run."""
+    sampler_bytes_elsewhere: float = 0.0
+    """The same on devices of other vendors than NVIDIA, which its sampler has no kernel for (0: alike)."""
+    block_tokens: int
+    context_bytes_per_core: float = 0.0
+    """Bytes of the context for each core of the device."""
+    static_buffers: bool = False
+    """All buffers of a pass exist at once."""
+    tied_head_copied: bool = False
+    """A head that is tied to the embedding table has a copy of its own."""
+    hybrid_kv_cache_groups: bool = False
+    """Layers that keep different things share pages of one size."""
+    windowed: tuple[str, ...] = (".*",)
+    """Families of models (patterns) whose layers with a window keep that window alone; those of others keep all."""
+    window_slack: int = 0
+    """Tokens behind its window that such a layer keeps until they are dropped together."""
+    window_ratios: tuple[tuple[str, float], ...] = ()
+    """Tokens of the pool of windows for each of the pool of other layers where prefixes are cached, by family of models
+    (patterns, the first that matches); none: both take what they need."""
+    state_share: float = 0.0
+    """Share of the cache that recurrent states have to themselves where prefixes are cached (0: what they need)."""
+    state_slots: tuple[tuple[str, int], ...] = ()
+    """Slots of states that a running sequence counts for there, by family of models."""
+    verified_states: int = 0
+    """States of a sequence that verifies guesses beside its own and one a guess."""
+    caches_prefixes: bool = False
+    """Whether the server that is asked about caches prefixes."""
+    packed_latents: bool = False
+    """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
+    state_bytes: float = 4.0
+    """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
+    state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    """Keys of the file by which it does."""
+    profiles_reserved: bool = False
+    """Its cache is what remains of all that the allocator reserved at the peak, in use or not: that is not modelled."""
+
+    def state_bytes_of(self, types: tuple[tuple[str, str], ...]) -> float:
+        """Return bytes of an element of a recurrent state, 0 where it is as wide as activations.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine(name).memory.state_bytes_of((("mamba_ssm_dtype", "float32"),)) for name in ("vllm", "trtllm")]
+        [4.0, 0.0]
+        """
+        named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
+        return next(filter(None, named), self.state_bytes)
+
+    def keeps_windows(self, family: str) -> bool:
+        """Return whether layers with a window keep no more than that in models of a family.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("sglang").memory.keeps_windows(family) for family in ("gpt_oss", "gemma3_text")]
+        [True, False]
+        """
+        return any(re.fullmatch(one, family) for one in self.windowed)
+
+    def window_ratio(self, family: str) -> float:
+        """Return tokens of the pool of windows for each of the other layers' in models of a family, 0 for no such pool.
+
+        >>> from shardwise.serving import find_engine
+        >>> [one.memory.window_ratio("gpt_oss") for one in (find_engine("sglang"), find_engine("sglang").caching())]
+        [0.0, 0.8]
+        """
+        ratios = self.window_ratios if self.caches_prefixes else ()
+        return next((ratio for one, ratio in ratios if re.fullmatch(one, family)), 0.0)
+
+    @property
+    def pool_of_states(self) -> float:
+        """Share of the cache that is for recurrent states alone, 0 where they take what they need."""
+        return self.state_share if self.caches_prefixes else 0.0
+
+    def states_of(self, family: str, guesses: int) -> int:
+        """Return the states that a sequence with so many guesses a step takes in models of a family."""
+        slots = self.state_slots if self.caches_prefixes else ()
+        own = next((count for one, count in slots if re.fullmatch(one, family)), 1)
+        return own + guesses + (self.verified_states if guesses else 0)
+
+    def sampler_bytes(self, device: Device) -> float:
+        """Return the bytes of working memory for each logit on a device."""
+        own = device.vendor == "NVIDIA" or not self.sampler_bytes_elsewhere
+        return self.sampler_bytes_per_logit if own else self.sampler_bytes_elsewhere
