@@ -41,6 +41,7 @@ def test_cache_of_one_token(model: str, plan: Plan, token_bytes: int) -> None:
         ("tensorrt-llm", "gemma-3-27b", 0, 62, 2 * 16 * 128),
         ("tensorrt-llm", "gpt-oss-20b", 0, 24, 2 * 8 * 64),
         ("vllm", "gpt-oss-20b", 12, 12, 2 * 8 * 64),
+        ("llama.cpp-2024", "gemma-3-27b", 0, 62, 2 * 16 * 128),
     ],
 )
 def test_engines_without_a_pool_of_windows_keep_every_token(
@@ -52,6 +53,18 @@ def test_engines_without_a_pool_of_windows_keep_every_token(
     assert report.kv_cache_bytes_per_gpu == 2 * width * (8192 * whole + window * windowed)
     kept = f"windows: {engine} keeps every token in layers that read a window"
     assert (kept in report.assumptions) == (not windowed)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "cells", "width"),
+    [("gemma-3-27b", (52, 10), 1536, 16 * 128), ("gpt-oss-20b", (12, 12), 768, 8 * 64)],
+)
+def test_llama_cpp_keeps_windows_and_a_physical_batch(
+    model: str, layers: tuple[int, int], cells: int, width: int
+) -> None:
+    """n_swa + n_ubatch 512 cells of every layer with a window, in steps of 256 (llama-kv-cache-iswa.cpp)."""
+    report = ask(model, Serving(batch=2, input_tokens=8000, output_tokens=192), engine="llama.cpp")
+    assert report.kv_cache_bytes_per_gpu == 2 * 2 * 2 * width * (layers[0] * cells + layers[1] * 8192)
 
 
 def test_an_fp8_cache_is_half() -> None:

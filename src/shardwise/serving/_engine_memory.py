@@ -38,6 +38,8 @@ class EngineMemory:
     """Families of models (patterns) whose layers with a window keep that window alone; those of others keep all."""
     window_slack: int = 0
     """Tokens behind its window that such a layer keeps until they are dropped together."""
+    window_block: int = 1
+    """Tokens that what such a layer keeps is rounded up to."""
     window_ratios: tuple[tuple[str, float], ...] = ()
     """Tokens of the pool of windows for each of the pool of other layers where prefixes are cached, by family of models
     (patterns, the first that matches); none: both take what they need."""
@@ -67,6 +69,17 @@ class EngineMemory:
         """
         named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
         return next(filter(None, named), self.state_bytes)
+
+    def kept_window(self, window: int, family: str) -> int:
+        """Return the tokens that a layer with a window keeps in models of a family, 0 where it keeps all.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine(name).memory.kept_window(1024, "gemma3_text") for name in ("vllm", "sglang", "llama.cpp")]
+        [1024, 0, 1536]
+        """
+        if not window or not self.keeps_windows(family):
+            return 0
+        return -(-(window + self.window_slack) // self.window_block) * self.window_block
 
     def keeps_windows(self, family: str) -> bool:
         """Return whether layers with a window keep no more than that in models of a family.

@@ -159,13 +159,10 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     # vllm/v1/kv_cache_interface.py, MambaSpec.num_speculative_blocks; SGLang intermediate_ssm_state_cache).
     memory, family = case.engine.memory, case.model.family
     states = memory.states_of(family, case.job.num_speculative_tokens)
-    windows = memory.keeps_windows(family)
-
-    def kept(one: SequenceCache[X]) -> SequenceCache[X]:
-        limit = one.limit + memory.window_slack if windows and one.limit else 0
-        return replace(one, states=states, limit=limit)
-
-    first, *others = (tuple(map(kept, block_caches(layout, block))) for block in case.model.kinds)
+    first, *others = (
+        tuple(replace(one, states=states, limit=memory.kept_window(one.limit, family)) for one in own)
+        for own in (block_caches(layout, block) for block in case.model.kinds)
+    )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
     count = next(iter(case.model.kinds.values()))
     drafts = (
