@@ -67,6 +67,22 @@ def test_llama_cpp_keeps_windows_and_a_physical_batch(
     assert report.kv_cache_bytes_per_gpu == 2 * 2 * 2 * width * (layers[0] * cells + layers[1] * 8192)
 
 
+@pytest.mark.parametrize(
+    ("device", "asked", "kv_cache", "latent"),
+    [
+        ("h200", "", "", 2 * 576),
+        ("h200", "fp8", "fp8", 656),
+        ("b200", "", "fp8", 576),
+        ("b200", "bf16", "bf16", 2 * 576),
+    ],
+)
+def test_sglang_chooses_the_cache_of_sparse_latents(device: str, asked: str, kv_cache: str, latent: int) -> None:
+    """DeepSeek-V3.2 in FP8 from Blackwell on, bare for trtllm-gen; Hopper has scales, the indexer adds 132 bytes."""
+    report = ask("deepseek-v3.2", replace(FULL, kv_cache=asked), Plan(tp=8), device, engine="sglang")
+    assert report.job.kv_cache == kv_cache
+    assert report.kv_cache_bytes_per_gpu == 1024 * 61 * (latent + 132)
+
+
 def test_an_fp8_cache_is_half() -> None:
     """The cache's format halves its bytes and leaves the weights alone."""
     r, half = (ask("llama-2-70b", Serving(batch=4, kv_cache=c), Plan(tp=8)) for c in ("bf16", "fp8"))

@@ -59,6 +59,12 @@ class ServingCase:
         return self.engine.memory.state_bytes_of(self.model.state_types) or self.activation_bytes
 
     @property
+    def packs_latents(self) -> bool:
+        """Whether latents of sparse attention have scales beside their 8-bit floats."""
+        narrow = self.job.kv_cache.startswith("fp8")
+        return narrow and self.engine.memory.packs_latents(family_of(self.cluster.device))
+
+    @property
     def new_input_tokens(self) -> int:
         """Input tokens of a request that the cache does not hold yet."""
         return self.job.input_tokens - self.job.prefix_tokens
@@ -248,6 +254,16 @@ def _pools(case: ServingCase) -> list[str]:
     return [f"{said}{' of the prefix cache:' if on else ''} {', '.join(parts)}"]
 
 
+def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str]) -> ServingQuestion:
+    """Return the question with the engine's own format of the cache where nobody says one."""
+    family = family_of(question.cluster.device)
+    usual = engine.formats.usual_cache(question.model.family, family) if question.job.use_kv_cache else ""
+    if question.job.kv_cache or not usual or not question.model.generates:
+        return question
+    notes.append(f"kv_cache {usual}: {engine.title}'s own for {question.model.family} models on {family} devices")
+    return replace(question, job=replace(question.job, kv_cache=usual))
+
+
 def _stated(case: ServingCase) -> list[str]:
     """Return what was assumed because the input was silent."""
     form, engine, job = case.format, case.engine, case.job
@@ -305,6 +321,7 @@ def complete(question: ServingQuestion) -> tuple[ServingCase, tuple[str, ...]]:
     with problems.collect():
         engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
         engine = engine.caching() if question.job.prefix_tokens else engine
+    question = _with_usual_cache(question, engine, notes)
     with problems.collect():
         question.efficiencies.check()
     plan = complete_plan(question, problems, notes)

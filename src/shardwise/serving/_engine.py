@@ -285,7 +285,7 @@ def _frozen(value: Any) -> Any:
     """Return a value of a table as tuples; a table is one of (key, *values)."""
     if isinstance(value, dict):
         return tuple((key, _frozen(item)) for key, item in value.items())
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def static_row(device: Device) -> dict[str, Any]:

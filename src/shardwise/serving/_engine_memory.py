@@ -53,6 +53,8 @@ class EngineMemory:
     """Whether the server that is asked about caches prefixes."""
     packed_latents: bool = False
     """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
+    bare_latents: str = ""
+    """Families of devices (a pattern) whose kernels read such latents without either."""
     state_bytes: float = 4.0
     """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
     state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
@@ -69,6 +71,10 @@ class EngineMemory:
         """
         named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
         return next(filter(None, named), self.state_bytes)
+
+    def packs_latents(self, device: str) -> bool:
+        """Return whether latents in 8-bit floats are packed on a family of devices."""
+        return self.packed_latents and not re.fullmatch(self.bare_latents or "-", device)
 
     def kept_window(self, window: int, family: str) -> int:
         """Return the tokens that a layer with a window keeps in models of a family, 0 where it keeps all.

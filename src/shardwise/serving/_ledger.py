@@ -202,7 +202,7 @@ def views_of(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> 
             weight_bytes=weight_bytes,
             cache_bytes=case.cache_element_bytes,
             state_bytes=case.state_bytes,
-            packs_latents=case.engine.memory.packed_latents and case.job.kv_cache.startswith("fp8"),
+            packs_latents=case.packs_latents,
             dtype=dtype,
             imbalance=case.job.expert_imbalance,
             copies=step.sequences if case.job.same_prompts else 1.0,

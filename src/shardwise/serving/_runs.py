@@ -21,6 +21,8 @@ class EngineFormats:
     kv_cache: tuple[str, ...] = ()
     families: tuple[tuple[str, str], ...] = ()
     """Families of devices (patterns) that alone run weights of a pattern; one without a family is not judged."""
+    usual_caches: tuple[tuple[str, str, str], ...] = ()
+    """Formats of the cache where nobody says one, by families of models and of devices (patterns), if not 16 bits."""
     lacks: tuple[str, ...] = ()
     """Families of models that it has no class for, nor a way to run that of transformers."""
 
@@ -41,6 +43,16 @@ class EngineFormats:
                 rule += f" on this device ({family})" if self.runs(field, word, "generic") else ""
                 problems.add(field, word, rule, f"use {', '.join(runs)}, or another --engine")
         return problems
+
+    def usual_cache(self, model: str, device: str) -> str:
+        """Return the format of the cache of a family of models on one of devices, empty for that of activations.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("sglang").formats.usual_cache("deepseek_v32", one) for one in ("hopper", "blackwell")]
+        ['', 'fp8']
+        """
+        fits = (name for of, on, name in self.usual_caches if re.fullmatch(of, model) and re.fullmatch(on, device))
+        return next(fits, "")
 
     def runs(self, field: str, name: str, family: str) -> bool:
         """Return whether the engine runs a format on a family of devices, as far as sources say."""
