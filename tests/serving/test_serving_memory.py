@@ -65,6 +65,10 @@ def test_llama_cpp_keeps_windows_and_a_physical_batch(
     """n_swa + n_ubatch 512 cells of every layer with a window, in steps of 256 (llama-kv-cache-iswa.cpp)."""
     report = ask(model, Serving(batch=2, input_tokens=8000, output_tokens=192), engine="llama.cpp")
     assert report.kv_cache_bytes_per_gpu == 2 * 2 * 2 * width * (layers[0] * cells + layers[1] * 8192)
+    # --ubatch-size 2048.
+    asked = Serving(input_tokens=8000, output_tokens=192, max_batched_tokens=2048)
+    more = ask(model, asked, engine="llama.cpp").kv_cache_bytes_per_gpu - report.kv_cache_bytes_per_gpu / 2
+    assert more == 2 * 2 * width * layers[0] * 1536
 
 
 @pytest.mark.parametrize(

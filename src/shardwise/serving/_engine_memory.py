@@ -38,6 +38,8 @@ class EngineMemory:
     """Families of models (patterns) whose layers with a window keep that window alone; those of others keep all."""
     window_slack: int = 0
     """Tokens behind its window that such a layer keeps until they are dropped together."""
+    window_step: bool = False
+    """It keeps the tokens of a step of a prompt behind its window, too."""
     window_block: int = 1
     """Tokens that what such a layer keeps is rounded up to."""
     window_ratios: tuple[tuple[str, float], ...] = ()
@@ -76,16 +78,17 @@ class EngineMemory:
         """Return whether latents in 8-bit floats are packed on a family of devices."""
         return self.packed_latents and not re.fullmatch(self.bare_latents or "-", device)
 
-    def kept_window(self, window: int, family: str) -> int:
-        """Return the tokens that a layer with a window keeps in models of a family, 0 where it keeps all.
+    def kept_window(self, window: int, family: str, step: int) -> int:
+        """Return the tokens that a layer with a window keeps beside steps of so many, 0 where it keeps all.
 
         >>> from shardwise.serving import find_engine
-        >>> [find_engine(name).memory.kept_window(1024, "gemma3_text") for name in ("vllm", "sglang", "llama.cpp")]
+        >>> [find_engine(name).memory.kept_window(1024, "gemma3_text", 512) for name in ("vllm", "sglang", "llama.cpp")]
         [1024, 0, 1536]
         """
         if not window or not self.keeps_windows(family):
             return 0
-        return -(-(window + self.window_slack) // self.window_block) * self.window_block
+        kept = window + self.window_slack + self.window_step * step
+        return -(-kept // self.window_block) * self.window_block
 
     def keeps_windows(self, family: str) -> bool:
         """Return whether layers with a window keep no more than that in models of a family.

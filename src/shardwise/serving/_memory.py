@@ -160,7 +160,7 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     memory, family = case.engine.memory, case.model.family
     states = memory.states_of(family, case.job.num_speculative_tokens)
     first, *others = (
-        tuple(replace(one, states=states, limit=memory.kept_window(one.limit, family)) for one in own)
+        tuple(replace(one, states=states, limit=memory.kept_window(one.limit, family, case.step_tokens)) for one in own)
         for own in (block_caches(layout, block) for block in case.model.kinds)
     )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
