@@ -177,10 +177,14 @@ def test_sglang_counts_five_states_a_sequence_beside_cached_prefixes() -> None:
 
 
 def test_states_of_a_sequence_that_guesses() -> None:
-    """SGLang keeps a state for each of four draft tokens beside its slots, vLLM one for each guess beside its own."""
-    engines = (find_engine("vllm"), find_engine("sglang"), find_engine("sglang").caching())
-    assert [one.memory.states_of("qwen3_next", 3) for one in engines] == [4, 5, 9]
-    assert [one.memory.states_of("qwen3_next", 0) for one in engines] == [1, 1, 5]
+    """SGLang keeps a state for each of four draft tokens beside its slots, vLLM one for each guess beside its own.
+
+    Where vLLM caches prefixes of recurrent layers it keeps the state at the end of the last block, too.
+    """
+    plain = [find_engine(name) for name in ("vllm", "vllm-2025", "sglang")]
+    engines = [*plain, *(one.caching() for one in plain)]
+    assert [one.memory.states_of("qwen3_next", 3) for one in engines] == [4, 4, 5, 5, 4, 9]
+    assert [one.memory.states_of("qwen3_next", 0) for one in engines] == [1, 1, 1, 2, 1, 5]
 
 
 def test_a_load_that_repeats_prefixes_has_the_room_of_a_server_that_caches_them() -> None:
