@@ -199,3 +199,26 @@ def test_a_load_that_repeats_prefixes_has_the_room_of_a_server_that_caches_them(
         assert held.kv_cache_tokens == pytest.approx(
             sglang("gpt-oss-20b", prefix_tokens=prefix).kv_cache_tokens, rel=0.05
         )
+
+
+def test_sglang_starts_with_as_many_sequences_as_their_states_have_room_for() -> None:
+    """Without a prefix cache SGLang makes a state for each of --max-running-requests before it sizes its cache."""
+    words = [
+        "sglang",
+        "qwen3-next-80b-a3b",
+        "--on",
+        "4xh100",
+        "--tp",
+        "4",
+        "--input-tokens",
+        "4096",
+        "--output-tokens",
+        "512",
+        "--rate",
+        "3/s",
+    ]
+    most = sglang("qwen3-next-80b-a3b").max_concurrency
+    refused = run("export", *words)
+    assert refused.status == 2 and f"use {most}, or fewer" in refused.err
+    assert f"--max-running-requests {most} " in run("export", *words, "--max-sequences", str(most)).out
+    assert "--max-running-requests 4096 " in run("export", *words, "--prefix-tokens", "1024").out

@@ -114,6 +114,11 @@ class EngineMemory:
         """Share of the cache that is for recurrent states alone, 0 where they take what they need."""
         return self.state_share if self.caches_prefixes else 0.0
 
+    @property
+    def sizes_states(self) -> bool:
+        """Whether it makes a state for each sequence that may run before it sizes the rest of its cache."""
+        return self.state_share > 0 and not self.caches_prefixes
+
     def states_of(self, family: str, guesses: int) -> int:
         """Return the states that a sequence with so many guesses a step takes in models of a family."""
         slots = self.state_slots if self.caches_prefixes else ()

@@ -14,6 +14,7 @@ from shardwise.notebook import Card
 from shardwise.plans import Plan, Serving
 from shardwise.records import dataclass, replace
 from shardwise.serving._batch import BatchCost, evaluate, request_seconds
+from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import Capacity, cache_tokens, capacity_of, held_tokens, state_blocks
 from shardwise.serving._case import ServingCase, ServingQuestion, complete
 from shardwise.serving._engine import ServingOptions
@@ -168,7 +169,11 @@ class InferReport(Card):
     @cached_property
     def most_started(self) -> int:
         """Sequences at once that the engine starts with at most, 0 where nothing bounds them."""
-        return state_blocks(self.case, self.evaluation) if self.fits else 0
+        if not self.fits:
+            return 0
+        if self.case.engine.memory.sizes_states and keeps_states(self.case.model.kinds):
+            return self.max_concurrency
+        return state_blocks(self.case, self.evaluation)
 
     @property
     def max_concurrency(self) -> int:
