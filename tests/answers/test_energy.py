@@ -157,3 +157,30 @@ def test_bad_figures_in_python_are_refused_together() -> None:
     with pytest.raises(sw.InputError) as caught:
         sw.energy(report, pue=0.0, grid_intensity=float("nan"))
     assert {problem.field for problem in caught.value.problems} == {"pue", "grid_intensity"}
+
+
+@pytest.mark.parametrize(("method", "passes"), [("dpo", 1 / 3), ("grpo", 2 / 3), ("ppo", 1 + 3 / 3)])
+def test_passes_without_gradients_and_critics_are_work(method: str, passes: float) -> None:
+    """Of a step's arithmetic a pass without gradients is a third of what trains, and a critic is as much again."""
+    model, plan, cluster = sw.load_model("llama-3.1-8b"), sw.Plan(sharding="fsdp", dp=8), sw.Cluster.parse("8xh100")
+    options, asked = sw.TrainingOptions(stack="verl"), {"seq_len": 4096, "global_batch": 64}
+    jobs = sw.Training(**asked), sw.Training(**asked, method=method, reference="copy")  # type: ignore[arg-type]
+    plain, other = (sw.train(model, cluster, plan, job, options) for job in jobs)
+    assert other.model_flops_per_token == pytest.approx((1 + passes) * plain.model_flops_per_token, rel=1e-3)
+    assert other.mfu <= other.hfu < 1
+    work = [sw.energy(one).compute_share * one.step_seconds / one.job.tokens_per_step for one in (plain, other)]
+    assert work[1] / work[0] == pytest.approx(1 + passes, rel=0.03)
+
+
+def test_the_busiest_rank_of_experts_leaves_work_to_no_other() -> None:
+    """Uneven routing takes longer for the same arithmetic: devices that wait draw less."""
+    model, cluster = sw.load_model("mixtral-8x7b"), sw.Cluster.parse("8xh100")
+    plan, loads = sw.Plan(ep=8, dp=8, sharding="zero1"), (1.0, 4.0)
+    jobs = [sw.Training(seq_len=2048, global_batch=64, expert_imbalance=x) for x in loads]
+    even, uneven = (sw.train(model, cluster, plan, job) for job in jobs)
+    shares = [sw.energy(one).compute_share * one.step_seconds for one in (even, uneven)]
+    assert uneven.step_seconds > 2 * even.step_seconds and shares[1] == pytest.approx(shares[0], rel=1e-9)
+    batches = [sw.Serving(batch=32, expert_imbalance=x) for x in loads]
+    served = [sw.infer(model, cluster, sw.Plan(ep=8, dp=8), batch) for batch in batches]
+    work = [sw.energy(one).compute_share * one.request_seconds for one in served]
+    assert work[1] == pytest.approx(work[0], rel=1e-9)

@@ -13,7 +13,7 @@ from shardwise.answers._page import Page
 from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
 from shardwise.plans import Training
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.units import show_count
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _work(report: AnyReport) -> _Work:
     tokens = float(served.batch_in_flight * (job.output_tokens or job.input_tokens))
     # Its operators are of all layers, of which a stage has its part.
     ranks, again = devices / report.plan.pp, {"decode": float(max(job.output_tokens - 1, 0))}
-    arithmetic, moved = _at_peak(roofline(report).points, again)
+    arithmetic, moved = _at_peak(roofline(_even(served)).points, again)
     return _Work(
         device_seconds=devices * served.request_seconds,
         arithmetic=ranks * arithmetic,
@@ -164,13 +164,27 @@ def _work(report: AnyReport) -> _Work:
     )
 
 
+def _even(report: InferReport) -> InferReport:
+    """Return a report whose ranks do what they do on average: what experts get beyond that, others lack."""
+    return replace(report, case=replace(report.case, job=replace(report.case.job, expert_imbalance=1.0)))
+
+
 def _of_step(report: TrainReport) -> _Work:
-    """Return the work of a training step on all stages, of which those with an end of the model do more."""
+    """Return the work of a training step on all stages, of which those with an end of the model do more.
+
+    Passes without gradients and models that train beside are as in `StepSeconds`; ranks of experts as on average.
+    """
     from shardwise.answers._roofline_points import points_of_stage
 
+    recipe, e = report.case.recipe, report.evaluation
+    even = replace(e, layout=replace(e.layout, work=replace(e.layout.work, imbalance=1.0)))
+    models = 1.0 + recipe.critics + recipe.critic_adapters
+    again = dict.fromkeys(("recompute", "backward_input", "backward_weight"), models)
+    again["forward"] = models + recipe.scorings
     devices, arithmetic, moved = report.plan.num_devices, 0.0, 0.0
-    for index, stage in enumerate(report.evaluation.stages):
-        ranks, work = devices / report.plan.pp * float(stage.count), _at_peak(points_of_stage(report, index))
+    for index, stage in enumerate(e.stages):
+        points = points_of_stage(replace(report, evaluation=even), index)
+        ranks, work = devices / report.plan.pp * float(stage.count), _at_peak(points, again)
         arithmetic, moved = arithmetic + ranks * work[0], moved + ranks * work[1]
     return _Work(
         device_seconds=devices * report.step_seconds,
@@ -194,7 +208,7 @@ def _of_load(report: ServeReport) -> _Work:
         pools.append((report.fleet.prefill, report.prefill.traces))
     seconds = busy = arithmetic = moved = 0.0
     for pool, traces in pools:
-        base = pool.base
+        base = _even(pool.base)
         own = report.span_seconds * base.plan.num_devices * report.share
         if report.scaling:
             own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas

@@ -93,17 +93,31 @@ def phases_of(case: TrainingCase, evaluation: Evaluation[float]) -> tuple[Phase,
 def model_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"] = "full") -> float:
     """Return model FLOPs a token: attention over the full square (PaLM appendix B), or over what masks leave.
 
-    Of fine-tuning they are those of the gradients that there are.
+    Of fine-tuning they are those of the gradients that there are; of preferences and rewards those of all models and
+    of the passes without gradients too, which their step cannot do without.
     """
+    return _of_all_models(case, *_trained_and_forward_flops(case, coverage))
+
+
+def _of_all_models(case: TrainingCase, trained: float, forward: float) -> float:
+    """Return what a step takes of which a model that trains takes so much, and a pass without gradients."""
+    recipe = case.recipe
+    return (1 + recipe.critics + recipe.critic_adapters) * trained + recipe.scorings * forward
+
+
+def _trained_and_forward_flops(case: TrainingCase, coverage: Literal["full", "masked"]) -> tuple[float, float]:
+    """Return the model FLOPs a token of a model that trains, and those of its forward pass."""
     if case.tuning is not None:
         return tuned_flops_per_token(case, coverage)
-    return train_flops(case.model, case.job.seq_len, "model-full" if coverage == "full" else "model-causal")
+    trained = train_flops(case.model, case.job.seq_len, "model-full" if coverage == "full" else "model-causal")
+    return trained, trained / 3
 
 
 def recomputed_flops_per_token(case: TrainingCase) -> float:
     """Return the model FLOPs a token of the forward passes that backward runs again, attention over the whole square.
 
-    Regions, modules and the layers of each stage count as they are recomputed; multi-token predictions do not.
+    Regions, modules and the layers of each stage count as they are recomputed, of a critic too; multi-token predictions
+    do not.
     """
     y = whole_layout(1, case.job.seq_len, "full")
     flops = 0.0
@@ -112,22 +126,22 @@ def recomputed_flops_per_token(case: TrainingCase) -> float:
         layers = sum(s.count * s.layers[i] for s in stages_of(case)) if units else 0
         ops = ledgers.block_ops(y, kind.block, case.model.hidden) if layers else ()
         flops += layers * sum(op.model_flops for op in ops if any(u.holds(op.region) for u in units))
-    return flops / case.job.seq_len
+    return _of_all_models(case, flops / case.job.seq_len, 0.0)
 
 
-def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"]) -> float:
-    """Return the model FLOPs a token of fine-tuning: forward, and of each GEMM the gradients that it has."""
+def tuned_flops_per_token(case: TrainingCase, coverage: Literal["full", "masked"]) -> tuple[float, float]:
+    """Return the model FLOPs a token of fine-tuning: forward and of each GEMM the gradients it has, and forward."""
     y = whole_layout(1, case.job.seq_len, coverage, case.stack.name, case.tuning)
     once = replace(case, plan=Plan())
     written = ledger_of(case.model, once.plan, once.kinds, y)
     counts = Counter(once.order.layers)
     times = [*(counts[i] for i in range(len(once.order.blocks))), 1, 1, 1]
     parts = (*written.kinds, written.embedding, written.head, written.loss)
-    flops = sum(
-        n * sum((1 + gradient_passes(op)) * op.model_flops for op in part.ops)
-        for n, part in zip(times, parts, strict=True)
-    )
-    return flops / case.job.seq_len
+    forward, trained = 0.0, 0.0
+    for n, part in zip(times, parts, strict=True):
+        forward += n * sum(op.model_flops for op in part.ops)
+        trained += n * sum((1 + gradient_passes(op)) * op.model_flops for op in part.ops)
+    return trained / case.job.seq_len, forward / case.job.seq_len
 
 
 IDEAL = Efficiencies(ideal=True)
