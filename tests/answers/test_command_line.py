@@ -342,6 +342,15 @@ def test_comparison_names_the_faster_plan_and_what_differs() -> None:
     assert "faster per device" in page.splitlines()[0]
 
 
+@pytest.mark.parametrize("nothing", [["--a", ""], ["--a= "], []])
+def test_a_baseline_is_compared_as_it_is(nothing: list[str]) -> None:
+    """A side without flags of its own is the case itself, whether it is left out or says nothing."""
+    shared = ["llama-3.1-8b", "--on", "8xh100", "--seq-len", "4096", "--global-batch", "64"]
+    tree = run("compare", *shared, *nothing, "--b", "--tp 2", "--json").tree
+    assert {"schema": 1, **tree["a"]} == run("train", *shared, "--json").tree
+    assert tree["b"]["plan"]["tp"] == 2
+
+
 def test_what_rounding_leaves_is_nothing() -> None:
     """A plan without a pipeline has no bubble at all: one of the other plan is new, and no ratio to a residue."""
     case = ["compare", "llama-3.1-8b", "--on", "16xh100", "--seq-len", "4096", "--global-batch", "32"]

@@ -179,6 +179,11 @@ def _read_text(value: object, field: str) -> str:
     return value.strip()
 
 
+def _read_flags(value: object, field: str) -> str:
+    """Return flags as they were typed; none at all are the case as it is."""
+    return "" if isinstance(value, str) and not value.strip() else _read_text(value, field)
+
+
 def _items(value: object, field: str) -> list[Any]:
     items: list[Any] | None = list(value) if isinstance(value, (list, tuple)) else None
     if isinstance(value, str):
@@ -302,6 +307,7 @@ def file_of(*endings: str) -> Converter:
 SWITCH = Converter(_read_switch, "", switch=True, schema={"type": "boolean"})
 TEXT = Converter(_read_text, "NAME")
 FILE = Converter(_read_text, "FILE")
+FLAGS = Converter(_read_flags, "FLAGS", greedy=True)
 FIGURES = (".svg", ".png", ".pdf", ".html")
 WORDS = Converter(_read_words, "A,B,...", schema=_LIST)
 VARIED = Converter(_read_varied, "FIELD=A..B", repeated=True, schema=_LIST)

@@ -147,11 +147,10 @@ FROM_EITHER = {key: FROM[key] for key in ("set", "skip")} | {
     "follow": WHERE["follow"],
 }
 
-_SIDE = replace(k.TEXT, word="FLAGS", greedy=True)
 SIDES = flag_table(
     "sides",
-    ("a", _SIDE, 'what the first case has of its own, such as "--tp 8"'),
-    ("b", _SIDE, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
+    ("a", k.FLAGS, 'what the first case has of its own, such as "--tp 8"; left out or "", nothing'),
+    ("b", k.FLAGS, 'what the second case has of its own, such as "--tp 4 --pp 2"'),
 )
 ENERGY = flag_table(
     "output",
