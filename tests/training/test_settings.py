@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from shardwise.answers._train_tree import step_tree
 from shardwise.cost import Efficiencies, op_seconds, rates_of
 from shardwise.errors import InputError
@@ -221,6 +222,26 @@ def test_a_setting_without_effect_is_said(plan: Plan, settings: dict[str, Any], 
     plain, other = ask(plan), ask(plan, **settings)
     assert (terms(other), other.step_seconds) == (terms(plain), plain.step_seconds)
     assert any(line.startswith(f"{word}: no effect") for line in other.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "words", "idle"),
+    [
+        ("llama-3.2-1b", "transformers", ("--norm-bytes", "4"), "norm_bytes 4"),
+        ("llama-3.2-1b", "torchtitan", ("--norm-bytes", "2"), "norm_bytes 2"),
+        ("gpt2", "transformers", ("--norm-bytes", "4"), ""),
+        ("gpt2", "transformers", ("--softmax-dropout",), "softmax_dropout"),
+        ("gpt2", "megatron-scores", ("--softmax-dropout", "--no-dropout"), ""),
+    ],
+)
+def test_what_kernels_have_no_place_for_is_said(model: str, stack: str, words: tuple[str, ...], idle: str) -> None:
+    """Norms written in Python keep copies of their own, and fused attention keeps no mask: flags of these say so."""
+    case = ("train", model, "--on", "1xh100", "--stack", stack, "--seq-len", "1024", "--global-batch", "4", "--json")
+    off = ("--no-dropout",) if "--no-dropout" in words else ()
+    plain, other = run(*case, *off).tree, run(*case, *words).tree
+    assert (other["memory"] == plain["memory"] and other["step_seconds"] == plain["step_seconds"]) == bool(idle)
+    said = [line.split(":")[0] for line in other["assumptions"] if "no effect" in line]
+    assert said == ([idle] if idle else [])
 
 
 @pytest.mark.parametrize(

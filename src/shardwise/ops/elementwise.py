@@ -28,8 +28,17 @@ class Norm(Generic[X]):
 
     @property
     def by_modules(self) -> bool:
-        """Whether transformers writes it in Python; LayerNorm is a native operator there but for Cohere's."""
-        return self.kind.startswith("rmsnorm") or self.kind == "layernorm-float"
+        """Whether transformers writes it in Python."""
+        return written_in_python(self.kind)
+
+
+def written_in_python(kind: NormKind) -> bool:
+    """Return whether transformers writes a norm in Python; LayerNorm is a native operator there but for Cohere's.
+
+    >>> written_in_python("rmsnorm"), written_in_python("layernorm")
+    (True, False)
+    """
+    return kind.startswith("rmsnorm") or kind == "layernorm-float"
 
 
 def learned(kind: NormKind) -> int:

@@ -12,6 +12,7 @@ from shardwise.ledger.number import X, above
 from shardwise.models import Block, Model
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
+from shardwise.ops.elementwise import written_in_python
 from shardwise.ops.inputs import WIDEST_GROUP
 from shardwise.plans import (
     OBJECTIVES,
@@ -252,7 +253,19 @@ def idle_settings(case: TrainingCase) -> list[tuple[str, str]]:
         idle.append((f"pipeline_runs {settings.pipeline_runs}", "pp is 1"))
     if settings.sync_each_batch and not (case.stack.accumulates_whole and case.recipe.shards_weights):
         idle.append(("sync_each_batch", "no gradients stay whole between micro-batches"))
-    return [*idle, *_idle_bits(case), *_idle_widths(case)]
+    return [*idle, *_idle_bits(case), *_idle_widths(case), *_idle_kernels(case)]
+
+
+def _idle_kernels(case: TrainingCase) -> list[tuple[str, str]]:
+    """Return what of norms and of attention the kernels of a framework have no place for."""
+    stack, idle, width = case.stack, list[tuple[str, str]](), case.stack.settings.norm_bytes
+    if width == case.recipe.precision.activation_bytes:
+        idle.append((f"norm_bytes {width:g}", "norms keep so many as it is"))
+    elif width and stack.norm == "eager" and all(written_in_python(block.norm) for block in layers_within(case.model)):
+        idle.append((f"norm_bytes {width:g}", f"norms of {stack.name} are steps, which keep copies of their own"))
+    if case.job.softmax_dropout and stack.attention == "flash":
+        idle.append(("softmax_dropout", "fused attention makes its masks again in backward"))
+    return idle
 
 
 def _idle_bits(case: TrainingCase) -> list[tuple[str, str]]:
