@@ -78,6 +78,8 @@ def test_what_is_suggested_exists() -> None:
         ("--loss liger", "use fused-linear"),
         ("--adapter lora+", "use lora-plus"),
         ("--adapter lora --base int4", "use gptq4 or awq4 or nf4"),
+        ("--method orpo", "use dpo --reference none"),
+        ("--method rloo", "use grpo"),
         ("--optimizer 8bit", "use adam8bit"),
         ("--optimizer adamw", "use adam or"),
     ],

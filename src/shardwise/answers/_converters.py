@@ -141,12 +141,14 @@ def precision() -> Converter:
 _MEANT = {
     "liger": ("fused-linear",), "lora+": ("lora-plus",), "int4": ("gptq4", "awq4", "nf4"), "4bit": ("nf4", "nf4-dq"),
     "8bit": ("int8", "adam8bit"), "fp4": ("nvfp4",), "gptq": ("gptq4",), "awq": ("awq4",),
+    **dict.fromkeys(("orpo", "simpo", "cpo"), ("dpo --reference none",)), "ipo": ("dpo",),
+    **dict.fromkeys(("rloo", "gdpo"), ("grpo",)),
 }  # fmt: skip
-"""Words of other tools that are spelt like none of ours, and which of ours they mean."""
+"""Words of other tools that are spelt like none of ours, and which of ours they mean, with flags beside them."""
 
 
 def _near(value: object, allowed: tuple[str, ...]) -> str:
-    meant = [word for word in _MEANT.get(str(value).strip().lower(), ()) if word in allowed]
+    meant = [word for word in _MEANT.get(str(value).strip().lower(), ()) if word.split()[0] in allowed]
     if meant:
         return f"use {' or '.join(meant)}"
     return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 16 else "use one of " + ", ".join(allowed)
