@@ -189,3 +189,10 @@ def test_every_field_of_a_rate_is_a_limit_or_none(kind: type) -> None:
     limits = {*LIMITS[kind], *INSIDE.get(kind, ())}
     assert limits | set(NO_LIMITS[kind.__name__].split()) == {f.name for f in fields(kind)}
     assert not limits & set(NO_LIMITS[kind.__name__].split())
+
+
+def test_the_operators_of_preferences_are_those_of_the_update() -> None:
+    """Passes without gradients are no part of the operators, and the page does not call them a whole step."""
+    words = ("roofline", "llama-3.2-1b", "--on", "1xh100", "--seq-len", "1024", "--global-batch", "8")
+    assert " one step: " in run(*words).out
+    assert "the policy's update of one step: " in run(*words, "--method", "dpo").out

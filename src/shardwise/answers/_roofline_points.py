@@ -291,7 +291,8 @@ def _of_training(report: TrainReport) -> Roofline:
     stage = report.evaluation.stages[index]
     first, count = int(stage.position), int(stage.count)
     where = f"stage {first}" if count == 1 else f"each of stages {first} to {first + count - 1}"
-    what = f"one step on a device of {where}" if report.case.plan.pp > 1 else "one step"
+    whole = "the policy's update of one step" if report.phases else "one step"
+    what = f"{whole} on a device of {where}" if report.case.plan.pp > 1 else whole
     return Roofline(report, points_of_stage(report, index), {"step": what})
 
 
