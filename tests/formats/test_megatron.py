@@ -123,6 +123,26 @@ def test_plans_are_derived_as_megatron_derives_them(
     assert {name: getattr(plan, name) for name in expected} == expected
 
 
+def test_the_last_batch_of_a_schedule_counts() -> None:
+    """A schedule of batches stands in the place of --global-batch-size, and ends with the one that lasts."""
+    schedule = {"step_batch_size_schedule": "0:16 2.4B:320 12B:1536"}
+    case = read(8, global_batch_size=None, micro_batch_size=1, **schedule)
+    assert case.job.global_batch == 1536
+    assert any("starts with 16" in line for line in case.assumed)
+    assert read(8, global_batch_size=8, micro_batch_size=1, **schedule).job.global_batch == 1536  # as validated
+    for wrong in ({"global_batch_size": 64}, {"global_batch_size": None, "step_batch_size_schedule": "12B"}):
+        with pytest.raises(InputError, match="--step-batch-size-schedule"):
+            read(8, micro_batch_size=1, **(schedule | wrong))
+
+
+def test_an_exchange_of_tokens_that_is_not_counted_is_said() -> None:
+    """Megatron-LM gathers all tokens on each rank of a group unless told otherwise; all-to-all is counted."""
+    moe = {"num_experts": 4, "expert_model_parallel_size": 4}
+    for more, told in (({}, True), ({"moe_token_dispatcher_type": "alltoall"}, False)):
+        assert any("allgather" in line for line in read(8, **moe, **more).assumed) == told
+    assert not any("allgather" in line for line in read(8, num_experts=4).assumed)
+
+
 @pytest.mark.parametrize(
     ("group", "told"),
     [(None, "5"), (5, ""), (6, "rounds of 5"), (10, "2.5 more"), (7, "5"), (3, "5"), (11, "5")],
@@ -146,6 +166,9 @@ def test_rounds_that_megatron_does_not_run_are_refused(group: int | None, told: 
 JOBS: tuple[tuple[dict[str, Any], str], ...] = (
     ({}, "bf16"),
     ({"grad_reduce_in_bf16": True}, "bf16-grads16"),
+    ({"use_megatron_fsdp": True, "accumulate_allreduce_grads_in_fp32": True}, "bf16-grads16"),
+    ({"use_megatron_fsdp": True, "megatron_fsdp_main_grads_dtype": "fp32"}, "bf16"),
+    ({"use_megatron_fsdp": True, "fp8_format": "hybrid"}, "fp8-grads16"),
     ({"bf16": None, "fp16": True}, "fp16-grads16"),
     ({"bf16": None, "fp16": True, "accumulate_allreduce_grads_in_fp32": True}, "fp16"),
     ({"bf16": None}, "fp32"),
@@ -230,7 +253,8 @@ def test_unknown_arguments_are_listed_unless_they_speak_of_sizes() -> None:
     assert [r.argument for r in skipped.unknown] == ["--extra-vocab-size"]
 
 
-BESIDE: dict[str, Any] = {"num_experts": 4, "expert_model_parallel_size": 4, "overlap_moe_expert_parallel_comm": True}
+BESIDE: dict[str, Any] = {"num_experts": 4, "expert_model_parallel_size": 4, "overlap_moe_expert_parallel_comm": True,
+                          "moe_token_dispatcher_type": "alltoall"}  # fmt: skip
 
 
 def test_experts_beside_another_micro_batch_are_read() -> None:
@@ -242,6 +266,7 @@ def test_experts_beside_another_micro_batch_are_read() -> None:
     for more, named in (
         ({"pipeline_model_parallel_size": 2}, "several pieces"),
         ({"expert_model_parallel_size": 1}, "expert parallelism"),
+        ({"moe_token_dispatcher_type": None}, "alltoall or flex"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, "recompute"),
     ):
         with pytest.raises(InputError, match=named):

@@ -353,7 +353,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 # Switches that a recipe may have on.
 _SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
 _PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32",
-               "fp8_recipe", "fp8_param_gather", "fp4_param_gather")  # fmt: skip
+               "fp8_recipe", "fp8_param_gather", "fp4_param_gather", "megatron_fsdp_main_grads_dtype")  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp4": "bf16_with_nvfp4_mixed"}
 _MIXED |= {"fp8": "bf16_with_{}_mixed"}
 _SCALED = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling", "mxfp8": "mxfp8"}

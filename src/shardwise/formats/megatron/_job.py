@@ -6,6 +6,7 @@ megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from shardwise.formats.megatron._reader import Reader
@@ -14,6 +15,7 @@ from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Trainin
 from shardwise.plans.schedules import find_rules, round_size
 from shardwise.records import replace
 
+_STEP = re.compile(r"[0-9.]{1,20}[KMBT]?:([0-9]{1,9})")
 _OPTIMIZERS = {
     "adam": "adam",
     "sgd": "sgd",
@@ -26,7 +28,7 @@ _OPTIMIZERS = {
 
 def build(reader: Reader, plan: Plan) -> Training:
     """Return the training job; problems are recorded."""
-    batch = reader.whole("global_batch_size") or 0
+    batch = _scheduled(reader, plan) or reader.whole("global_batch_size") or 0
     seq_len = _seq_len(reader)
     if not batch:
         batch = plan.micro_batch * plan.dp
@@ -50,6 +52,27 @@ def build(reader: Reader, plan: Plan) -> Training:
         **_dropouts(reader),
         **_capacity(reader),
     )
+
+
+def _scheduled(reader: Reader, plan: Plan) -> int:
+    """Return the last global batch of a schedule of thresholds, 0 where there is none.
+
+    Source: megatron/core/num_microbatches_calculator.py StepBatchsizeNumMicroBatchesCalculator.
+    """
+    name = "step_batch_size_schedule"
+    if not reader.has(name):
+        return 0
+    # validate_args puts one micro-batch on each replica into the namespace of a schedule
+    if reader.has("global_batch_size") and reader.whole("global_batch_size") != plan.micro_batch * plan.dp:
+        reader.fail(name, f"contradicts {reader.option('global_batch_size')}", "give one of them")
+    steps = [_STEP.fullmatch(step) for step in reader.word(name).split()]
+    if not steps or not all(steps):
+        reader.fail(name, "is not a schedule of thresholds", 'write for example "0:768 250B:1536"')
+        return 0
+    batches = [int(step[1]) for step in steps if step]
+    if len(batches) > 1:
+        reader.assume(f"global_batch {batches[-1]}: the final one; {reader.option(name)} starts with {batches[0]}")
+    return batches[-1]
 
 
 def _check_rounds(reader: Reader, plan: Plan, count: int) -> None:
@@ -113,12 +136,7 @@ def precision(reader: Reader) -> str:
     """Return the recipe: 32-bit gradients in bf16 unless asked otherwise, 16-bit ones in fp16."""
     if reader.flag("bf16") and reader.flag("fp16"):
         reader.fail("fp16", "contradicts --bf16", "give one of them")
-    whole = reader.flag("accumulate_allreduce_grads_in_fp32")
-    narrow = reader.flag("grad_reduce_in_bf16") or (
-        reader.flag("use_precision_aware_optimizer") and _dtype(reader.word("main_grads_dtype")) in ("bf16", "fp16")
-    )
-    if whole and narrow:
-        reader.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
+    whole, narrow = _gradients(reader)
     eight, four = reader.has("fp8") or reader.flag("fp8_e4m3") or reader.flag("fp8_hybrid"), reader.has("fp4")
     if eight and four:
         reader.fail("fp4", "contradicts --fp8-format", "give one of them")
@@ -131,9 +149,28 @@ def precision(reader: Reader) -> str:
     return "fp32"
 
 
+def _gradients(reader: Reader) -> tuple[bool, bool]:
+    """Return whether the sum of gradients has 32 bits, and whether it has 16, where that is said.
+
+    Megatron-FSDP's has the width of the parameters unless told otherwise, whatever --accumulate-allreduce-grads-in-fp32
+    says (megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py _resolve_group_grad_dtype).
+    """
+    if reader.flag("use_megatron_fsdp"):
+        whole = _dtype(reader.word("megatron_fsdp_main_grads_dtype")) == "fp32"
+        return whole, not whole and (reader.flag("bf16") or reader.flag("fp16"))
+    whole = reader.flag("accumulate_allreduce_grads_in_fp32")
+    narrow = reader.flag("grad_reduce_in_bf16") or (
+        reader.flag("use_precision_aware_optimizer") and _dtype(reader.word("main_grads_dtype")) in ("bf16", "fp16")
+    )
+    if whole and narrow:
+        reader.fail("accumulate_allreduce_grads_in_fp32", "contradicts gradients of 16 bits", "give one of them")
+    return whole, narrow
+
+
 def _dtype(word: str) -> str:
     """Return the short name of a data type, which a parsed namespace holds as torch's own."""
-    return {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(word, word)
+    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    return short.get(word.removeprefix("torch."), word)
 
 
 def stack(reader: Reader, name: str = "megatron") -> Stack:
@@ -153,7 +190,7 @@ def stack(reader: Reader, name: str = "megatron") -> Stack:
         overlap_gradients=reader.flag("overlap_grad_reduce") or fsdp,
         overlap_parameters=reader.flag("overlap_param_gather") or fsdp,
         overlap_tensor=reader.flag("tp_comm_overlap"),
-        overlap_experts="always" if _overlaps_experts(reader) else base.overlap_experts,
+        overlap_experts="always" if _overlaps_experts(reader, base) else base.overlap_experts,
         overlap_sends=sends,
         loss=_loss(reader, base),
         library_workspace=_scratch(reader, base),
@@ -164,7 +201,7 @@ def stack(reader: Reader, name: str = "megatron") -> Stack:
     )
 
 
-def _overlaps_experts(reader: Reader) -> bool:
+def _overlaps_experts(reader: Reader, base: Stack) -> bool:
     """Return whether messages of experts run beside the pass of another micro-batch, where Megatron-Core lets them.
 
     megatron/core/transformer/transformer_config.py and pipeline_parallel/combined_1f1b.py.
@@ -188,6 +225,9 @@ def _overlaps_experts(reader: Reader) -> bool:
         )
     if reader.word("recompute_granularity") == "full" or "moe" in reader.words("recompute_modules"):
         reader.fail(name, "does not go with full recompute, nor with that of experts", "recompute other modules")
+    if _gathers_tokens(reader, base):
+        option = reader.option("moe_token_dispatcher_type")
+        reader.fail(name, f"does not go with {option} allgather", f"give {option} alltoall or flex")
     if reader.flag("moe_shared_expert_overlap"):
         reader.fail(name, "does not go with --moe-shared-expert-overlap", "leave one of them out")
     if not delayed:
@@ -285,4 +325,16 @@ def _vocab_multiple(reader: Reader) -> int:
 def _dispatch(reader: Reader, base: Stack) -> Literal["all-to-all", "deduplicated", "in-turn"]:
     """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
     kind = reader.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
+    if _gathers_tokens(reader, base) and reader.count("expert_model_parallel_size") > 1:
+        name = "moe_token_dispatcher_type"
+        usual = "" if reader.has(name) else "Megatron-LM's default "
+        told = f"{usual}{reader.option(name)} allgather, which gathers all tokens of the group on each rank"
+        reader.assume(f"tokens sent to the ranks of their experts alone, not as {told}")
     return "deduplicated" if kind == "flex" or reader.flag("moe_enable_deepep") else base.dispatch
+
+
+def _gathers_tokens(reader: Reader, base: Stack) -> bool:
+    """Return whether tokens are gathered on all ranks of experts, which Megatron-LM does unless told otherwise."""
+    name = "moe_token_dispatcher_type"
+    said = reader.has(name) or base.dispatch == "all-to-all"  # recipes of Megatron-Bridge set another
+    return said and reader.word(name) == "allgather" and not reader.flag("moe_enable_deepep")

@@ -318,8 +318,7 @@ def _recompute(p: Plan) -> Args:
 
 def _job(case: ExportCase) -> Args:
     job, p = case.job, case.plan
-    count = job.global_batch // (p.dp * p.micro_batch)
-    samples = round(job.run_tokens / job.seq_len)
+    count, samples = job.global_batch // (p.dp * p.micro_batch), round(job.run_tokens / job.seq_len)
     words: Args = {
         "--global-batch-size": job.global_batch,
         "--train-samples": samples or None,
@@ -329,8 +328,10 @@ def _job(case: ExportCase) -> Args:
     }
     if p.vpp > 1 and count % p.pp:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
-    words |= _PRECISIONS.get(job.precision or case.stack.precision, {})
-    own, narrow = case.stack.settings, next((word[:5] for word in words if word.endswith("-format")), "")
+    words |= _PRECISIONS.get(precision := job.precision or case.stack.precision, {})
+    if "--use-megatron-fsdp" in _SHARDINGS.get(p.sharding, {}):  # its own default is the width of the parameters
+        words["--megatron-fsdp-main-grads-dtype"] = None if precision.endswith("-grads16") else "fp32"
+    own, narrow = case.stack.settings, next((w[:5] for w in words if w.endswith("-format")), "")
     more: Args = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
     ends = {"--num-layers-at-start-in-bf16": own.bf16_first_layers, "--num-layers-at-end-in-bf16": own.bf16_last_layers}
     more |= {"--first-last-layers-bf16": True, **ends} if narrow and any(ends.values()) else {}
@@ -355,9 +356,8 @@ def _stack(case: ExportCase) -> Args:
         "--cross-entropy-fusion-impl": "te" if stack.loss_kernel == "vocab-parallel-in-place" else None,
     }
     words |= dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
-    return words | (
-        {"--moe-token-dispatcher-type": "flex"} if stack.dispatch == "deduplicated" and moe is not None else {}
-    )
+    flex: Args = {"--moe-token-dispatcher-type": "flex"}
+    return words | (flex if stack.dispatch == "deduplicated" and moe is not None else {})
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
