@@ -21,6 +21,7 @@ from shardwise.formats import (
     ExportCase,
     ImportContext,
     axolotl,
+    deepspeed,
     import_file,
     llamafactory,
     llamafactory_v1,
@@ -871,3 +872,35 @@ def test_a_file_that_a_launch_names_and_nobody_has_is_said(tmp_path: Path) -> No
         (tmp_path / "run.sh").write_text(f"axolotl train {name}\n", encoding="utf-8")
         with pytest.raises(InputError):
             import_file(tmp_path / "run.sh")
+
+
+@pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])
+def test_torchtitan_splits_experts_as_all_else_without_expert_parallelism(more: str, etp: int) -> None:
+    """expert_tensor_parallel_degree, 1 unless said, counts beside expert parallelism alone."""
+    text = '[model]\nname = "deepseek_v3"\nflavor = "671B"\n[parallelism]\ntensor_parallel_degree = 8\n'
+    assert torchtitan.read(text + more, around=ImportContext(num_devices=64)).plan.etp == etp
+
+
+def test_deepspeed_is_not_told_of_wide_gradients_without_zero() -> None:
+    """Its engine refuses a sum of gradients of another type than the model's at stage 0."""
+    case = ExportCase(
+        model=load_model("gpt2"),
+        cluster=Cluster.parse("8xh100-sxm-80gb"),
+        plan=Plan(dp=8),
+        job=Training(seq_len=1024, global_batch=8, precision="bf16"),
+        stack=find_stack("deepspeed"),
+    )
+    with pytest.raises(InputError, match="bf16-grads16"):
+        deepspeed.export(case)
+
+
+def test_nanotron_has_biases_where_they_are_asked_for() -> None:
+    """Its Qwen2 has none unless attention_bias is on, and sizes that a file leaves out are those of its dataclass."""
+    start = "parallelism: {dp: 1, pp: 1, tp: 1}\ntokens: {sequence_length: 64, micro_batch_size: 1}\n"
+    plain, biased = (
+        nanotron.read(start + f"model: {{model_config: {{is_qwen2_config: true{more}}}}}").model
+        for more in ("", ", attention_bias: true")
+    )
+    assert plain is not None and biased is not None
+    assert plain.hidden == 4096 and plain.num_layers == 32
+    assert [model.layers[0].mixers[0].qkv_bias for model in (plain, biased)] == [False, True]  # type: ignore[union-attr]

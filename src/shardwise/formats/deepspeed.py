@@ -159,9 +159,12 @@ def _precision(keys: Keys) -> str:
     fp16 = keys.flag("fp16.enabled")
     if bf16 and fp16:
         keys.fail("fp16.enabled", "contradicts bf16.enabled", "enable one of them")
-    whole = keys.word("data_types.grad_accum_dtype") == "fp32"
+    whole = keys.word("data_types.grad_accum_dtype") in ("fp32", "float32", "torch.float32", "float")
     if keys.flag("torch_autocast.enabled"):
         return "amp-fp16" if keys.word("torch_autocast.dtype") in ("fp16", "float16", "half") else "amp-bf16"
+    # deepspeed/runtime/engine.py _do_optimizer_sanity_check
+    if whole and (bf16 or fp16) and not keys.whole("zero_optimization.stage", 0):
+        keys.fail("data_types.grad_accum_dtype", "does not run at stage 0 of ZeRO", "use stage 1, or leave it out")
     if bf16 or fp16:
         return ("bf16" if bf16 else "fp16") + ("" if whole else "-grads16")
     for path in ("bf16.enabled", "fp16.enabled"):
@@ -174,7 +177,7 @@ def _precision(keys: Keys) -> str:
 def tree_of(case: ExportCase) -> dict[str, Any]:
     """Return the configuration of a case."""
     p, job = case.plan, case.job
-    stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 0
+    stage = _STAGES.index(p.sharding) if p.sharding in _STAGES else 3  # refused as such
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": case.stack.overlap_gradients}
     if buckets := case.stack.settings.bucket_elements:
         zero["reduce_bucket_size"] = int(buckets)
@@ -190,6 +193,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "optimizer": {"type": _OPTIMIZERS.get(job.optimizer, job.optimizer)},
     }
     tree |= _PRECISIONS.get(job.precision or case.stack.precision, {})
+    if stage == 0:  # where engine.py wants gradients of the model's type: what comes back is then another precision
+        tree.pop("data_types", None)
     if p.tp > 1:
         tree["tensor_parallel"] = {"autotp_size": p.tp}
     kept = {

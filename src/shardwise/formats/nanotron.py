@@ -20,6 +20,12 @@ from shardwise.records import replace
 _TABLE = "nanotron.toml"
 _P, _T, _O, _M = "parallelism.", "tokens.", "optimizer.", "model."
 _CONFIG = _M + "model_config."
+_LAYERS = ("is_llama_config", "is_qwen2_config")
+# config/models_config.py LlamaConfig and Qwen2Config
+_USUAL = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
 # parallelism_config.py __post_init__: without an engine all forward passes run before the first backward pass.
 _ENGINES: dict[str, Schedule] = {"1f1b": "1f1b", "afab": "gpipe"}
 _EXPORTED = (
@@ -110,7 +116,8 @@ def _stack(keys: Keys) -> Stack:
     # parallel/tensor_parallel/functional.py: gathered again into MemoryBuffer, else into a tensor that is saved.
     again = keys.flag(_P + "tp_recompute_allgather") is not False
     stack = replace(stack, overlap_input_gradients=bool(keys.flag(_P + "tp_linear_async_communication")))
-    return replace(stack, regathers_inputs=again, keeps_gathered=again)
+    multiple = keys.whole(_M + "make_vocab_size_divisible_by") or stack.vocab_multiple
+    return replace(stack, regathers_inputs=again, keeps_gathered=again, vocab_multiple=multiple)
 
 
 def _model(keys: Keys) -> Model | None:
@@ -122,7 +129,13 @@ def _model(keys: Keys) -> Model | None:
     if any(name.startswith("moe_config") and value is not None for name, value in sizes.items()):
         keys.assumed.append("no model: experts of nanotron's own layers are not read")
         return None
-    kind = "qwen2" if sizes.get("is_qwen2_config") else "llama"
+    other = [name for name, on in sizes.items() if name not in _LAYERS and on and name.startswith("is_")]
+    if other:
+        keys.assumed.append(f"no model: layers of {other[0]} are not read")
+        return None
+    # models/qwen.py Qwen2Attention takes attention_bias, which is off unless said; models/llama.py takes none.
+    biased = sizes.pop("attention_bias", False) and sizes.get("is_qwen2_config")
+    kind, sizes = "qwen2" if biased else "llama", _USUAL | sizes
     named = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[kind]
     try:
         return model_from_config({**sizes, "model_type": kind, "architectures": [named]}, name="nanotron")
@@ -152,7 +165,8 @@ def _sizes(model: Model) -> dict[str, Any]:
         "max_position_embeddings": model.max_context or 4096,
         "tie_word_embeddings": model.tied,
     }
-    return sizes | {f"is_{'qwen2' if config.get('model_type') == 'qwen2' else 'llama'}_config": True}
+    kind = "qwen2" if mixer.qkv_bias or config.get("model_type") == "qwen2" else "llama"
+    return sizes | {f"is_{kind}_config": True} | ({"attention_bias": True} if mixer.qkv_bias else {})
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
@@ -190,7 +204,9 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "optimizer_factory": factory,
     }
     kind = {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
-    model = {"dtype": kind, "init_method": {"std": 0.025}, "model_config": _sizes(case.model)}
+    model: dict[str, Any] = {"dtype": kind, "init_method": {"std": 0.025}, "model_config": _sizes(case.model)}
+    if case.stack.vocab_multiple > 1:
+        model["make_vocab_size_divisible_by"] = case.stack.vocab_multiple
     return {"general": {"project": case.model.name}, "parallelism": parallel, "tokens": tokens} | {
         "optimizer": optimizer, "model": model,
     }  # fmt: skip

@@ -131,6 +131,8 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
             *("expert_parallel_degree", "expert_tensor_parallel_degree", "data_parallel_replicate_degree"),
         )
     )
+    # models/llama4/infra/parallelize.py apply_moe_ep_tp: without expert parallelism experts are split as all else is
+    etp = tp if ep == 1 and model is not None and model.has_experts else etp
     used = tp * cp * pp
     shards = keys.whole(_P + "data_parallel_shard_degree", rest=True) or max(num_devices // (used * copies), 1)
     if num_devices and used * copies * shards != num_devices:
