@@ -135,6 +135,22 @@ def test_the_last_batch_of_a_schedule_counts() -> None:
             read(8, micro_batch_size=1, **(schedule | wrong))
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"overlap_param_gather": True, "overlap_grad_reduce": True}, "--use-distributed-optimizer"),
+        ({"overlap_param_gather": True, "use_distributed_optimizer": True}, "--overlap-grad-reduce"),
+        ({"overlap_param_gather": True, "use_megatron_fsdp": True}, "--overlap-grad-reduce"),
+        ({"tp_comm_overlap": True, "tensor_model_parallel_size": 2}, "--sequence-parallel"),
+        ({"tp_comm_overlap": True, "sequence_parallel": True}, "--tensor-model-parallel-size"),
+    ],
+)
+def test_an_overlap_without_what_it_needs_is_refused(more: dict[str, Any], named: str) -> None:
+    """Megatron-LM stops at its start, where an answer would count an overlap that nothing runs."""
+    with pytest.raises(InputError, match=f"does not run without {named}"):
+        read(8, **more)
+
+
 def test_an_exchange_of_tokens_that_is_not_counted_is_said() -> None:
     """Megatron-LM gathers all tokens on each rank of a group unless told otherwise; all-to-all is counted."""
     moe = {"num_experts": 4, "expert_model_parallel_size": 4}

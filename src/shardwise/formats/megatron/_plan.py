@@ -362,7 +362,8 @@ def _sharding(reader: Reader, d: Degrees) -> tuple[Sharding, int]:
         if in_groups(kind) != kind and copies > 1 and d.dp:
             return in_groups(kind), max(d.dp // copies, 1)
         return kind, 1
-    if not reader.flag("use_distributed_optimizer"):
+    # dist_muon, the old name of muon with a distributed optimizer, shards as that does (validate_args)
+    if not reader.flag("use_distributed_optimizer") and reader.word("optimizer") != "dist_muon":
         return "none", 1
     if copies > 1:
         reader.assume(f"messages of the distributed optimizer over all of dp: it has {copies} instances")

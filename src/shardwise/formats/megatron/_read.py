@@ -98,6 +98,7 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
     reader = Reader(given)
     _checkpoint.take(reader, launch)
     _refuse(reader)
+    _check_overlaps(reader)
     stem = os.path.splitext(os.path.basename(launch.source))[0]
     model = _model.build(reader, stem or "megatron")
     plan = _plan.build(reader, launch.num_devices)
@@ -137,6 +138,21 @@ def _refuse(reader: Reader) -> None:
         if argument and argument.meaning.startswith("!") and value not in (argument.default, False, None):
             rule = facts()["refused"][argument.meaning[1:]]
             reader.problems.items.append(Problem(argument.option, plain(value), rule, "leave it out"))
+
+
+def _check_overlaps(reader: Reader) -> None:
+    """Record what overlaps only beside other arguments, at which Megatron-LM stops (validate_args)."""
+    flag = reader.flag
+    shards = flag("use_distributed_optimizer") or flag("use_megatron_fsdp") or reader.word("optimizer") == "dist_muon"
+    for name, other, stands in (
+        ("overlap_param_gather", "use_distributed_optimizer", shards),
+        ("overlap_param_gather", "overlap_grad_reduce", flag("overlap_grad_reduce")),
+        ("tp_comm_overlap", "sequence_parallel", flag("sequence_parallel")),
+        ("tp_comm_overlap", "tensor_model_parallel_size", reader.count("tensor_model_parallel_size") > 1),
+    ):
+        if flag(name) and not stands:
+            option = reader.option(other)
+            reader.fail(name, f"does not run without {option}", f"give {option} too, or leave it out")
 
 
 def _assume_defaults(reader: Reader) -> None:

@@ -86,7 +86,8 @@ def export(case: ExportCase) -> Exported:
 
 def arguments(case: ExportCase) -> list[str]:
     """Return the arguments of a case."""
-    return list(spelled(_model(case.model, case.job) | plan_words(case) | settings_words(case.stack.settings)))
+    words = _model(case.model, case.job) | plan_words(case) | settings_words(case.stack.settings)
+    return list(spelled(words | {"--tp-comm-overlap": words["--tp-comm-overlap"] and words["--sequence-parallel"]}))
 
 
 def plan_words(case: ExportCase) -> Args:
@@ -373,8 +374,7 @@ def _lost(case: ExportCase, words: list[str]) -> Differences:
 
 def script(case: ExportCase, words: list[str]) -> str:
     """Return the text of a launch script with the arguments, one to a line."""
-    cluster, checked = case.cluster, facts()["checked"]
-    each = min(cluster.devices_per_node, case.plan.num_devices)
+    each, checked = min(case.cluster.devices_per_node, case.plan.num_devices), facts()["checked"]
     nodes = -(-case.plan.num_devices // each)
     lines: list[str] = []
     for word in words:
