@@ -18,6 +18,7 @@ from typing import Any
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
+from shardwise.formats._bridged import mixed_precision, take_word
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -199,7 +200,9 @@ def _given(keys: Keys) -> GivenArguments:
                 rule = f"contradicts {given.options[name]} = {given.values[name]}"
                 keys.fail(path, rule, "give both the same value, or one of them")
             given.values[name], given.options[name] = value, path
-    for name, value in (*_precision(keys), *table(_TABLE)["usual"].items()):
+    meant = dict(_precision(keys))
+    keys.assumed += take_word(given.values, meant) if keys.raw("mixed_precision") else ()
+    for name, value in (*meant.items(), *table(_TABLE)["usual"].items()):
         given.values.setdefault(name, value)
     if given.values["accumulate_allreduce_grads_in_fp32"] is False:
         given.values["grad_reduce_in_bf16"] = bool(given.values.get("bf16"))
@@ -230,7 +233,8 @@ def _precision(keys: Keys) -> tuple[tuple[str, object], ...]:
     word = table(_TABLE)["named"].get(named[1], "") if named else ""
     if word:
         keys.assumed.append(f"{word}, gradients reduced in 16 bits: of the recipe's name")
-    return (*table(_TABLE)["precisions"][word].items(), ("accumulate_allreduce_grads_in_fp32", False)) if word else ()
+    own = {"first_last_layers_bf16": False, "accumulate_allreduce_grads_in_fp32": False}  # _perf_precision
+    return tuple((table(_TABLE)["precisions"][word] | own).items()) if word else ()
 
 
 def _adapter(keys: Keys) -> tuple[str, _trainer.AdapterKeys]:
@@ -337,8 +341,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
     precision = case.job.precision or case.stack.precision
-    word = _MIXED.get(precision.removesuffix("-grads16"), _MIXED["bf16"])  # none is of 32 bits alone
-    tree["mixed_precision"] = word.format(_SCALED[case.stack.settings.fp8_recipe or "tensorwise"])
+    tree["mixed_precision"] = mixed_precision(case)
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
     tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
     tree["dataset"] = {"seq_length": case.job.seq_len}
@@ -353,11 +356,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 # Switches that a recipe may have on.
 _SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
 _PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32",
-               "fp8_recipe", "fp8_param_gather", "fp4_param_gather", "megatron_fsdp_main_grads_dtype")  # fmt: skip
-_MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp4": "bf16_with_nvfp4_mixed"}
-_MIXED |= {"fp8": "bf16_with_{}_mixed"}
-_SCALED = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling", "mxfp8": "mxfp8"}
-_SCALED |= {"blockwise": "fp8_subchannel_scaling"}
+               "fp8_recipe", "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
+               "fp8_param_gather", "fp4_param_gather", "megatron_fsdp_main_grads_dtype")  # fmt: skip
 
 
 def _peft(case: ExportCase) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def export(case: ExportCase) -> Exported:
 
 
 # Sections that a recipe may lack, whose settings Hydra refuses unless they are forced.
-_FORCED = ("comm_overlap.", "peft.")
+_FORCED = ("comm_overlap.", "peft.", "mixed_precision.")
 
 
 def read_beside(text: str, model: Model, num_devices: int) -> Imported:

@@ -1,0 +1,65 @@
+"""Megatron-Bridge's mixed precision: the word that a case is, or the fields of its class where no word is that.
+
+What stands there wins over the same settings of the model and of ddp (training/config.py runtime_config_update,
+training/mixed_precision.py setup).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.formats._exported import ExportCase
+from shardwise.formats._imported import table
+
+_MODULE = "megatron.bridge.training.mixed_precision."
+_WORDS = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling", "mxfp8": "mxfp8"}
+_WORDS |= {"blockwise": "fp8_subchannel_scaling"}
+_GATHERS = ("fp8_param_gather", "fp4_param_gather")
+_ENDS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+# training/mixed_precision.py: what its functions set beside what is counted
+_DETAILS: dict[str, dict[str, Any]] = {
+    "delayed": {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+    "mxfp8": {"fp8": "e4m3"},
+}
+
+
+def mixed_precision(case: ExportCase) -> str | dict[str, Any]:
+    """Return what mixed_precision is for a case: a word, or a mapping that makes the class."""
+    precision = case.job.precision or case.stack.precision
+    kind, own = precision.removesuffix("-grads16"), case.stack.settings
+    recipe = own.fp8_recipe or "tensorwise"
+    half = kind == "fp16"
+    fields: dict[str, Any] = {"fp16" if half else "bf16": True}  # none is of 32 bits alone
+    fields["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
+    word = "fp16_mixed" if half else "bf16_mixed"
+    if kind == "fp8":
+        word = f"bf16_with_{_WORDS[recipe]}_mixed"
+        fields |= {"fp8": "hybrid", "fp8_recipe": recipe, "fp8_param_gather": own.fp8_param_gather}
+        fields |= _DETAILS.get(recipe, {})
+        fields |= {"reuse_grad_buf_for_mxfp8_param_ag": True} if recipe == "mxfp8" and own.fp8_param_gather else {}
+    elif kind == "fp4":
+        word = "bf16_with_nvfp4_mixed"
+        fields |= {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param_gather": own.fp8_param_gather}
+    ends = (own.bf16_first_layers, own.bf16_last_layers) if kind in ("fp8", "fp4") else (0, 0)
+    if any(ends):
+        fields |= {"first_last_layers_bf16": True, **dict(zip(_ENDS, ends, strict=True))}
+    if _counted(fields) == _counted(table("nemo.toml")["precisions"][word]):
+        return word
+    dtype = {"_target_": "torch.float16" if half else "torch.bfloat16", "_call_": False}
+    return {"_target_": _MODULE + "MixedPrecisionConfig", "params_dtype": dtype, "pipeline_dtype": dtype, **fields}
+
+
+def take_word(values: dict[str, object], meant: dict[str, object]) -> list[str]:
+    """Put what a word of mixed precision means over settings of the model and of ddp; return what to say of it."""
+    name = "accumulate_allreduce_grads_in_fp32"
+    wide = bool(meant.get(name, True))
+    said = values.get(name, wide)
+    values |= meant | {name: wide}
+    return [] if said == wide else [f"gradients of {32 if wide else 16} bits: of mixed_precision, which wins over ddp"]
+
+
+def _counted(fields: dict[str, Any]) -> tuple[object, ...]:
+    """Return what is counted of the fields of a mixed precision, under either name of the width of gradients."""
+    wide = fields.get("grad_reduce_in_fp32", fields.get("accumulate_allreduce_grads_in_fp32", True))
+    ends = tuple(fields.get(name, 0) for name in _ENDS)
+    return wide, fields.get("fp8_recipe"), any(fields.get(name) for name in _GATHERS), ends
