@@ -124,11 +124,12 @@ def _offload(keys: Keys, stage: int) -> tuple[str, ...]:
     """Return what lies in the host's memory: gradients go where the optimizer is that reads them (stage_1_and_2.py)."""
     offload: tuple[str, ...] = ()
     for name, old, words in (
-        ("offload_optimizer", "cpu_offload", ("optimizer", "gradients")),
-        ("offload_param", "cpu_offload_params", ("parameters",)),
+        ("offload_optimizer", ("cpu_offload",), ("optimizer", "gradients")),
+        ("offload_param", ("cpu_offload_param", "cpu_offload_params"), ("parameters",)),
     ):
         path = f"zero_optimization.{name}.device"
-        place = keys.word(path) or ("cpu" if keys.flag(f"zero_optimization.{old}") else "none")
+        moved = [one for one in old if keys.flag(f"zero_optimization.{one}")]
+        place = keys.word(path) or ("cpu" if moved else "none")
         if place not in ("none", "cpu", "nvme"):
             keys.fail(path, "is not a place of DeepSpeed", "use none, cpu or nvme")
         elif place != "none" and stage < (3 if "parameters" in words else 1):

@@ -239,11 +239,15 @@ def _optimizer(keys: Keys) -> str:
 
 
 def _stack(keys: Keys) -> str:
-    if keys.flag(_P + "enable_async_tensor_parallel"):
+    compiled, parts = keys.flag("compile.enable"), keys.raw("compile.components") or ["model", "loss"]
+    # distributed/tensor_parallel.py maybe_enable_async_tp, which is asked with tensor parallelism alone
+    if keys.flag(_P + "enable_async_tensor_parallel") and (keys.whole(_P + "tensor_parallel_degree") or 1) > 1:
+        if not (compiled and "model" in parts):
+            rule = "needs compile.enable, and model among compile.components"
+            keys.fail(_P + "enable_async_tensor_parallel", rule, "compile the model, or leave it out")
         return "fsdp2-async-tp"
-    if not keys.flag("compile.enable"):
+    if not compiled:
         return "fsdp2"
-    parts = keys.raw("compile.components") or ["model", "loss"]
     return "fsdp2-compiled-loss" if "loss" in parts else "fsdp2-compiled"
 
 
