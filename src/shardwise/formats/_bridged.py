@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.formats._exported import ExportCase
-from shardwise.formats._imported import table
+from shardwise.formats._imported import Keys, table
 
+_SECTION = "mixed_precision."
 _MODULE = "megatron.bridge.training.mixed_precision."
 _WORDS = {"delayed": "fp8_delayed_scaling", "tensorwise": "fp8_current_scaling", "mxfp8": "mxfp8"}
 _WORDS |= {"blockwise": "fp8_subchannel_scaling"}
@@ -49,13 +50,18 @@ def mixed_precision(case: ExportCase) -> str | dict[str, Any]:
     return {"_target_": _MODULE + "MixedPrecisionConfig", "params_dtype": dtype, "pipeline_dtype": dtype, **fields}
 
 
-def take_word(values: dict[str, object], meant: dict[str, object]) -> list[str]:
+def take_word(keys: Keys, values: dict[str, object], meant: dict[str, object]) -> list[str]:
     """Put what a word of mixed precision means over settings of the model and of ddp; return what to say of it."""
     name = "accumulate_allreduce_grads_in_fp32"
     wide = bool(meant.get(name, True))
     said = values.get(name, wide)
-    values |= meant | {name: wide}
-    return [] if said == wide else [f"gradients of {32 if wide else 16} bits: of mixed_precision, which wins over ddp"]
+    if keys.raw("mixed_precision"):
+        values |= meant | {name: wide}
+        text = f"gradients of {32 if wide else 16} bits: of mixed_precision, which wins over ddp"
+        return [] if said == wide else [text]
+    narrow = keys.raw("ddp.grad_reduce_in_fp32") is False and not any(one.startswith(_SECTION) for one in keys.values)
+    text = "gradients of 16 bits: of ddp, over which a recipe's own mixed_precision wins, of 32 in bf16_mixed"
+    return [text] if narrow and not meant else []
 
 
 def _counted(fields: dict[str, Any]) -> tuple[object, ...]:

@@ -94,7 +94,9 @@ def _deepspeed(keys: Keys, source: str, around: ImportContext) -> Imported:
         case = deepspeed.read(read_text(whole, JSON_BYTES, "deepspeed_config_file"), whole, around)
     else:
         mixed = keys.word("mixed_precision")
-        zero: dict[str, Any] = {"stage": keys.whole("deepspeed_config.zero_stage", 0) or 0}
+        stage = keys.whole("deepspeed_config.zero_stage", 0)
+        # utils/dataclasses.py DeepSpeedPlugin: ACCELERATE_DEEPSPEED_ZERO_STAGE, 2 where nobody sets it
+        zero: dict[str, Any] = {"stage": 2 if stage is None else stage}
         for ours, theirs in (("offload_optimizer", "optimizer"), ("offload_param", "param")):
             place = keys.word(f"deepspeed_config.offload_{theirs}_device")
             zero |= {ours: {"device": place}} if place not in ("", "none") else {}

@@ -201,7 +201,7 @@ def _given(keys: Keys) -> GivenArguments:
                 keys.fail(path, rule, "give both the same value, or one of them")
             given.values[name], given.options[name] = value, path
     meant = dict(_precision(keys))
-    keys.assumed += take_word(given.values, meant) if keys.raw("mixed_precision") else ()
+    keys.assumed += take_word(keys, given.values, meant)
     for name, value in (*meant.items(), *table(_TABLE)["usual"].items()):
         given.values.setdefault(name, value)
     if given.values["accumulate_allreduce_grads_in_fp32"] is False:
