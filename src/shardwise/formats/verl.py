@@ -246,10 +246,9 @@ def _of_megatron(keys: Keys) -> dict[str, str]:
     paths = {path.rpartition(".")[2]: path for path in ours}
     path = _O + "optimizer_offload_fraction"
     share = 1.0 if keys.raw(path) == 1 else _trainer.share(keys, path)
-    if "optimizer_cpu_offload" in paths and share < 1:
-        kept = "the whole optimizer: the share of it that stays on the device is not counted"
-        keys.assumed.append(f"offload {kept if share else 'none: optimizer_offload_fraction is 0 unless it is set'}")
-        paths = paths if share else {name: path for name, path in paths.items() if name != "optimizer_cpu_offload"}
+    if "optimizer_cpu_offload" in paths and not share:
+        keys.assumed.append("offload none: optimizer_offload_fraction is 0 unless it is set")
+        return {name: path for name, path in paths.items() if name != "optimizer_cpu_offload"}
     return paths
 
 

@@ -87,11 +87,23 @@ def build(reader: Reader, num_devices: int) -> Plan:
         shard=shard,
         recompute=mode,
         recompute_layers=layers,
-        offload=("optimizer",) if reader.flag("optimizer_cpu_offload") else (),
+        offload=_offload(reader),
         modules=modules,
         stage_layers=pieces,
         order=ORDERS[reader.flag("use_tp_pp_dp_mapping")],
     )
+
+
+def _offload(reader: Reader) -> tuple[str, ...]:
+    """Return what lies in the host's memory: the optimizer, of which a share may stay on the device."""
+    share = reader.number("optimizer_offload_fraction")
+    if not reader.flag("optimizer_cpu_offload"):
+        return ()
+    if not share:
+        reader.assume(f"offload none: {reader.option('optimizer_offload_fraction')} is 0")
+    elif share < 1:
+        reader.assume("offload the whole optimizer: the share of it that stays on the device is not counted")
+    return ("optimizer",) if share else ()
 
 
 def _schedule(reader: Reader, pp: int, vpp: int) -> Schedule:

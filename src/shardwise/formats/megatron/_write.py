@@ -289,6 +289,7 @@ def _plan(p: Plan, model: Model) -> Args:
         "--use-tp-pp-dp-mapping": p.order.index("pp") < p.order.index("dp"),
         "--num-distributed-optimizer-instances": p.dp // p.shard if p.shard > 1 else None,
         **dict.fromkeys(("--optimizer-cpu-offload", "--use-precision-aware-optimizer"), "optimizer" in p.offload),
+        "--optimizer-offload-fraction": 1.0 if "optimizer" in p.offload else None,
     }
     words |= _SHARDINGS.get(p.sharding, {}) | _pieces(p, len(model.mtp)) | _recompute(p)
     return words | ({"--ckpt-format": "fsdp_dtensor"} if "--use-megatron-fsdp" in words else {})
@@ -308,9 +309,8 @@ def _pieces(p: Plan, mtp: int) -> Args:
 
 def _recompute(p: Plan) -> Args:
     if p.recompute == "full":
-        block = bool(p.recompute_layers)
-        words: Args = {"--recompute-granularity": "full", "--recompute-method": "block" if block else "uniform"}
-        return words | {"--recompute-num-layers": p.recompute_layers // p.vpp if block else 1}
+        method, number = ("block", p.recompute_layers // p.vpp) if p.recompute_layers else ("uniform", 1)
+        return {"--recompute-granularity": "full", "--recompute-method": method, "--recompute-num-layers": number}
     modules = [*(["core_attn"] if p.recompute == "selective" else []), *p.modules]
     if not modules:
         return {}
