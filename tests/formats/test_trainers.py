@@ -26,6 +26,7 @@ from shardwise.formats import (
     llamafactory,
     llamafactory_v1,
     nanotron,
+    nemo,
     torchtitan,
     torchtune,
     transformers,
@@ -904,3 +905,21 @@ def test_nanotron_has_biases_where_they_are_asked_for() -> None:
     assert plain is not None and biased is not None
     assert plain.hidden == 4096 and plain.num_layers == 32
     assert [model.layers[0].mixers[0].qkv_bias for model in (plain, biased)] == [False, True]  # type: ignore[union-attr]
+
+
+def test_bridge_is_told_of_offload_and_fusion_by_its_own_names() -> None:
+    """The optimizer's fields stand under optimizer, with the share that is 0 unless it is said (OptimizerConfig)."""
+    stack = replace(find_stack("megatron-bridge"), activation="eager")
+    plan = Plan(dp=8, sharding="distributed-optimizer", offload=("optimizer",))
+    case = ExportCase(
+        model=load_model("llama-3.1-8b"),
+        cluster=Cluster.parse("8xh100-sxm-80gb"),
+        plan=plan,
+        job=Training(seq_len=4096, global_batch=8),
+        stack=stack,
+    )
+    tree = yaml.safe_load(nemo.export(case).files["nemo.yaml"])
+    assert tree["optimizer"]["optimizer_cpu_offload"] and tree["optimizer"]["optimizer_offload_fraction"] == 1.0
+    assert tree["model"]["bias_activation_fusion"] is False
+    assert tree["mixed_precision"]["grad_reduce_in_fp32"] is False
+    assert not {"optimizer_cpu_offload", "bias_swiglu_fusion"} & tree["model"].keys()

@@ -52,6 +52,8 @@ def mixed_precision(case: ExportCase) -> str | dict[str, Any]:
 
 def take_word(keys: Keys, values: dict[str, object], meant: dict[str, object]) -> list[str]:
     """Put what a word of mixed precision means over settings of the model and of ddp; return what to say of it."""
+    if "bias_swiglu_fusion" in values:  # bias_activation_fusion, whatever the activation
+        values.setdefault("bias_gelu_fusion", values["bias_swiglu_fusion"])
     name = "accumulate_allreduce_grads_in_fp32"
     wide = bool(meant.get(name, True))
     said = values.get(name, wide)
