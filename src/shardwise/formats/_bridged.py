@@ -56,11 +56,11 @@ def take_word(keys: Keys, values: dict[str, object], meant: dict[str, object]) -
         values.setdefault("bias_gelu_fusion", values["bias_swiglu_fusion"])
     name = "accumulate_allreduce_grads_in_fp32"
     wide = bool(meant.get(name, True))
-    said = values.get(name, wide)
+    asked = values.get(name, wide)
     if keys.raw("mixed_precision"):
         values |= meant | {name: wide}
         text = f"gradients of {32 if wide else 16} bits: of mixed_precision, which wins over ddp"
-        return [] if said == wide else [text]
+        return [] if asked == wide else [text]
     narrow = keys.raw("ddp.grad_reduce_in_fp32") is False and not any(one.startswith(_SECTION) for one in keys.values)
     text = "gradients of 16 bits: of ddp, over which a recipe's own mixed_precision wins, of 32 in bf16_mixed"
     return [text] if narrow and not meant else []

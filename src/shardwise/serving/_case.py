@@ -250,8 +250,8 @@ def _pools(case: ServingCase) -> list[str]:
     if not parts:
         return []
     on = memory.caches_prefixes
-    said = "pools" if on else "no prefix cache: pools take what sequences need, where with one they are"
-    return [f"{said}{' of the prefix cache:' if on else ''} {', '.join(parts)}"]
+    start = "pools" if on else "no prefix cache: pools take what sequences need, where with one they are"
+    return [f"{start}{' of the prefix cache:' if on else ''} {', '.join(parts)}"]
 
 
 def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str]) -> ServingQuestion:

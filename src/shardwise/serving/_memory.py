@@ -223,8 +223,8 @@ def reserved_cache(
     share = memory.pool_of_states if keeps_states(case.model.kinds) else 0.0
     if not ratio and not share:
         return stage_cache(caches, stage, tokens)
-    held = maximum(tokens, largest(limits) / ratio) if ratio else tokens
-    keys = pool_token_bytes(case, caches, stage) * held
+    pool_tokens = maximum(tokens, largest(limits) / ratio) if ratio else tokens
+    keys = pool_token_bytes(case, caches, stage) * pool_tokens
     kept = zip(stage.layers, caches, strict=True)
     slots = total((n * c.states * c.constant_bytes for n, own in kept for c in own), 0 * tokens)
     return named(maximum(keys, slots / share) if share else keys, "pools of the cache")

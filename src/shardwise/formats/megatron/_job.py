@@ -328,13 +328,13 @@ def _dispatch(reader: Reader, base: Stack) -> Literal["all-to-all", "deduplicate
     if _gathers_tokens(reader, base) and reader.count("expert_model_parallel_size") > 1:
         name = "moe_token_dispatcher_type"
         usual = "" if reader.has(name) else "Megatron-LM's default "
-        told = f"{usual}{reader.option(name)} allgather, which gathers all tokens of the group on each rank"
-        reader.assume(f"tokens sent to the ranks of their experts alone, not as {told}")
+        other = f"{usual}{reader.option(name)} allgather, which gathers all tokens of the group on each rank"
+        reader.assume(f"tokens sent to the ranks of their experts alone, not as {other}")
     return "deduplicated" if kind == "flex" or reader.flag("moe_enable_deepep") else base.dispatch
 
 
 def _gathers_tokens(reader: Reader, base: Stack) -> bool:
     """Return whether tokens are gathered on all ranks of experts, which Megatron-LM does unless told otherwise."""
     name = "moe_token_dispatcher_type"
-    said = reader.has(name) or base.dispatch == "all-to-all"  # recipes of Megatron-Bridge set another
-    return said and reader.word(name) == "allgather" and not reader.flag("moe_enable_deepep")
+    own = reader.has(name) or base.dispatch == "all-to-all"  # recipes of Megatron-Bridge set another
+    return own and reader.word(name) == "allgather" and not reader.flag("moe_enable_deepep")
