@@ -240,7 +240,7 @@ def test_sampling_one_step_after_another_moves_every_logit_again() -> None:
 def test_an_engine_without_windows_merges_layers_that_differ_in_them_alone() -> None:
     """Windows that an engine ignores leave one kind of layer: as many of them, each with a whole cache."""
     job = Serving(batch=4, input_tokens=8192, output_tokens=16)
-    r, windowed = (ask("gemma-2-9b", job, engine=name) for name in ("tensorrt-llm-0.9", "lmdeploy"))
+    r, windowed = (ask("gemma-2-9b", job, engine=name) for name in ("tensorrt-llm-0.9", "vllm"))
     assert len(r.case.model.kinds) == 1 < len(windowed.case.model.kinds)
     assert r.kv_cache_bytes_per_gpu > windowed.kv_cache_bytes_per_gpu
     assert r.weights_bytes_per_gpu == windowed.weights_bytes_per_gpu
