@@ -10,6 +10,7 @@ import pytest
 
 from shardwise.ledger.op import Op, Tensor, Weight, within
 from shardwise.ledger.saved import POLICIES, Checkpoint, keep, recomputed_ops, recomputed_shares, tensor_bytes
+from shardwise.plans import CHECKPOINT_POLICIES
 
 Rows = tuple[tuple[str, Any, str], ...]
 
@@ -121,6 +122,11 @@ def _product(name: str, parts: tuple[int, ...], last: bool = False) -> Op[Any]:
     weight = Weight(name=f"{name}.weight", elements=1, whole=1)
     one = replace(_op(name, "mlp", (("y" if last else "x", 8.0, "mlp" if last else ""),)), kind="matmul")
     return replace(one, weights=(weight,), columns=sum(parts), parts=parts, output_bytes=10.0 * sum(parts))
+
+
+def test_every_policy_that_can_be_asked_for_is_known() -> None:
+    """The words of a setting are those of the ledger."""
+    assert set(POLICIES) == set(CHECKPOINT_POLICIES)
 
 
 def test_a_policy_by_operator_keeps_every_second_product() -> None:

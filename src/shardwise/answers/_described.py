@@ -17,9 +17,9 @@ def describe(plan: Plan, policy: str = "") -> str:
     """Return the degrees of a plan that are above one, and what else stands out, with a policy of its checkpoints.
 
     >>> describe(Plan(tp=8, pp=4, dp=2)), describe(Plan(dp=2, recompute="full"), "matmuls")
-    ('tp 8, pp 4, dp 2', 'dp 2, recompute full but matmuls')
+    ('tp 8, pp 4, dp 2', 'dp 2, recompute full keeping matmuls')
     """
-    kept = f" but {policy}" if policy and plan.recompute == "full" else ""
+    kept = f" keeping {policy}" if policy and plan.recompute == "full" else ""
     words = [f"{a} {getattr(plan, a)}" for a in DEGREES if getattr(plan, a) > 1]
     words += [plan.layout] if plan.layout != "1d" else []
     words += [plan.sharding] if plan.sharding_rules.shards else []

@@ -25,7 +25,7 @@ from shardwise.formats._exported import (
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.formats._words import words_of
-from shardwise.plans import Plan, Recompute, Stack, Training, find_precision, find_stack
+from shardwise.plans import WHOLE_LOSSES, Plan, Recompute, Stack, Training, find_precision, find_stack
 from shardwise.records import replace
 
 _TABLE = "transformers.toml"
@@ -277,9 +277,9 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
 
 def _stack(keys: Keys, name: str) -> Stack:
     stack = _trainer.synchronised(keys, find_stack(name))
-    if keys.flag("use_liger_kernel") and name == "trl":
+    if keys.flag("use_liger_kernel") and stack.loss in WHOLE_LOSSES:
         # trl 1.16.0 trainer/sft_trainer.py and its like: fused_linear_cross_entropy False, for their own stands there.
-        keys.assumed.append("use_liger_kernel: layers in the framework's usual kernels; TRL's own loss stays")
+        keys.assumed.append(f"use_liger_kernel: layers in the framework's usual kernels; the loss of {name} stays")
     elif keys.flag("use_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack

@@ -29,9 +29,10 @@ class KeptOutputs:
     experts: bool = False
 
     def chooses(self, op: Op[Any]) -> bool:
-        """Return whether it chooses from a GEMM; from routers, and products of 4 bits, it never does.
+        """Return whether the output of an operator is one that may stay.
 
-        Those are other operators of PyTorch, routers by torchtitan's per_op_sac_force_recompute_mm_shapes_by_fqns.
+        Not of routers (torchtitan's per_op_sac_force_recompute_mm_shapes_by_fqns), nor of products of 4 bits, which are
+        other operators of PyTorch.
         """
         product = op.kind == "matmul" or (self.experts and op.kind == "grouped")
         left_out = op.role == "router" or op.dtype == "fp4" or (op.role == "out" and not self.output)

@@ -243,33 +243,31 @@ _COPIES = {"vocab-parallel-copied": 4, "vocab-parallel-compiled": 4}
 def loss(y: Layout[X], model: Model) -> tuple[Op[X], ...]:
     """Return the cross entropy over logits of T tokens and V / tp entries.
 
-    "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with
-    8 T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; where ranks share the vocabulary
-    16 T V / tp, as torchtitan's own function held when it was run; "eager-narrow" does so to the
-    16-bit logits as they are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last
-    token, which is gone before backward, 6 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the
-    answer holds the fp32 logits, 16 T V; "eager-autocast" (modeling_qwen.py under CUDA's autocast, which widens what
-    the log-softmax of 16-bit logits gives out) keeps 6 T V while the answer turns from 16 to 32 bits, 12 T V.
-    "vocab-parallel" (Megatron's
+    "eager" (cross_entropy(logits.float()) of transformers): keeps 4 T V for the log-softmax, and backward starts with 8
+    T V more, 12 T V in all: checked to the byte with torch 2.13.0's memory tracker; where ranks share the vocabulary 16
+    T V / tp, as torchtitan's own function held when it was run; "eager-narrow" does so to the 16-bit logits as they
+    are, 6 T V, "eager-narrow-shifted" (modeling_qwen.py of 2023) to a copy without the last token, which is gone before
+    backward, 6 T V; "eager-shifted" (transformers before 4.45) to a shifted copy, while the answer holds the fp32
+    logits, 16 T V; "eager-autocast" (modeling_qwen.py under CUDA's autocast, which widens what the log-softmax of
+    16-bit logits gives out) keeps 6 T V while the answer turns from 16 to 32 bits, 12 T V. "vocab-parallel" (Megatron's
     core/tensor_parallel/cross_entropy.py, until 2022-09 and since commit 9634c0e, 2024-06-13): 16-bit logits beside
     their fp32 copy, which turns in place into softmax and gradient, then that beside the 16-bit gradient: 6 T V.
     "vocab-parallel-copied" (between the two): subtracting the maximum makes a second fp32 copy while the caller holds
     the first: 10 T V. "vocab-parallel-compiled" (--cross-entropy-loss-fusion, core/fusions/fused_cross_entropy.py):
     torch.compile scatters the targets into a copy of the softmax, 4 + 4 + 2: 10 T V, derived. "vocab-parallel-in-place"
     (--cross-entropy-fusion-impl te, Transformer Engine common/triton/cross_entropy.py): the gradient overwrites the
-    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by
-    fusion (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
+    16-bit logits, 2 T V, then stands beside the gradient of the head's input; "vocab-parallel-narrow" does so by fusion
+    (XLA). "compiled" (torchtitan since 2025: torch.compile of the loss): forward reads the 16-bit logits in one
     reduction, backward reads them again and writes their gradient, 4 T V, "compiled-fp32" (torchtune with
-    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (torchtune)
-    takes the log-softmax in pieces: 16-bit logits and gradient beside it, 6 T V, "chunked-fp32" (litgpt) of fp32 logits
-    that the trainer holds, which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with
-    torch.compile) compiles each piece, whose gradient takes the place of its logits, and adds up the weight gradients
-    that the head has of each: 2 T V and a piece; "fused" keeps one fp32 copy, "fused-copied" the 16-bit logits, which
-    turn into their gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V;
-    "fused-in-place" (verl's log-probabilities, flash_attn.ops.triton.cross_entropy) the 16-bit logits alone, which were
-    divided by the temperature in place and turn into their gradient, whose quotient stands beside it: 4 T V.
-    Those of `WHOLE_LOSSES` hold no logits but of a chunk. What compiled ones keep was seen with saved-tensor hooks of
-    torch 2.13.0.
+    torch.compile) so to the fp32 logits that the model returns, 8 T V; "chunked" (torchtune) takes the log-softmax in
+    pieces: 16-bit logits and gradient beside it, 6 T V, "chunked-fp32" (litgpt) of fp32 logits that the trainer holds,
+    which turns in place of it into their gradient, 8 T V; "chunked-compiled" (torchtune with torch.compile) compiles
+    each piece, whose gradient takes the place of its logits, and adds up the weight gradients that the head has of
+    each: 2 T V and a piece; "fused" keeps one fp32 copy, "fused-copied" the 16-bit logits, which turn into their
+    gradient, beside the fp32 copy that accelerate's ConvertOutputsToFp32 makes of the answer: 6 T V; "fused-in-place"
+    (verl's log-probabilities, flash_attn.ops.triton.cross_entropy) the 16-bit logits alone, which were divided by the
+    temperature in place and turn into their gradient, whose quotient stands beside it: 4 T V. Those of `WHOLE_LOSSES`
+    hold no logits but of a chunk. What compiled ones keep was seen with saved-tensor hooks of torch 2.13.0.
 
     >>> from shardwise.models import Model
     >>> from shardwise.ops.count import whole_layout

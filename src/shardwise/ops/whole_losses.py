@@ -20,7 +20,7 @@ def within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward.
     """
     op = replace(op, output_bytes=0)
-    if y.stack.loss_kernel == "fused-lm-head":
+    if y.stack.head_in_tiles:
         # It casts input and weight tile by tile.
         op = replace(op, saves=tuple(replace(t, read_for="weight") for t in op.reads))
     if y.stack.loss_kernel != "fused-linear":
@@ -90,7 +90,7 @@ def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
         moved = y.a * T * V
         tile = _tile_bytes(T, y.a, V)
         return (memory_op(y, "loss", "loss", (4 * moved, 8 * moved), transient_bytes=tile, kernels=5, role="loss"),)
-    if y.stack.loss_kernel == "fused-lm-head":
+    if y.stack.head_in_tiles:
         return (_fused_head(y, T, width, V),)
     # The kernel reads the logits of a chunk twice and writes their gradient in place.
     chunk = y.a * _chunk_tokens(T, width, V) * V

@@ -266,6 +266,11 @@ class Stack:
         """The cross entropy that runs: what the user set, else the framework's own."""
         return self.settings.loss or self.loss
 
+    @property
+    def head_in_tiles(self) -> bool:
+        """Whether the cross entropy multiplies with tiles of the head's weight itself, past an adapter of it."""
+        return self.loss_kernel == "fused-lm-head"
+
     def runs_lora(self, job: Training) -> bool:
         """Return whether a job's LoRA runs in functions of the framework's own.
 

@@ -249,9 +249,8 @@ def _pools(case: ServingCase) -> list[str]:
         parts.append(f"{cached.pool_of_states:.0%} of the cache for states, {slots} a sequence")
     if not parts:
         return []
-    on = memory.caches_prefixes
-    start = "pools" if on else "no prefix cache: pools take what sequences need, where with one they are"
-    return [f"{start}{' of the prefix cache:' if on else ''} {', '.join(parts)}"]
+    alone = "no prefix cache: pools take what sequences need, where with one they are"
+    return [f"{'pools beside cached prefixes:' if memory.caches_prefixes else alone} {', '.join(parts)}"]
 
 
 def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str]) -> ServingQuestion:

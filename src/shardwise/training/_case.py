@@ -88,6 +88,7 @@ class TrainingCase:
             critic_adapters=int(self.objective.critic and bool(self.job.adapter)),
             scorings=self.scorings,
             turns_weights=family_of(self.cluster.device) in ("hopper", "ada"),
+            autocast=self.autocast,
         )
 
     @property

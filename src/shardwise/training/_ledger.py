@@ -146,7 +146,8 @@ def ledger_of(
     What plans of one layout have in common is taken from what is `known` of it, and added to it.
     """
     known = {} if known is None else known
-    policy = POLICIES.get(y.stack.settings.checkpoint_policy) if plan.recompute == "full" else None
+    word = y.stack.settings.checkpoint_policy
+    policy = POLICIES[word] if word and plan.recompute == "full" else None
     early, prunes = y.stack.checkpoint_stops_early and y.choices.stops_early, y.stack.checkpoint_prunes
     if ("head",) not in known:
         known |= {(name,): ops for name, ops in _ends(model, y).items()}

@@ -353,7 +353,7 @@ def cast_weights(recipe: Recipe, parts: ModelBlocks[X], stage: Stages[X], moment
     copy and its log-softmax.
     """
     zero, width = 0 * stage.count, recipe.precision.activation_bytes
-    if not (recipe.stack.autocasts and recipe.precision.autocast) or recipe.shards_weights or recipe.adapters:
+    if not recipe.autocast or recipe.adapters:
         return zero, zero
     again = [above(k.dropped_bytes, 0, width * k.elements.dense_matrix, zero) for k in parts.kinds]
     copies = total((n * one for n, one in zip(stage.layers, again, strict=True)), zero)

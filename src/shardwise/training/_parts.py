@@ -27,7 +27,8 @@ class Recipe:
     share of a step that it takes longer than a run tuned for a record, `waiting` that of its exposed messages beside
     it. `copies` are frozen copies of all weights beside them, `critics` models as large that train beside,
     `critic_adapters` adapters that do so on the same weights, `scorings` passes over a batch without gradients.
-    `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient.
+    `turns_weights` says that narrow GEMMs take a turned copy of a weight for the input gradient, `autocast` that GEMMs
+    take 16-bit copies of fp32 weights (`TrainingCase.autocast`).
     """
 
     precision: Precision
@@ -44,6 +45,7 @@ class Recipe:
     critic_adapters: int = 0
     scorings: int = 0
     turns_weights: bool = False
+    autocast: bool = False
 
     @property
     def narrow_bytes(self) -> float:

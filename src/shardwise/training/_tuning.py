@@ -61,9 +61,9 @@ def fine_tuning_problems(model: Model, plan: Plan, job: Training, stack: Stack) 
     if not tuning.adapter:
         return problems
     _targets(model, job, tuning, problems)
-    if "head" in spelled(tuning.targets) and stack.loss_kernel == "fused-lm-head" and tuning.adapter not in VIRTUAL:
+    if "head" in spelled(tuning.targets) and stack.head_in_tiles and tuning.adapter not in VIRTUAL:
         # trl 1.16.0 trainer/sft_trainer.py and its like raise for a tuner's layer in place of the output embeddings.
-        rule = "reaches the head, whose weight TRL's loss reads past its adapter, so that TRL refuses it"
+        rule = f"reaches the head, whose weight the loss of {stack.name} reads past its adapter, so that it is refused"
         problems.add("targets", ",".join(tuning.targets), rule, "leave the head out, or add --trains head")
     if tuning.prefix_tokens:
         _cached_keys(model, problems)
