@@ -10,7 +10,7 @@ import pytest
 
 from shardwise import Cluster, InputError, Training, load_model, train
 from shardwise.plans import Plan, default_stack, find_stack, stack_names
-from shardwise.plans._stack import _extended, _table
+from shardwise.plans._stack import _extended, stack_table
 from shardwise.plans.laws import field_problems, stack_problems
 from shardwise.serving._engine import engine_tables
 from shardwise.training import TrainingOptions
@@ -246,9 +246,9 @@ def test_the_same_plan_retyped_without_its_stack_takes_as_long() -> None:
 @pytest.mark.parametrize("words", [{"keeps_gatherd": True}, {"runs": {"scedule": ["1f1b"]}}], ids=str)
 def test_a_key_that_no_stack_has_is_an_error(words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt key of the table, or of what it runs, is refused rather than left to the stack that it extends."""
-    table = {**_table(), "megatron": {**_table()["megatron"], **words}}
-    table["megatron"]["runs"] = {**_table()["megatron"]["runs"], **words.get("runs", {})}
-    monkeypatch.setattr("shardwise.plans._stack._table", lambda: table)
+    table = {**stack_table(), "megatron": {**stack_table()["megatron"], **words}}
+    table["megatron"]["runs"] = {**stack_table()["megatron"]["runs"], **words.get("runs", {})}
+    monkeypatch.setattr("shardwise.plans._stack.stack_table", lambda: table)
     with pytest.raises(TypeError, match=r"keeps_gatherd|scedule"):
         find_stack.__wrapped__("megatron")
 
@@ -274,6 +274,6 @@ def test_the_words_that_people_have_for_a_framework_name_it(word: str, name: str
 
 def test_a_word_for_a_framework_or_an_engine_is_one_ones_alone() -> None:
     """No word stands for two frameworks or two engines, nor for one while it is the name of another."""
-    for table in (_table(), engine_tables()["engines"]):
+    for table in (stack_table(), engine_tables()["engines"]):
         words = [re.sub("[^a-z0-9]", "", one) for name, row in table.items() for one in (name, *row.get("also", ()))]
         assert len(words) == len(set(words))

@@ -1,6 +1,7 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
 from shardwise.plans._capabilities import JOB_WORDS, SETTING_WORDS, Capabilities
+from shardwise.plans._frameworks import default_stack, fine_tuners
 from shardwise.plans._jobs import (
     OBJECTIVES,
     PHASES,
@@ -68,7 +69,7 @@ from shardwise.plans._settings import (
     LossKernel,
     Settings,
 )
-from shardwise.plans._stack import Stack, default_stack, find_stack, stack_names
+from shardwise.plans._stack import Stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
     DROPPING,

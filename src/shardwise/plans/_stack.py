@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from shardwise.errors import known_name
 from shardwise.files import own_table
-from shardwise.plans._capabilities import Capabilities, capabilities_of, refusals
+from shardwise.plans._capabilities import Capabilities, capabilities_of
 from shardwise.plans._jobs import Training
-from shardwise.plans._plan import Plan, alike
 from shardwise.plans._settings import LossKernel, Settings
 from shardwise.plans.partition import PartitionRule
 from shardwise.records import dataclass
@@ -302,7 +301,8 @@ _USER_BUFFERS = 3
 
 
 @cache
-def _table() -> dict[str, dict[str, Any]]:
+def stack_table() -> dict[str, dict[str, Any]]:
+    """Return the table of every stack as it is written, without what it takes from another."""
     return own_table(__file__, "stacks.toml")
 
 
@@ -312,7 +312,7 @@ def stack_names() -> tuple[str, ...]:
     >>> "megatron" in stack_names()
     True
     """
-    return tuple(_table())
+    return tuple(stack_table())
 
 
 def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
@@ -325,58 +325,9 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return {**base, **row, "sources": {**base["sources"], **row.get("sources", {})}, "runs": runs}
 
 
-_FINE_TUNERS = ("transformers", "trl")
-
-
-def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
-    """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
-
-    DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer. A pipeline schedule
-    that the framework of the sharding does not run is of the framework that brought the schedule.
-
-    Replicas with an adapter, and those of preferences and rewards, run on transformers, where peft and TRL are, sharded
-    as it shards them; on TRL what its Trainer alone does not run. Adapters of split models are of a framework that has
-    some.
-
-    >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
-    ('fsdp2', 'deepspeed')
-    >>> [default_stack(Plan(sharding=word), adapter="lora") for word in ("none", "fsdp", "zero3")]
-    ['transformers', 'transformers', 'deepspeed']
-    >>> default_stack(Plan(offload=("activations",)), adapter="lora"), default_stack(Plan(), method="dpo")
-    ('trl', 'transformers')
-    >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
-    ('megatron', 'fsdp2')
-    >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
-    'hai-llm'
-    >>> default_stack(Plan(tp=8), adapter="lora")
-    'megatron-bridge'
-    """
-    replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
-    if replicas and (adapter or method != "sft"):
-        for name in _FINE_TUNERS:
-            runs = find_stack(name).runs
-            if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
-                return name
-    names, timed = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
-    with_adapters = _table() if adapter else ()
-    able = (name for name in (*names, *timed, *with_adapters)
-            if not any(refusals(find_stack(name).runs, plan, adapter=adapter)))  # fmt: skip
-    return next(able, (*names, *_table())[0])
-
-
-@cache
-def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the frameworks that brought a sharding, the likeliest first, and those that brought a schedule."""
-    table = _table()
-    first = [name for name, row in table.items() if replicas and sharding in row.get("brought_replicas", ())]
-    brought = [name for name, row in table.items() if any(alike(sharding, s) for s in row.get("brought", ()))]
-    own = [name for name in brought if sharding in table[name]["brought"]]
-    timed = [name for name, row in table.items() if schedule in row.get("brought_schedules", ())]
-    return (*first, *own, *brought), tuple(timed)
-
-
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
-_NOT_OF_IT = ("also", "extends", "brought", "brought_replicas", "brought_schedules", "sources", "runs")
+_CHOSEN_BY = ("fine_tunes", "brought", "brought_adapters", "brought_replicas", "brought_schedules")
+_NOT_OF_IT = ("also", "extends", "sources", "runs", *_CHOSEN_BY)
 
 
 @cache
@@ -386,7 +337,7 @@ def find_stack(word: str) -> Stack:
     >>> find_stack("transformers").norm, find_stack("torchtitan").name
     ('eager', 'fsdp2')
     """
-    table = _table()
+    table = stack_table()
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {key: value for key, value in row.items() if key not in _NOT_OF_IT}

@@ -10,25 +10,13 @@ from itertools import product
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.plans import find_stack, usual_recompute
+from shardwise.plans import find_stack, fine_tuners, usual_recompute
 from shardwise.records import dataclass, replace
 from shardwise.training import TrainingOptions, TrainReport, flags_of, split_changes, train
 
 STEP = 256
 """Lengths are tried in multiples of so many tokens."""
 MOST = 1 << 20
-TRAINERS = (
-    "transformers",
-    "trl",
-    "axolotl",
-    "llama-factory-v1",
-    "ms-swift",
-    "unsloth",
-    "torchtune",
-    "litgpt",
-    "automodel",
-)
-"""Frameworks that people fine-tune with, asked where nothing fits under another."""
 _STATES = ("optimizer", "gradients", "parameters")
 
 
@@ -101,7 +89,7 @@ def elsewhere(report: TrainReport) -> tuple[TuningRecipe, ...]:
     The framework is named among its flags.
     """
     recipes = []
-    for name in TRAINERS:
+    for name in fine_tuners():
         other = _under(report, name) if name != report.case.stack.name else None
         if other is not None and (way := quickest(other)):
             recipes.append(_recipe(f"--stack {name} {way[0]}".strip(), way[1]))

@@ -1,0 +1,65 @@
+"""Which framework runs a plan that names none, and which ones people fine-tune with, as stacks.toml says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from shardwise.plans._capabilities import refusals
+from shardwise.plans._plan import Plan, alike
+from shardwise.plans._stack import find_stack, stack_table
+
+
+def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
+    """Return the framework of a plan that names none: the one that brought its sharding, if it can run the plan.
+
+    DeepSpeed brought ZeRO-1 for replicas; beside other axes it is Megatron's distributed optimizer. A pipeline schedule
+    that the framework of the sharding does not run is of the framework that brought the schedule.
+
+    Replicas with an adapter, and those of preferences and rewards, run on transformers, where peft and TRL are, sharded
+    as it shards them; on TRL what its Trainer alone does not run. Adapters of split models are of a framework that has
+    some.
+
+    >>> default_stack(Plan(sharding="fsdp")), default_stack(Plan(sharding="zero1"))
+    ('fsdp2', 'deepspeed')
+    >>> [default_stack(Plan(sharding=word), adapter="lora") for word in ("none", "fsdp", "zero3")]
+    ['transformers', 'transformers', 'deepspeed']
+    >>> default_stack(Plan(offload=("activations",)), adapter="lora"), default_stack(Plan(), method="dpo")
+    ('trl', 'transformers')
+    >>> default_stack(Plan(sharding="zero1", tp=8)), default_stack(Plan(sharding="zero3", pp=2))
+    ('megatron', 'fsdp2')
+    >>> default_stack(Plan(sharding="zero1", pp=16, dp=128, ep=64, schedule="dualpipe"))
+    'hai-llm'
+    >>> default_stack(Plan(tp=8), adapter="lora")
+    'megatron-bridge'
+    """
+    replicas = plan.tp * plan.tp2 * plan.cp * plan.pp * plan.vpp * plan.ep == 1
+    if replicas and (adapter or method != "sft"):
+        for name in _marked("brought_adapters"):
+            runs = find_stack(name).runs
+            if plan.sharding in runs.sharding and not any(refusals(runs, plan)):
+                return name
+    names, timed = _bringing(plan.sharding, plan.schedule if plan.pp > 1 else "", replicas)
+    with_adapters = stack_table() if adapter else ()
+    able = (name for name in (*names, *timed, *with_adapters)
+            if not any(refusals(find_stack(name).runs, plan, adapter=adapter)))  # fmt: skip
+    return next(able, (*names, *stack_table())[0])
+
+
+@cache
+def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the frameworks that brought a sharding, the likeliest first, and those that brought a schedule."""
+    table = stack_table()
+    first = [name for name, row in table.items() if replicas and sharding in row.get("brought_replicas", ())]
+    brought = [name for name, row in table.items() if any(alike(sharding, s) for s in row.get("brought", ()))]
+    own = [name for name in brought if sharding in table[name]["brought"]]
+    timed = [name for name, row in table.items() if schedule in row.get("brought_schedules", ())]
+    return (*first, *own, *brought), tuple(timed)
+
+
+def fine_tuners() -> tuple[str, ...]:
+    """Return the frameworks that people fine-tune with."""
+    return _marked("fine_tunes")
+
+
+def _marked(word: str) -> tuple[str, ...]:
+    return tuple(name for name, row in stack_table().items() if row.get(word))
