@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -238,6 +239,19 @@ def test_a_remedy_is_what_serve_answers_with_it() -> None:
         if one.field in ("dp", "max_batched_tokens", "kv_cache"):
             on = Cluster.parse(f"{one.report.devices}xh100-sxm-80gb")
             assert serve(model, on, plan, asked, job, options).value(limit) == pytest.approx(one.seconds)
+
+
+def test_steps_are_halved_until_the_limits_hold() -> None:
+    """Prompts that hold back running sequences are cut shorter: the first half changes nothing, the third is enough."""
+    asked = (
+        *("serve", "llama-3.1-70b", "--on", "8xh100", "--tp", "4", "--rate", "6/s", "--input-tokens", "2000"),
+        *("--output-tokens", "300", "--p99-ttft", "1s", "--p99-tpot", "36.5ms", "--requests", "1000"),
+    )
+    done = run(*asked, "--json")
+    assert done.status == 1
+    steps = [one for one in json.loads(done.out)["remedies"] if one["field"] == "max_batched_tokens"]
+    assert [one["value"] for one in steps] == [1024]
+    assert run(*asked, "--max-batched-tokens", "1024").status == 0
 
 
 def test_a_replica_less_is_tried_with_the_batch_limits_that_carry_most() -> None:

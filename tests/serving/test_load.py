@@ -283,6 +283,15 @@ def test_a_prompt_that_does_not_fit_whole_waits() -> None:
     assert pieces.scheduled < last.scheduled
 
 
+@pytest.mark.parametrize("tokens", [64, 256, 2048])
+def test_far_more_than_short_steps_carry_only_grows(tokens: int) -> None:
+    """A cycle of more prompts than tables of cycles have was shorter than nothing where each had made it shorter."""
+    lengths = {"input_tokens": Length(mean=512), "output_tokens": Length(mean=128)}
+    found = answer("dense", workload(500, **lengths), job=Serving(max_batched_tokens=tokens))
+    assert not found.stable
+    assert found.growth_per_second == pytest.approx(500 - found.capacity_per_second)
+
+
 def test_a_closed_loop_never_has_more_than_its_users() -> None:
     """Users wait for their answers: as many run as there are users at most, and all requests are asked."""
     found = answer("dense", workload(count=500, arrivals=Arrivals(kind="closed", users=16)))

@@ -193,8 +193,12 @@ def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
 
 def _remedied(report: ServeReport) -> str:
     """Return what a deployment does after a change, in words: of limits only where there are any."""
+    if not report.stable:
+        return "the queue still grows"
     if report.broken:
-        return "a limit is still missed"
+        return "misses " + ", ".join(
+            f"{one.quantile} {_ROWS[one.metric]} ({show_seconds(report.value(one))})" for one in report.broken
+        )
     if not report.meets:
         return f"still too risky, the chance is {show_chance(report.chance_to_meet)}"
     return "keeps every limit" if report.options.limits else "carries the load"

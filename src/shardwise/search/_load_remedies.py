@@ -13,6 +13,9 @@ from shardwise.records import dataclass, replace
 from shardwise.serving import infer
 from shardwise.serving.load import FULLEST, ServeReport, serve
 
+_LEAST_STEP = 128
+"""Tokens of the shortest step that is tried."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadRemedy:
@@ -106,13 +109,33 @@ def _more_of(report: ServeReport, pool: _Pool) -> list[LoadRemedy]:
     return [best]
 
 
+def _step_of(tokens: int) -> _Change:
+    return _Change(field="max_batched_tokens", value=tokens, job={"max_batched_tokens": tokens})
+
+
+def _shorter_steps(report: ServeReport) -> list[LoadRemedy]:
+    """Return the longest of steps halved again and again that meets the limits, or else the one that helps most.
+
+    Shorter steps hold back running sequences less, and new prompts more. Those that hold any prompt are much alike.
+    """
+    best: LoadRemedy | None = None
+    longest = report.base.case.job.input_tokens
+    tokens = report.policy.step_tokens // 2
+    while tokens >= _LEAST_STEP:
+        one = _remedy(report, _step_of(tokens))
+        if one is not None and one.report.meets:
+            return [one]
+        if tokens < longest and (one is None or (best is not None and one.seconds >= best.seconds)):
+            break
+        best = one if best is None or (one is not None and one.seconds < best.seconds) else best
+        tokens //= 2
+    return [] if best is None else [best]
+
+
 def _changes(report: ServeReport) -> list[_Change]:
     """Return the changes of one field that may help, whatever they cost."""
     plan, job, policy = report.base.plan, report.base.case.job, report.policy
-    changes = [
-        _Change(field="max_batched_tokens", value=n, job={"max_batched_tokens": n})
-        for n in (2 * policy.step_tokens, policy.step_tokens // 2)
-    ]
+    changes = [_step_of(2 * policy.step_tokens)]
     if any(trace.most_running >= policy.max_sequences for trace in report.traces):
         # Twice as many, and a place for every user of a closed loop.
         users = -(-report.workload.arrivals.users // plan.dp)
@@ -170,5 +193,6 @@ def load_remedies(report: ServeReport) -> tuple[LoadRemedy, ...]:
     Then the fewest devices, then the shortest. Of numbers of replicas the fewest that meet the limits are named.
     """
     remedies = [one for change in _changes(report) if (one := _remedy(report, change)) is not None]
+    remedies += _shorter_steps(report)
     remedies += [one for pool in _pools(report) for one in _more_of(report, pool)]
     return tuple(sorted(remedies, key=lambda one: (not one.report.meets, one.report.devices, one.seconds)))

@@ -134,13 +134,15 @@ class Cycles:
         mean = np.asarray(mean)
         at = np.log(np.maximum(mean, _MEANS[0]) / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
         i = np.minimum(at.astype(int), len(_MEANS) - 2)
-        # What is fewer than the first mean, none at all too, or more than the last lies on the line through two.
+        # What is fewer than the first mean, none at all too, or more than the last lies on the line through two; a
+        # line that falls ends at the last, as no cycle becomes shorter than nothing.
         return i * self._places.size + self._places, (mean - _MEANS[i]) / (_MEANS[i + 1] - _MEANS[i])
 
     def _read(self, table: Any, spot: tuple[Any, Any]) -> Any:
         (place, share), cells = spot, table.reshape(-1)
         low, high = cells[place], cells[place + self._places.size]
-        return low + share * (high - low)
+        rise = high - low
+        return low + np.where(rise < 0, np.minimum(share, 1.0), share) * rise
 
     @property
     def _places(self) -> Any:
