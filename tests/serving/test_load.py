@@ -851,6 +851,15 @@ def test_a_long_prompt_is_told_what_it_is_too_long_for(model: str, said: str) ->
     assert said in " ".join(done.out.split())
 
 
+@pytest.mark.parametrize("metric", ["tpot", "itl"])
+def test_answers_of_one_token_have_no_time_between_tokens(metric: str) -> None:
+    """A limit that no request can be held to is no limit that is missed by an infinity."""
+    words = ("serve", "llama-3.1-8b", "--on", "1xl40s", "--rate", "1/s", "--output-tokens", "1")
+    done = run(*words, f"--p99-{metric}", "50ms", "--json")
+    assert (done.status, done.fields) == (2, [f"p99_{metric}"])
+    assert run(*words, "--p99-ttft", "1s").status == 0
+
+
 def test_a_run_that_ends_before_its_replicas_are_up_says_so() -> None:
     """All replicas would carry the load: what to ask for is said beside how the queue grew."""
     more = ("--rate", "200/s", "--autoscale", "running:32", "--startup-time", "90s")

@@ -28,7 +28,7 @@ from shardwise.search import load_remedies
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import OPENED, SIGNALS, Autoscale, LoadOptions, ServeReport, explain, serve
 from shardwise.serving.load._autoscale import Signal
-from shardwise.serving.load._why import LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
+from shardwise.serving.load._why import EXPLAINED, LOST, OTHERS, OWN_DECODE, _of_the_first_token, _of_the_rest
 from shardwise.units import show_seconds
 
 PLACES: dict[str, tuple[str, str, Plan, str]] = {
@@ -68,6 +68,16 @@ def test_causes_add_up_to_what_each_request_took(name: str) -> None:
         assert sum(first.values()) == pytest.approx(request.ttft_seconds, rel=1e-9, abs=1e-9)
         assert sum(rest.values()) == pytest.approx(request.end - request.first, rel=1e-9, abs=1e-9)
         assert min(*first.values(), *rest.values()) > -1e-9
+
+
+@pytest.mark.parametrize("load", [0.05, 0.6])
+@pytest.mark.parametrize("name", PLACES)
+def test_causes_add_up_to_the_percentile_that_they_explain(name: str, load: float) -> None:
+    """Of few requests that wait at all, those beyond a percentile waited and it did not: it has no part of waits."""
+    report = report_of(name, load)
+    for metric in EXPLAINED:
+        for word, seconds in report.latencies[metric].items():
+            assert sum(dict(report.why(metric, word)).values()) == pytest.approx(seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["groups", "pipeline"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+from shardwise.ledger.number import quantile
 from shardwise.plans import Metric
 from shardwise.serving.load._requests import PERCENTILES, Request
 from shardwise.serving.load._steps import StepTable
@@ -19,13 +20,21 @@ MATES, PROMPTS, OTHERS = "other requests in the steps of its prompt", "prompts o
 BATCH, LOST = "other sequences in its decode steps", "sent away: waiting and recomputing"
 
 
-def _near(requests: Sequence[Request], metric: Metric, name: str) -> list[Request]:
-    """Return the requests around a percentile, or around the median of a mean."""
+def _near(requests: Sequence[Request], metric: Metric, name: str) -> list[tuple[Request, float]]:
+    """Return the requests around a percentile and their weights, with which they took just so long in the mean.
+
+    A hundredth of all on either side; of a mean all requests.
+    """
     key = attrgetter(f"{'tpot' if metric == 'itl' else metric}_seconds")
     ordered = sorted((r for r in requests if key(r) is not None), key=key)
+    if name not in PERCENTILES or len(ordered) < 2:
+        return [(request, 1 / len(ordered)) for request in ordered]
     width = max(len(ordered) // 100, 5)
-    middle = round(PERCENTILES.get(name, 0.5) * (len(ordered) - 1))
-    return ordered[max(middle - width, 0) : middle + width + 1]
+    middle = int(PERCENTILES[name] * (len(ordered) - 1))
+    below, above = ordered[max(middle - width, 0) : middle + 1], ordered[middle + 1 : middle + width + 2]
+    low, high = (sum(map(key, some)) / len(some) for some in (below, above))
+    share = (high - quantile(map(key, ordered), PERCENTILES[name])) / (high - low) if high > low else 0.5
+    return [(r, share / len(below)) for r in below] + [(r, (1 - share) / len(above)) for r in above]
 
 
 def _prompt_alone_seconds(table: StepTable, request: Request) -> float:
@@ -68,16 +77,16 @@ def causes_of(
 ) -> list[tuple[str, float]]:
     """Return the parts of a latency around a percentile, in seconds, largest first; of TPOT those of one token.
 
-    Means over the requests nearest to it, so that the parts add up to about the percentile. `tables` price the steps of
-    the pool that computes prompts and of the one that decodes.
+    Weighted means over the requests nearest to it, which add up to the percentile. `tables` price the steps of the pool
+    that computes prompts and of the one that decodes.
     """
-    near, (prompts, decodes) = _near(requests, metric, name), tables
+    prompts, decodes = tables
     total: dict[str, float] = {}
-    for request in near:
+    for request, weight in _near(requests, metric, name):
         parts = _of_the_first_token(prompts, request) if metric in ("ttft", "e2e") else {}
         if metric != "ttft":
             parts |= _of_the_rest(decodes, request)
         each = max(request.output_tokens - 1, 1) if metric == "tpot" else 1
         for word, seconds in parts.items():
-            total[word] = total.get(word, 0.0) + seconds / each / len(near)
+            total[word] = total.get(word, 0.0) + weight * seconds / each
     return sorted(((word, seconds) for word, seconds in total.items() if seconds > 1e-9), key=lambda part: -part[1])
