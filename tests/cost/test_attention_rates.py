@@ -1,0 +1,34 @@
+"""Rates of attention in training: what kernels reach on devices, against tables of kernels that print them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.cost import Efficiencies, rates_of
+from shardwise.cost._tables import constants
+from shardwise.cost._tiles import blocked_flops
+from shardwise.hardware import find_device
+from shardwise.plans import find_stack, stack_names
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "forward", "backward"),
+    [("b200-sxm-180gb", 131072, 428, 356), ("gb200", 131072, 444, 363), ("gb300", 8192, 418, 343),
+     ("gb300", 131072, 448, 369)],
+)  # fmt: skip
+def test_flash_attention_2_runs_old_instructions_on_blackwell(
+    device: str, keys: int, forward: float, backward: float
+) -> None:
+    """TFLOP/s of FlashAttention-2 over long causal sequences, as cuDNN's own tables beside it have it."""
+    rates = rates_of(find_device(device).device, "bf16", 0.0, Efficiencies(), ("flash-2", "", ""))
+    charged = blocked_flops(rates.attention_blocks, 1.0, (keys, (keys + 1) / 2), False)
+    assert rates.attention_forward_flops / charged / 1e12 == pytest.approx(forward, rel=0.08)
+    assert rates.attention_backward_flops / charged / 1e12 == pytest.approx(backward, rel=0.08)
+
+
+@pytest.mark.parametrize("stack", stack_names())
+def test_every_attention_kernel_of_a_stack_is_known_where_it_differs(stack: str) -> None:
+    """A kernel that a stack names has rates of its own on Hopper and Blackwell, else the best one's are taken."""
+    kernel = find_stack(stack).attention_kernel
+    for family in ("hopper", "blackwell") if kernel and kernel != "flash-1" else ():
+        assert kernel in constants().families[family].attention.kernels, (kernel, family)
