@@ -32,3 +32,15 @@ def test_every_attention_kernel_of_a_stack_is_known_where_it_differs(stack: str)
     kernel = find_stack(stack).attention_kernel
     for family in ("hopper", "blackwell") if kernel and kernel != "flash-1" else ():
         assert kernel in constants().families[family].attention.kernels, (kernel, family)
+
+
+def test_h20_reaches_nearly_all_of_its_peak() -> None:
+    """Products and attention of a device with a seventh of H100's arithmetic wait neither for loads nor for power."""
+    h20 = find_device("h20").device
+    for dtype, low in (("bf16", 0.94), ("fp8", 0.87)):
+        rates = rates_of(h20, dtype, 0.0, Efficiencies(), ("", "", "cuda-12.8"), node_busy=True)
+        assert low < rates.matmul_flops / h20.peak_flops(dtype) < 0.96, dtype
+    for kernel, reached in (("", 108e12), ("flash-2", 71e12)):
+        rates = rates_of(h20, "bf16", 0.0, Efficiencies(), (kernel, "", ""))
+        charged = blocked_flops(rates.attention_blocks, 1.0, (2048, 1024.5), False)
+        assert rates.attention_forward_flops / charged == pytest.approx(reached, rel=0.2)

@@ -266,7 +266,7 @@ def test_devices_of_a_busy_node_keep_less_of_a_rate_measured_alone(device: str, 
 
 @pytest.mark.parametrize(
     ("device", "share"),
-    [("h100-pcie-80gb", 0.90), ("b100-sxm-192gb", 0.97), ("a30", 0.94), ("h20", 1.0), ("gh200-96gb", 1.0)],
+    [("h100-pcie-80gb", 0.90), ("b100-sxm-192gb", 0.97), ("a30", 0.94), ("gh200-96gb", 1.0)],
 )
 def test_fewer_watts_for_a_peak_leave_less_of_it(device: str, share: float) -> None:
     """A device never measured keeps the family's lasting share of its peak, less where it has fewer watts for it."""
