@@ -15,7 +15,7 @@ def test_runs_without_a_part_in_any_constant_are_met() -> None:
 
 def test_frameworks_without_another_row_are_met_where_the_page_says_so() -> None:
     """FSDP2 on A100 within 5 %, nanotron's memory within 10 %, and Paxml of 175 billion in 16 bits of 2024-04."""
-    found = runs(FILES[1:])
+    found = runs(FILES[1:2])
     assert all(row.status == "predicted" for row in found)
     errors = {(row.case_id, row.metric): abs(row.relative_error or 0.0) for row in found}
     within = {
@@ -29,12 +29,27 @@ def test_frameworks_without_another_row_are_met_where_the_page_says_so() -> None
         assert some and max(some) < most, start
 
 
+def test_laboratories_without_another_row_are_met_where_the_page_says_so() -> None:
+    """Cloud recipes within 6 %, whole fine-tuning under FSDP2 within 6 % of its memory, steps on H20 within 22 %."""
+    found = runs(FILES[2:3])
+    assert len(found) > 60 and all(row.status == "predicted" for row in found)
+    errors = [(row.case_id, row.metric, abs(row.relative_error or 0.0)) for row in found]
+    for words, kind, most in (
+        (("gcp_recipes",), "step_time", 0.06),
+        (("prime_rl", "-sft-"), "peak_memory", 0.06),
+        (("swift", "h20"), "step_time", 0.22),
+        (("prime_rl", "b200", "-sft-"), "tokens_per_second_per_gpu", 0.17),
+    ):
+        some = [error for case, metric, error in errors if metric == kind and all(word in case for word in words)]
+        assert some and max(some) < most, words
+
+
 def test_servers_of_a_laboratory_without_another_row_are_met_in_time_per_token() -> None:
     """From 1 to 1,024 requests at once in vLLM on B200: half of the times per token within 20 %, all predicted.
 
     First tokens hold what the client of that benchmark adds, 100 ms and more, which nothing predicts.
     """
-    found = runs(FILES[2:])
+    found = runs(FILES[3:])
     assert all(row.status == "predicted" for row in found)
     _, median, _, inside = shares([row for row in found if row.metric == "tpot"])
     assert median < 0.2 and inside > 0.75
