@@ -1,7 +1,7 @@
 """Print how far off published runs are that no constant, band or factor rests on, by source.
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
-prediction. The second file is of frameworks that hardly another row is of, the third of laboratories without another row.
+prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of.
 """
 
 from __future__ import annotations
