@@ -193,12 +193,32 @@ JOBS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"fp4_format": "e2m1"}, "fp4"),
     ({"fp4_format": "e2m1", "grad_reduce_in_bf16": True}, "fp4-grads16"),
 )
+AWARE: dict[str, Any] = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
+MOMENTS = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+STATES: tuple[tuple[dict[str, Any], str], ...] = (
+    (AWARE, "bf16-masters16"),
+    (AWARE | MOMENTS, "bf16-masters16-moments16"),
+    (AWARE | MOMENTS | {"grad_reduce_in_bf16": True}, "bf16-grads16-masters16-moments16"),
+    (AWARE | MOMENTS | {"fp8_format": "e4m3", "fp8_recipe": "blockwise"}, "fp8-moments16"),
+    (AWARE | MOMENTS | {"fp8_recipe": "tensorwise"}, "bf16-moments16"),
+    (AWARE | MOMENTS | {"optimizer_cpu_offload": True}, "bf16"),
+    (AWARE | {"exp_avg_dtype": "bf16"}, "bf16-masters16"),
+)
 
 
 @pytest.mark.parametrize(("more", "precision"), JOBS)
 def test_gradients_have_megatrons_width(more: dict[str, Any], precision: str) -> None:
     """Gradients are 32 bits wide in bf16 unless asked otherwise, and 16 in fp16."""
     assert read(**more).job.precision == precision
+
+
+@pytest.mark.parametrize(("more", "precision"), STATES)
+def test_a_precision_aware_optimizer_keeps_narrow_states(more: dict[str, Any], precision: str) -> None:
+    """Masters of bf16 shrink to the bits that weights lack, moments to the types that are named, unless offloaded."""
+    case = read(4, **more)
+    assert case.job.precision == precision
+    dropped = any(text.startswith("moments of 32 bits") for text in case.assumed)
+    assert dropped == (any(name in more for name in MOMENTS) and "moments16" not in precision)
 
 
 def test_the_batch_is_one_micro_batch_a_replica_without_one() -> None:

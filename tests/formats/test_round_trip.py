@@ -22,7 +22,8 @@ from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
 
 MODELS = ("llama-3.1-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-7b", "nemotron-h-8b",
           "deepseek-v3")  # fmt: skip
-MEGATRON = ("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "fp8", "fp8-grads16", "fp4", "fp4-grads16")
+MEGATRON = ("bf16", "bf16-grads16", "fp16", "fp16-grads16", "fp32", "fp8", "fp8-grads16", "fp4", "fp4-grads16",
+            "bf16-masters16", "bf16-grads16-masters16-moments16", "bf16-moments16", "fp8-moments16")  # fmt: skip
 FEW = st.sampled_from((1, 2, 4))
 MODULES = ("mlp", "moe", "layernorm", "shared_experts", "moe_act", "mla_up_proj")
 MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.formats._exported import ExportCase
+from shardwise.formats._exported import ExportCase, split_states
 from shardwise.formats._imported import Keys, table
 
 _SECTION = "mixed_precision."
@@ -26,7 +26,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
 
 def mixed_precision(case: ExportCase) -> str | dict[str, Any]:
     """Return what mixed_precision is for a case: a word, or a mapping that makes the class."""
-    precision = case.job.precision or case.stack.precision
+    precision = split_states(case.job.precision or case.stack.precision)[0]
     kind, own = precision.removesuffix("-grads16"), case.stack.settings
     recipe = own.fp8_recipe or "tensorwise"
     half = kind == "fp16"
@@ -46,8 +46,26 @@ def mixed_precision(case: ExportCase) -> str | dict[str, Any]:
         fields |= {"first_last_layers_bf16": True, **dict(zip(_ENDS, ends, strict=True))}
     if _counted(fields) == _counted(table("nemo.toml")["precisions"][word]):
         return word
-    dtype = {"_target_": "torch.float16" if half else "torch.bfloat16", "_call_": False}
+    dtype = torch_dtype("fp16" if half else "bf16")
     return {"_target_": _MODULE + "MixedPrecisionConfig", "params_dtype": dtype, "pipeline_dtype": dtype, **fields}
+
+
+def torch_dtype(word: str) -> dict[str, Any]:
+    """Return what makes a data type of torch of the word for one."""
+    name = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.float32"}[word]
+    return {"_target_": name, "_call_": False}
+
+
+def take_states(keys: Keys, values: dict[str, object]) -> None:
+    """Put the types of gradients and moments among the settings, and what a precision-aware optimizer holds of masters.
+
+    Its fp8_recipe is that of mixed_precision, tensorwise unless another is asked for, in bf16 too (training/config.py).
+    """
+    for path in ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype", "ddp.megatron_fsdp_main_grads_dtype"):
+        if word := keys.word(f"{path}._target_"):
+            values[path.rpartition(".")[2]] = word
+    if values.get("use_precision_aware_optimizer"):
+        values.setdefault("fp8_recipe", "tensorwise")
 
 
 def take_word(keys: Keys, values: dict[str, object], meant: dict[str, object]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from shardwise.errors import Problem
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._bridged import mixed_precision, take_word
+from shardwise.formats._bridged import mixed_precision, take_states, take_word, torch_dtype
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -204,6 +204,7 @@ def _given(keys: Keys) -> GivenArguments:
     keys.assumed += take_word(keys, given.values, meant)
     for name, value in (*meant.items(), *table(_TABLE)["usual"].items()):
         given.values.setdefault(name, value)
+    take_states(keys, given.values)
     if given.values["accumulate_allreduce_grads_in_fp32"] is False:
         given.values["grad_reduce_in_bf16"] = bool(given.values.get("bf16"))
     if given.values.get("fp16"):
@@ -336,14 +337,13 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         if value is not None and one.name not in _PRECISIONS and (value is not False or one.name in _SAID_OFF):
             section, _, last = _paths()[one.name].partition(".")
             shown = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
-            tree.setdefault(section, {})[last] = shown
+            tree.setdefault(section, {})[last] = torch_dtype(value) if "_dtype" in last else shown
     if "comm_overlap" in tree:  # None in most recipes, where a mapping alone would stay one
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
-    precision = case.job.precision or case.stack.precision
     tree["mixed_precision"] = mixed_precision(case)
     tree["ddp"] = {"use_distributed_optimizer": False, **tree.get("ddp", {})}
-    tree["ddp"]["grad_reduce_in_fp32"] = not precision.endswith("-grads16")
+    tree["ddp"]["grad_reduce_in_fp32"] = "grads16" not in (case.job.precision or case.stack.precision)
     tree["dataset"] = {"seq_length": case.job.seq_len}
     if samples := tree["train"].get("train_samples"):  # beside a recipe's train_iters, which may not stand with it
         steps, rest = divmod(samples, case.job.global_batch)
@@ -357,7 +357,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
 _SAID_OFF = ("sequence_parallel", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
 _PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32",
                "fp8_recipe", "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
-               "fp8_param_gather", "fp4_param_gather", "megatron_fsdp_main_grads_dtype")  # fmt: skip
+               "fp8_param_gather", "fp4_param_gather")  # fmt: skip
 
 
 def _peft(case: ExportCase) -> dict[str, Any]:

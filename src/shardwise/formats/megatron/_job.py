@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+from shardwise.formats._exported import split_states
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
 from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
@@ -133,7 +134,45 @@ def _samples(reader: Reader, batch: int) -> int:
 
 
 def precision(reader: Reader) -> str:
-    """Return the recipe: 32-bit gradients in bf16 unless asked otherwise, 16-bit ones in fp16."""
+    """Return the recipe, with what a precision-aware optimizer keeps in 16 bits of master weights and moments.
+
+    Transformer Engine keeps the 16 bits of a master weight that its bf16 weight lacks (core/optimizer/__init__.py
+    store_param_remainders, with Transformer Engine 2.1); Megatron-Core keeps all 32 beside any fp8_recipe but delayed,
+    even one that is only named, and an offloaded optimizer keeps 32 of everything. Those of 8 bits count as whole.
+    """
+    recipe = _gemms(reader)
+    if not reader.flag("use_precision_aware_optimizer"):
+        return recipe
+    aware = _shards_adam(reader) and not reader.flag("optimizer_cpu_offload")
+    masters = aware and recipe.startswith("bf16") and _fp8_recipe(reader) == "delayed"
+    narrow = [_dtype(reader.word(name)) in ("bf16", "fp16") for name in _MOMENTS]
+    moments = aware and all(narrow) and recipe.startswith(("bf16", "fp8"))
+    for name in _MOMENTS:
+        if not moments and _dtype(reader.word(name)) != "fp32":
+            reader.assume(f"moments of 32 bits: {reader.option(name)} counts where both have 16, in bf16 and fp8")
+    return recipe + "-masters16" * masters + "-moments16" * moments
+
+
+_MOMENTS = ("exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+def states_words(precision: str) -> tuple[str, dict[str, Any]]:
+    """Return the recipe of GEMMs and gradients of a recipe, and the arguments for what it keeps of the optimizer."""
+    gemms, states = split_states(precision)
+    words: dict[str, Any] = {"--use-precision-aware-optimizer": True} if states else {}
+    return gemms, words | (
+        dict.fromkeys(("--exp-avg-dtype", "--exp-avg-sq-dtype"), "bf16") if "moments" in states else {}
+    )
+
+
+def _shards_adam(reader: Reader) -> bool:
+    """Return whether the optimizer is Adam, sharded by Megatron-Core's distributed optimizer."""
+    adam = _OPTIMIZERS.get(reader.word("optimizer"), "adam") == "adam"
+    return adam and reader.flag("use_distributed_optimizer") and not reader.flag("use_megatron_fsdp")
+
+
+def _gemms(reader: Reader) -> str:
+    """Return the types of GEMMs and gradients: 32-bit gradients in bf16 unless asked otherwise, 16-bit ones in fp16."""
     if reader.flag("bf16") and reader.flag("fp16"):
         reader.fail("fp16", "contradicts --bf16", "give one of them")
     whole, narrow = _gradients(reader)

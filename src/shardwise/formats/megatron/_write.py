@@ -24,7 +24,7 @@ from shardwise.formats._exported import (
     worded,
 )
 from shardwise.formats._launch import Launch
-from shardwise.formats.megatron._job import settings_words
+from shardwise.formats.megatron._job import settings_words, states_words
 from shardwise.formats.megatron._read import read_args
 from shardwise.formats.megatron._values import facts
 from shardwise.models import MLP, Activation, Attention, Block, GatedDelta, LatentAttention, Mamba2, Model, MoE
@@ -329,9 +329,10 @@ def _job(case: ExportCase) -> Args:
     }
     if p.vpp > 1 and count % p.pp:
         words["--microbatch-group-size-per-virtual-pipeline-stage"] = round_size(p.pp, count)
-    words |= _PRECISIONS.get(precision := job.precision or case.stack.precision, {})
+    gemms, states = states_words(job.precision or case.stack.precision)
+    words |= _PRECISIONS.get(gemms, {}) | states
     if "--use-megatron-fsdp" in _SHARDINGS.get(p.sharding, {}):  # its own default is the width of the parameters
-        words["--megatron-fsdp-main-grads-dtype"] = None if precision.endswith("-grads16") else "fp32"
+        words["--megatron-fsdp-main-grads-dtype"] = None if gemms.endswith("-grads16") else "fp32"
     own, narrow = case.stack.settings, next((w[:5] for w in words if w.endswith("-format")), "")
     more: Args = {"--fp8-recipe": own.fp8_recipe or "tensorwise"} if narrow == "--fp8" else {}
     ends = {"--num-layers-at-start-in-bf16": own.bf16_first_layers, "--num-layers-at-end-in-bf16": own.bf16_last_layers}
@@ -363,8 +364,7 @@ def _stack(case: ExportCase) -> Args:
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
     """Return every field that does not come back, as it was and as it came."""
-    launch = Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node)
-    back = read_args(words, launch)
+    back = read_args(words, Launch(num_devices=case.plan.num_devices, devices_per_node=case.cluster.devices_per_node))
     differing = lost(case, back)
     if back.model is not None:
         for path, a, b in differences(canonical(case.model), canonical(back.model)):
