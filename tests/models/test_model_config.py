@@ -111,6 +111,16 @@ def test_all_problems_come_at_once() -> None:
     assert set(bad) <= {problem.field for problem in problems({**GOOD, **bad})}
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("qwen3.5-397b-a17b", "mamba_ssm_dtype"), ("nemotron-3-nano-30b-a3b", "mamba_ssm_cache_dtype")]
+)
+def test_a_type_of_states_that_no_engine_has_is_refused(name: str, key: str) -> None:
+    """A word beside MambaDType of vLLM 0.33.0 is a problem, not the engine's own type; "auto" leaves that to it."""
+    raw = catalogue()[name]["config"]
+    assert [problem.field for problem in problems({**raw, key: "float8_e4m3fn"})] == [key]
+    assert model_from_config({**raw, key: "auto"}).state_types == ((key, "auto"),)
+
+
 @pytest.mark.parametrize("config", [[], "llama", None, 7, [{}]])
 def test_a_configuration_is_an_object(config: Any) -> None:
     """Anything but an object is refused as a whole."""

@@ -3,6 +3,7 @@
 from shardwise.models._architecture import (
     MLP,
     MOST_PREDICTIONS,
+    STATE_TYPES,
     Activation,
     Architecture,
     Block,

@@ -163,6 +163,12 @@ class Block:
 
 MOST_PREDICTIONS = 32
 
+STATE_TYPES = {"auto": 0.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+"""Bytes of an element of a recurrent state by the word of a model's file, 0 where that leaves it to the engine.
+
+github.com/vllm-project/vllm v0.33.0 vllm/config/cache.py, MambaDType.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -204,6 +210,10 @@ class Architecture:
         if len(self.mtp) > MOST_PREDICTIONS:
             rule = f"must be at most {MOST_PREDICTIONS}: each is a ledger of its own, with a head and a loss"
             raise InputError([Problem("num_mtp_layers", len(self.mtp), rule, "write a smaller number")])
+        rule, remedy = f"must be one of {', '.join(STATE_TYPES)}", "write one of them, or leave it out"
+        unknown = [Problem(key, word, rule, remedy) for key, word in self.state_types if word not in STATE_TYPES]
+        if unknown:
+            raise InputError(unknown)
 
     @cached_property
     def kinds(self) -> Counter[Block]:

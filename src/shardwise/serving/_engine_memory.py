@@ -6,9 +6,8 @@ import re
 from typing import Literal
 
 from shardwise.hardware import Device
+from shardwise.models import STATE_TYPES
 from shardwise.records import dataclass
-
-_STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,7 @@ class EngineMemory:
         >>> [find_engine(name).memory.state_bytes_of((("mamba_ssm_dtype", "float32"),)) for name in ("vllm", "trtllm")]
         [4.0, 0.0]
         """
-        named = (_STATE_BYTES.get(word) for key, word in types if key in self.state_keys)
+        named = (STATE_TYPES[word] for key, word in types if key in self.state_keys)
         return next(filter(None, named), self.state_bytes)
 
     def packs_latents(self, device: str) -> bool:
