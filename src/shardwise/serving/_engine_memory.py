@@ -22,8 +22,8 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
-    sampler_bytes_elsewhere: float = 0.0
-    """The same on devices of other vendors than NVIDIA, which its sampler has no kernel for (0: alike)."""
+    sampler_bytes_elsewhere: tuple[tuple[str, float], ...] = ()
+    """The same on devices of vendors (patterns) that its sampler has no kernel for."""
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
@@ -126,5 +126,7 @@ class EngineMemory:
 
     def sampler_bytes(self, device: Device) -> float:
         """Return the bytes of working memory for each logit on a device."""
-        own = device.vendor == "NVIDIA" or not self.sampler_bytes_elsewhere
-        return self.sampler_bytes_per_logit if own else self.sampler_bytes_elsewhere
+        rows = self.sampler_bytes_elsewhere
+        return next(
+            (size for vendor, size in rows if re.fullmatch(vendor, device.vendor)), self.sampler_bytes_per_logit
+        )
