@@ -59,7 +59,8 @@ KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
     "of an earlier layer": (Attention(heads=16, kv_heads=4, head_dim=128, kv_from_earlier=True), lambda n: 0),
     "latent": (LATENT, lambda n: 2 * n * 160),
     "indexed": (replace(LATENT, indexer=INDEXER), lambda n: n * (2 * 160 + 64 + 4)),
-    "compressed": (COMPRESSED, lambda n: 2 * min(n, 128) * 256 + n / 4 * 2 * 256),
+    # Values and gates in fp32 of the tokens that are not pooled yet.
+    "compressed": (COMPRESSED, lambda n: 2 * min(n, 128) * 256 + n / 4 * 2 * 256 + 4 * 4 * 2 * 256),
     "mamba": (Mamba1(inner=1024, state=16, conv=4, dt_rank=64), lambda n: 2 * 1024 * 16 + 2 * 3 * 1024),
     "mamba2": (
         Mamba2(heads=16, head_dim=64, groups=2, state=32, conv=4),

@@ -8,9 +8,10 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise.errors import InputError
-from shardwise.models import Model
+from shardwise.hardware import Cluster
+from shardwise.models import Model, load_model
 from shardwise.plans import Plan, Serving
-from shardwise.serving import InferReport
+from shardwise.serving import InferReport, ServingOptions, infer
 
 FULL = Serving(input_tokens=1000, output_tokens=24)  # 1,024 tokens: whole blocks of every engine
 
@@ -85,6 +86,53 @@ def test_sglang_chooses_the_cache_of_sparse_latents(device: str, asked: str, kv_
     report = ask("deepseek-v3.2", replace(FULL, kv_cache=asked), Plan(tp=8), device, engine="sglang")
     assert report.job.kv_cache == kv_cache
     assert report.kv_cache_bytes_per_gpu == 1024 * 61 * (latent + 132)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "asked", "latent"),
+    [
+        ("vllm", "h200", "", 2 * 576),
+        ("vllm", "h200", "fp8", 656),
+        # FLASHINFER_MLA_SPARSE on compute capability 10 reads plain rows, the kernels of 12 take FP8 unasked.
+        ("vllm", "b200", "fp8", 576),
+        ("vllm", "nvidia-rtx-pro-6000-blackwell-server-edition", "", 656),
+    ],
+)
+def test_vllm_packs_sparse_latents_where_its_kernels_do(engine: str, device: str, asked: str, latent: int) -> None:
+    """DeepSeek-V3.2's entries by device (vLLM 0.33.0 platforms/cuda.py and mla_attention.py)."""
+    report = ask("deepseek-v3.2", replace(FULL, kv_cache=asked), Plan(tp=8), device, engine=engine)
+    assert report.kv_cache_bytes_per_gpu == 1024 * 61 * (latent + 132)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "asked", "entry"),
+    [("vllm", "h200", "", 584), ("vllm", "b200", "", 584), ("tensorrt-llm", "b200", "bf16", 1024)],
+)
+def test_deepseek_v4_keeps_packed_entries_and_what_is_not_pooled_yet(
+    engine: str, device: str, asked: str, entry: int
+) -> None:
+    """448 bytes of FP8, 64 elements in 16 bits, 8 bytes of scales; fp32 values and gates of 8 and of 128 tokens."""
+    report = ask("deepseek-v4-flash", replace(FULL, kv_cache=asked), Plan(tp=8), device, engine=engine)
+    windows = 43 * 128 * entry
+    indexed = 21 * (1024 / 4 * (entry + 132) + 8 * 2 * 2 * 4 * (512 + 128))
+    heavily = 20 * (1024 / 128 * entry + 128 * 2 * 4 * 512)
+    assert report.kv_cache_bytes_per_gpu == windows + indexed + heavily
+
+
+def test_sglang_keeps_a_ring_for_each_request_of_deepseek_v4() -> None:
+    """The ring of 128 tokens is no part of the pool of windows, whose tokens are a tenth of the others'."""
+    job = Serving(input_tokens=8000, output_tokens=192)
+    report = infer(
+        load_model("deepseek-v4-flash"),
+        Cluster.parse("8xh200"),
+        Plan(tp=8),
+        job,
+        ServingOptions(engine="sglang").caching(True),
+    )
+    # Windows of 128 and 130 tokens that are not dropped yet need 2,580 tokens of the pool; 8,192 are asked.
+    pool = 8192 * (21 / 4 * (584 + 132) + 20 / 128 * 584 + 43 / 10 * 584)
+    rings = 21 * 8 * 2 * 2 * 4 * (512 + 128) + 20 * 128 * 2 * 4 * 512
+    assert report.kv_cache_bytes_per_gpu == pytest.approx(pool + rings)
 
 
 def test_an_fp8_cache_is_half() -> None:

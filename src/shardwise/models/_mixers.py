@@ -34,7 +34,8 @@ class TokenCache:
 
     `heads` 0 is one entry that is the same on every tensor-parallel rank. `bytes8` are elements of 8 bits beside them,
     whatever the format of the cache, `packed8` bytes beside them where engines pack elements of 8 bits with scales and
-    leave what is rotated in 16. One entry stands for `rate` tokens.
+    leave what is rotated in 16. One entry stands for `rate` tokens. A `ring` is no window of attention: every engine
+    keeps the last `limit` tokens of it, no more and no less.
     """
 
     elements: int
@@ -43,6 +44,7 @@ class TokenCache:
     packed8: int = 0
     limit: int = 0
     rate: int = 1
+    ring: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,8 +341,9 @@ class LatentAttention(Mixer):
 class CompressedAttention(Mixer):
     """DeepSeek-V4's attention: one key-value head, a window, and past tokens compressed `rate` to one beside it.
 
-    Keys are values. The query goes through `q_lora_rank`, the output through `out_groups` maps of `out_lora_rank` each.
-    `rate` 0 is the window alone. An indexed layer compresses overlapping windows and picks `indexer.top_k` of them.
+    Keys are values, `rope_head_dim` of their elements rotated. The query goes through `q_lora_rank`, the output through
+    `out_groups` maps of `out_lora_rank` each. `rate` 0 is the window alone. An indexed layer compresses overlapping
+    windows and picks `indexer.top_k` of them.
     """
 
     attends: ClassVar[bool] = True
@@ -351,15 +354,27 @@ class CompressedAttention(Mixer):
     out_lora_rank: int
     window: int
     rate: int = 0
+    rope_head_dim: int = 0
     indexer: Indexer | None = None
 
     def caches(self) -> tuple[TokenCache, ...]:
-        """One key-value head: a window of tokens, and one entry for every `rate` of them."""
-        window = TokenCache(elements=self.head_dim, limit=self.window)
+        """One key-value head: a window, one entry for every `rate` tokens, and values and gates until that is made.
+
+        Packed, what is rotated stays in 16 bits and 64 elements of the rest have a scale of one byte, with one of
+        padding: 584 bytes (github.com/vllm-project/vllm v0.33.0 vllm/models/deepseek_v4/attention.py, and SGLang 0.5.23
+        python/sglang/srt/model_executor/pool_configurator.py, DSV4PoolConfigurator). Keys of the indexer have one of 4
+        bytes for 128. Values and gates that are not pooled yet are in 32 bits, twice as many of twice as many tokens
+        where windows overlap (vllm/models/deepseek_v4/compressor.py, CompressorStateCache).
+        """
+        packed = self.rope_head_dim + -(-(self.head_dim - self.rope_head_dim) // 64) + 1
+        window = TokenCache(elements=self.head_dim, packed8=packed, limit=self.window)
         if not self.rate:
             return (window,)
-        keys = self.indexer.head_dim if self.indexer and not self.indexer.shared else 0
-        return window, TokenCache(elements=self.head_dim, bytes8=keys, rate=self.rate)
+        x = self.indexer if self.indexer and not self.indexer.shared else None
+        keys, width = (x.head_dim + -(-x.head_dim // 128) * 4, self.head_dim + x.head_dim) if x else (0, self.head_dim)
+        series = 2 if self.indexer else 1
+        pooled = TokenCache(elements=0, bytes8=4 * 2 * series * width, limit=series * self.rate, ring=True)
+        return window, TokenCache(elements=self.head_dim, bytes8=keys, packed8=packed, rate=self.rate), pooled
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """Its window, and the tokens that its indexer picks."""

@@ -20,13 +20,14 @@ from shardwise.records import dataclass
 class SequenceCache(Generic[X]):
     """Bytes of one sequence in one layer on a rank: `token_bytes` for up to `limit` tokens (0: all), and a constant.
 
-    The constant is that of one recurrent state, of which `states` are kept.
+    The constant is that of one recurrent state, of which `states` are kept. A `ring` has its limit in every engine.
     """
 
     token_bytes: X
     limit: int
     constant_bytes: X
     states: int = 1
+    ring: bool = False
 
     def sequence_bytes(self, tokens: X) -> X:
         """Return bytes of a sequence of so many tokens: a window stops growing at its limit."""
@@ -52,8 +53,9 @@ def _token_cache(layout: Layout[X], cache: TokenCache) -> SequenceCache[X]:
     bytes8 = cache.bytes8 + layout.work.packs_latents * cache.packed8
     size = heads * (layout.work.cache_bytes * cache.elements + bytes8)
     return SequenceCache(
-        token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero
-    )
+        token_bytes=size / cache.rate if cache.rate > 1 else size, limit=cache.limit, constant_bytes=zero,
+        ring=cache.ring,
+    )  # fmt: skip
 
 
 def block_caches(layout: Layout[X], block: Block) -> tuple[SequenceCache[X], ...]:

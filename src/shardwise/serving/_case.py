@@ -62,7 +62,7 @@ class ServingCase:
     def packs_latents(self) -> bool:
         """Whether latents of sparse attention have scales beside their 8-bit floats."""
         narrow = self.job.kv_cache.startswith("fp8")
-        return narrow and self.engine.memory.packs_latents(family_of(self.cluster.device))
+        return narrow and self.engine.memory.packs_latents(self.model.family, family_of(self.cluster.device))
 
     @property
     def new_input_tokens(self) -> int:

@@ -54,8 +54,8 @@ class EngineMemory:
     """Whether the server that is asked about caches prefixes."""
     packed_latents: bool = False
     """Latents of sparse attention in 8-bit floats have scales, and what is rotated stays in 16 bits."""
-    bare_latents: str = ""
-    """Families of devices (a pattern) whose kernels read such latents without either."""
+    bare_latents: tuple[tuple[str, str], ...] = ()
+    """Families of models and of devices (patterns) whose kernels read such latents without either."""
     state_bytes: float = 4.0
     """Bytes of an element of a recurrent state (0: as wide as activations) where the model's file names no type."""
     state_keys: tuple[str, ...] = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
@@ -73,9 +73,10 @@ class EngineMemory:
         named = (STATE_TYPES[word] for key, word in types if key in self.state_keys)
         return next(filter(None, named), self.state_bytes)
 
-    def packs_latents(self, device: str) -> bool:
-        """Return whether latents in 8-bit floats are packed on a family of devices."""
-        return self.packed_latents and not re.fullmatch(self.bare_latents or "-", device)
+    def packs_latents(self, model: str, device: str) -> bool:
+        """Return whether latents in 8-bit floats of a family of models are packed on one of devices."""
+        bare = any(re.fullmatch(of, model) and re.fullmatch(on, device) for of, on in self.bare_latents)
+        return self.packed_latents and not bare
 
     def kept_window(self, window: int, family: str, step: int) -> int:
         """Return the tokens that a layer with a window keeps beside steps of so many, 0 where it keeps all.

@@ -160,7 +160,14 @@ def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[Sequence
     memory, family = case.engine.memory, case.model.family
     states = memory.states_of(family, case.job.num_speculative_tokens)
     first, *others = (
-        tuple(replace(one, states=states, limit=memory.kept_window(one.limit, family, case.step_tokens)) for one in own)
+        tuple(
+            replace(
+                one,
+                states=states,
+                limit=one.limit if one.ring else memory.kept_window(one.limit, family, case.step_tokens),
+            )
+            for one in own
+        )
         for own in (block_caches(layout, block) for block in case.model.kinds)
     )
     # The cache of a draft is booked with the layers of the first kind, each with its part.
@@ -206,7 +213,8 @@ def pool_token_bytes(case: ServingCase, caches: Sequence[tuple[SequenceCache[X],
     memory, zero = case.engine.memory, 0 * stage.embeds
     ratio = memory.window_ratio(case.model.family) or 1.0
     kinds = zip(stage.layers, caches, strict=True)
-    tokens = total(((n * c.token_bytes * (ratio if c.limit else 1.0)) for n, own in kinds for c in own), zero)
+    growing = ((n, c) for n, own in kinds for c in own if not c.ring)
+    tokens = total((n * c.token_bytes * (ratio if c.limit else 1.0) for n, c in growing), zero)
     return tokens / (1.0 - memory.pool_of_states) if keeps_states(case.model.kinds) else tokens
 
 
@@ -215,19 +223,21 @@ def reserved_cache(
 ) -> X:
     """Return bytes that the cache of a stage needs for one sequence of so many tokens, pools of fixed shares included.
 
-    The pool that is nearest to its end decides: of layers that keep all, of windows, or of states.
+    The pool that is nearest to its end decides: of layers that keep all, of windows, or of states. Rings are beside
+    them (SGLang has one for each running request, `_get_c128_state_fixed_bytes`).
     """
     memory = case.engine.memory
-    limits = [minimum(tokens, c.limit) for own in caches for c in own if c.limit]
+    limits = [minimum(tokens, c.limit) for own in caches for c in own if c.limit and not c.ring]
     ratio = memory.window_ratio(case.model.family) if limits else 0.0
     share = memory.pool_of_states if keeps_states(case.model.kinds) else 0.0
     if not ratio and not share:
         return stage_cache(caches, stage, tokens)
     pool_tokens = maximum(tokens, largest(limits) / ratio) if ratio else tokens
     keys = pool_token_bytes(case, caches, stage) * pool_tokens
-    kept = zip(stage.layers, caches, strict=True)
-    slots = total((n * c.states * c.constant_bytes for n, own in kept for c in own), 0 * tokens)
-    return named(maximum(keys, slots / share) if share else keys, "pools of the cache")
+    kept = [(n, c) for n, own in zip(stage.layers, caches, strict=True) for c in own]
+    slots = total((n * c.states * c.constant_bytes for n, c in kept), 0 * tokens)
+    rings = total((n * c.sequence_bytes(tokens) for n, c in kept if c.ring), 0 * tokens)
+    return named((maximum(keys, slots / share) if share else keys) + rings, "pools of the cache")
 
 
 def stages_bytes(

@@ -104,7 +104,7 @@ def deepseek_v4(config: Config) -> Architecture:
         mixer = _with_rate(config, base, kind)
         return Block(mixers=(mixer,), feed_forward=experts, extras=hyper, extra_vectors=2 * (mixes + 3))
 
-    config.accept("mlp_layer_types", "num_hash_layers", "num_key_value_heads", "qk_rope_head_dim", "attention_bias")
+    config.accept("mlp_layer_types", "num_hash_layers", "num_key_value_heads", "attention_bias")
     config.expect(not config.flag("mlp_bias"), "mlp_bias", "is not supported", "leave it out")
     layers = parts.build(_compressed_kinds(config, number), block)
     gather = Projection(name="hyper_head", inputs=streams * hidden, outputs=streams, linear=False)
@@ -125,6 +125,7 @@ def _compressed_attention(config: Config) -> CompressedAttention:
         out_groups=groups,
         out_lora_rank=config.size("o_lora_rank"),
         window=config.size("window"),
+        rope_head_dim=config.size("qk_rope_head_dim"),
     )
 
 
