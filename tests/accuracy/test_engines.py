@@ -90,6 +90,40 @@ def test_the_static_share_of_sglang_is_arithmetic(name: str, count: int, model: 
     assert memory_share(case, sizes_of(case.model, plan, case.job, case.domains)) == pytest.approx(share, abs=1.6e-3)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "model", "plan", "sequences", "share"),
+    [
+        # Groups of attention: 2 + 8 x 4.5 MiB for each of 512 sequences of the largest captured step.
+        ("8xh200", "deepseek-v3", Plan(tp=1, dp=8, ep=8), 0, 0.758),
+        ("8xh200", "deepseek-v3", Plan(tp=4, dp=2, ep=8), 0, 0.854),
+        # Two stages capture no prompts.
+        ("8xh100", "llama-3.1-70b", Plan(tp=4, pp=2), 0, 0.818),
+        # No captured step is larger than what may run.
+        ("8xh100", "llama-3.1-70b", Plan(tp=8), 64, 0.823),
+        # Decays a channel capture no prompts, of any number; 10 GiB at least are left.
+        ("8xh200", "kimi-linear-48b-a3b", Plan(tp=8), 0, 0.896),
+    ],
+)  # fmt: skip
+def test_the_static_share_of_sglang_follows_the_layout(
+    cluster: str, model: str, plan: Plan, sequences: int, share: float
+) -> None:
+    """memory_hook.py and cuda_graph_hook.py of SGLang 0.5.23, by hand from 143,771 and 81,559 MiB."""
+    job = Serving(batch=1, input_tokens=64, output_tokens=8, max_sequences=sequences)
+    report = infer(Model.load(model), Cluster.parse(cluster), plan, job, ServingOptions(engine="sglang"))
+    assert report.memory_share == pytest.approx(share, abs=1.6e-3)
+
+
+def test_the_static_share_of_sglang_is_of_what_is_free_before_the_weights() -> None:
+    """Context and communicators are gone by then (distributed/bootstrap.py, measure_pre_model_load_memory)."""
+    job = Serving(input_tokens=64, output_tokens=8, memory_fraction=0.5)
+    report = infer(
+        Model.load("llama-3.1-8b"), Cluster.parse("2xh100"), Plan(tp=2), job, ServingOptions(engine="sglang")
+    )
+    memory = report.memory
+    free = report.case.cluster.device.usable_memory_bytes - memory.context - memory.communicators
+    assert memory.cache_budget == pytest.approx(0.5 * free - memory.weights)
+
+
 @pytest.mark.parametrize(("length", "tokens"), [(1024, 2048), (16384, 16384), (65536, 2048)])
 def test_prompts_ran_whole_before_v1(length: int, tokens: int) -> None:
     """Before V1 a step held a whole prompt, but of contexts of more than 32,768 tokens."""

@@ -7,6 +7,7 @@ fraction x memory - weights - peak of activations - non-torch memory is the cach
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Generic
 
@@ -82,15 +83,21 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     row = static_row(case.cluster.device)
     chunk = case.job.max_batched_tokens or row["chunk"]
     few, many = row["sequences"]
-    captured = above(sizes.tp, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
-    # Of one server: others that stand beside it set nothing aside here.
-    groups = above(sizes.ep * sizes.etp, sizes.tp, divide(sizes.ep * sizes.etp, sizes.tp), 0 * sizes.tp)
+    # Ranks of one server, whose groups of attention share experts: others that stand beside it set nothing aside here.
+    ranks = maximum(sizes.tp, sizes.ep * sizes.etp)
+    groups = above(ranks, sizes.tp, divide(ranks, sizes.tp), 0 * sizes.tp)
+    captured = above(ranks, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+    if case.job.max_sequences:
+        captured = minimum(captured, case.job.max_sequences * maximum(groups, 1))
     each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
     latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
-    kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"]) + prompts
-    kept = kept + table["rank"] * sizes.tp * sizes.pp
-    kept = kept + captured * (table["sequence"] + table["group_sequence"] * groups)
+    if re.fullmatch(table["uncaptured_prompts"], case.model.family):
+        prompts = 0.0
+    kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"])
+    kept = kept + above(sizes.pp, 1, 0 * sizes.tp, 0 * sizes.tp + prompts) + table["rank"] * ranks * sizes.pp
+    of_groups = table["group_sequence"] + above(captured, table["many"], table["many_more"] + 0 * groups, 0 * groups)
+    kept = kept + captured * (table["sequence"] + of_groups * groups)
     if memory > table["large"]:
         kept = maximum(kept, table["least"])
     share: X = named(maximum(1 - kept / memory, 0.0), "memory fraction", table["source"])
@@ -103,7 +110,8 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, other_byte
     if case.engine.memory.budget == "total":
         return share * memory - weights - working - other_bytes
     if case.engine.memory.budget == "static":
-        return minimum(share * memory - weights, memory - weights - working - other_bytes)
+        # What is free before the weights are loaded counts: context and communicators are no part of it.
+        return minimum(share * (memory - other_bytes) - weights, memory - weights - working - other_bytes)
     return share * (memory - weights - working - other_bytes)
 
 
