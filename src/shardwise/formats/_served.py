@@ -246,7 +246,8 @@ def lost(one: Deployment, system: str, text: str, files: Mapping[str, str] = Map
     }
     theirs |= {"dp": (back.get("dp") or 1) * copies, "gpu_layers": back.get("gpu_layers", -1)}
     if abs(back.get("memory_fraction", 0.0) - own.memory_share) < _ROUNDED:
-        theirs["memory_fraction"] = one.job.memory_fraction
+        # Said, it holds whatever else is: SGLang's own would follow --max-running-requests.
+        theirs["memory_fraction"] = one.job.memory_fraction or own.memory_share
     if theirs["draft_model"] == hub_name(one.job.draft_model):
         theirs["draft_model"] = one.job.draft_model
     ours = {name: getattr(one.plan if hasattr(one.plan, name) else one.job, name) for name in theirs}
