@@ -412,3 +412,15 @@ def test_sequences_beside_prompts_run_their_kernel(device: str, model: str, leas
         return StepTable(complete(asked)[0], 64, 2048, 1024).mixed(48, 670, [(8, 560)])
 
     assert least <= seconds(engine) - seconds(apart) <= 1.5 * least
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "lacking"),
+    [
+        ("vllm", "bamba", True), ("vllm", "qwen", True), ("vllm", "jamba", False), ("vllm-0.32", "bamba", False),
+        ("sglang", "zamba2", True), ("sglang", "falcon_h1", False), ("sglang", "olmo_hybrid", True),
+    ],
+)  # fmt: skip
+def test_models_that_a_release_has_dropped_or_never_had(engine: str, family: str, lacking: bool) -> None:
+    """An architecture of earlier releases is an error in vLLM 0.33.0; SGLang 0.5.23 has no class for these hybrids."""
+    assert (family in find_engine(engine).formats.lacks) == lacking
