@@ -43,6 +43,7 @@ def test_cache_of_one_token(model: str, plan: Plan, token_bytes: int) -> None:
         ("tensorrt-llm", "gpt-oss-20b", 0, 24, 2 * 8 * 64),
         ("vllm", "gpt-oss-20b", 12, 12, 2 * 8 * 64),
         ("llama.cpp-2024", "gemma-3-27b", 0, 62, 2 * 16 * 128),
+        ("llama.cpp-swa-full", "gemma-3-27b", 0, 62, 2 * 16 * 128),
     ],
 )
 def test_engines_without_a_pool_of_windows_keep_every_token(

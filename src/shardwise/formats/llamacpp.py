@@ -23,6 +23,7 @@ from shardwise.serving import InferReport, format_names
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
 _USUAL = "q4_k_m"
+_USUAL_SLOTS = 4
 _EVERY = 10_000  # more layers than a model has
 # Patterns that send the experts of every layer to the host: no number of a layer stands in them.
 _ALL_EXPERTS = re.compile(r"[^0-9,]*exps[^0-9,]*=CPU")
@@ -67,6 +68,8 @@ def words_of(one: Deployment) -> Words:
         words["--ubatch-size"] = one.step_tokens
     if not one.asked.prefixes:
         words["--no-cache-prompt"] = True
+    if not one.report.case.engine.memory.windowed:
+        words["--swa-full"] = True
     refuse(types)
     return words
 
@@ -124,6 +127,27 @@ def export(report: InferReport, asked: Asked = PLAIN, role: str = "") -> Exporte
     return written(one, "llamacpp", f"llama-server --model {shlex.quote(file)}", words_of(one), notes)
 
 
+def _slots(line: LaunchLine) -> tuple[int, int]:
+    """Return the slots of a server, and the longest request of one, 0 where the model's own bounds it.
+
+    tools/server/server.cpp: where nobody says how many there are, four with one cache for all of them, of which a
+    request may fill what is free; said, each has its part unless --kv-unified keeps them together.
+    """
+    stated = "" if line.values.get("--parallel") == "-1" else line.word("--parallel")
+    slots = line.whole("--parallel") if stated else _USUAL_SLOTS
+    together = "--kv-unified" in line.values or not stated
+    context, each = line.whole("--ctx-size"), line.whole("--kv-unified-per-slot")
+    if not stated:
+        line.assumed.append(f"{slots} slots: llama.cpp's own where a launch says none")
+    if not together or slots == 1:
+        return max(slots, 1), context // max(slots, 1)
+    if context and not each:
+        line.assumed.append(
+            f"one cache of {context} tokens for {slots} slots: that they are full together is not modelled"
+        )
+    return max(slots, 1), each or context
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `llama-server`.
 
@@ -140,9 +164,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         line.assumed.append(f"weights {_USUAL}: the name of the file does not say")
     unnamed = "model: a file of weights has no name of a catalogue, give one"
     line.assumed.append(f"model {model}: {file} is named after it" if model else unnamed)
-    slots = max(line.whole("--parallel") or 1, 1)
-    if slots == 1 and "--parallel" not in line.values:
-        line.assumed.append("one slot: how many the server takes by itself is not known")
+    slots, context = _slots(line)
     shares = [one for one in line.word("--tensor-split").split(",") if one]
     devices = max(len(shares), 1)
     alone = line.values.get("--split-mode") == "none"  # one device holds all of it, whatever the shares are
@@ -162,8 +184,9 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
             f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"
         )
     values: dict[str, Any] = {
-        "model": model, "engine": "llama.cpp", "weights": weights, "max_sequences": slots,
-        "max_batched_tokens": line.whole("--ubatch-size"), "max_context": line.whole("--ctx-size") // slots,
+        "model": model, "engine": "llama.cpp-swa-full" if line.flag("--swa-full") else "llama.cpp",
+        "weights": weights, "max_sequences": slots,
+        "max_batched_tokens": line.whole("--ubatch-size"), "max_context": context,
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,
         "pp": devices if split == "layer" else 1, "cpu_experts": experts,
     }  # fmt: skip
