@@ -269,7 +269,8 @@ _FIELDS = {
     "enable_attention_dp pp_partition lora_config kv_cache_config enable_chunked_prefill max_batch_size max_num_tokens "
     "max_seq_len cuda_graph_config speculative_config moe_config",
     "moe_config": "backend max_num_tokens load_balancer disable_finalize_fusion use_low_precision_moe_combine",
-    "kv_cache_config": "enable_block_reuse max_tokens free_gpu_memory_fraction dtype tokens_per_block",
+    "kv_cache_config": "max_attention_window enable_block_reuse max_tokens free_gpu_memory_fraction dtype "
+    "tokens_per_block",
     "cuda_graph_config": "batch_sizes max_batch_size enable_padding",
     "lora_config": "max_lora_rank max_loras lora_target_modules",
 }
@@ -280,6 +281,7 @@ _TRTLLM = {
     "fp8 cache in pieces": "llama-3.1-70b --on 8xh100 --tp 4 --pp 2 --kv-cache fp8 --max-batched-tokens 512",
     "experts": "deepseek-v3 --on 8xh200 --dp 8 --ep 8",
     "generated kernels": "deepseek-v3 --on 8xb200 --tp 8 --ep 8 --engine tensorrt-llm-generated",
+    "windows": "gpt-oss-20b --on 1xh100 --engine tensorrt-llm-windowed",
     "own layers": "deepseek-v3 --on 8xh200 --tp 8 --ep 8 --speculative-method mtp --num-speculative-tokens 2 "
     "--acceptance-rate 0.8",
     "a draft": "llama-3.1-70b --on 4xh100 --tp 4 --speculative-method draft_model --draft-model llama-3.2-1b "

@@ -41,6 +41,7 @@ def test_cache_of_one_token(model: str, plan: Plan, token_bytes: int) -> None:
         ("sglang", "gemma-3-27b", 0, 62, 2 * 16 * 128),
         ("tensorrt-llm", "gemma-3-27b", 0, 62, 2 * 16 * 128),
         ("tensorrt-llm", "gpt-oss-20b", 0, 24, 2 * 8 * 64),
+        ("tensorrt-llm-windowed", "gpt-oss-20b", 12, 12, 2 * 8 * 64),
         ("vllm", "gpt-oss-20b", 12, 12, 2 * 8 * 64),
         ("llama.cpp-2024", "gemma-3-27b", 0, 62, 2 * 16 * 128),
         ("llama.cpp-swa-full", "gemma-3-27b", 0, 62, 2 * 16 * 128),

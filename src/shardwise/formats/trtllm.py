@@ -19,12 +19,15 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._imported import flat_keys
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, proposer, refuse, written
+from shardwise.models import Architecture, load_model
 from shardwise.records import replace
 from shardwise.serving import InferReport
 from shardwise.shell import left_open
 
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _GENERATED = "TRTLLM"
+_WINDOWED = "-windowed"
+_WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
 
@@ -47,12 +50,28 @@ def _parallel(one: Deployment) -> dict[str, Any]:
 def _cache(one: Deployment, problems: Problems) -> dict[str, Any]:
     """Return the share of the memory, the type of the cache, and whether its blocks are found again."""
     tree: dict[str, Any] = {"free_gpu_memory_fraction": one.share, "enable_block_reuse": one.asked.prefixes}
+    if windows := _windows(one):
+        tree["max_attention_window"] = windows
     if cache := one.job.kv_cache:
         if cache not in _CACHES:
             rule = "is no type of a cache of TensorRT-LLM"
             problems.add("kv_cache", cache, rule, "leave it out, or use one of " + ", ".join(_CACHES))
         tree["dtype"] = _CACHES.get(cache, cache)
     return tree
+
+
+def _layers_windows(model: Architecture) -> list[int]:
+    """Return the window of each layer of a model, 0 where it reads every token."""
+    return [max((cache.limit for m in layer.mixers for cache in m.caches()), default=0) for layer in model.layers]
+
+
+def _windows(one: Deployment) -> list[int]:
+    """Return the tokens that layers keep, as many as repeat over all of them; none where each keeps what it reads."""
+    case = one.report.case
+    if not case.engine.name.endswith(_WINDOWED) or not case.model.has_windows:
+        return []
+    kept = [window or one.context for window in _layers_windows(case.model)]
+    return next(kept[:n] for n in range(1, len(kept) + 1) if all(x == kept[i % n] for i, x in enumerate(kept)))
 
 
 def tree_of(one: Deployment) -> dict[str, Any]:
@@ -148,9 +167,34 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
 
 
-def _engine(line: LaunchLine) -> str:
-    """Return the engine by the kernels of experts that the options ask for."""
-    return "tensorrt-llm-generated" if line.word("moe_config.backend").upper() == _GENERATED else "tensorrt-llm"
+def _engine(line: LaunchLine, model: str) -> str:
+    """Return the engine by the kernels of experts that the options ask for, and by the tokens that layers keep."""
+    generated = line.word("moe_config.backend").upper() == _GENERATED
+    return ("tensorrt-llm-generated" if generated else "tensorrt-llm") + _WINDOWED * _keeps_windows(line, model)
+
+
+def _keeps_windows(line: LaunchLine, model: str) -> bool:
+    """Return whether layers with a window keep that alone, which max_attention_window says; others must keep all."""
+    listed = line.values.get(_WINDOW)
+    if listed is None:
+        return False
+    listed = listed if isinstance(listed, list) else [listed]
+    if not listed or not all(type(one) is int and one > 0 for one in listed):
+        line.problems.add(_WINDOW, str(listed), "must be whole numbers of tokens", "write for example [128, 131072]")
+        return False
+    try:
+        known = load_model(model)
+    except InputError:
+        line.assumed.append(f"{_WINDOW} {listed}: which layers of the model read a window is not known")
+        return False
+    longest = line.whole("--max-seq-len") or known.max_context
+    pairs = [(window, listed[i % len(listed)]) for i, window in enumerate(_layers_windows(known))]
+    short = [kept for window, kept in pairs if kept < longest]
+    if all(kept == window for window, kept in pairs if kept < longest):
+        return bool(short)
+    rule = f"is not what the layers of {known.name} read, whose other tokens are lost"
+    line.problems.add(_WINDOW, str(listed), rule, f"write the windows of its layers, and {longest} for those without")
+    return False
 
 
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
@@ -169,7 +213,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         line.problems.add("--cp-size", split, rule, "leave it out")
     alone = line.flag("enable_attention_dp")
     values: dict[str, Any] = {
-        "model": model, "engine": _engine(line), "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
+        "model": model, "engine": _engine(line, model),
+        "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
         "kv_cache": line.named("kv_cache_config.dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
         "max_sequences": line.whole("--max-batch-size"),
