@@ -365,13 +365,14 @@ def test_16_bit_products_on_hopper_are_of_the_library_of_the_engine() -> None:
 
 
 def test_prompts_beyond_captured_sizes_are_launched_by_python() -> None:
-    """Steps of vLLM are replayed of up to 512 tokens, or twice the sequences that may run; none of TPUs is launched."""
+    """Steps are replayed of up to 512 tokens (1,024 on B200), or twice the sequences that may run; none on TPUs."""
 
     def late(tokens: int, sequences: int, device: str = "b200", engine: str = "vllm") -> float:
         job = Serving(batch=1, input_tokens=tokens, output_tokens=2, max_sequences=sequences)
         return ask("qwen3-30b-a3b", job, Plan(), device, engine=engine).evaluation.prefill.overhead
 
-    assert late(512, 256) < 2e-3 < 10e-3 < late(513, 256)
+    assert late(512, 256, "h100") < 2e-3 < 10e-3 < late(513, 256, "h100")
+    assert late(1024, 1024) < 2e-3 < late(1025, 1024)
     assert late(128, 64) < 2e-3 < late(129, 64)
     assert late(513, 256, "trillium") < 2e-3
     assert late(100, 256, engine="vllm-eager") > late(513, 256)

@@ -137,6 +137,30 @@ def test_sglang_keeps_a_ring_for_each_request_of_deepseek_v4() -> None:
     assert report.kv_cache_bytes_per_gpu == pytest.approx(pool + rings)
 
 
+@pytest.mark.parametrize(
+    ("engine", "device", "sequences", "graphs"),
+    [
+        # 51 sizes up to 512 in pieces, and whole where all sequences decode: 35 of up to 256; 17 sizes up to 112.
+        ("vllm", "h100", 1024, 0.3e9 + 6.5e6 * (51 + 51)),
+        ("vllm", "h100", 256, 0.3e9 + 6.5e6 * (51 + 35)),
+        ("vllm", "h100", 56, 0.3e9 + 6.5e6 * (17 + 10)),
+        # Up to 1,024 on compute capability 10.
+        ("vllm", "b200", 1024, 0.3e9 + 6.5e6 * (83 + 83)),
+        ("vllm-2025", "h100", 1024, 0.0),
+        ("vllm", "trillium", 256, 0.0),
+        ("sglang", "h100", 256, 0.0),
+    ],
+)
+def test_captured_graphs_are_off_the_cache(engine: str, device: str, sequences: int, graphs: float) -> None:
+    """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on since 0.20 (vllm/v1/worker/gpu_worker.py)."""
+    job = replace(FULL, max_sequences=sequences)
+    memory = ask("llama-3.1-8b", job, device=device, engine=engine).memory
+    assert memory.graphs == pytest.approx(graphs)
+    assert memory.beside_cache == pytest.approx(
+        memory.weights + memory.working + memory.context + memory.communicators + graphs
+    )
+
+
 def test_an_fp8_cache_is_half() -> None:
     """The cache's format halves its bytes and leaves the weights alone."""
     r, half = (ask("llama-2-70b", Serving(batch=4, kv_cache=c), Plan(tp=8)) for c in ("bf16", "fp8"))

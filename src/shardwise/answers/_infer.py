@@ -112,6 +112,7 @@ _MEMORY = {
     "kv_cache": ("KV cache of the batch", DARK, "cyan"),
     "context": ("context", "\u2571", "bright_black"),
     "communicators": ("communicators", "\u2571", "bright_black"),
+    "graphs": ("captured graphs", "\u2571", "bright_black"),
 }
 
 

@@ -51,6 +51,7 @@ SERVED = {
     "working": BarStyle("activations or sampling", "#E69F00"),
     "context": BarStyle("context", "#888888"),
     "communicators": BarStyle("communicators", "#BBBBBB"),
+    "graphs": BarStyle("captured graphs", "#DDDDDD"),
 }
 TIME = {
     "compute": BarStyle("forward and backward", "#0072B2"),

@@ -250,7 +250,9 @@ def _as_noted(record: Record, engine: Engine) -> Engine:
     if "captured_tokens" not in record.notes:
         return engine
     tokens = int(record.noted("captured_tokens"))
-    return replace(engine, host=replace(engine.host, captured_tokens=tokens, captured_per_sequence=0))
+    return replace(
+        engine, host=replace(engine.host, captured_tokens=tokens, captured_of_family=(), captured_per_sequence=0)
+    )
 
 
 def _check_cache(report: ServeReport, asked: Workload) -> None:

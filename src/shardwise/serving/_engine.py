@@ -40,10 +40,24 @@ class HostSeconds:
     """Steps without prompts are launched so."""
     captured_tokens: int = 0
     """Most tokens of a step with prompts that is replayed from a captured graph instead."""
+    captured_of_family: tuple[tuple[str, int], ...] = ()
+    """The same on families of devices."""
     captured_per_sequence: int = 0
-    """The same for each sequence that may run, where that is less."""
+    """The same for each token that a step verifies of the sequences that may run, where that is less."""
     compiled_prompts: bool = False
     """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
+
+    def most_captured(self, family: str, tokens: int) -> int:
+        """Return the tokens of the largest captured step on a family of devices, where all sequences decode so many.
+
+        >>> host = find_engine("vllm").host
+        >>> host.most_captured("hopper", 64), host.most_captured("blackwell", 1024)
+        (128, 1024)
+        """
+        if not self.captured_tokens:
+            return 0
+        most = dict(self.captured_of_family).get(family, self.captured_tokens)
+        return min(self.captured_per_sequence * tokens or most, most)
 
     @property
     def module_launch_seconds(self) -> float:

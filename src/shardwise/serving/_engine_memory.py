@@ -27,6 +27,14 @@ class EngineMemory:
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
+    graph_bytes: float = 0.0
+    """Bytes that it sets aside for captured graphs beside those of each."""
+    graph_bytes_each: float = 0.0
+    """Bytes of each captured graph: one of a step of so many tokens, and one where all of them decode."""
+    graph_sizes: tuple[tuple[int, ...], ...] = ()
+    """Tokens of the captured steps: first, last and step of each run, up to the largest."""
+    graph_vendors: str = ".*"
+    """Vendors of devices (a pattern) that it captures graphs on."""
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
     tied_head_copied: bool = False
@@ -124,6 +132,20 @@ class EngineMemory:
         slots = self.state_slots if self.caches_prefixes else ()
         own = next((count for one, count in slots if re.fullmatch(one, family)), 1)
         return own + guesses + (self.verified_states if guesses else 0)
+
+    def captured_bytes(self, device: Device, tokens: int, decoded: int) -> float:
+        """Return the bytes of captured graphs of steps of up to so many tokens, and of so many that decode.
+
+        >>> from shardwise.hardware import find_device
+        >>> from shardwise.serving import find_engine
+        >>> device = find_device("h100-sxm-80gb").device
+        >>> [round(find_engine("vllm").memory.captured_bytes(device, 512, most) / 2**30, 2) for most in (256, 1024)]
+        [0.8, 0.9]
+        """
+        if not tokens or not self.graph_sizes or not re.fullmatch(self.graph_vendors, device.vendor):
+            return 0.0
+        sizes = [n for first, last, step in self.graph_sizes for n in range(first, min(last, tokens) + 1, step)]
+        return self.graph_bytes + self.graph_bytes_each * (len(sizes) + sum(n <= decoded for n in sizes))
 
     def sampler_bytes(self, device: Device) -> float:
         """Return the bytes of working memory for each logit on a device."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Generic
 
+from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
@@ -43,6 +44,7 @@ class StageBytes(Generic[X]):
     sampling: X
     context: X
     communicators: X
+    graphs: X
     needed: X
     cache_budget: X
 
@@ -302,6 +304,11 @@ def stage_bytes(
     communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])
     working, largest = maximum(activations, sampling), context + communicators
+    if captured := captured_bytes(case):
+        graphs = named(zero + captured, "captured graphs", dict(engine.sources)["memory.graph_bytes"])
+        largest = largest + graphs
+    else:
+        graphs = zero
     needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
@@ -310,11 +317,19 @@ def stage_bytes(
         sampling=sampling,
         context=context,
         communicators=communicators,
+        graphs=graphs,
         needed=named(needed, "memory of the stage"),
         cache_budget=named(
             budget_bytes(case, memory_share(case, sizes), weights, working, largest), "budget of the cache"
         ),
     )
+
+
+def captured_bytes(case: ServingCase) -> float:
+    """Return bytes that the engine sets aside for its captured graphs on a device."""
+    device, decoded = case.cluster.device, case.profiled.sequences * (1 + case.job.num_speculative_tokens)
+    most = case.engine.host.most_captured(family_of(device), decoded)
+    return case.engine.memory.captured_bytes(device, most, decoded)
 
 
 def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:

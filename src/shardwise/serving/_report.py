@@ -26,7 +26,7 @@ from shardwise.units import show_bytes, show_seconds
 # What tells comparable published batches apart (`InferReport.conditions`).
 _MANY_RANKS, _LONG, _LARGE, _WIDE_BYTES = 8, 4096, 32, 2.0
 _NARROW = ("fp8", "fp4", "int8")
-CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators")
+CATEGORIES = ("weights", "kv_cache", "working", "context", "communicators", "graphs")
 
 
 def conditions_of(case: ServingCase, family: str) -> Conditions:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
-from shardwise.cost import collective_seconds
+from shardwise.cost import collective_seconds, family_of
 from shardwise.hardware import Device
 from shardwise.ledger.number import X, above, ceil, largest, maximum, total
 from shardwise.ledger.op import Collective, Op, OpRole
@@ -215,9 +215,8 @@ def host_slowness(device: Device) -> float:
 
 def replayed_tokens(case: ServingCase) -> int:
     """Return the tokens up to which steps with prompts are replayed from captured graphs, 0 where none is."""
-    host = case.engine.host
-    most = host.captured_per_sequence * case.profiled.sequences or host.captured_tokens
-    return min(most, host.captured_tokens)
+    decoded = case.profiled.sequences * (1 + case.job.num_speculative_tokens)
+    return case.engine.host.most_captured(family_of(case.cluster.device), decoded)
 
 
 def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:
