@@ -113,6 +113,14 @@ def test_the_static_share_of_sglang_follows_the_layout(
     assert report.memory_share == pytest.approx(share, abs=1.6e-3)
 
 
+def test_nothing_is_set_aside_for_graphs_that_are_not_captured() -> None:
+    """512 MiB, 1.5 for each token of a chunk of 4,096 and 128 for a rank are left free (--disable-cuda-graph)."""
+    job, options = Serving(batch=1, input_tokens=64, output_tokens=8), ServingOptions(engine="sglang-eager")
+    report = infer(Model.load("llama-3.2-1b"), Cluster.parse("1xrtx-4090"), Plan(), job, options)
+    usable = report.case.cluster.device.usable_memory_bytes / 2**20
+    assert report.memory_share == pytest.approx(1 - (512 + 1.5 * 4096 + 128) / usable)
+
+
 def test_the_static_share_of_sglang_is_of_what_is_free_before_the_weights() -> None:
     """Context and communicators are gone by then (distributed/bootstrap.py, measure_pre_model_load_memory)."""
     job = Serving(input_tokens=64, output_tokens=8, memory_fraction=0.5)

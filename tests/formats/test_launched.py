@@ -135,11 +135,13 @@ def test_a_launch_line_says_fields(name: str) -> None:
 
 def test_every_word_is_accounted_for() -> None:
     """What sets nothing is named: with the reason, as without effect on bytes and seconds, or as not known."""
-    text = 'TP=2\nexec vllm serve "$MODEL" -tp $TP --port 8000 --enforce-eager --frob 3 --max-num-seqs 64\n'
+    text = (
+        'TP=2\nexec vllm serve "$MODEL" -tp $TP --port 8000 --attention-backend FLASHINFER --frob 3 --max-num-seqs 64\n'
+    )
     found = read_launch(text, "run.sh", {"MODEL": "meta-llama/Llama-3.1-8B"})
     assert found.values["model"] == "meta-llama/Llama-3.1-8B" and found.values["tp"] == 2
     assert found.silent == ("--port",)
-    assert [(one.argument, bool(one.meaning)) for one in found.ignored] == [("--enforce-eager", True)]
+    assert [(one.argument, bool(one.meaning)) for one in found.ignored] == [("--attention-backend", True)]
     assert [(one.argument, one.value) for one in found.unknown] == [("--frob", "3")]
     assert {one.argument for one in found.understood} == {"--tensor-parallel-size", "--max-num-seqs"}
 
@@ -410,13 +412,13 @@ def test_objects_of_kubernetes_start_what_their_operator_would(name: str, tmp_pa
 def test_the_launch_fills_what_flags_leave_open(tmp_path: Path) -> None:
     """A flag wins over the file, a device named alone is taken as often as the launch does, and words are noted."""
     file = tmp_path / "run.sh"
-    file.write_text(VLLM + "-tp 4 --quantization fp8 --max-num-seqs 64 --enforce-eager\n")
+    file.write_text(VLLM + "-tp 4 --quantization fp8 --max-num-seqs 64 --attention-backend FLASHINFER\n")
     words = ("--from", str(file), "--on", "h100", "--input-tokens", "1000", "--output-tokens", "50", "--json")
     done = run("infer", *words, "--max-sequences", "32")
     assert done.status == 0, done.err
     assert done.tree["cluster"]["num_devices"] == 4
     assert done.tree["job"]["max_sequences"] == 32 and done.tree["job"]["weights"] == "fp8"
-    assert any("--enforce-eager without effect" in note for note in done.tree["assumptions"])
+    assert any("--attention-backend without effect" in note for note in done.tree["assumptions"])
     assert run("serve", *words, "--rate", "1/s", "--requests", "50").tree["plan"]["tp"] == 4
 
 

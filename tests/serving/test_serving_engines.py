@@ -380,8 +380,10 @@ def test_prompts_beyond_captured_sizes_are_launched_by_python() -> None:
 
 def test_eager_engines_launch_decode_steps_too() -> None:
     """A short decode step takes as long as its launches where nothing is captured."""
-    captured, eager = (step(engine, "qwen3-30b-a3b", batch=1) for engine in ("vllm-2025", "vllm-eager"))
-    assert eager > 2 * captured
+    pairs = (("vllm-2025", "vllm-eager"), ("vllm", "vllm-enforce-eager"), ("sglang", "sglang-eager"))
+    for pair in pairs:
+        captured, eager = (step(engine, "qwen3-30b-a3b", batch=1) for engine in pair)
+        assert eager > 2 * captured
 
 
 def test_sorting_a_vocabulary_takes_what_was_measured() -> None:

@@ -78,6 +78,8 @@ def words_of(one: Deployment) -> Words:
     """Return the flags of a deployment; raises `InputError` naming every field that SGLang cannot be told."""
     launch_types = check(one, "sglang")
     words = _parallel(one) | _limits(one) | types(one, "SGLang", _CACHES, launch_types) | _proposed(one, launch_types)
+    if one.report.case.engine.host.eager_decode:
+        words["--disable-cuda-graph"] = True
     if one.role:
         words["--disaggregation-mode"] = one.role
     refuse(launch_types)
@@ -166,7 +168,13 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     if ranks % groups:
         rule = f"must divide tp {ranks}, whose ranks are the groups of attention"
         line.problems.add("--dp-size" if inside else "--attn-dp-size", groups, rule, f"use {ranks}")
-    values: dict[str, Any] = {"model": model, "engine": "sglang", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
+    values: dict[str, Any] = {
+        "model": model,
+        "engine": "sglang-eager" if line.flag("--disable-cuda-graph") else "sglang",
+        "tp": tp,
+        "pp": pp,
+        "dp": dp if dp > 1 else 0,
+    }
     if model and line.experts(model):
         values |= {"ep": ep, "etp": max(ranks // ep, 1)}
     values |= {

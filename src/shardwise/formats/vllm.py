@@ -84,6 +84,8 @@ def words_of(one: Deployment) -> Words:
     if method:
         speculation = {"method": method, "num_speculative_tokens": one.job.num_speculative_tokens}
         words["--speculative-config"] = json.dumps(speculation | ({"model": draft} if draft else {}))
+    if one.report.case.engine.host.eager_decode:
+        words["--enforce-eager"] = True
     if one.role:
         words["--kv-transfer-config"] = json.dumps({"kv_connector": "NixlConnector", "kv_role": _ROLES[one.role]})
     refuse(launch_types)
@@ -155,7 +157,13 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     if (split := line.whole("--prefill-context-parallel-size")) > 1:
         rule = "multiplies the devices by ranks of the context, which servers do not have here"
         line.problems.add("--prefill-context-parallel-size", split, rule, "leave it out")
-    values: dict[str, Any] = {"model": model, "engine": "vllm", "tp": tp, "pp": pp, "dp": dp if dp > 1 else 0}
+    values: dict[str, Any] = {
+        "model": model,
+        "engine": "vllm-enforce-eager" if line.flag("--enforce-eager") else "vllm",
+        "tp": tp,
+        "pp": pp,
+        "dp": dp if dp > 1 else 0,
+    }
     if model and line.experts(model):
         whole = line.flag("--enable-expert-parallel")
         values |= {"ep": tp * dp if whole else 1, "etp": 1 if whole else tp * dp}

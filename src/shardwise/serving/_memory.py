@@ -88,13 +88,13 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
     # Ranks of one server, whose groups of attention share experts: others that stand beside it set nothing aside here.
     ranks = maximum(sizes.tp, sizes.ep * sizes.etp)
     groups = above(ranks, sizes.tp, divide(ranks, sizes.tp), 0 * sizes.tp)
-    captured = above(ranks, 3, 0 * sizes.tp + many, 0 * sizes.tp + few)
+    captured = above(ranks, 3, 0 * sizes.tp + many, 0 * sizes.tp + few) * (not case.engine.host.eager_decode)
     if case.job.max_sequences:
         captured = minimum(captured, case.job.max_sequences * maximum(groups, 1))
     each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
     latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
-    if re.fullmatch(table["uncaptured_prompts"], case.model.family):
+    if case.engine.host.eager_decode or re.fullmatch(table["uncaptured_prompts"], case.model.family):
         prompts = 0.0
     kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"])
     kept = kept + above(sizes.pp, 1, 0 * sizes.tp, 0 * sizes.tp + prompts) + table["rank"] * ranks * sizes.pp
