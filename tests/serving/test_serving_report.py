@@ -191,6 +191,15 @@ def test_engines_spell_their_budget_in_their_own_way() -> None:
     assert len(set(room)) == 3
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "lmdeploy", "llama.cpp"])
+def test_no_budget_is_more_than_the_device_has(engine: str) -> None:
+    """Weights beyond the memory are short of all of it: a share of what is left is none of a shortage."""
+    report = ask("llama-3.1-70b", Serving(), engine=engine)
+    usable = report.case.cluster.device.usable_memory_bytes
+    assert report.memory.limit <= usable
+    assert report.to_dict()["short_by_bytes"] >= report.memory.needed - usable
+
+
 def test_options_default_to_vllm() -> None:
     """The engine is an argument with a stated default."""
     assert ServingOptions().engine == "vllm"

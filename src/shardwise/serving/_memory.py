@@ -114,7 +114,9 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, other_byte
     if case.engine.memory.budget == "static":
         # What is free before the weights are loaded counts: context and communicators are no part of it.
         return minimum(share * (memory - other_bytes) - weights, memory - weights - working - other_bytes)
-    return share * (memory - weights - working - other_bytes)
+    free = memory - weights - working - other_bytes
+    # A share of what is left; of a shortage all of it is short, so that the limit stays the device's memory.
+    return minimum(share * free, free)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
