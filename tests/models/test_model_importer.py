@@ -178,6 +178,49 @@ def test_windows_are_on_the_layers_that_have_them(name: str, period: str) -> Non
     assert found == (period * model.num_layers)[: model.num_layers]
 
 
+SIZES_OF_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "intermediate_size": 16}
+COHERE = {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, "prefix_dense_intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "windows", "experts"),
+    [
+        ("cwm", {}, "fsssfs", "......"),
+        ("granite_swa", {}, "fsssfs", "......"),
+        ("vaultgemma", {"head_dim": 8, "hidden_activation": "gelu_pytorch_tanh"}, "sfsfsf", "......"),
+        ("exaone_moe", {"sliding_window_pattern": "LLLG"}, "sssfss", ".eeeee"),
+        ("mellum", {"layer_types": ["sliding_attention", "full_attention"] * 3}, "sfsfsf", "eeeeee"),
+        ("mellum", {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4}, "ffffff", "..eeee"),
+        ("granitemoe_swa", {}, "fsssfs", "eeeeee"),
+        ("cohere2_moe", COHERE, "sfsssf", "..eeee"),
+        ("laguna", {"num_attention_heads_per_layer": [8, 4] * 3}, "ffffff", ".eeeee"),
+    ],
+)
+def test_windows_and_experts_of_families_of_2026(family: str, more: dict[str, Any], windows: str, experts: str) -> None:
+    """Counts do not see windows: each class has its own pattern, and its own layers in front."""
+    given = {**LLAMA, "num_hidden_layers": 6, "sliding_window": 32, "head_dim": 8, **SIZES_OF_EXPERTS}
+    layers = model_from_config({**given, "model_type": family, **more}).layers
+    mixers = [block.mixers[0] for block in layers]
+    assert "".join("s" if isinstance(m, Attention) and m.window else "f" for m in mixers) == windows
+    assert "".join("e" if block.has_experts else "." for block in layers) == experts
+
+
+@pytest.mark.parametrize(
+    ("other", "family", "keys"),
+    [
+        ("exaone", "llama", {"num_hidden_layers": "num_layers", "hidden_act": "activation_function"}),
+        ("internlm3", "llama", {}),
+        ("iquestcoder", "llama", {}),
+    ],
+)
+def test_types_that_are_llamas_layers_are_read_so(other: str, family: str, keys: dict[str, str]) -> None:
+    """EXAONE 3, InternLM 3 and IQuest-Coder are Llama's classes under their own keys."""
+    given = {**LLAMA, "hidden_act": "silu", "head_dim": 8}
+    renamed = {keys.get(key, key): value for key, value in given.items()} | {"model_type": other}
+    model = model_from_config(renamed)
+    assert (model.family, model.layers) == (family, model_from_config(given).layers)
+
+
 @pytest.mark.parametrize(
     ("name", "sparse"),
     [
@@ -291,6 +334,7 @@ def test_an_unknown_type_with_llamas_keys_is_read_as_llama() -> None:
         ({"model_type": "new", "layer_types": ["linear_attention", "full_attention", "full_attention"]}, "layer_types"),
         ({"architectures": ["LoopedLlamaForCausalLM"], "num_loops": 4}, "num_loops"),
         ({"draft_vocab_size": 32, "architectures": ["LlamaForCausalLMEagle3"]}, "another model's states"),
+        ({"model_type": "new", "hidden_act": "xielu"}, "hidden_act"),
         ({"model_type": "qwen3", "head_dim": 8, "dflash_config": {"causal": True}}, "another model's states"),
     ],
 )

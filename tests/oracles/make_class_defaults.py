@@ -23,7 +23,7 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "num_key_value_heads")
-PINNED = "5.23.0"
+PINNED = "5.24.0"
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     lines = []
     for model_type in TYPES:
         lines.append(f"  {json.dumps(model_type)}: {json.dumps(defaults(model_type))}")
-    head = json.dumps(f"class defaults of the configuration classes of transformers {PINNED}, read 2026-11-21")
+    head = json.dumps(f"class defaults of the configuration classes of transformers {PINNED}, read 2026-11-29")
     whole = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in wrappers().items()]
     text = f'{{\n "source": {head},\n "defaults": {{\n' + ",\n".join(lines) + "\n },\n"
     text += ' "wrappers": {\n' + ",\n".join(whole) + "\n }\n}\n"

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from shardwise.models.families import FAMILIES  # noqa: E402  (the package need not be installed here)
 
-PINNED = "5.23.0"
+PINNED = "5.24.0"
 # Heads that are put together from a part that is rotated and one that is not.
 JOINED = r"torch\.cat\(\[?\(?\[?(q_embed|q_rot|query_rot|q_rope|query_states_rot)[^\n]*, ?(q_pass|query_pass)"
 FUSED = r"self\.(qkv_proj|query_key_value|Wqkv|c_attn) = "

@@ -31,7 +31,7 @@ from transformers import AutoModelForImageClassification as AutoClassifier  # no
 
 from shardwise.models._fields import NO_EFFECT  # noqa: E402
 
-PINNED = {"torch": "2.13.0", "transformers": "5.23.0"}
+PINNED = {"torch": "2.13.0", "transformers": "5.24.0"}
 OUT = ROOT / "tests/data/models/param_counts.json"
 EACH = 20
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "modernbert")

@@ -27,6 +27,8 @@ _NOT_LLAMA = (
     *("expert", "moe", "lora", "mamba", "ssm", "conv", "linear_", "block_type", "latent", "mlp_type", "alibi"),
     *("cross_attention", "encoder", "decoder_layers"),
 )
+# Activations whose feed-forwards have no gate, in the families that have them.
+_NO_GATE = ("relu2", "xielu")
 # What an unknown type may have that no family has, by the keys that tell.
 _BEYOND = {
     "a decoder that attends to an encoder": (
@@ -130,6 +132,7 @@ def _nearest(word: str, keys: Mapping[str, Any], notes: list[str], alone: bool) 
             return family
     missing = [key for key in _LLAMA if keys.get(key) is None]
     strange = [key for key in keys if any(part in key for part in _NOT_LLAMA) and keys[key] not in (None, 0, False)]
+    strange += ["hidden_act"] if keys.get("hidden_act") in _NO_GATE else []
     if alone and not missing and not strange:
         notes.append(f"model_type {word} is unknown, {_GUESSED}")
         return "llama"

@@ -35,7 +35,7 @@ _NAMES = {
         "attention.q_up=q_b_proj attention.indexer.q=wq_b attention.indexer.k=wk "
         "attention.indexer.weights=weights_proj mlp.router=gate"
     ),
-    "deepseek_v2 deepseek_v3 glm4_moe_lite": (
+    "deepseek_v2 deepseek_v3 axk1 youtu minicpm3 glm4_moe_lite": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj mlp.router=gate"
     ),
@@ -65,7 +65,7 @@ _NAMES = {
     "gpt2 gpt_bigcode": "attention.o=c_proj attention.qkv=c_attn mlp.down=c_proj mlp.up=c_fc",
     "gpt_neo": "attention.o=out_proj mlp.down=c_proj mlp.up=c_fc",
     "granitemoehybrid": "mlp.down=output_linear mlp.gate_up=input_linear ssm.out=out_proj",
-    "granitemoeshared": "mlp.down=output_linear mlp.gate_up=input_linear",
+    "granitemoeshared granitemoe_swa": "mlp.down=output_linear mlp.gate_up=input_linear",
     "hunyuan_v1_moe": "mlp.router=wg",
     "kimi_linear": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
@@ -89,7 +89,7 @@ _NAMES = {
     "recurrent_gemma": "ssm.out=linear_out",
     "rwkv": "mlp.down=value mlp.up=key ssm.k=key ssm.out=output ssm.v=value",
     "starcoder2": "mlp.down=c_proj mlp.up=c_fc",
-    "step3p5": "attention.head_gate=g_proj",
+    "step3p5 laguna": "attention.head_gate=g_proj",
     "xlstm": "mlp.down=proj_down mlp.gate=proj_up_gate mlp.up=proj_up ssm.out=out_proj",
     "zamba2": "attention.o=o_proj extras.hybrid_linear=linear ssm.out=out_proj",
     "baichuan": "attention.qkv=W_pack",

@@ -12,16 +12,19 @@ from shardwise.models.families._parts import FamilyRow
 
 _MODULES = {
     "dense": """
-        llama granite mistral ministral ministral3 phi3 qwen2 qwen3 smollm3 gemma gemma2 gemma3_text seed_oss glm glm4
+        llama cwm granite granite_swa hyperclovax mistral ministral ministral3 phi3 qwen2 qwen3 smollm3 gemma gemma2
+        vaultgemma gemma3_text seed_oss glm glm4
         glm4v_text mllama_text_model
-        helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm cohere
-        cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
+        helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron jais2 hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm
+        cohere cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
     "moe": """
         mixtral minimax_m2 olmoe flex_olmo phimoe gpt_oss granitemoe granitemoeshared qwen2_moe qwen3_moe glm4_moe dots1
-        hy_v3 solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text
-        afmoe mimo_v2_flash step3p5""",
-    "latent": "deepseek_v2 deepseek_v3 deepseek_v32 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash deepseek_v4",
+        hy_v3 solar_open ernie4_5_moe hunyuan_v1_moe llama4_text dbrx aria_text ernie4_5_vl_moe_text""",
+    "moe_windows": "afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum",
+    "latent": """
+        deepseek_v2 deepseek_v3 deepseek_v32 axk1 youtu minicpm3 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash
+        deepseek_v4""",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
     "gemma": "gemma3n_text gemma4_text",
     "nemotron": "nemotron_h",
@@ -43,6 +46,11 @@ SAME_AS: dict[str, str] = {
     "yi": "llama",
     "aquila": "llama",
     "internlm2": "llama",
+    "internlm3": "llama",
+    "exaone": "llama",
+    "iquestcoder": "llama",
+    "sarvam_moe": "glm4_moe",
+    "sarvam_mla": "deepseek_v3",
     "step3p7_text": "step3p5",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",

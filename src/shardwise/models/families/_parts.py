@@ -80,13 +80,14 @@ def attention(config: Config, *, qkv_bias: bool = False, out_bias: bool = False)
 def latent_attention(config: Config) -> LatentAttention:
     """Return multi-head latent attention; the key-value heads in such files say nothing."""
     config.accept("num_key_value_heads", "head_dim", "qk_head_dim")
+    heads = config.size("num_attention_heads")
     return LatentAttention(
-        heads=config.size("num_attention_heads"),
+        heads=heads,
         q_lora_rank=config.count("q_lora_rank", default=0),
         kv_lora_rank=config.size("kv_lora_rank"),
         qk_nope_head_dim=config.size("qk_nope_head_dim"),
         qk_rope_head_dim=config.size("qk_rope_head_dim"),
-        v_head_dim=config.size("v_head_dim"),
+        v_head_dim=config.size("v_head_dim", default=max(config.size("hidden_size") // heads, 1)),
         bias=config.flag("attention_bias"),
     )
 
@@ -137,10 +138,29 @@ def capped(config: Config, *keys: str) -> bool:
     return any(config.number(key, default=0) > 0 for key in keys)
 
 
+THREE_OF_FOUR = ("sliding", "sliding", "sliding", "full")
+"""Three windowed layers, then one that sees all."""
+
+
 def windows(config: Config, number: int, pattern: Sequence[str] = ("full",)) -> list[str]:
     """Return each layer's attention kind (full, sliding, chunked, linear, ...) from `layer_types` or the pattern."""
     words = config.sequence("layer_types", number) or [pattern[i % len(pattern)] for i in range(number)]
     return [word.removesuffix("_attention") for word in words]
+
+
+def window_pattern(config: Config, pattern: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the pattern of the class, or what `sliding_window_pattern` counts: a full layer at the end of a period."""
+    if isinstance(config.raw.get("sliding_window_pattern"), str):
+        letters = config.text("sliding_window_pattern")
+        known = letters != "" and set(letters) <= {"G", "L"}
+        config.expect(known, "sliding_window_pattern", "must be letters L and G", "write such as LLLG")
+        if not known:
+            return pattern
+        return tuple("full" if letter == "G" else "sliding" for letter in letters)
+    period = config.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(pattern))
+    stated = period > 0 or config.has("layer_types") or not config.count("window")
+    config.expect(stated, "sliding_window_pattern", "must be at least 1 beside a window", "write a whole number")
+    return pattern if period == len(pattern) else ("sliding",) * (period - 1) + ("full",)
 
 
 def build(kinds: Sequence[str], block_of: Callable[[str], Block]) -> tuple[Block, ...]:

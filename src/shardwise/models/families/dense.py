@@ -38,6 +38,8 @@ class Style(NamedTuple):
     fused_qkv: bool = False
     joined_rotary: bool = False
     fused_gate: bool = False
+    sinks: bool = False
+    post_norms: StyleFlag = False
 
 
 _MLP_FREE = Style(mlp_bias=False)
@@ -45,12 +47,15 @@ _BARE = Style(qkv_bias=False, out_bias=False, mlp_bias=False)
 _QK_HEAD = _MLP_FREE._replace(qk_norm="head")
 _GEMMA = _MLP_FREE._replace(norm="rmsnorm-offset", qk_norm_kind="rmsnorm-offset", act="gelu_pytorch_tanh")
 _OLMO2 = _MLP_FREE._replace(norm="rmsnorm-float", qk_norm="full", qk_norm_kind="rmsnorm-float")
-_SWA = ("sliding", "sliding", "sliding", "full")
+_SWA_BEHIND = ("full", "sliding", "sliding", "sliding")
 _CLASSIC = Style(norm="layernorm", gated=False, act="gelu", qkv_bias=True, out_bias=True, mlp_bias=True)
 
 STYLES: dict[str, Style] = {
     "llama": Style(),
+    "cwm": Style(qkv_bias=False, out_bias=False, windows="types", pattern=_SWA_BEHIND),
     "granite": Style(),
+    "granite_swa": Style(sinks=True, windows="types", pattern=_SWA_BEHIND),
+    "hyperclovax": Style(post_norms="use_post_norm"),
     "mistral": _BARE._replace(windows="all"),
     "ministral": _BARE._replace(windows="types", pattern=("sliding",)),
     "ministral3": _BARE._replace(windows="all"),
@@ -60,6 +65,7 @@ STYLES: dict[str, Style] = {
     "smollm3": Style(windows="switched"),
     "gemma": _GEMMA,
     "gemma2": _GEMMA._replace(norms=4, windows="types", pattern=("sliding", "full")),
+    "vaultgemma": _GEMMA._replace(windows="types", pattern=("sliding", "full")),
     "gemma3_text": _GEMMA._replace(norms=4, qk_norm="head", windows="types", pattern=("sliding",) * 5 + ("full",)),
     "seed_oss": Style(out_bias="attention_out_bias"),
     "glm": _MLP_FREE._replace(out_bias=False, joined_rotary=True, fused_gate=True),
@@ -69,11 +75,12 @@ STYLES: dict[str, Style] = {
     "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
     "olmo2": _OLMO2,
-    "olmo3": _OLMO2._replace(windows="types", pattern=_SWA),
-    "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=_SWA),
+    "olmo3": _OLMO2._replace(windows="types", pattern=parts.THREE_OF_FOUR),
+    "exaone4": _BARE._replace(qk_norm="head", windows="types", pattern=parts.THREE_OF_FOUR),
     "apertus": _QK_HEAD._replace(gated=False, act="xielu"),
     "arcee": Style(gated=False, act="relu2"),
     "nemotron": Style(norm="layernorm", gated=False, act="relu2", joined_rotary=True),
+    "jais2": Style(norm="layernorm", gated=False, act="relu2"),
     "hunyuan_v1_dense": _QK_HEAD,
     "ernie4_5": Style(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
     "nanochat": _MLP_FREE._replace(
@@ -99,7 +106,7 @@ STYLES: dict[str, Style] = {
         qk_norm_flag="use_qk_norm",
     ),
     "cohere2": _MLP_FREE._replace(
-        norm="layernorm-float", parallel=True, parallel_norms=1, windows="types", pattern=_SWA
+        norm="layernorm-float", parallel=True, parallel_norms=1, windows="types", pattern=parts.THREE_OF_FOUR
     ),
     "starcoder2": _CLASSIC._replace(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", windows="all"),
     "phi": _CLASSIC._replace(
@@ -167,11 +174,12 @@ def _with_cross_attention(config: Config, model: Architecture) -> Architecture:
 
 def _block(config: Config, style: Style) -> Block:
     parallel = _is(config, style.parallel)
+    norms = style.norms + 2 * _is(config, style.post_norms)
     return Block(
         mixers=(_attention(config, style),),
         feed_forward=_feed_forward(config, style),
         norm=style.norm,
-        norms=style.parallel_norms if parallel else style.norms,
+        norms=style.parallel_norms if parallel else norms,
         parallel=parallel,
         extra_vectors=_further(config),
     )
@@ -179,6 +187,7 @@ def _block(config: Config, style: Style) -> Block:
 
 def _attention(config: Config, style: Style) -> Attention:
     core = parts.attention(config, qkv_bias=_is(config, style.qkv_bias), out_bias=_is(config, style.out_bias))
+    core = replace(core, sinks=style.sinks)
     if parts.capped(config, "attn_logit_softcapping"):
         core = replace(core, softcap=True)
     if style.qk_norm == "none" or not _is(config, style.qk_norm_flag):
@@ -216,7 +225,7 @@ def _kinds(config: Config, style: Style) -> list[str]:
         return ["sliding" if config.count("window") else "full"] * number
     if style.windows in ("switched", "upper"):
         return _switched(config, number, style.windows == "upper")
-    return parts.windows(config, number, _pattern(config, style))
+    return parts.windows(config, number, parts.window_pattern(config, style.pattern))
 
 
 def _switched(config: Config, number: int, upper: bool) -> list[str]:
@@ -228,21 +237,6 @@ def _switched(config: Config, number: int, upper: bool) -> list[str]:
         return ["full"] * number
     first = config.count("max_window_layers") if upper else 0
     return kinds if config.has("layer_types") else ["sliding" if i >= first else "full" for i in range(number)]
-
-
-def _pattern(config: Config, style: Style) -> tuple[str, ...]:
-    """The class pattern, or the one that `sliding_window_pattern` counts: one full layer at the end of each period."""
-    if isinstance(config.raw.get("sliding_window_pattern"), str):
-        letters = config.text("sliding_window_pattern")
-        known = letters != "" and set(letters) <= {"G", "L"}
-        config.expect(known, "sliding_window_pattern", "must be letters L and G", "write such as LLLG")
-        if not known:
-            return style.pattern
-        return tuple("full" if letter == "G" else "sliding" for letter in letters)
-    period = config.repeats("sliding_window_pattern", "_sliding_window_pattern", default=len(style.pattern))
-    stated = period > 0 or config.has("layer_types") or not config.count("window")
-    config.expect(stated, "sliding_window_pattern", "must be at least 1 beside a window", "write a whole number")
-    return style.pattern if period == len(style.pattern) else ("sliding",) * (period - 1) + ("full",)
 
 
 def _with_window(config: Config, block: Block, kind: str) -> Block:

@@ -28,10 +28,21 @@ def deepseek(config: Config) -> Architecture:
         dense = replace(dense, bias=True) if isinstance(dense, MLP) else dense
         experts = replace(experts, shared=replace(experts.shared, bias=True) if experts.shared else None)
     pairs = list(zip(_indexed(config, number, core), sparse, strict=True))
+    # A.X K1 has one more norm behind its experts.
+    behind = config.model_type == "axk1"
     made = {
-        (mixer, s): Block(mixers=(mixer,), feed_forward=experts if s else dense) for mixer, s in dict.fromkeys(pairs)
+        (mixer, s): Block(mixers=(mixer,), feed_forward=experts if s else dense, extra_norms=int(s and behind))
+        for mixer, s in dict.fromkeys(pairs)
     }
     return with_mtp(config, parts.language_model(config, tuple(made[pair] for pair in pairs)))
+
+
+def dense_latent(config: Config) -> Architecture:
+    """Return MiniCPM3 or Youtu-LLM: latent attention and one dense feed-forward a layer."""
+    bias = config.model_type == "minicpm3" and config.flag("mlp_bias")
+    config.accept("mlp_bias", "dim_model_base", "scale_emb", "scale_depth")
+    block = Block(mixers=(_attention(config),), feed_forward=parts.mlp(config, bias=bias))
+    return parts.language_model(config, (block,) * config.layers())
 
 
 def _attention(config: Config) -> LatentAttention:
@@ -67,7 +78,7 @@ def _sparse(config: Config, number: int) -> list[bool]:
     words = config.sequence("mlp_layer_types", number)
     if not words and config.model_type == "glm4_moe_lite":
         return [i >= config.count("first_dense_layers", default=1) for i in range(number)]
-    first, step = config.count("first_dense_layers"), config.size("moe_layer_freq", default=1)
+    first, step = config.count("first_dense_layers", default=1), config.size("moe_layer_freq", default=1)
     if words:
         return [word == "sparse" for word in words]
     return [i >= first and i % step == 0 for i in range(number)]
@@ -160,6 +171,9 @@ ROWS: dict[str, FamilyRow] = {
     "deepseek_v3": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "deepseek_v32": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "glm_moe_dsa": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "axk1": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
+    "youtu": FamilyRow(dense_latent),
+    "minicpm3": FamilyRow(dense_latent),
     "glm4_moe_lite": FamilyRow(deepseek, ClassFacts(float_weights=True, float_router=True)),
     "mistral4": FamilyRow(deepseek),
     "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),

@@ -294,81 +294,6 @@ def dbrx(config: Config) -> Architecture:
     return _uniform(config, core, experts, norm="layernorm-no-bias")
 
 
-def _assemble(
-    config: Config, kinds: list[str], sparse: list[bool], cores: dict[str, Attention], experts: MoE, norms: int = 2
-) -> Architecture:
-    """Return the model whose layers take their attention by kind and their feed-forward by whether they are sparse."""
-    dense: FeedForward = experts if all(sparse) else parts.mlp(config)
-    pairs = list(zip(kinds, sparse, strict=True))
-    made = {
-        (k, s): Block(mixers=(cores.get(k, cores["full"]),), feed_forward=experts if s else dense, norms=norms)
-        for k, s in dict.fromkeys(pairs)
-    }
-    return parts.language_model(config, tuple(made[pair] for pair in pairs))
-
-
-def afmoe(config: Config) -> Architecture:
-    """Return AFMoE: a gate on every attention output, four norms, router biases that are parameters."""
-    number, window = config.layers(), config.size("window")
-    config.expect(not config.flag("attention_bias"), "attention_bias", "is not supported for afmoe", "leave it out")
-    core = replace(parts.attention(config), qk_norm="head", output_gate=True, gate_apart=True)
-    period = config.period("global_attn_every_n_layers", 4)
-    kinds = parts.windows(config, number, ("sliding",) * (period - 1) + ("full",))
-    experts = replace(parts.moe(config, shared_count=True), router_bias=True)
-    first = config.count("first_dense_layers")
-    sparse = [i >= first for i in range(number)]
-    return _assemble(config, kinds, sparse, {"full": core, "sliding": replace(core, window=window)}, experts, norms=4)
-
-
-def mimo_v2_flash(config: Config) -> Architecture:
-    """Return MiMo-V2-Flash: windowed layers have twice the key-value heads, and sinks."""
-    number, bias = config.layers(), config.flag("attention_bias")
-    core = replace(parts.attention(config, qkv_bias=bias), v_head_dim=config.size("v_head_dim"))
-    kv = config.size("swa_num_key_value_heads", default=2 * core.kv_heads)
-    config.expect(core.heads % kv == 0, "num_key_value_heads", f"doubled must divide {core.heads} heads", "use fewer")
-    local = replace(core, kv_heads=kv, sinks=True, window=config.count("sliding_window_size") or config.size("window"))
-    given = config.sequence("hybrid_layer_pattern", number, int)
-    kinds = ["sliding" if swa else "full" for swa in given]
-    kinds = kinds or parts.windows(config, number, _mimo_pattern(number))
-    experts = replace(parts.moe(config), correction_bias=True)
-    config.accept("window", "num_shared_experts", "swa_num_attention_heads", "swa_head_dim", "swa_v_head_dim")
-    return _assemble(config, kinds, _mimo_sparse(config, number), {"full": core, "sliding": local}, experts)
-
-
-def _mimo_pattern(number: int) -> tuple[str, ...]:
-    return tuple("full" if i == 0 or (i + 1) % 6 == 0 else "sliding" for i in range(number))
-
-
-def _mimo_sparse(config: Config, number: int) -> list[bool]:
-    words, numbers = config.sequence("mlp_layer_types", number), config.sequence("moe_layer_freq", number, int)
-    if words:
-        return [word == "sparse" for word in words]
-    return [bool(n) for n in numbers] or [i > 0 for i in range(number)]
-
-
-def step3p5(config: Config) -> Architecture:
-    """Return Step-3.5: a gate for each head, more heads in windowed layers, a shared expert."""
-    number, bias = config.layers(), config.flag("attention_bias")
-    core = replace(
-        parts.attention(config, qkv_bias=bias, out_bias=bias),
-        qk_norm="head",
-        qk_norm_kind="rmsnorm-offset",
-        head_gate=config.flag("gating", default=True),
-    )
-    heads = config.count("num_sliding_attention_heads") or core.heads
-    local = replace(core, heads=heads, window=config.count("window"))
-    kinds = parts.windows(config, number, ("full",))
-    words = config.sequence("mlp_layer_types", number)
-    sparse = [word == "sparse" for word in words] or [i >= 3 for i in range(number)]
-    mlp_bias = config.flag("mlp_bias")
-    config.expect(not mlp_bias, "mlp_bias", "is not supported for step3p5", "leave it out")
-    experts = replace(parts.moe(config), correction_bias=True)
-    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=experts.activation)
-    model = _assemble(config, kinds, sparse, {"full": core, "sliding": local}, replace(experts, shared=shared))
-    config.accept("per_layer_config", "mtp_layer_types", "mtp_mlp_layer_types")
-    return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
-
-
 ROWS: dict[str, FamilyRow] = {
     "mixtral": FamilyRow(mixtral, ClassFacts(normalised=True, float_weights=True)),
     "minimax_m2": FamilyRow(minimax_m2, ClassFacts(normalised=True, float_weights=True, joined_rotary=True)),
@@ -390,7 +315,4 @@ ROWS: dict[str, FamilyRow] = {
     "dbrx": FamilyRow(dbrx, ClassFacts(normalised=True, fused_qkv=True)),
     "ernie4_5_vl_moe_text": FamilyRow(ernie4_5_vl_moe, ClassFacts(normalised=True, float_router=True)),
     "aria_text": FamilyRow(aria_text, ClassFacts(normalised=False)),
-    "afmoe": FamilyRow(afmoe, ClassFacts(normalised=True)),
-    "mimo_v2_flash": FamilyRow(mimo_v2_flash, ClassFacts(float_router=True, joined_rotary=True)),
-    "step3p5": FamilyRow(step3p5, ClassFacts(normalised=True, joined_rotary=True)),
 }
