@@ -194,6 +194,8 @@ COHERE = {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, 
         ("granitemoe_swa", {}, "fsssfs", "eeeeee"),
         ("cohere2_moe", COHERE, "sfsssf", "..eeee"),
         ("laguna", {"num_attention_heads_per_layer": [8, 4] * 3}, "ffffff", ".eeeee"),
+        ("gemma4_unified_text", {"hidden_activation": "gelu_pytorch_tanh"}, "sssssf", "......"),
+        ("lfm3", {"conv_L_cache": 3}, "ccfcsc", "......"),
     ],
 )
 def test_windows_and_experts_of_families_of_2026(family: str, more: dict[str, Any], windows: str, experts: str) -> None:
@@ -201,8 +203,40 @@ def test_windows_and_experts_of_families_of_2026(family: str, more: dict[str, An
     given = {**LLAMA, "num_hidden_layers": 6, "sliding_window": 32, "head_dim": 8, **SIZES_OF_EXPERTS}
     layers = model_from_config({**given, "model_type": family, **more}).layers
     mixers = [block.mixers[0] for block in layers]
-    assert "".join("s" if isinstance(m, Attention) and m.window else "f" for m in mixers) == windows
+    kinds = ["c" if not isinstance(m, Attention) else "s" if m.window else "f" for m in mixers]
+    assert "".join(kinds) == windows
     assert "".join("e" if block.has_experts else "." for block in layers) == experts
+
+
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 8}
+INDEXED = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 64, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "own", "rotated"),
+    [
+        ("hy_v4", {"q_lora_rank": 16, "hc_mult": 2}, [0, 1, 5], [4] * 6),
+        ("mistral_large4_text", {}, [0, 1, 2, 3, 4, 5], [4, 4, 4, 0, 4, 4]),
+        ("mistral_large4_text", {"index_topk_freq": 2, "no_rope_layers": [0] * 6}, [0, 1, 3, 5], [0] * 6),
+    ],
+)
+def test_indexers_and_rotations_of_latent_families_of_2026(
+    family: str, more: dict[str, Any], own: list[int], rotated: list[int]
+) -> None:
+    """Some layers take the selection of an earlier one, some have no rotary part: their heads are as wide without."""
+    given = {**LLAMA, "num_hidden_layers": 6, **SIZES_OF_EXPERTS, **LATENT, **INDEXED, "model_type": family, **more}
+    mixers = [block.mixers[0] for block in model_from_config(given).layers]
+    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+    assert [i for i, mixer in enumerate(latent) if mixer.indexer and not mixer.indexer.shared] == own
+    assert [mixer.qk_rope_head_dim for mixer in latent] == rotated
+    assert {mixer.qk_head_dim for mixer in latent} == {12}
+
+
+def test_latents_of_another_layer_are_refused() -> None:
+    """Mistral Large 4 may share latents between layers, which no operator here does."""
+    given = {**LLAMA, **SIZES_OF_EXPERTS, **LATENT, **INDEXED, "model_type": "mistral_large4_text"}
+    with pytest.raises(InputError, match="kv_source_layers"):
+        model_from_config({**given, "kv_source_layers": [0, 0, 2]})
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,15 @@ def test_a_short_sequence_is_one_block_of_lightning_attention() -> None:
 
 
 def test_latent_attention_may_gate_its_heads() -> None:
-    """Ling 3.0: one gate a head, from the layer's input."""
+    """Ling 3.0: one gate a head, from the layer's input; Hy4: one for each element."""
     sizes = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     ops = ops_of(LatentAttention(heads=4, head_gate=True, **sizes))
     assert forward(ops["head_gate"]) == product(D, 4)
     plain = ops_of(LatentAttention(heads=4, **sizes))
     assert set(ops) - set(plain) == {"head_gate", "output_gate"}
+    every = ops_of(LatentAttention(heads=4, output_gate=True, **sizes))
+    assert forward(every["gate"]) == product(D, 4 * sizes["v_head_dim"])
+    assert set(every) - set(plain) == {"gate", "output_gate"}
 
 
 def test_a_window_to_both_sides_counts_a_token_itself_once() -> None:

@@ -7,6 +7,7 @@ weights and no network. Not run in CI; a change of a count is a change of transf
     python tests/oracles/make_param_goldens.py [model_type ...]
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -46,14 +47,20 @@ NAMED = {
     "siglip_text_model": "SiglipTextModel",
     "siglip2_text_model": "Siglip2TextModel",
 }
+HEADLESS = {
+    "step3p5": ("step3p7", "Step3p7TextModel"),
+    "mistral_large4_text": ("mistral_large4", "MistralLarge4TextModel"),
+}
+# Keys that change a size in this family alone.
+SIZED = {"mistral_large4_text": ("no_rope_layers",)}
 AUTO = {AutoModelForMaskedLM: ENCODERS, AutoClassifier: CLASSIFIERS, AutoModel: BARE}
 
 
 def build(config: Any) -> Any:
     """The model of a configuration, its weights on the meta device and tied."""
     with torch.device("meta"):
-        if config.model_type == "step3p5":
-            return _step(config)
+        if config.model_type in HEADLESS:
+            return _headed(config)
         if config.model_type == "mistral4":
             return _mistral4(config)
         if config.model_type in NAMED:
@@ -64,11 +71,10 @@ def build(config: Any) -> Any:
     return model
 
 
-def _step(config: Any) -> Any:
-    """Step-3.5 has a text model but no causal class of its own; its head is one more linear map."""
-    from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
-
-    text = Step3p7TextModel(config)
+def _headed(config: Any) -> Any:
+    """Step-3.5 and Mistral Large 4 have a text model but no causal class; the head is one more linear map."""
+    module, name = HEADLESS[config.model_type]
+    text = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)(config)
     if config.tie_word_embeddings:
         return text
     return torch.nn.ModuleList([text, torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)])
@@ -103,7 +109,8 @@ def _unused(model: Any) -> int:
 def plain(config: Any, *, whole: bool) -> dict[str, Any]:
     """The configuration as a file holds it: with class defaults, or without those that saving leaves out."""
     data = json.loads(config.to_json_string(use_diff=not whole))
-    return {k: v for k, v in data.items() if k == "model_type" or k not in NO_EFFECT}
+    sized = SIZED.get(config.model_type, ())
+    return {k: v for k, v in data.items() if k == "model_type" or k in sized or k not in NO_EFFECT}
 
 
 def entry(config: Any, *, whole: bool) -> dict[str, Any]:

@@ -175,6 +175,18 @@ def _dsa(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]
     return out | {"indexer_types": ["full", *_types(rng, layers - 1, "full", "shared")]}
 
 
+def _hy4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _dsa(out, layers, rng) | {"q_lora_rank": rng.randint(8, 40)}
+    out.pop("first_k_dense_replace")
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+
+
+def _mistral_large(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _dsa(out, layers, rng)
+    out.pop("q_lora_rank", None)
+    return out | ({"no_rope_layers": [rng.randint(0, 1) for _ in range(layers)]} if rng.random() < 0.7 else {})
+
+
 def _mamba2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     groups = rng.randint(1, 3)
     heads, dim = groups * rng.randint(1, 4), 2 * rng.randint(2, 6)
@@ -247,6 +259,13 @@ def _gemma4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, A
         out["num_global_key_value_heads"] = 1
     if rng.random() < 0.3:
         out["hidden_size_per_layer_input"] = 0
+    return out
+
+
+def _gemma4_unified(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _gemma4(out, layers, rng)
+    for absent in ("num_experts", "top_k_experts", "hidden_size_per_layer_input", "vocab_size_per_layer_input"):
+        out.pop(absent, None)
     return out
 
 
@@ -395,6 +414,11 @@ def _lfm2(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any
     return out | {"layer_types": _types(rng, layers, "conv", "full_attention")}
 
 
+def _lfm3(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    switches = {"use_sandwich_norm": rng.random() < 0.5, "use_attention_gate": rng.random() < 0.5}
+    return out | switches | {"layer_types": _types(rng, layers, "conv", "full_attention", "sliding_attention")}
+
+
 def _recurrent_gemma(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     out |= {"lru_width": out["num_attention_heads"] * rng.randint(4, 12), "attention_window_size": 16}
     return {k: v for k, v in out.items() if k != "head_dim"}
@@ -436,6 +460,8 @@ RULES = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "glm4_moe_lite"), _latent),
     "glm_moe_dsa": _dsa,
+    "hy_v4": _hy4,
+    "mistral_large4_text": _mistral_large,
     "mamba2": _mamba2,
     "mamba": _mamba,
     "falcon_mamba": _mamba,
@@ -446,6 +472,7 @@ RULES = {
     "zamba2": _zamba2,
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
+    "gemma4_unified_text": _gemma4_unified,
     "llama4_text": _llama4,
     "kimi_linear": _kimi,
     "longcat_flash": _longcat,
@@ -474,6 +501,7 @@ RULES = {
     "xlstm": _xlstm,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
+    "lfm3": _lfm3,
     "recurrent_gemma": _recurrent_gemma,
     "jamba": _jamba,
     "distilbert": _distil,

@@ -30,7 +30,7 @@ _NAMES = {
     "clip_text_model opt siglip2_text_model siglip_text_model": "attention.o=out_proj mlp.down=fc2 mlp.up=fc1",
     "codegen gptj": "attention.o=out_proj mlp.down=fc_out mlp.up=fc_in",
     "dbrx": "mlp.router=layer",
-    "deepseek_v32 glm_moe_dsa": (
+    "deepseek_v32 glm_moe_dsa hy_v4 mistral_large4_text": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj attention.indexer.q=wq_b attention.indexer.k=wk "
         "attention.indexer.weights=weights_proj mlp.router=gate"
@@ -72,6 +72,7 @@ _NAMES = {
         "attention.q_up=q_b_proj ssm.out=o_proj"
     ),
     "lfm2 lfm2_moe": "attention.o=out_proj mlp.down=w2 mlp.gate=w1 mlp.up=w3 ssm.out=out_proj",
+    "lfm3": "attention.head_gate=g_proj mlp.down=w2 mlp.gate=w1 mlp.up=w3 ssm.out=out_proj",
     "llama4_text phimoe": "mlp.router=router",
     "longcat_flash": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "

@@ -268,7 +268,8 @@ class LatentAttention(Mixer):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values through a low-rank latent.
 
     `q_lora_rank` 0 means a full-rank query projection. `latent_norm` "none" leaves the latents as they are (Megatron-LM
-    without --qk-layernorm). `head_gate` has a gate of every head on the output (Ling 3.0).
+    without --qk-layernorm). `head_gate` has a gate of every head on the output (Ling 3.0), `output_gate` one of every
+    element, with a linear layer of its own (Hy4).
     """
 
     attends: ClassVar[bool] = True
@@ -283,6 +284,7 @@ class LatentAttention(Mixer):
     latent_norm: NormKind = "rmsnorm"
     indexer: Indexer | None = None
     head_gate: bool = False
+    output_gate: bool = False
     causal: bool = True
 
     @property

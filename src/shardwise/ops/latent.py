@@ -261,7 +261,14 @@ def latent_attention(y: Layout[X], mixer: LatentAttention, D: int, source: Tenso
         ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, mixer)
     else:
         ops += _expanded(y, mixer)
-    expanded = Attention(heads=mixer.heads, kv_heads=mixer.heads, head_dim=mixer.v_head_dim, head_gate=mixer.head_gate)
+    expanded = Attention(
+        heads=mixer.heads, kv_heads=mixer.heads, head_dim=mixer.v_head_dim, head_gate=mixer.head_gate,
+        output_gate=mixer.output_gate,
+    )  # fmt: skip
+    if mixer.output_gate:
+        width = mixer.heads * mixer.v_head_dim
+        shape = LinearShape(inputs=D + 0 * heads, outputs=heads * mixer.v_head_dim, whole_inputs=D, whole_outputs=width)
+        ops.append(y.column("gate", REGION, shape, source))
     gates, entry = gated(y, expanded, D, source, core_output(y, _core(y, mixer)))
     if not gates:
         # Queries and keys are concatenated, so the output comes by heads and transformers copies it to merge them.

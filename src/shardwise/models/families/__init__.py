@@ -24,12 +24,12 @@ _MODULES = {
     "moe_windows": "afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum",
     "latent": """
         deepseek_v2 deepseek_v3 deepseek_v32 axk1 youtu minicpm3 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash
-        deepseek_v4""",
+        deepseek_v4 hy_v4 mistral_large4_text""",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
-    "gemma": "gemma3n_text gemma4_text",
+    "gemma": "gemma3n_text gemma4_text gemma4_unified_text",
     "nemotron": "nemotron_h",
     "recurrent": """
-        recurrent_gemma rwkv xlstm lfm2 lfm2_moe qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
+        recurrent_gemma rwkv xlstm lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
         olmo_hybrid minimax bailing_hybrid""",
     "encoder": """
         bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
@@ -50,6 +50,7 @@ SAME_AS: dict[str, str] = {
     "exaone": "llama",
     "iquestcoder": "llama",
     "sarvam_moe": "glm4_moe",
+    "hy_v4_vl_text": "hy_v4",
     "sarvam_mla": "deepseek_v3",
     "step3p7_text": "step3p5",
     "qwen2_vl_text": "qwen2",
@@ -71,6 +72,9 @@ TEXT_OF: dict[str, str] = {
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "hy_v4_vl": "hy_v4_vl_text",
+    "mistral_large4": "mistral_large4_text",
     "llama4": "llama4_text",
     "mllama": "mllama_text_model",
     "aria": "aria_text",

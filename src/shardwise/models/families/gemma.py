@@ -39,7 +39,7 @@ def _widths(config: Config, number: int) -> list[int]:
 
 def _layer_inputs(config: Config, model: Architecture, number: int) -> Architecture:
     """Embeddings for each layer: one wide table, a projection of the stream to the same width, and their norm."""
-    width = config.count("hidden_size_per_layer_input")
+    width = config.count("hidden_size_per_layer_input", default=0)
     if not width:
         config.accept("vocab_size_per_layer_input")
         return model
@@ -55,7 +55,7 @@ def _layer_inputs(config: Config, model: Architecture, number: int) -> Architect
 
 def _gate(config: Config, hidden: int) -> tuple[Projection, ...]:
     """What lets a layer's own embedding into the stream."""
-    width = config.count("hidden_size_per_layer_input")
+    width = config.count("hidden_size_per_layer_input", default=0)
     if not width:
         return ()
     return (
@@ -162,4 +162,5 @@ def _gemma4_ffn(config: Config, width: int, hidden: int) -> tuple[FeedForward, i
 ROWS: dict[str, FamilyRow] = {
     "gemma3n_text": FamilyRow(gemma3n),
     "gemma4_text": FamilyRow(gemma4, ClassFacts(normalised=True)),
+    "gemma4_unified_text": FamilyRow(gemma4, ClassFacts(normalised=True)),
 }

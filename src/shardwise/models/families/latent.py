@@ -50,10 +50,13 @@ def _attention(config: Config) -> LatentAttention:
     if config.model_type not in _INDEXED:
         return core
     config.accept("layer_types", "indexer_rope_interleave")
-    indexer = Indexer(
+    return replace(core, indexer=_indexer(config))
+
+
+def _indexer(config: Config) -> Indexer:
+    return Indexer(
         heads=config.size("index_n_heads"), head_dim=config.size("index_head_dim"), top_k=config.size("index_topk")
     )
-    return replace(core, indexer=indexer)
 
 
 def _indexed(config: Config, number: int, core: LatentAttention) -> list[LatentAttention]:
@@ -102,13 +105,10 @@ _RATES = {"compressed_sparse": 4, "heavily_compressed": 128}
 
 def deepseek_v4(config: Config) -> Architecture:
     """Return DeepSeek-V4."""
-    number, hidden, streams = config.layers(), config.size("hidden_size"), config.size("hc_mult")
+    number, streams = config.layers(), config.size("hc_mult")
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
     mixes = streams * (2 + streams)
-    hyper = tuple(
-        Projection(name=f"hyper_connection_{i}", inputs=streams * hidden, outputs=mixes, linear=False)
-        for i in ("attention", "mlp")
-    )
+    hyper = _hyper_connections(config, streams, mixes)
     base = _compressed_attention(config)
 
     def block(kind: str) -> Block:
@@ -118,10 +118,83 @@ def deepseek_v4(config: Config) -> Architecture:
     config.accept("mlp_layer_types", "num_hash_layers", "num_key_value_heads", "attention_bias")
     config.expect(not config.flag("mlp_bias"), "mlp_bias", "is not supported", "leave it out")
     layers = parts.build(_compressed_kinds(config, number), block)
-    gather = Projection(name="hyper_head", inputs=streams * hidden, outputs=streams, linear=False)
-    model = replace(parts.language_model(config, layers), extras=(gather,), extra_vectors=streams + 1)
+    return with_mtp(config, _with_streams(config, parts.language_model(config, layers), streams))
+
+
+def _hyper_connections(config: Config, streams: int, mixes: int) -> tuple[Projection, ...]:
+    """What mixes the residual streams before and behind attention and the feed-forward of a layer."""
+    inputs = streams * config.size("hidden_size")
+    return tuple(
+        Projection(name=f"hyper_connection_{i}", inputs=inputs, outputs=mixes, linear=False)
+        for i in ("attention", "mlp")
+    )
+
+
+def _with_streams(config: Config, model: Architecture, streams: int) -> Architecture:
+    """Return the model with the mixer that makes one of all residual streams behind the last layer."""
+    gather = Projection(name="hyper_head", inputs=streams * model.hidden, outputs=streams, linear=False)
     config.note("the streams of hyper-connections are counted as projections, their extra residual traffic is not")
-    return with_mtp(config, model)
+    return replace(model, extras=(gather,), extra_vectors=streams + 1)
+
+
+def hy_v4(config: Config) -> Architecture:
+    """Return Hy4: latent attention with an indexer, sinks and a gate on the output, and hyper-connections.
+
+    Source: transformers 5.24.0 models/hy_v4/modeling_hy_v4.py; sinks are among the block's vectors.
+    """
+    number, streams = config.layers(), config.size("hc_mult")
+    core = replace(parts.latent_attention(config), indexer=_indexer(config), output_gate=True)
+    clamped = config.number("swiglu_limit", default=0) > 0
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True, clamped=clamped)
+    sparse = _sparse(config, number)
+    dense = dense_beside(config, experts, sparse)
+    shared = replace(core, indexer=replace(_indexer(config), shared=True))
+    modes = config.sequence("indexer_types", number) or ["full" if i % 4 == 1 or not i else "" for i in range(number)]
+    hyper, vectors = _hyper_connections(config, streams, 2 * streams), core.heads + 2 * (2 * streams + 2)
+    config.accept("layer_types", "learnable_sink_init", "hc_magnitude")
+
+    def block(mode: str, is_sparse: bool) -> Block:
+        mixer, ffn = core if mode == "full" else shared, experts if is_sparse else dense
+        return Block(mixers=(mixer,), feed_forward=ffn, extras=hyper, extra_vectors=vectors)
+
+    pairs = list(zip(modes, sparse, strict=True))
+    made = {pair: block(*pair) for pair in dict.fromkeys(pairs)}
+    return _with_streams(config, parts.language_model(config, tuple(made[pair] for pair in pairs)), streams)
+
+
+def mistral_large4(config: Config) -> Architecture:
+    """Return Mistral Large 4: latent attention with an indexer, every fourth layer without rotary positions.
+
+    Heads and the indexer's heads scale their scores by two learned values each, the indexer's queries come of a norm of
+    their own, and positions have learned frequencies.
+    Source: transformers 5.24.0 models/mistral_large4/modeling_mistral_large4.py.
+    """
+    number, hidden, indexer = config.layers(), config.size("hidden_size"), _indexer(config)
+    core = replace(parts.latent_attention(config), indexer=indexer)
+    without = replace(core, qk_nope_head_dim=core.qk_head_dim, qk_rope_head_dim=0)
+    period = config.period("no_rope_layer_interval", 4)
+    rotates = config.sequence("no_rope_layers", number, int) or [int((i + 1) % period != 0) for i in range(number)]
+    own = config.sequence("kv_source_layers", number, int) or list(range(number))
+    rule = "shares the latents of another layer, which is not understood"
+    config.expect(own == list(range(number)), "kv_source_layers", rule, "describe a model without it")
+    experts, sparse = parts.moe(config, shared_count=True), _sparse(config, number)
+    dense = dense_beside(config, experts, sparse)
+    modes = config.sequence("indexer_types", number) or _indexer_schedule(config, number)
+    config.accept("layer_types")
+
+    def block(mode: str, rotated: int, is_sparse: bool) -> Block:
+        mixer = core if rotated else without
+        if mode == "shared":
+            mixer, vectors = replace(mixer, indexer=replace(indexer, shared=True)), 2 * core.heads
+        else:
+            vectors = 2 * core.heads + 2 * indexer.heads + hidden
+        ffn, norms = experts if is_sparse else dense, int(mode != "shared")
+        return Block(mixers=(mixer,), feed_forward=ffn, extra_norms=norms, extra_vectors=vectors)
+
+    kinds = list(zip(modes, rotates, sparse, strict=True))
+    made = {kind: block(*kind) for kind in dict.fromkeys(kinds)}
+    model = parts.language_model(config, tuple(made[kind] for kind in kinds))
+    return replace(model, extra_vectors=core.qk_rope_head_dim // 2)
 
 
 def _compressed_attention(config: Config) -> CompressedAttention:
@@ -160,10 +233,7 @@ def _with_rate(config: Config, base: CompressedAttention, kind: str) -> Compress
     rate = config.section("compress_rates").size(f"{kind}_attention", default=_RATES[kind])
     if kind == "heavily_compressed":
         return replace(base, rate=rate)
-    indexer = Indexer(
-        heads=config.size("index_n_heads"), head_dim=config.size("index_head_dim"), top_k=config.size("index_topk")
-    )
-    return replace(base, rate=rate, indexer=indexer)
+    return replace(base, rate=rate, indexer=_indexer(config))
 
 
 ROWS: dict[str, FamilyRow] = {
@@ -178,4 +248,8 @@ ROWS: dict[str, FamilyRow] = {
     "mistral4": FamilyRow(deepseek),
     "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),
     "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True)),
+    "hy_v4": FamilyRow(hy_v4, ClassFacts(float_weights=True, float_router=True)),
+    "mistral_large4_text": FamilyRow(
+        mistral_large4, ClassFacts(normalised=True, float_weights=True, float_router=True)
+    ),
 }

@@ -75,6 +75,25 @@ def lfm2(config: Config) -> Architecture:
     )
 
 
+def lfm3(config: Config) -> Architecture:
+    """Return LFM3: LFM2 with windows between the full layers, a gate for each head, and norms behind both halves.
+
+    Source: transformers 5.24.0 models/lfm3/modeling_lfm3.py.
+    """
+    number, bias = config.layers(), config.flag("attention_bias")
+    gate = config.flag("use_attention_gate", default=True)
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", head_gate=gate)
+    conv = ShortConv(width=config.size("hidden_size"), conv=config.size("conv_L_cache"), bias=config.flag("conv_bias"))
+    mixers = {"conv": conv, "full": core, "sliding": replace(core, window=config.count("window"))}
+    pattern = ["full" if i % 4 == 2 else "conv" if i % 4 or not i else "sliding" for i in range(number)]
+    kinds = parts.windows(config, number, pattern)
+    known = set(kinds) <= set(mixers)
+    config.expect(known, "layer_types", "must be conv, full_attention or sliding_attention", "list those")
+    ffn, norms = MLP(ffn=config.size("ffn")), 4 if config.flag("use_sandwich_norm", default=True) else 2
+    layers = parts.build(kinds, lambda kind: Block(mixers=(mixers.get(kind, core),), feed_forward=ffn, norms=norms))
+    return parts.language_model(config, layers)
+
+
 def _lfm2_kinds(config: Config, number: int) -> list[str]:
     listed = config.indices("full_attn_idxs")
     if config.has("layer_types") or config.model_type == "lfm2_moe":
@@ -256,6 +275,7 @@ ROWS: dict[str, FamilyRow] = {
     "xlstm": FamilyRow(xlstm),
     "lfm2": FamilyRow(lfm2),
     "lfm2_moe": FamilyRow(lfm2),
+    "lfm3": FamilyRow(lfm3),
     "qwen3_next": FamilyRow(qwen3_next, ClassFacts(joined_rotary=True)),
     "qwen3_5_text": FamilyRow(qwen3_next, ClassFacts(joined_rotary=True)),
     "qwen3_5_moe_text": FamilyRow(qwen3_next, ClassFacts(normalised=True, joined_rotary=True)),
