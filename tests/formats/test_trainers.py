@@ -875,6 +875,56 @@ def test_a_file_that_a_launch_names_and_nobody_has_is_said(tmp_path: Path) -> No
             import_file(tmp_path / "run.sh")
 
 
+# What a command of torchtitan 0.3 says behind --module and --config -> the plan and the stack.
+TITAN: dict[str, dict[str, Any]] = {
+    "llama3 --config llama3_8b": {
+        "model": "llama-3.1-8b", "tp": 1, "dp": 8, "micro_batch": 1, "seq_len": 8192, "recompute": "full",
+        "stack": "torchtitan-2026", "checkpoint_policy": "second-matmuls", "loss": "chunked-linear"},
+    "llama3 --config=llama3_70b --parallelism.no-enable-sequence-parallel --training.seq-len 4096": {
+        "model": "llama-3.1-70b", "tp": 8, "dp": 1, "micro_batch": 8, "seq_len": 4096, "checkpoint_policy": "",
+        "sequence_parallel": False},
+    "qwen3 --config qwen3_32b --compile.enable --compile.components model activation-checkpoint:none": {
+        "model": "qwen3-32b", "recompute": "none", "stack": "torchtitan-2026-compiled", "loss": "chunked-linear"},
+    "llama3 --config llama3_405b": {
+        "precision": "fp8-amp", "stack": "torchtitan-2026-async-tp", "loss": "chunked-linear-compiled"},
+    "deepseek_v3 --config deepseek_v3_16b": {
+        "ep": 8, "etp": 1, "stack": "torchtitan-2026", "loss": "chunked-linear-compiled"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TITAN)
+def test_a_launch_of_torchtitan_names_a_function_of_its_registries(line: str, tmp_path: Path) -> None:
+    """Settings behind a function of torchtitan 0.3.0 stand over what the function sets."""
+    text = f"torchrun --nproc_per_node 8 -m torchtitan.train --module {line}\n"
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    case, facts = import_file(tmp_path / "run.sh"), TITAN[line]
+    settings = case.stack.settings
+    said: dict[str, Any] = {"stack": case.stack.name, "loss": case.stack.loss_kernel}
+    said |= {"checkpoint_policy": settings.checkpoint_policy, "model": case.model.name if case.model else ""}
+    said |= {key: getattr(record, key) for record in (case.plan, case.job) for key in facts if hasattr(record, key)}
+    assert {key: said[key] for key in facts} == facts
+    assert (case.system, case.version, case.unknown) == ("torchtitan", "0.3.0", ())
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("mine --config my_llama", "config"),
+        ("llama3 --config llama3_8b activation-checkpoint:memory-budget", "activation_checkpoint.mode"),
+        ("llama3 --config llama3_8b --optimizer.implementation fused_opt_states_bf16", "optimizer.implementation"),
+        (
+            "llama3 --config llama3_70b --compile.enable-async-tensor-parallel",
+            "parallelism.enable_async_tensor_parallel",
+        ),
+    ],
+)
+def test_a_launch_of_torchtitan_that_cannot_be_read_says_why(line: str, field: str) -> None:
+    """A function of one's own, a budget of memory and moments in 16 bits are refused by name."""
+    with pytest.raises(InputError) as failure:
+        torchtitan.read(f"torchrun --nproc_per_node 8 -m torchtitan.train --module {line}\n", "run.sh")
+    assert [one.field for one in failure.value.problems] == [field]
+
+
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])
 def test_torchtitan_splits_experts_as_all_else_without_expert_parallelism(more: str, etp: int) -> None:
     """expert_tensor_parallel_degree, 1 unless said, counts beside expert parallelism alone."""

@@ -98,6 +98,38 @@ def test_the_fused_head_of_trl_holds_a_tile_and_sums_in_fp32(case: tuple[int, in
     assert part.kept_bytes == 8 * tokens
 
 
+# (sequences, their tokens, width, vocabulary) -> bytes above the head's input and its gathered weight at the peak of
+# torchtitan 0.3.0's ChunkedLossWrapper: every storage counted with torch 2.13.0, the head under fully_shard with bf16
+# parameters and a reduction in fp32; labels and their losses are among it.
+TITAN = {(1, 4096, 256, 8192): 71_335_952, (4, 1024, 256, 8192): 73_465_872, (1, 1024, 512, 16384): 73_539_600}
+
+
+@pytest.mark.parametrize("case", TITAN)
+def test_pieces_of_head_and_loss_hold_one_piece_and_a_wide_gradient_of_the_weight(
+    case: tuple[int, int, int, int],
+) -> None:
+    """Of eight pieces one has logits, beside fp32 gradients of the head's input and weight, or their copy to send."""
+    batch, tokens, width, vocab = case
+    model = replace(Model.load("gpt2"), hidden=width, vocab=vocab)
+    y = layout({"B": batch, "S": tokens}, "torchtitan-2026")
+    (op,), (before,) = loss(y, model), head(y, model)
+    assert op.transient_bytes == pytest.approx(TITAN[case], rel=2e-3)
+    assert sum(t.size_bytes for t in before.saves) == 2 * batch * tokens * width
+    assert not op.saves
+
+
+def test_pieces_of_head_and_loss_run_over_a_split_vocabulary() -> None:
+    """Tensor parallelism splits what the pieces hold, and sums maxima, targets and sums as whole losses do."""
+    model = Model.load("llama-3.1-8b")
+    one, two = (layout({"B": 1, "S": 8192}, "torchtitan-2026", tp=tp) for tp in (1, 2))
+    (whole,), (half,) = loss(one, model), loss(two, model)
+    assert half.transient_bytes - 4 * 8192 * 4096 == pytest.approx(
+        (14 + 4) * 1024 * model.vocab / 2 + 4 * model.vocab * 4096 / 2
+    )
+    assert half.forward[0].count == 3
+    assert whole.transient_bytes > half.transient_bytes
+
+
 @pytest.mark.parametrize("kernel", ["fused-linear", "cce", "fused-logprobs"])
 @pytest.mark.parametrize("tokens", [512, 8192, 65536])
 def test_losses_without_logits_hold_less(kernel: str, tokens: int) -> None:

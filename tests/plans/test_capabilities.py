@@ -70,6 +70,8 @@ SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
     ("torchtune", {**EARLY, "adapter": "lora"}, {}, {"adapter"}),
     ("torchtitan", EARLY, {"dp": 2, "sharding": "fsdp"}, set()),
     ("torchtitan", EARLY, {"pp": 2}, {"pp"}),
+    ("torchtitan-0.3", EARLY, {"dp": 2, "sharding": "fsdp"}, {"updates_in_backward"}),
+    ("torchtitan-0.3", {}, {"cp": 2, "cp_kind": "ring", "sharding": "fsdp"}, {"cp_kind"}),
     ("deepspeed", {**TILED, **EARLY}, {}, {"updates_in_backward"}),
     ("fsdp-2024", EARLY, {}, {"updates_in_backward"}),
     ("pytorch", EARLY, {}, set()),

@@ -43,7 +43,6 @@ _TORCHTUNE = r"(?m)\A(?=[\s\S]*_component_: torchtune\.)[\s\S]*^"
 _UNREAD = (
     (r"\bnemo_automodel\b|\bautomodel\s+(finetune|pretrain)\b", "NeMo Automodel"),
     (r"\bswift\s+(sft|pt|rlhf|infer|deploy)\b|\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
-    (r"--module \w+ --config \w+", "torchtitan 0.3, whose settings are functions in Python"),
     (r"\blitgpt\b", "LitGPT"), (r"\bopenrlhf\b", "OpenRLHF"), (r"\bnemo_rl\b|\brun_grpo\w*\.py", "NeMo-RL"),
     (r"(?m)^(kernel_config|dist_config):", "LLaMA-Factory's v1 trainer"),
     (_TORCHTUNE + r"(\w+_model|valuemodel|grpo_samples|orchestration):", "torchtune's PPO or GRPO"),

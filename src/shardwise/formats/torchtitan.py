@@ -1,4 +1,4 @@
-"""torchtitan's TOML configuration, in and out.
+"""torchtitan's TOML configuration, in and out, and the launch of a release that has Python's in place of it.
 
 Sources: torchtitan/config/job_config.py, distributed/parallel_dims.py and distributed/pipeline_parallel.py, version in
 torchtitan.toml. The file has no number of devices, and names a model of torchtitan's own or of transformers.
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from shardwise.files import file_name, parse_toml
-from shardwise.formats import _trainer
+from shardwise.formats import _titan_line, _trainer
 from shardwise.formats._exported import (
     Differences,
     ExportCase,
@@ -24,6 +24,7 @@ from shardwise.formats._exported import (
     unexported,
 )
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
+from shardwise.formats._launch import started
 from shardwise.models import Model, load_model
 from shardwise.plans import (
     CheckpointPolicy,
@@ -32,6 +33,7 @@ from shardwise.plans import (
     Recompute,
     Schedule,
     Sharding,
+    Stack,
     Training,
     find_rules,
     find_stack,
@@ -63,7 +65,9 @@ _BACKEND = "transformers_modeling_backend"
 
 def recognises(name: str, text: str) -> bool:
     """Return whether a file is torchtitan's."""
-    return name.endswith(".toml")
+    return name.endswith(".toml") or (
+        not name.endswith((".json", ".yaml", ".yml")) and _titan_line.names_function(text)
+    )
 
 
 def read(text: str, source: str = "torchtitan.toml", around: ImportContext = PLAIN) -> Imported:
@@ -74,6 +78,16 @@ def read(text: str, source: str = "torchtitan.toml", around: ImportContext = PLA
     >>> case.plan.tp, case.plan.dp, case.plan.sharding
     (2, 4, 'fsdp')
     """
+    if not source.endswith(".toml") and _titan_line.names_function(text):
+        launch = started(text, _titan_line.TELLING.__contains__, source, around.variables)
+        devices = around.num_devices or launch.launch.num_devices
+        case = read_tree(_titan_line.settings_of((*launch.arguments, *around.more)), source, devices)
+        return replace(
+            case,
+            version=table(_TABLE)["checked"]["launch"],
+            assumed=(*launch.notes, *case.assumed),
+            devices_per_node=launch.launch.devices_per_node,
+        )
     around.settings_alone(source)
     return read_tree(parse_toml(text, source), source, around.num_devices)
 
@@ -94,7 +108,7 @@ def read_tree(tree: Mapping[str, Any], source: str = "", num_devices: int = 0) -
         precision=_precision(keys),
         optimizer=_optimizer(keys),
     )
-    stack = find_stack(_stack(keys))
+    stack = _stack(keys)
     recipe = "rowwise" if keys.word(f"{_FLOAT8}.recipe_name") == "rowwise" else stack.settings.fp8_recipe
     runs, rest = divmod(batch, _local(keys) * plan.dp) if plan.pp > 1 else (1, 0)
     if rest:
@@ -152,7 +166,7 @@ def _plan(keys: Keys, model: Model | None, num_devices: int) -> Plan:
         ep=ep,
         etp=etp,
         micro_batch=micro,
-        sequence_parallel=tp > 1,
+        sequence_parallel=tp > 1 and keys.flag(_P + "enable_sequence_parallel") is not False,
         schedule=schedule,
         sharding=_sharding(keys, copies, shards * cp),
         shard=shards if copies > 1 and shards * cp > 1 else 1,
@@ -235,20 +249,27 @@ def _optimizer(keys: Keys) -> str:
     name = keys.word("optimizer.name") or "adamw"
     if name not in ("adam", "adamw"):
         keys.fail("optimizer.name", "is not known", "use AdamW")
+    if keys.word("optimizer.implementation") == "fused_opt_states_bf16":
+        keys.fail(
+            "optimizer.implementation", "keeps moments in bf16 beside fp32 weights, which is not counted", "use fused"
+        )
     return "adam"
 
 
-def _stack(keys: Keys) -> str:
-    compiled, parts = keys.flag("compile.enable"), keys.raw("compile.components") or ["model", "loss"]
+def _stack(keys: Keys) -> Stack:
+    compiled, listed = bool(keys.flag("compile.enable")), keys.raw("compile.components") or ["model", "loss"]
+    parts = [listed] if isinstance(listed, str) else listed
     # distributed/tensor_parallel.py maybe_enable_async_tp, which is asked with tensor parallelism alone
-    if keys.flag(_P + "enable_async_tensor_parallel") and (keys.whole(_P + "tensor_parallel_degree") or 1) > 1:
-        if not (compiled and "model" in parts):
-            rule = "needs compile.enable, and model among compile.components"
-            keys.fail(_P + "enable_async_tensor_parallel", rule, "compile the model, or leave it out")
-        return "fsdp2-async-tp"
-    if not compiled:
-        return "fsdp2"
-    return "fsdp2-compiled-loss" if "loss" in parts else "fsdp2-compiled"
+    overlaps = bool(keys.flag(_P + "enable_async_tensor_parallel"))
+    overlaps = overlaps and (keys.whole(_P + "tensor_parallel_degree") or 1) > 1
+    if overlaps and not (compiled and "model" in parts):
+        rule = "needs compile.enable, and model among compile.components"
+        keys.fail(_P + "enable_async_tensor_parallel", rule, "compile the model, or leave it out")
+    if "config" in keys.values:
+        return _titan_line.stack_of(compiled, parts, overlaps)
+    if overlaps or not compiled:
+        return find_stack("fsdp2-async-tp" if overlaps else "fsdp2")
+    return find_stack("fsdp2-compiled-loss" if "loss" in parts else "fsdp2-compiled")
 
 
 def tree_of(case: ExportCase) -> dict[str, dict[str, Any]]:

@@ -5,9 +5,10 @@ Letters: T tokens on the rank, D width of the head's input, V vocabulary on the 
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, ceil, divide, log2, maximum, minimum, raised
-from shardwise.ledger.op import Op, Tensor
+from shardwise.ledger.number import X, above, ceil, divide, log2, maximum, minimum, raised
+from shardwise.ledger.op import Collective, Op, Tensor
 from shardwise.ops.layout import Layout, memory_op
+from shardwise.plans import PIECED_LOSSES
 from shardwise.records import replace
 
 
@@ -17,16 +18,20 @@ def within_loss(y: Layout[X], op: Op[X], width: int) -> Op[X]:
     "fused-linear" (github.com/linkedin/Liger-Kernel ops/fused_linear_cross_entropy.py) takes both gradients of a chunk
     in forward and keeps them; "cce" (github.com/apple/ml-cross-entropy cut_cross_entropy/cce.py), "fused-logprobs"
     (github.com/AgileRL/AgileRL agilerl/algorithms/core/llm_ops/fused_logprobs.py) and "fused-lm-head" (trl 1.16.0
-    trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward.
+    trainer/utils.py add_fused_lm_head) keep the input and compute the logits again in backward. "chunked-linear" runs
+    both passes of a piece before the next and keeps the gradient of the input alone (`_pieces`).
     """
     op = replace(op, output_bytes=0)
+    gradient = Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input")
+    if y.stack.loss_kernel in PIECED_LOSSES:
+        return replace(op, saves=(gradient,), reads=())
     if y.stack.head_in_tiles:
         # It casts input and weight tile by tile.
         op = replace(op, saves=tuple(replace(t, read_for="weight") for t in op.reads))
     if y.stack.loss_kernel != "fused-linear":
         return replace(op, backward_flops=op.backward_flops + op.flops)
     kept: tuple[Tensor[X], ...] = (
-        Tensor(name="head.input.gradient", size_bytes=y.a * y.tokens * width, born="head", read_for="input"),
+        gradient,
         Tensor(name="head.weight.gradient", size_bytes=y.a * op.columns * width, born="head", read_for="weight"),
     )
     return replace(op, saves=kept, reads=())
@@ -51,6 +56,45 @@ def _tile_bytes(T: X, a: float, V: X) -> X:
 
 # TRL's tiles: trl 1.16.0 kernels/chunked_logprob.py TOKEN_CHUNK_SIZE, trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE.
 _TILE_TOKENS, _TILE_ENTRIES = 4096, 32768
+
+
+# torchtitan's pieces: torchtitan 0.3.0 components/loss.py ChunkedLossWrapper.Config.num_chunks.
+_PIECES = 8
+# Bytes a logit of a piece beside the 16-bit ones: log-softmax, its gradient and that of the fp32 copy, or the gradient
+# alone where the loss is compiled; zeros more where ranks share the vocabulary (`_LossParallelCrossEntropy.backward`),
+# whose compiled function keeps the log-softmax.
+_AT_WORK, _SHARED = {"chunked-linear": 12.0, "chunked-linear-compiled": 2.0}, 4.0
+# What the loss of a piece reads and writes of each logit, both passes, as `ops.head` has it of whole ones.
+_PIECE_TRAFFIC = {"chunked-linear": 18 + 22, "chunked-linear-compiled": 8 + 8}
+
+
+def _pieces(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
+    """Return torchtitan's cross entropy: head and loss of an eighth of the tokens at a time, with both passes of each.
+
+    Source: torchtitan 0.3.0 components/loss.py ChunkedLossWrapper (since 2026-04-27). The 16-bit logits of a piece
+    outlast its backward pass. Gradients of the pieces' inputs are copied into a fp32 buffer, which is cast behind the
+    last; sequences of a batch are copied to be cut. FSDP reduces the gradient of the weight behind the last piece;
+    until then it is added up whole in the type of the reduction, fp32, and copied into what is sent
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed,
+    accumulate_unsharded_grad_if_needed). The most is the backward pass of a piece, or that copy; every storage counted
+    with torch 2.13.0 on torchtitan's own class.
+    """
+    tuning, kernel, zero = y.choices.tuning, y.stack.loss_kernel, 0 * T
+    trains = tuning is None or not tuning.freezes or "head" in tuning.trains
+    logits = y.a + _AT_WORK[kernel] + above(y.vocab_ranks, 1, _SHARED + zero, zero)
+    copies = above(y.work.B, 1, y.a * T * width, zero)
+    piece = divide(T, _PIECES) * V
+    at_work = logits * piece
+    moved = _PIECE_TRAFFIC[kernel] * T * V + (12 + 2 * y.a) * T * width + 2 * copies
+    if trains:
+        at_work = maximum(at_work, 4 * V * width + y.a * piece) + 4 * V * width
+        first = 4 + y.a if y.a < 4 else 0
+        moved = moved + (first + (_PIECES - 1) * (8 + y.a)) * V * width
+    sums: Collective[X] = Collective(axis="tp", verb="all_reduce", size_bytes=4 * T, count=3,
+                                     tensor="maximum, target, sum", shape=(T, 1))  # fmt: skip
+    at_work = at_work + 4 * T * width + copies
+    return memory_op(y, "loss", "loss", (moved, zero), transient_bytes=at_work, kernels=5 * _PIECES, role="loss",
+                     forward=(sums,) if y.stack.vocab_parallel else ())  # fmt: skip
 
 
 def _fused_head(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
@@ -92,6 +136,8 @@ def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
         return (memory_op(y, "loss", "loss", (4 * moved, 8 * moved), transient_bytes=tile, kernels=5, role="loss"),)
     if y.stack.head_in_tiles:
         return (_fused_head(y, T, width, V),)
+    if y.stack.loss_kernel in PIECED_LOSSES:
+        return (_pieces(y, T, width, V),)
     # The kernel reads the logits of a chunk twice and writes their gradient in place.
     chunk = y.a * _chunk_tokens(T, width, V) * V
     return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)

@@ -64,6 +64,8 @@ from shardwise.plans._precision import (
 from shardwise.plans._settings import (
     CHECKPOINT_POLICIES,
     LOSSES,
+    PIECED_LOSSES,
+    UNSPLIT_LOSSES,
     WHOLE_LOSSES,
     CheckpointPolicy,
     LossKernel,

@@ -18,6 +18,8 @@ LossKernel: TypeAlias = Literal[
     "chunked",
     "chunked-compiled",
     "chunked-fp32",
+    "chunked-linear",
+    "chunked-linear-compiled",
     "eager-autocast",
     "compiled",
     "compiled-fp32",
@@ -44,8 +46,12 @@ CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
 ROLLOUTS = ("asleep", "awake", "apart")
 """Places of the engine of rollouts: on the trainer's devices asleep or awake, or on devices of its own."""
 SLEEPING_BYTES = 700 * 2.0**20  # github.com/AgileRL/AgileRL agilerl/memory, vLLM asleep at level 1 (2026-08)
-WHOLE_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs", "fused-lm-head")
+UNSPLIT_LOSSES: tuple[LossKernel, ...] = ("fused-linear", "cce", "fused-logprobs", "fused-lm-head")
 """Those that take the head with them, over a whole vocabulary."""
+PIECED_LOSSES: tuple[LossKernel, ...] = ("chunked-linear", "chunked-linear-compiled")
+"""Those that run head and loss piece by piece, forward and backward, whether ranks share the vocabulary or not."""
+WHOLE_LOSSES = (*UNSPLIT_LOSSES, *PIECED_LOSSES)
+"""Those that take the head with them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from shardwise.plans import (
     LOSSES,
     SCALINGS,
     TUNINGS,
-    WHOLE_LOSSES,
+    UNSPLIT_LOSSES,
     Plan,
     Sharding,
     Stack,
@@ -247,7 +247,7 @@ def _loss_laws(stack: Stack, plan: Plan, problems: Problems) -> None:
     """
     loss, split = stack.settings.loss, stack.vocab_parallel and plan.tp > 1
     own = stack.loss.startswith("vocab-parallel")
-    able = [one for one in LOSSES if one.startswith("vocab-parallel") == own and not (split and one in WHOLE_LOSSES)]
+    able = [one for one in LOSSES if one.startswith("vocab-parallel") == own and not (split and one in UNSPLIT_LOSSES)]
     if loss and loss not in able:
         where = ", which splits the vocabulary" if split else ""
         problems.add("loss", loss, f"is no cross entropy of {stack.name}{where}", one_of(able))
