@@ -120,6 +120,33 @@ def test_yaml_that_is_not_understood_is_refused(text: str) -> None:
         fsdp.read(text)
 
 
+@pytest.mark.parametrize(
+    ("said", "sharding", "note"),
+    [
+        ("fsdp_reshard_after_forward: true", "fsdp", ""),
+        ("fsdp_reshard_after_forward: 'NO'", "shard-grad-op", ""),
+        ("fsdp_sharding_strategy: FULL_SHARD", "fsdp", ""),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "fsdp", "does not read fsdp_sharding_strategy, SHARD_GRAD_OP"),
+        ("fsdp_sharding_strategy: NO_SHARD", "fsdp", "does not read fsdp_sharding_strategy, NO_SHARD"),
+    ],
+)
+def test_fsdp_of_version_2_reads_a_switch_and_no_strategy(said: str, sharding: str, note: str) -> None:
+    """Accelerate 1.15.0 reads FSDP_SHARDING_STRATEGY under version 1 alone, and shards weights under 2 unless told."""
+    case = fsdp.read(f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n  {said}\n")
+    assert case.plan.sharding == sharding
+    assert [note in text for text in case.assumed] == ([True] if note else [])
+
+
+@pytest.mark.parametrize("word", ["FULL_SHARD", "SHARD_GRAD_OP", "1.5"])
+def test_fsdp_of_version_2_refuses_a_strategy_in_place_of_its_switch(word: str) -> None:
+    """Accelerate 1.15.0 raises for a strategy there, which version 1 has under the same name."""
+    text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_reshard_after_forward: {word}\n"
+    with pytest.raises(InputError, match="fsdp_reshard_after_forward"):
+        fsdp.read(text + "  fsdp_version: 2\n")
+    if not word[0].isdigit():
+        assert fsdp.read(text).plan.sharding in ("fsdp", "shard-grad-op")
+
+
 @pytest.mark.parametrize("said", ["-8", ".nan", "1e400", "0", "x"])
 def test_a_number_of_processes_that_is_none_is_refused(said: str) -> None:
     """What the file says of its devices is read even where others are asked for."""

@@ -34,6 +34,11 @@ _SHARDINGS: dict[str, Sharding] = {
     "hybrid_shard": "hsdp",
     "hybrid_shard_zero2": "shard-grad-op",
 }
+# accelerate utils/environment.py str_to_bool
+_SWITCHES = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
+}
 # Mixed precision keeps parameters and gradients in fp32 and computes in the narrow type (accelerate, fsdp_utils.py).
 _PRECISIONS = {"": "fp32", "no": "fp32", "false": "fp32", "bf16": "amp-bf16", "fp16": "amp-fp16", "fp8": "fp8"}
 _EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "recompute", "offload"))
@@ -180,12 +185,32 @@ def _strategy(keys: Keys) -> str:
     if isinstance(old, int) and not isinstance(old, bool) and 1 <= old <= len(_STRATEGIES):
         old = _STRATEGIES[old - 1]
     new = keys.raw("fsdp_config.fsdp_reshard_after_forward")
+    if str(keys.raw("fsdp_config.fsdp_version")) == "2":
+        return _resharded(keys, old, new)
     if old is not None and new is not None and str(old).lower() != str(new).lower():
         keys.fail("fsdp_config.fsdp_sharding_strategy", f"contradicts fsdp_reshard_after_forward = {new}", "keep one")
     word = str(new if new is not None else old if old is not None else "full_shard").lower()
     if word not in _SHARDINGS:
         keys.fail("fsdp_config.fsdp_reshard_after_forward", "is not known", "use true or false")
     return word
+
+
+def _resharded(keys: Keys, old: object, new: object) -> str:
+    """Return whether FSDP version 2 reshards weights after forward, which takes no strategy in place of it.
+
+    accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin: str_to_bool of fsdp_reshard_after_forward,
+    true unless told; FSDP_SHARDING_STRATEGY is read under version 1 alone.
+    """
+    word = "true" if new is None else _SWITCHES.get(str(new).lower(), "")
+    if not word:
+        rule = "is a strategy of FSDP version 1: version 2 takes true or false"
+        keys.fail("fsdp_config.fsdp_reshard_after_forward", rule, "use true for FULL_SHARD, false for SHARD_GRAD_OP")
+    elif old is not None and _SHARDINGS.get(str(old).lower()) != _SHARDINGS[word]:
+        keys.assumed.append(
+            f"sharding {_SHARDINGS[word]}: FSDP version 2 does not read fsdp_sharding_strategy, {old}, and "
+            f"fsdp_reshard_after_forward is {word}"
+        )
+    return word or "true"
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
