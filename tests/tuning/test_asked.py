@@ -366,6 +366,17 @@ def test_what_peft_takes_for_a_size_that_is_left_open_is_said(job: dict[str, Any
     assert [text for text in said if "the default of peft" in text] == taken
 
 
+@pytest.mark.parametrize(("stack", "loads"), [("trl", "fp32"), ("transformers", ""), ("transformers-2024", "fp32")])
+def test_frozen_weights_that_a_framework_loads_wider_are_said(stack: str, loads: str) -> None:
+    """Where nobody says how frozen weights are kept they have 16 bits, and TRL would load 32 unless told."""
+    job, options = Training(seq_len=512, global_batch=1, adapter="lora"), TrainingOptions(stack=stack)
+    answer = train(load_model("llama-3.2-1b"), Cluster.parse("1xrtx-4090"), Plan(), job, options)
+    (note,) = (text for text in answer.assumptions if text.startswith("base "))
+    assert note == "base bf16: frozen weights of 16 bits" + (
+        f"; {stack} loads {loads} unless told: --base {loads} is that" if loads else ""
+    )
+
+
 @pytest.mark.parametrize("method", ["dpo", "grpo", "ppo"])
 def test_passes_beside_a_step_are_in_its_parts(method: str) -> None:
     """Scorings and critics are part of the whole: pipeline, messages, optimizer and overhead add up to it."""

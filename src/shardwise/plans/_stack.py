@@ -116,6 +116,8 @@ class Stack:
     """The recipe of adapters where a job names none ("": that of the job)."""
     narrow_adapter_precision: str
     """The same beside weights of fewer than 16 bits ("": as beside others)."""
+    loaded_base: Literal["bf16", "fp32"]
+    """The type in which it loads frozen weights unless told; answers take 16 bits, and say so where these differ."""
     frozen_precision: str
     """The recipe of what trains beside frozen 16-bit weights where a job names none ("": that of the stack)."""
     reference: str

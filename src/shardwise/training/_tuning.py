@@ -294,7 +294,9 @@ def tuning_notes(job: Training, stack: Stack) -> list[str]:
     if not job.adapter_precision:
         notes.append(f"adapter_precision {_type_of(tuning.precision)}: as {stack.name} keeps adapters")
     if not job.base:
-        notes.append("base bf16: frozen weights of 16 bits")
+        own = stack.loaded_base
+        wider = f"; {stack.name} loads {own} unless told: --base {own} is that" if own != "bf16" else ""
+        notes.append(f"base bf16: frozen weights of 16 bits{wider}")
     if job.reference == "copy":
         notes.append(
             "reference copy: frozen weights once more; --reference base is the same model with its adapters off"
