@@ -98,6 +98,32 @@ def test_the_fused_head_of_trl_holds_a_tile_and_sums_in_fp32(case: tuple[int, in
     assert part.kept_bytes == 8 * tokens
 
 
+# (tokens, width, vocabulary, recipe, whether the head trains) -> bytes above the head's input and weight at the peak of
+# trl 1.14.0's _chunked_cross_entropy_loss and its backward pass, all storages counted with torch 2.13.0, under a CPU's
+# autocast where the recipe has it.
+CHUNKED = {
+    (1024, 64, 8192, "amp-bf16", True): 37_283_096, (1024, 512, 2048, "amp-bf16", True): 19_162_392,
+    (768, 2048, 2048, "amp-bf16", True): 65_030_156, (1024, 64, 8192, "amp-bf16", False): 35_152_816,
+    (1024, 64, 8192, "bf16-pure", True): 34_891_032, (1024, 1024, 256, "amp-bf16", False): 16_801_804,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHUNKED)
+def test_chunks_of_trl_hold_one_chunk_and_sums_of_whole_gradients(case: tuple[int, int, int, str, bool]) -> None:
+    """A chunk of 256 tokens has logits; gradients of the whole weight and input are added into new tensors."""
+    tokens, width, vocab, precision, trains = case
+    config = {"model_type": "llama", "hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "intermediate_size": 64, "vocab_size": vocab, "max_position_embeddings": 8192}  # fmt: skip
+    model = model_from_config(config | {"hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False})
+    job = Training(seq_len=tokens, global_batch=1, precision=precision, trains=() if trains else ("layers:0",))
+    job = job if trains else replace(job, base="fp32")
+    plan = Plan(micro_batch=1, sequence_parallel=False)
+    report = train(model, Cluster.parse("h100-sxm-80gb"), plan, job, TrainingOptions(stack="trl-2026"))
+    part = report.evaluation.parts.loss
+    assert part.transient_bytes + part.kept_bytes == pytest.approx(CHUNKED[case], rel=0.05)
+    assert part.kept_bytes == (4 if precision == "amp-bf16" else 2) * tokens * width
+
+
 # (sequences, their tokens, width, vocabulary) -> bytes above the head's input and its gathered weight at the peak of
 # torchtitan 0.3.0's ChunkedLossWrapper: every storage counted with torch 2.13.0, the head under fully_shard with bf16
 # parameters and a reduction in fp32; labels and their losses are among it.

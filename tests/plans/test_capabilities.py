@@ -113,7 +113,7 @@ def test_a_refusal_names_first_who_runs_the_whole_plan() -> None:
     (pp,) = (
         p for p in stack_problems(find_stack("transformers"), Plan(pp=2, schedule="sequential")) if p.field == "pp"
     )
-    assert pp.remedy == "use 1, or stack trl or trl-2025"
+    assert pp.remedy == "use 1, or stack trl or trl-2026"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,39 @@ def _pieces(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
                      forward=(sums,) if y.stack.vocab_parallel else ())  # fmt: skip
 
 
+# TRL's chunks: trl 1.7.0 to 1.14.2 trainer/sft_trainer.py _CHUNKED_LM_HEAD_CHUNK_SIZE.
+_CHUNK_TOKENS = 256
+# Bytes a logit of a chunk where its loss begins backward, and where the gradient of the weight is made.
+_CHUNK_LOGITS, _CHUNK_GRADIENT = 16.0, 4.0
+# What a chunk reads and writes of each logit: a fp32 copy, its log-softmax, the highest and the entropy, of which
+# accuracy and entropy are metrics, once forward and once again in backward; then the loss and its gradient in 16 bits.
+_CHUNK_TRAFFIC = (42.0, 42.0 + 22.0)
+
+
+def _checkpointed(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
+    """Return TRL's cross entropy of 256 tokens at a time, each under torch.utils.checkpoint.
+
+    Source: trl 1.14.0 trainer/sft_trainer.py _chunked_cross_entropy_loss; what it holds was counted with torch 2.13.0,
+    every storage of it and of its backward pass, and trl 1.7.0 holds no more. Tokens are packed into a copy of the
+    head's input. Autograd adds up the chunks' gradients of the whole weight, and of the whole input, which cutting
+    fills with zeros, into new tensors; autocast makes 16 bits of a fp32 weight for each chunk, forward and again.
+    """
+    tuning, g, s = y.choices.tuning, y.work.gradient_bytes, y.stream_width
+    trains = tuning is None or not tuning.freezes or "head" in tuning.trains
+    wide = y.choices.autocast or (tuning is not None and tuning.wide_stream)
+    chunk, times = minimum(T, _CHUNK_TOKENS) * V, ceil(divide(T, _CHUNK_TOKENS))
+    copied = y.a * V * width if wide else 0 * V
+    own = g * V * width if trains else 0 * V
+    each = s * T * width
+    at_work = maximum(each + _CHUNK_LOGITS * chunk + copied + own, each + _CHUNK_GRADIENT * chunk + 3 * own)
+    cast = (4 + y.a) * V * width * times if wide else 0 * V
+    added = 4 * each * times + (3 * g + (4 + y.a if g > y.a else 0)) * (V * width * times if trains else 0 * V)
+    kept = Tensor(name="loss.packed input", size_bytes=each, born="loss", read_for="weight")
+    moved = (_CHUNK_TRAFFIC[0] * T * V + cast, _CHUNK_TRAFFIC[1] * T * V + cast + added)
+    return memory_op(y, "loss", "loss", moved, saves=(kept,), transient_bytes=maximum(at_work, 3 * each + own),
+                     kernels=10 * times, role="loss")  # fmt: skip
+
+
 def _fused_head(y: Layout[X], T: X, width: int, V: X) -> Op[X]:
     """Return TRL's cross entropy by tiles, whose gradients of input and weight are added up in fp32, then cast.
 
@@ -138,6 +171,8 @@ def whole_loss(y: Layout[X], width: int, V: X) -> tuple[Op[X], ...]:
         return (_fused_head(y, T, width, V),)
     if y.stack.loss_kernel in PIECED_LOSSES:
         return (_pieces(y, T, width, V),)
+    if y.stack.loss_kernel == "chunked-nll":
+        return (_checkpointed(y, T, width, V),)
     # The kernel reads the logits of a chunk twice and writes their gradient in place.
     chunk = y.a * _chunk_tokens(T, width, V) * V
     return (memory_op(y, "loss", "loss", (3 * y.a * T * V, 0 * T), transient_bytes=chunk, kernels=5, role="loss"),)
