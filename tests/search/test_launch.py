@@ -84,7 +84,7 @@ def test_what_a_stack_keeps_on_the_host_is_written(stack: str) -> None:
         fields: Any = {"sharding": sharding, "shard": 4 if sharding == "hsdp" else 1, "recompute": recompute}
         plan = Plan(dp=8, offload=offload, sequence_parallel=False, **fields)
         if not plan_problems(model, plan, 8) and not stack_problems(
-            framework, plan, optimizer="adam", precision=framework.precision
+            framework, plan, optimizer="adam", precision=framework.precision, full_training="true"
         ):
             exporter.export(ExportCase(model=model, cluster=cluster, plan=plan, job=job, stack=framework))
             seen |= set(offload)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
+from shardwise.formats._checkpoints import reentrance_words, reentrant, under_deepspeed
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.formats._words import words_of
-from shardwise.plans import Plan, Sharding, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.plans import Plan, Recompute, Sharding, Stack, Training, find_stack, rank_of, shard_of
 from shardwise.records import replace
 
 _TABLE = "axolotl.toml"
@@ -63,7 +64,7 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     job = _trainer.lasting(job, keys.whole("max_steps") or 0)
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
-    stack = _stack(keys, find_stack("axolotl") if launched is None else launched.stack)
+    stack = _stack(keys, under_deepspeed(launched, find_stack("axolotl")))
     devices = _trainer.world(keys, around.num_devices, plan, _SIZES["shard"], _SIZES["replicate"])
     return keys.case(
         source, model=model, plan=plan, job=job, stack=stack, num_devices=devices,
@@ -101,9 +102,30 @@ def _fsdp(name: str) -> tuple[str, str]:
     return f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}"
 
 
-def _recompute(keys: Keys) -> Any:
+def _checkpoints(keys: Keys) -> bool:
     kept = keys.raw("gradient_checkpointing")
-    on = kept is True or (isinstance(kept, str) and kept.lower() not in ("false", ""))
+    return kept is True or (isinstance(kept, str) and kept.lower() not in ("false", ""))
+
+
+def _hosted(keys: Keys) -> str:
+    """Return what is sent to the host: "inputs" of checkpoints, or all that is "saved", which replaces recomputation.
+
+    axolotl 0.19.0 core/builders/base.py _configure_gradient_checkpointing and loaders/model.py
+    _apply_activation_checkpointing: checkpointing is turned off, and without an adapter each layer is wrapped again.
+    """
+    path = "activation_offloading"
+    moved, word = keys.raw(path) or "", keys.word("gradient_checkpointing")
+    if moved and not _checkpoints(keys):
+        keys.fail(path, "needs gradient_checkpointing, beside an adapter too", "write gradient_checkpointing: true")
+    if moved == "hidden_states" or (not moved and word.startswith("unsloth")):
+        return "inputs"
+    if not moved and not word.startswith("offload"):
+        return ""
+    return "saved" if keys.word("adapter") else "inputs"
+
+
+def _recompute(keys: Keys) -> Recompute:
+    on = _checkpoints(keys) and _hosted(keys) != "saved"
     return "full" if on or any(keys.flag(path) for path in _fsdp("activation_checkpointing")) else "none"
 
 
@@ -111,10 +133,7 @@ def _offload(keys: Keys, plan: Plan) -> tuple[str, ...]:
     offload = plan.offload
     if any(keys.flag(path) for path in _fsdp("offload_params")):
         offload += tuple(word for word in _FSDP_OFFLOAD if word not in offload)
-    moved = keys.raw("activation_offloading") not in (None, False)
-    if moved or keys.word("gradient_checkpointing").startswith(("offload", "unsloth")):
-        offload += ("activations",)
-    return offload
+    return (*offload, "activations") if _hosted(keys) and "activations" not in offload else offload
 
 
 def _batches(keys: Keys, plan: Plan) -> tuple[Plan, int, int]:
@@ -168,6 +187,8 @@ def _stack(keys: Keys, stack: Stack) -> Stack:
     kernels = [keys.flag(name) for name in _KERNELS]
     if any(one is not None for one in kernels) and not kernels[0]:
         stack = replace(stack, adapter_kernels="")
+    stack = _checkpointed(keys, stack)
+    stack = _liger_layers(keys, stack)
     settings = _trainer.synchronised(keys, stack).settings
     if keys.flag("liger_fused_linear_cross_entropy"):
         settings = replace(settings, loss="fused-linear")
@@ -178,6 +199,26 @@ def _stack(keys: Keys, stack: Stack) -> Stack:
     if keys.flag("tiled_mlp"):
         settings = replace(settings, tile_mlp=keys.whole("tiled_mlp_num_shards") or settings.tile_mlp)
     return replace(stack, settings=settings)
+
+
+def _checkpointed(keys: Keys, stack: Stack) -> Stack:
+    """Return a stack with its kind of checkpoints: those that axolotl or accelerate wrap itself are not reentrant."""
+    given = reentrant(keys, stack, "gradient_checkpointing_kwargs.use_reentrant")
+    if not _checkpoints(keys) and any(keys.flag(path) for path in _fsdp("activation_checkpointing")):
+        return replace(stack, checkpoint_reenters="")
+    wrapped = _hosted(keys) == "inputs" and keys.raw("activation_offloading") != "hidden_states"
+    return stack if wrapped else given
+
+
+def _liger_layers(keys: Keys, stack: Stack) -> Stack:
+    """Return a stack with the layers that Liger's plugin fuses, each by a switch (integrations/liger/args.py)."""
+    if _LIGER not in words_of(keys, "plugins"):
+        return stack
+    if keys.flag("liger_rms_norm"):
+        stack = replace(stack, norm="fused")
+    if keys.flag("liger_glu_activation") or keys.flag("liger_swiglu"):
+        stack = replace(stack, activation="fused")
+    return stack
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
@@ -197,9 +238,13 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         **({"fp16": True, "bf16": False} if precision == "amp-fp16" else {"bf16": precision != "fp32"}),
         # Packed sequences stay apart, and context parallelism runs, with this one alone.
         "attn_implementation": "flash_attention_2",
-        "gradient_checkpointing": p.recompute == "full",
+        "gradient_checkpointing": p.recompute == "full" or "activations" in p.offload,
         "learning_rate": 2e-5,
     }
+    if p.recompute == "full":
+        tree |= reentrance_words(case.stack, find_stack("axolotl"))
+    if "activations" in p.offload:
+        tree["activation_offloading"] = "hidden_states" if job.adapter and p.recompute == "full" else True
     if job.run_tokens:
         tree["max_steps"] = round(job.run_tokens / job.tokens_per_step)
     return tree | _sharded(p) | _adapter_words(job) | _loss_words(case.stack)
@@ -230,8 +275,6 @@ def _sharded(p: Plan) -> dict[str, Any]:
         tree["dp_replicate_size"] = max(p.dp // shard_of(p) // p.ep, 1)
     if p.ep > 1:
         tree |= {"plugins": ["axolotl.integrations.expert_parallel.ExpertParallelPlugin"], "expert_parallel_size": p.ep}
-    if "activations" in p.offload:
-        tree["activation_offloading"] = True
     degrees = {"tensor_parallel_size": p.tp, "context_parallel_size": p.cp}
     return tree | {name: value for name, value in degrees.items() if value > 1}
 
@@ -265,10 +308,15 @@ def _loss_words(stack: Stack) -> dict[str, Any]:
         "cce": {"plugins": [_CCE], "cut_cross_entropy": True},
         "chunked": {"chunked_cross_entropy": True},
     }
+    fused = {"liger_rms_norm": stack.norm == "fused", "liger_glu_activation": stack.activation == "fused"}
+    layers = {name: True for name, on in fused.items() if on}
+    own = words.get(loss, {}) | layers
+    if layers:
+        own["plugins"] = list(dict.fromkeys([_LIGER, *own.get("plugins", [])]))
     tiles = stack.settings.tile_mlp
     tiled = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles} if tiles > 1 else {}
     modules = {} if stack.adapter_kernels else dict.fromkeys(_KERNELS, False)
-    return words.get(loss, {}) | tiled | modules | _trainer.sync_words(stack)
+    return own | tiled | modules | _trainer.sync_words(stack)
 
 
 def export(case: ExportCase) -> Exported:

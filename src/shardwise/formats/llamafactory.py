@@ -10,12 +10,23 @@ import re
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
+from shardwise.formats._checkpoints import under_deepspeed
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
-from shardwise.plans import OBJECTIVES, OFT_BLOCK, Plan, Recompute, Stack, Training, find_stack, rank_of
+from shardwise.plans import (
+    OBJECTIVES,
+    OFT_BLOCK,
+    Plan,
+    Recompute,
+    Stack,
+    Training,
+    find_stack,
+    fused_layers,
+    rank_of,
+)
 from shardwise.records import replace
 
 _TABLE = "llamafactory.toml"
@@ -72,7 +83,7 @@ def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
         around = replace(around, num_devices=workers)  # one process for each worker of Ray
     model = _trainer.model_named(keys, "model_name_or_path")
     launched = _trainer.deepspeed_case(keys, "deepspeed", source, around)
-    stack = find_stack("llama-factory") if launched is None else launched.stack
+    stack = under_deepspeed(launched, find_stack("llama-factory"))
     core = {path: path for path in keys.values if path in keys.table["megatron"]["keys"]}
     if core:
         keys.table = keys.table | {"read": keys.table["read"] | dict.fromkeys(core, "plan")}
@@ -209,6 +220,11 @@ def base_of(keys: Keys, bits: int | None, way: str, under: str = "") -> str:
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
     stack = _trainer.synchronised(keys, stack)
+    if keys.flag("use_reentrant_gc") is False:
+        stack = replace(stack, checkpoint_reenters="")
+    if keys.flag("enable_liger_kernel") and keys.word("stage") not in ("", "sft", "pt"):
+        # model/model_utils/liger_kernel.py require_logits: stages that read logits have no fused linear cross entropy.
+        return fused_layers(stack)
     if keys.flag("enable_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack
@@ -229,6 +245,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "optim": _trainer.optimizer_word(job.optimizer),
         "disable_gradient_checkpointing": p.recompute != "full",
+        **({} if case.stack.checkpoint_reenters else {"use_reentrant_gc": False}),
     }
     if job.method == "dpo":
         tree["pref_loss"] = "orpo" if job.reference == "none" else "sigmoid"
@@ -247,7 +264,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     tree |= {"pure_bf16": True} if narrow else {kinds[precision]: True} if precision in kinds else {}
     if "activations" in p.offload:
         tree["use_unsloth_gc"] = True
-    if case.stack.settings.loss == "fused-linear":
+    if case.stack.settings.loss == "fused-linear" or case.stack.norm == "fused":
         tree["enable_liger_kernel"] = True
     return tree | _trainer.sync_words(case.stack)
 

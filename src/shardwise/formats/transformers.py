@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
+from shardwise.formats._checkpoints import reentrant, under_deepspeed
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -25,7 +26,16 @@ from shardwise.formats._exported import (
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.formats._words import words_of
-from shardwise.plans import WHOLE_LOSSES, Plan, Recompute, Stack, Training, find_precision, find_stack
+from shardwise.plans import (
+    WHOLE_LOSSES,
+    Plan,
+    Recompute,
+    Stack,
+    Training,
+    find_precision,
+    find_stack,
+    fused_layers,
+)
 from shardwise.records import replace
 
 _TABLE = "transformers.toml"
@@ -45,6 +55,7 @@ _PREFERENCES = frozenset((
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
 ))  # fmt: skip
+_REENTRANT = tuple(f"{name}_checkpointing_kwargs.use_reentrant" for name in ("activation", "gradient"))
 _NO_MISMATCH = "apo_zero_unpaired"  # trl 1.16.0 trainer/kto_trainer.py calculate_kl
 _ADAPTER = _trainer.AdapterKeys(
     rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
@@ -104,7 +115,10 @@ def _case(
         **(_objective(keys, program) if trl else {}),
     )
     job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
-    stack = launched.stack if launched else _stack(keys, "trl" if trl else "transformers")
+    stack = _stack(keys, under_deepspeed(launched, find_stack("trl" if trl else "transformers")))
+    if trl and job.adapter and plan.sharding == "zero3":
+        # trl 1.16.0 trainer/{sft,dpo,kto,grpo,rloo,reward}_trainer.py: forced, until DeepSpeed takes the other kind.
+        stack = replace(stack, checkpoint_reenters="always")
     return keys.case(
         source,
         model=_trainer.model_named(keys, "model_name_or_path"),
@@ -275,12 +289,12 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
     return fields | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else usual}
 
 
-def _stack(keys: Keys, name: str) -> Stack:
-    stack = _trainer.synchronised(keys, find_stack(name))
+def _stack(keys: Keys, stack: Stack) -> Stack:
+    stack = reentrant(keys, _trainer.synchronised(keys, stack), *_REENTRANT)
     if keys.flag("use_liger_kernel") and stack.loss in WHOLE_LOSSES:
         # trl 1.16.0 trainer/sft_trainer.py and its like: fused_linear_cross_entropy False, for their own stands there.
-        keys.assumed.append(f"use_liger_kernel: layers in the framework's usual kernels; the loss of {name} stays")
-    elif keys.flag("use_liger_kernel"):
+        return fused_layers(stack)
+    if keys.flag("use_liger_kernel"):
         return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
     return stack
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.formats import _trainer, transformers
+from shardwise.formats._checkpoints import reentrance_words
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_level
-from shardwise.plans import Training, rank_of
+from shardwise.plans import Training, find_stack, rank_of
 
 _TABLE = "transformers.toml"
 _EXPORTED = ("pp", "schedule", "dp", "micro_batch", "sharding", "recompute", "offload")
@@ -64,7 +65,12 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["model_init_kwargs"] = {"device_map": "auto"}
     if "activations" in p.offload:
         tree["activation_offloading"] = True
-    return tree | _trainer.sync_words(case.stack)
+    if case.stack.norm == "fused":
+        tree["use_liger_kernel"] = True
+    usual = find_stack("trl")
+    return (
+        tree | _trainer.sync_words(case.stack) | (reentrance_words(case.stack, usual) if p.recompute == "full" else {})
+    )
 
 
 def _adapter(job: Training) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from shardwise.plans._jobs import (
     reference_of,
 )
 from shardwise.plans._laws import divisors, one_of
+from shardwise.plans._liger import fused_layers, with_loss_layers
 from shardwise.plans._optimizers import OPTIMIZERS, PAGED_ELEMENTS, Moments, Optimizer, find_optimizer
 from shardwise.plans._placement import (
     WholeNumbers,

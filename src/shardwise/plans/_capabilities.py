@@ -20,7 +20,10 @@ RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
 SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy", "loss")
-JOB_WORDS = ("precision", "optimizer", "method", "adapter", "adapter_precision", "base", *SETTING_WORDS)
+JOB_WORDS = (
+    *("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "full_training"),
+    *SETTING_WORDS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,9 +93,9 @@ class Stack:
     """The output of attention is copied when its heads are merged."""
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
-    checkpoint_reenters: Literal["", "sft", "but fsdp", "but replicas"]
-    """Where checkpoints are reentrant all the same, so that the whole unit runs again: of supervised fine-tuning, or of
-    all but FSDP, or but replicas on several devices."""
+    checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas"]
+    """Where the whole unit runs again, as in reentrant checkpoints: always, in supervised fine-tuning unless they are on
+    the host, in all but FSDP unless they are, or but in replicas on several devices."""
     checkpoint_prunes: bool
     """What no gradient reads is not run again, as compilers see."""
     checkpoint_halves: bool
@@ -129,6 +129,8 @@ class Stack:
     adapter_kernels: Literal["", "sft", "no dropout"]
     """Where LoRA runs in functions of the framework's own: in supervised fine-tuning, or without dropout. They keep one
     16-bit input for the layers that share it, and of a gated feed-forward what enters its activation alone."""
+    loss_brings_layers: bool
+    """Its fused linear cross entropy is a switch of Liger's, which brings norms, activations and rotary embeddings."""
     adapter_joint: bool
     """Queries, keys and values, and gate and up, have one adapter where they are one GEMM of the framework."""
     keeps_narrow_inputs: bool

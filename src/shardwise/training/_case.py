@@ -120,12 +120,12 @@ class TrainingCase:
     @property
     def reenters(self) -> bool:
         """Whether checkpoints are reentrant (torch.utils.checkpoint, use_reentrant) and run all of their unit again."""
-        where = self.stack.checkpoint_reenters
+        where, hosted = self.stack.checkpoint_reenters, "activations" in self.plan.offload
         if where == "sft":
-            return self.job.method == "sft"
-        fsdp = self.plan.sharding_rules.weights
+            return self.job.method == "sft" and not hosted
+        fsdp = self.plan.sharding_rules.weights and not hosted
         replicas = not self.plan.sharding_rules.shards and self.cluster.num_devices > 1
-        return bool(where) and not (fsdp if where == "but fsdp" else replicas)
+        return bool(where) and not {"but fsdp": fsdp, "but replicas": replicas}.get(where, False)
 
     @property
     def is_typical(self) -> bool:
@@ -148,7 +148,8 @@ class TrainingCase:
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **(base if job.adapter else {}), **tiles, **early, **kept, **loss
+            "layers": str(self.model.num_layers), **(base if job.adapter else {"full_training": "true"}),
+            **tiles, **early, **kept, **loss
         }  # fmt: skip
 
     @property

@@ -16,7 +16,7 @@ from shardwise.ops import blocks as ledgers
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.overlap import CostModel, pairing
-from shardwise.plans import DEGREES, Stack, find_rules, find_scaling
+from shardwise.plans import DEGREES, Stack, find_rules, find_scaling, with_loss_layers
 from shardwise.plans.fields import PLAN
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost, KnownPrices, WrittenBlocks, fold
@@ -79,7 +79,7 @@ def layout_of(case: TrainingCase, sizes: PlanSizes[X]) -> Layout[X]:
         widest_group=case.widest_group,
     )
     choices = LayoutOptions(
-        stack=case.stack,
+        stack=with_loss_layers(case.stack),
         layout=case.plan.layout,
         sequence_parallel=case.plan.sequence_parallel,
         cp_kind=case.plan.cp_kind,

@@ -11,6 +11,7 @@ from shardwise.ledger.saved import POLICIES, Checkpoint, recomputed_ops
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops.count import of_layer, whole_layout
+from shardwise.ops.feed_forward import in_one_function
 from shardwise.ops.layout import Layout, widened
 from shardwise.plans import Plan, Stack, Tuning
 from shardwise.records import dataclass, replace
@@ -165,7 +166,7 @@ def ledger_of(
                 ops=ops_of(kind),
                 units=(
                     *(
-                        replace(u, stops_early=early, policy=policy, prunes=prunes)
+                        replace(u, stops_early=early and not one_function(y, kind.block), policy=policy, prunes=prunes)
                         for u in units_of(y.stack, plan, kind)
                     ),
                     *((Checkpoint(("mlp",), tiles=True),) if tiles(y, kind) else ()),
@@ -177,6 +178,11 @@ def ledger_of(
         head=PartLedger(label="head", ops=known["head",]),
         loss=PartLedger(label="loss", ops=known["loss",]),
     )
+
+
+def one_function(y: Layout[X], block: Block) -> bool:
+    """Return whether a layer ends in one function of autograd, which saves behind all of its GEMMs, not before each."""
+    return block.dense is not None and in_one_function(y, block.dense)
 
 
 def _ends(model: Model, y: Layout[X]) -> dict[str, tuple[Op[X], ...]]:

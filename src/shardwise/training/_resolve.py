@@ -26,6 +26,7 @@ from shardwise.plans import (
     find_optimizer,
     objective_problems,
     one_of,
+    with_loss_layers,
     with_stage_layers,
 )
 from shardwise.plans.laws import (
@@ -216,6 +217,8 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
     able, runs = question.stack.runs, question.stack.settings.pipeline_runs
     problems.items += batch_problems(plan, job.global_batch, able.rounds, able.splits_batch, runs)
     _loss_laws(question.stack, plan, problems)
+    if with_loss_layers(question.stack) is not question.stack:
+        notes.append(f"loss fused-linear: {question.stack.name} switches Liger's norms and activations on with it")
     problems.items += update_problems(question.stack, plan, job.global_batch)
     problems.raise_if_any()
     return plan, job, tuple(notes)

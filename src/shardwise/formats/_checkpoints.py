@@ -1,0 +1,34 @@
+"""What trainers do beside whatever shards: checkpoints, reentrant or not, and the loss.
+
+Reentrant checkpoints of torch.utils.checkpoint run their whole unit again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.formats._imported import Imported, Keys
+from shardwise.plans import Stack
+from shardwise.records import replace
+
+
+def reentrant(keys: Keys, stack: Stack, *paths: str) -> Stack:
+    """Return a stack whose checkpoints are reentrant, or are not, as the first of these flags that is given says."""
+    flags = [flag for path in paths if (flag := keys.flag(path)) is not None]
+    return replace(stack, checkpoint_reenters="always" if flags[0] else "") if flags else stack
+
+
+_OWN = ("loss", "checkpoint_reenters", "adapter_kernels")
+"""What a trainer patches into the model, which DeepSpeed wraps as it comes."""
+
+
+def under_deepspeed(launched: Imported | None, trainer: Stack) -> Stack:
+    """Return the stack of a trainer, or DeepSpeed's with what the trainer does to the model."""
+    return trainer if launched is None else replace(launched.stack, **{name: getattr(trainer, name) for name in _OWN})
+
+
+def reentrance_words(stack: Stack, usual: Stack) -> dict[str, Any]:
+    """Return what tells Trainer whether checkpoints are reentrant, nothing where they are as it usually has them."""
+    if stack.checkpoint_reenters == usual.checkpoint_reenters:
+        return {}
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": bool(stack.checkpoint_reenters)}}
