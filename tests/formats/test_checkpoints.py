@@ -121,7 +121,7 @@ def test_a_layer_of_liger_s_keeps_what_its_functions_save(tmp_path: Path) -> Non
 
 
 def test_stages_that_read_logits_keep_them_under_liger(tmp_path: Path) -> None:
-    """Llamafactory 0.9.5 model/loader.py: require_logits but of pt and sft, which have no fused linear cross entropy."""
+    """LLaMA-Factory 0.9.5 model/loader.py: all stages but pt and sft require logits."""
     sft, dpo = (
         case_of(FACTORY + f"stage: {stage}\nenable_liger_kernel: true\n", tmp_path).stack.loss_kernel
         for stage in ("sft", "dpo")
@@ -158,3 +158,19 @@ def test_plans_on_a_device_say_what_their_checkpoints_are() -> None:
     for stack, reenters in (("axolotl", False), ("llama-factory", True)):
         plan = Plan(dp=0, sharding="fsdp", recompute="full", offload=("activations",), micro_batch=1)
         assert train(model, cluster, plan, job, TrainingOptions(stack=stack)).case.reenters is reenters
+
+
+def test_a_script_that_accelerate_starts_with_deepspeed_runs_under_it(tmp_path: Path) -> None:
+    """ZeRO-3 by accelerate's file shards and casts as DeepSpeed does, and the trainer says in which 16 bits."""
+    config = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\nmixed_precision: 'no'\n"
+    (tmp_path / "acc.yaml").write_text(config, encoding="utf-8")
+    script = (
+        "accelerate launch --config_file acc.yaml trl/scripts/sft.py --model_name_or_path meta-llama/Llama-3.1-8B "
+        "--max_length 4096 --packing --per_device_train_batch_size 1 --gradient_accumulation_steps 8\n"
+    )
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+    case = import_file(tmp_path / "train.sh")
+    assert (case.plan.sharding, case.plan.dp, case.plan.recompute) == ("zero3", 8, "full")
+    assert (case.stack.name, case.stack.loss_kernel, case.job.precision) == (
+        "deepspeed", "fused-lm-head", "bf16-grads16"
+    )  # fmt: skip

@@ -98,7 +98,7 @@ def _case(
     _yaml.refuse_open(keys)
     accelerate = accelerate or _named_config(keys, launch, source, around)
     devices = around.num_devices or (accelerate.num_devices if accelerate else 0) or launch.num_devices
-    launched = _deepspeed(keys, source, replace(around, num_devices=devices))
+    launched = _deepspeed(keys, source, replace(around, num_devices=devices)) or _launched_deepspeed(accelerate)
     base = launched or accelerate
     plan = base.plan if base else _split(keys, devices) if launch.num_devices < 2 else None
     plan = plan or _plan(keys, devices)
@@ -109,14 +109,14 @@ def _case(
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        precision=launched.job.precision if launched else _precision(keys, accelerate, trl),
+        precision=_under_deepspeed(keys, launched, trl) if launched else _precision(keys, accelerate, trl),
         optimizer=_trainer.optimizer_of(keys, "optim"),
         **_adapter(keys, trl),
         **(_objective(keys, program) if trl else {}),
     )
     job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
     stack = _stack(keys, under_deepspeed(launched, find_stack("trl" if trl else "transformers")))
-    if trl and job.adapter and plan.sharding == "zero3":
+    if trl and job.adapter and launched and plan.sharding_rules.weights:
         # trl 1.16.0 trainer/{sft,dpo,kto,grpo,rloo,reward}_trainer.py: forced, until DeepSpeed takes the other kind.
         stack = replace(stack, checkpoint_reenters="always")
     return keys.case(
@@ -129,6 +129,22 @@ def _case(
         devices_per_node=launch.devices_per_node,
         accumulation=0 if batch else steps,
     )
+
+
+def _launched_deepspeed(accelerate: Imported | None) -> Imported | None:
+    """Return the case of accelerate's file where that starts DeepSpeed."""
+    return accelerate if accelerate and accelerate.stack.name == find_stack("deepspeed").name else None
+
+
+def _under_deepspeed(keys: Keys, launched: Imported, trl: bool) -> str:
+    """Return the recipe under DeepSpeed: what its file says, or the trainer where accelerate fills the file in.
+
+    transformers 5.24.0 training_args.py: bf16 and fp16 set ACCELERATE_MIXED_PRECISION, which DeepSpeed's plugin reads.
+    """
+    if keys.raw("deepspeed") is not None:
+        return launched.job.precision
+    widths = {"amp-bf16": "bf16-grads16", "bf16-pure": "bf16-grads16", "amp-fp16": "fp16-grads16"}
+    return widths.get(_precision(keys, None, trl), launched.job.precision)
 
 
 def _named_config(keys: Keys, launch: Launch, source: str, around: ImportContext) -> Imported | None:

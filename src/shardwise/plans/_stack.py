@@ -94,8 +94,8 @@ class Stack:
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
     checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas"]
-    """Where the whole unit runs again, as in reentrant checkpoints: always, in supervised fine-tuning unless they are on
-    the host, in all but FSDP unless they are, or but in replicas on several devices."""
+    """Where the whole unit runs again, as in reentrant checkpoints: always, in supervised fine-tuning unless they
+    are on the host, in all but FSDP unless they are, or but in replicas on several devices."""
     checkpoint_prunes: bool
     """What no gradient reads is not run again, as compilers see."""
     checkpoint_halves: bool
