@@ -25,6 +25,7 @@ from shardwise.serving._sizes import sizes_of_columns
 from shardwise.serving.load import LoadOptions, Replica, ServeReport, StepTable, moments_of, serve
 from shardwise.serving.load._batch_times import admitted_together
 from shardwise.serving.load._batches import batches_of, unevenness, waiting_chance
+from shardwise.serving.load._bulk import PromptSteps
 from shardwise.serving.load._carried import carried_at_most
 from shardwise.serving.load._fleet import Fleet, requests_of
 from shardwise.serving.load._prices import load_prices
@@ -540,6 +541,17 @@ def test_prompts_of_vllm_go_where_fewest_run() -> None:
     drawn = drawn_of("groups", 209)
     served = [drawn.served(seed) for seed in range(3)]  # One alone is known to 3 %.
     assert drawn.capacity == pytest.approx(sum(served) / len(served), rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.2])
+def test_prompts_that_add_nothing_to_a_step_wait_for_nobody(rate: float) -> None:
+    """Unlike prompts that cost no more together leave short steps no time in which others could come."""
+    one = np.ones(1)
+    steps = PromptSteps(
+        added=np.array([[1.0], [1.0], [1.0]]), ahead=0.01 * one, fit=64 * one, cv2=0.5 * one, cut=True,
+        ahead_of_time=False,
+    )  # fmt: skip
+    assert float(steps.sojourn(rate * one)[0]) == pytest.approx(1.0, abs=0.2)
 
 
 def test_short_prompts_beside_many_sequences_of_a_mixture_take_no_longer_than_alone() -> None:

@@ -74,7 +74,8 @@ class PromptSteps:
         """
         seconds, halves, chances = self.halves()
         rate = np.asarray(rate, float)
-        mean = rate[:, None, None] * seconds
+        # Short prompts of many may add nothing to a step: nobody comes in it.
+        mean = np.maximum(rate[:, None, None] * seconds, 1e-300)
         left = np.maximum(_WAITING, 1)[:, None] - halves
         moves = np.zeros((len(rate), _MOST + 1, _MOST + 1))
         for case in range(seconds.shape[-1]):
