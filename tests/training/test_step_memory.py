@@ -12,7 +12,7 @@ import pytest
 from shardwise.hardware import Cluster
 from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters
-from shardwise.plans import Plan, Training, find_stack
+from shardwise.plans import Plan, Schedule, Training, find_stack
 from shardwise.training import TrainingOptions, TrainReport, train
 
 DATA = json.loads((Path(__file__).parents[1] / "data/training/step_memory.json").read_text(encoding="utf-8"))
@@ -148,13 +148,22 @@ def test_gpipe_holds_the_logits_of_every_waiting_micro_batch() -> None:
     model, found = load_model("gpt2"), []
     for micro in (2, 3):
         job = Training(seq_len=1024, global_batch=micro, precision="bf16")
-        plan = Plan(schedule="gpipe", micro_batch=1)
-        found.append(train(model, Cluster.parse("1xa100-sxm-80gb"), plan, job).evaluation)
-    two, three = (e.memory[0].moments["backward"] for e in found)
-    parts, (stage,) = found[0].parts, found[0].stages
+        plan = Plan(schedule="gpipe", micro_batch=1, pp=2)
+        found.append(train(model, Cluster.parse("2xa100-sxm-80gb"), plan, job).evaluation)
+    two, three = (e.memory[-1].moments["backward"] for e in found)
+    parts, stage = found[0].parts, found[0].stages[-1]
     layers = sum(n * k.kept_bytes for n, k in zip(stage.layers, parts.kinds, strict=True))
-    ends = parts.embedding.kept_bytes + parts.head.kept_bytes + parts.loss.kept_bytes
-    assert three - two == pytest.approx(layers + ends)
+    assert three - two == pytest.approx(layers + parts.head.kept_bytes + parts.loss.kept_bytes)
+
+
+def test_one_stage_accumulates_under_any_schedule() -> None:
+    """Without a pipeline a micro-batch is backward before the next is forward, whatever its schedule is called."""
+    model, cluster = load_model("gpt2"), Cluster.parse("1xa100-sxm-80gb")
+    job = Training(seq_len=1024, global_batch=8, precision="bf16")
+    names: tuple[Schedule, ...] = ("1f1b", "gpipe", "zb-h1")
+    reports = [train(model, cluster, Plan(schedule=name, micro_batch=1), job) for name in names]
+    assert len({one.device_bytes for one in reports}) == 1
+    assert [one.step_seconds for one in reports] == pytest.approx([reports[0].step_seconds] * 3)
 
 
 @pytest.mark.parametrize("run", [run for run in TRACKED if run["mode"] == "fsdp"], ids=lambda run: run["id"])

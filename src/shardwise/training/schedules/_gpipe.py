@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.ledger.number import X, largest
+from shardwise.ledger.number import X, above, largest
 from shardwise.training.schedules._stage_times import pipeline
 from shardwise.training.schedules._types import FULL, F, PipelineSchedule, PipelineShape, StageRun, Task, TaskOrder
 
 
 def gpipe_order(p: int, v: int, m: int, i: int) -> TaskOrder:
-    """All forwards, then all backwards in reverse (arXiv:1811.06965, figure 2c)."""
+    """All forwards, then all backwards in reverse (arXiv:1811.06965, figure 2c); one stage accumulates instead."""
+    if p == 1:
+        return [task for k in range(m) for task in ((Task(F, k),), (Task(FULL, k),))]
     forwards: TaskOrder = [(Task(F, k),) for k in range(m)]
     return forwards + [(Task(FULL, k),) for k in reversed(range(m))]
 
@@ -30,8 +32,8 @@ def gpipe_seconds(runs: Sequence[StageRun[X]], shape: PipelineShape[X]) -> X:
 
 
 def _in_flight(shape: PipelineShape[X], stage: X) -> X:
-    """Return the micro-batches in flight: all of them."""
-    return shape.num_micro + 0 * stage
+    """Return the micro-batches in flight: all of them, and one where no stage hands any on."""
+    return above(shape.num_stages, 1, shape.num_micro, 1 + 0 * shape.num_micro) + 0 * stage
 
 
 SCHEDULE = PipelineSchedule(
