@@ -27,6 +27,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "llamafactory_v1": {"sharding": "fsdp"},
     "torchtune": {"sharding": "fsdp"}, "trl": {"sharding": "fsdp"}, "verl": {"sharding": "fsdp"},
     "megatron": {"sharding": "distributed-optimizer"}, "nanotron": {"sharding": "zero1"},
+    "maxtext": {"sharding": "fsdp", "recompute": "full"},
     "nemo": {"sharding": "distributed-optimizer"},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {

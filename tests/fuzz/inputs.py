@@ -435,6 +435,7 @@ EXPORTED = {
     **dict.fromkeys(("torchtune", "axolotl", "llamafactory"), "--sharding fsdp --adapter lora --micro-batch 1"),
     **dict.fromkeys(("trl", "trl --wrap slurm"), "--sharding fsdp --adapter lora --micro-batch 1"),
     **dict.fromkeys(("vllm", "sglang", "trtllm", "dynamo"), "--tp 4 --batch 32"),
+    "maxtext": "--tp 2 --sharding fsdp --recompute full --micro-batch 1 --global-batch 64",
     "verl": "--method grpo --sharding fsdp --micro-batch 1 --global-batch 64",
     "vllm --wrap kubernetes": "--tp 8 --batch 32",
 }

@@ -44,6 +44,10 @@ REFUSED: tuple[tuple[str, dict[str, Any], set[str]], ...] = (
     ("pytorch", {"dp": 2, "tp": 2}, {"tp", "sequence_parallel"}),
     ("trl", {"pp": 2, "dp": 2}, {"schedule", "dp"}),
     ("transformers", {"pp": 2, "schedule": "sequential"}, {"pp", "schedule"}),
+    ("maxtext", {"pp": 2, "recompute": "full"}, {"schedule"}),
+    ("maxtext", {"dp": 2, "recompute": "none"}, {"recompute"}),
+    ("maxtext", {"dp": 4, "ep": 4, "recompute": "full"}, {"sharding"}),
+    ("maxtext", {"dp": 2, "cp": 4, "ep": 8, "sharding": "fsdp", "recompute": "full"}, {"ep"}),
 )
 
 
@@ -84,6 +88,7 @@ SAVERS: tuple[tuple[str, dict[str, str], dict[str, Any], set[str]], ...] = (
     ("megatron-bridge", IN_PLACE, {}, set()),
     ("nanotron", IN_PLACE, {}, {"loss"}),
     ("xla", IN_PLACE, {}, {"loss"}),
+    ("maxtext", IN_PLACE, {"recompute": "full"}, {"loss"}),
 )
 
 
@@ -94,6 +99,15 @@ def test_savers_of_few_frameworks(name: str, words: dict[str, str], fields: dict
     found = stack_problems(stack, Plan(sequence_parallel=stack.runs.sequence_parallel[0], **fields), **words)
     assert {problem.field for problem in found} == named
     assert all(" or stack " in p.remedy for p in found if p.field in words)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "maxtext"])
+def test_experts_are_split_as_all_else_is(name: str) -> None:
+    """Beside tp alone torchtitan and MaxText split experts over its ranks; a dense model has none to split."""
+    stack, plan = find_stack(name), Plan(tp=2, dp=2, sharding="fsdp", recompute="full")
+    (found,) = stack_problems(stack, plan, experts="true")
+    assert found.field == "etp" and not stack_problems(stack, plan, experts="false")
+    assert not stack_problems(stack, replace(plan, etp=2), experts="true")
 
 
 def test_torchtitan_recomputes_every_second_layer_or_third_and_so_on() -> None:

@@ -36,6 +36,8 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("llama-factory-v1", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("torchtune", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
     ("nanotron", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("maxtext", "llama-3.2-1b", "16xh100-sxm-80gb"),
+    ("maxtext", "qwen3-30b-a3b", "32xh200-sxm-141gb"),
 )
 
 

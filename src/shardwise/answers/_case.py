@@ -120,12 +120,24 @@ def make_plan(inputs: Inputs) -> Plan:
         given = base_plan(inputs.imported, given)
     given.setdefault("dp", 0)
     given.setdefault("micro_batch", 0)
-    given.setdefault("schedule", schedule_for(given.get("vpp", 1)))
+    given.setdefault(
+        "schedule", schedule_for(given.get("vpp", 1), _schedules(inputs) if given.get("pp", 1) > 1 else ())
+    )
     order = given.get("order")
     if order is not None and "tp2" not in order and "tp" in order:
         at = order.index("tp") + 1
         given["order"] = (*order[:at], "tp2", *order[at:])
     return Plan(**given)
+
+
+def _schedules(inputs: Inputs) -> tuple[str, ...]:
+    """Return the schedules of the framework that is named; none where none is, or one that is not known."""
+    from shardwise.plans import find_stack
+
+    try:
+        return find_stack(inputs.values["stack"]).runs.schedule if "stack" in inputs.values else ()
+    except InputError:
+        return ()
 
 
 DEFAULT_SEQ_LEN = 4096

@@ -224,7 +224,7 @@ def base_plan(case: Imported, given: dict[str, Any]) -> dict[str, Any]:
         base["dp"] = 0
     if given.keys() & {"pp", "vpp"}:
         base["stage_layers"] = ()
-        base["schedule"] = schedule_for(given.get("vpp", base["vpp"]))
+        base["schedule"] = schedule_for(given.get("vpp", base["vpp"]), case.stack.runs.schedule)
     experts = case.model is not None and case.model.has_experts
     if "tp" in given and experts and base["etp"] == base["tp"]:
         base["etp"] = given["tp"]

@@ -23,7 +23,6 @@ from shardwise.plans import (
     Sharding,
     Stack,
     Training,
-    find_rules,
     rank_of,
     reference_of,
     tuning_of,
@@ -114,6 +113,7 @@ def _unlaunched(case: ExportCase) -> tuple[Problem, ...]:
     job = case.job
     loss = {"loss": case.stack.settings.loss} if case.stack.settings.loss else {}
     words = {"precision": precision, "optimizer": job.optimizer, "method": job.method, **loss}
+    words["experts"] = str(case.model.has_experts).lower()
     return stack_problems(case.stack, case.plan, **words)
 
 
@@ -245,7 +245,7 @@ def _stack_changes(case: ExportCase, back: Stack) -> Differences:
 
 _UNSET = {f.name: f.default for f in fields(Settings)} | {"fp8_recipe": SCALINGS[0]}
 # What tells stacks apart and no answer depends on.
-_OF_STACKS = ("name", "title", "sources", "settings", "runs", "reported", "uncounted")
+_OF_STACKS = ("name", "title", "sources", "settings", "runs", "reported", "uncounted", "measured_as")
 
 
 def _parts_of(stack: Stack) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def canonical_plan(p: Plan) -> Plan:
         sequence_parallel=p.sequence_parallel and p.tp > 1,
         stage_layers=() if len(set(p.stage_layers)) == 1 else p.stage_layers,
         cp_kind=p.cp_kind if p.cp > 1 else "ring",
-        schedule="1f1b" if p.pp == 1 and find_rules(p.schedule).one_process else p.schedule,
+        schedule="1f1b" if p.pp == p.vpp == 1 else p.schedule,
         order=next((order for order in ORDERS if wide(order) == wide(p.order)), p.order),
     )
 

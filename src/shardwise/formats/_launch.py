@@ -50,7 +50,7 @@ _UNREAD = (
     (r"--actor_model_name_or_path", "DeepSpeed-Chat's reinforcement learning"),
     (r"\blmdeploy\s+serve\b", "LMDeploy"), (r"\btext-generation-launcher\b", "TGI"),
     (r"\batom\.entrypoints\b", "ATOM"), (r"\bollama\s+(serve|run)\b|\bOLLAMA_", "Ollama"),
-    (r"\bcolossalai\s+run\b", "ColossalAI"), (r"\bmaxtext\b|\bMaxText\b", "MaxText"), (r"\bmlx_lm\b", "MLX LM"),
+    (r"\bcolossalai\s+run\b", "ColossalAI"), (r"\bmlx_lm\b", "MLX LM"),
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The systems whose files are read and written; each is the module of its name."""
 
 SYSTEMS = (
-    "deepspeed", "axolotl", "llamafactory", "llamafactory_v1", "nanotron", "torchtune", "verl", "nemo", "trl",
-    "transformers", "fsdp", "torchtitan", "megatron",
+    "deepspeed", "maxtext", "axolotl", "llamafactory", "llamafactory_v1", "nanotron", "torchtune", "verl", "nemo",
+    "trl", "transformers", "fsdp", "torchtitan", "megatron",
 )  # fmt: skip
 """Trainers whose files are read and written, in the order in which they are asked; the last takes any script."""
 SERVERS = {

@@ -52,7 +52,7 @@ def wrapped(way: str, exported: Exported, name: str, device: Device) -> Exported
     """Return an export with a scheduler's file around its launch; raises `InputError` where nothing starts it."""
     if not exported.launch:
         rule = f"needs a command that starts it on several nodes, which {exported.system}'s files do not have"
-        remedy = "export megatron, nemo, torchtitan, trl, axolotl, llamafactory, torchtune, nanotron, vllm or sglang"
+        remedy = "export megatron, nemo, torchtitan, maxtext, trl, axolotl, llamafactory, torchtune, nanotron or vllm"
         raise InputError([Problem("wrap", way, rule, remedy)])
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower())[:50].strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".strip("-")  # a Service's name begins with a letter

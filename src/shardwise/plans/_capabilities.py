@@ -19,9 +19,11 @@ Values: TypeAlias = tuple[Value, ...]
 RuleConditions: TypeAlias = tuple[tuple[str, Values], ...]
 
 
+DIVISORS = "of "
+"""What stands before the field whose divisors a rule of a framework wants."""
 SETTING_WORDS = ("tile_mlp", "updates_in_backward", "checkpoint_policy", "loss")
 JOB_WORDS = (
-    *("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "full_training"),
+    *("precision", "optimizer", "method", "adapter", "adapter_precision", "base", "full_training", "experts"),
     *SETTING_WORDS,
 )
 
@@ -30,7 +32,8 @@ JOB_WORDS = (
 class CapabilityRule:
     """Where all of some fields have one of their values, others must have one of theirs.
 
-    A value is a word, a number, ">1" for numbers above it, or the name of a field for the same as there.
+    A value is a word, a number, ">1" for numbers above it, the name of a field for the same as there, or "of dp" for
+    its divisors.
     """
 
     where: RuleConditions
@@ -272,6 +275,8 @@ def _is_one_of(value: Any, values: Values, plan: Plan) -> bool:
             return bool(value == one) or value is None
         if one.startswith(">"):
             return isinstance(value, int) and value > int(one[1:])
+        if one.startswith(DIVISORS):
+            return isinstance(value, int) and getattr(plan, one.removeprefix(DIVISORS)) % value == 0
         return bool(value == (getattr(plan, one) if one in DEGREES else one)) or alike(str(value), one)
 
     return any(map(is_it, values))
@@ -295,6 +300,7 @@ def _broken(rule: CapabilityRule, runs: Capabilities, plan: Plan, job: Mapping[s
             because = f"does not run this beside {others}" if others else "does not run this alone"
             if isinstance(value, tuple):
                 values = tuple(shown(_completed(runs, name, (*value, more))) for more in values)
+            values = tuple(f"a divisor {one}" if str(one).startswith(DIVISORS) else one for one in values)
             yield Refusal(name, value, because, values)
 
 

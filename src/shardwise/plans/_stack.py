@@ -40,6 +40,8 @@ class Stack:
     """Flags of `train` that say what the report of its run states, with their values."""
     uncounted: tuple[str, ...]
     """What the report states and no flag says."""
+    measured_as: str
+    """The stack that published runs of it are counted under."""
 
     # Operators
     norm: NormKernel
@@ -349,4 +351,5 @@ def find_stack(word: str) -> Stack:
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())
+    values["measured_as"] = values["measured_as"] or name
     return Stack(name=name, sources=tuple(row["sources"].items()), runs=capabilities_of(row["runs"]), **values)

@@ -5,7 +5,7 @@ The order of tasks of a schedule, its seconds and what its stages hold are one f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from shardwise.records import dataclass
@@ -229,10 +229,14 @@ def runnable_count(rules: ScheduleRules, pp: int, count: int, rounds: Rounds) ->
     return filled_rounds(rounds, pp, count) if pp > 1 and rules.rounds and least == count else least
 
 
-def schedule_for(vpp: int) -> Schedule:
+def schedule_for(vpp: int, known: Collection[str] = ()) -> Schedule:
     """Return the schedule of plans that name none, by the pieces of the model on a stage.
 
-    >>> schedule_for(1), schedule_for(2)
-    ('1f1b', 'interleaved')
+    `known` are those that a framework runs, where it is said; the first that takes so many stands for the usual one.
+
+    >>> schedule_for(1), schedule_for(2), schedule_for(2, ("gpipe", "looped-bfs"))
+    ('1f1b', 'interleaved', 'looped-bfs')
     """
-    return "interleaved" if vpp > 1 else "1f1b"
+    usual: Schedule = "interleaved" if vpp > 1 else "1f1b"
+    fitting = (name for name, row in RULES.items() if name in known and row.chunks_of([vpp]))
+    return usual if usual in known else next(fitting, usual)

@@ -12,6 +12,7 @@ import numpy as np
 from shardwise.errors import Problems
 from shardwise.plans import (
     DEGREES,
+    DIVISORS,
     JOB_WORDS,
     RECOMPUTES,
     SCHEDULES,
@@ -56,7 +57,8 @@ def within(space: SearchSpace, stack: Stack, explore: bool) -> SearchSpace:
             # What only FSDP has means nothing elsewhere; HSDP is searched where it is asked for.
             tried = tuple(word for word in tried if not find_sharding(word).keeps_gathered or word in runs.sharding)
         known = getattr(runs, name)
-        filled[name] = given or (tried if explore else tuple(one for one in tried if one in known)) or tried[:1]
+        own = tuple(one for one in tried if one in known) or (known if name == "schedule" else ())
+        filled[name] = given or (tried if explore else own) or tried[:1]
         if not explore:
             for value in given:
                 if value not in known:
@@ -134,7 +136,9 @@ def launched(runs: Capabilities, columns: ColumnsRead, fixed: Mapping[str, Any])
             return np.isin(at, [WORDS[name].index(v) for v in values])
         hits: Any = False
         for value in values:
-            if isinstance(value, str):
+            if isinstance(value, str) and value.startswith(DIVISORS):
+                hits = hits | (columns[value.removeprefix(DIVISORS)] % at == 0)
+            elif isinstance(value, str):
                 hits = hits | ((at > int(value[1:])) if value.startswith(">") else (at == columns[value]))
             else:
                 hits = hits | (at == value)

@@ -148,8 +148,8 @@ class TrainingCase:
         base = {"adapter": job.adapter, "adapter_precision": job.adapter_precision, "base": job.base or "bf16"}
         return {
             "precision": self.precision.name, "optimizer": job.optimizer, "method": job.method,
-            "layers": str(self.model.num_layers), **(base if job.adapter else {"full_training": "true"}),
-            **tiles, **early, **kept, **loss
+            "layers": str(self.model.num_layers), "experts": str(self.model.has_experts).lower(),
+            **(base if job.adapter else {"full_training": "true"}), **tiles, **early, **kept, **loss,
         }  # fmt: skip
 
     @property
@@ -185,7 +185,7 @@ class TrainingCase:
     @property
     def memory_band(self) -> Band:
         """How far published peaks of memory were off under its framework."""
-        return memory_band(self.stack.name, bool(self.tuning))
+        return memory_band(self.stack.measured_as, bool(self.tuning))
 
     @cached_property
     def domains(self) -> tuple[int, ...]:

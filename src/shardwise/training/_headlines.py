@@ -172,7 +172,7 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
     }
     words = tuple(word for word, holds in conditions_of.items() if holds)
     device = cluster.device.name
-    return Conditions(stack=lineage(case.stack.name), family=family, words=words, device=device)
+    return Conditions(stack=lineage(case.stack.measured_as), family=family, words=words, device=device)
 
 
 def most_chosen(model: Model) -> int:
