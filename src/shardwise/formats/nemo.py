@@ -337,7 +337,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         if value is not None and one.name not in _PRECISIONS and (value is not False or one.name in _SAID_OFF):
             section, _, last = _paths()[one.name].partition(".")
             shown = one.values == "on" if value is True else list(value) if isinstance(value, tuple) else value
-            tree.setdefault(section, {})[last] = torch_dtype(value) if "_dtype" in last else shown
+            tree.setdefault(section, {})[last] = torch_dtype(str(value)) if "_dtype" in last else shown
     if "comm_overlap" in tree:  # None in most recipes, where a mapping alone would stay one
         target = "megatron.bridge.training.comm_overlap.CommOverlapConfig"
         tree["comm_overlap"] = {"_target_": target, **tree["comm_overlap"]}
