@@ -69,6 +69,8 @@ PLACES = {
         ("llama-3.1-70b", "h100-sxm-80gb", Plan(tp=4)),
     ),
 }  # fmt: skip
+# Long prompts that steps of 2,048 tokens cut.
+PLACES["cut"] = PLACES["replica"][:6]
 # Prompts that begin with what all share, and steps that verify guesses.
 PLACES |= dict.fromkeys(("shared", "guesses"), (*PLACES["replica"], *PLACES["groups"][:2], *PLACES["stages"][:2]))
 
@@ -95,9 +97,12 @@ class Compared:
     ratios: dict[str, dict[str, float]]
 
 
-def _lengths(random: Random) -> dict[str, Length]:
+def _lengths(random: Random, kind: str) -> dict[str, Length]:
     """Return random lengths of prompts and answers, fixed or lognormal."""
-    prompt, made = random.choice((128, 500, 1000, 2000, 4000)), random.choice((32, 100, 300, 800))
+    prompts, answers = (128, 500, 1000, 2000, 4000), (32, 100, 300, 800)
+    if kind == "cut":
+        prompts, answers = (2500, 3000, 4000, 6000, 10_000), (20, 50, 150, 400)
+    prompt, made = random.choice(prompts), random.choice(answers)
     wide = random.choice(((0.0, 0.0), (0.0, 0.8), (0.8, 0.8)))
     return {
         name: Length(kind="lognormal" if cv else "fixed", mean=mean, cv=cv)
@@ -159,8 +164,10 @@ def draw(kind: str, seed: int) -> Drawn:
         weights="fp8" if model == "deepseek-v3" or model == "qwen3-235b-a22b" else "",
         max_sequences=random.choice((0, 32, 64, 128)), max_batched_tokens=random.choice((0, 0, 2048)),
     )  # fmt: skip
-    asked = Workload(**_lengths(random), arrivals=Arrivals(rate=1e-3), count=8000, seed=seed)
+    asked = Workload(**_lengths(random, kind), arrivals=Arrivals(rate=1e-3), count=8000, seed=seed)
     more = ""
+    if kind == "cut":
+        engine, job = "vllm", replace(job, max_batched_tokens=2048)
     if kind == "shared":
         asked = replace(asked, prefix_tokens=round(random.choice((0.25, 0.5, 0.9)) * asked.input_tokens.mean))
         more = f" shared={asked.prefix_tokens}"

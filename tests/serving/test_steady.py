@@ -543,6 +543,25 @@ def test_prompts_of_vllm_go_where_fewest_run() -> None:
     assert drawn.capacity == pytest.approx(sum(served) / len(served), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("model", "devices", "tp", "prompt", "made", "rate"),
+    [("mixtral-8x7b", "4xa100-sxm-80gb", 4, 4000, 20, 1.7), ("llama-3.1-70b", "4xh100-sxm-80gb", 4, 6000, 50, 1.2)],
+)
+def test_short_answers_of_prompts_that_are_cut_begin_beside_those_behind(
+    model: str, devices: str, tp: int, prompt: int, made: int, rate: float
+) -> None:
+    """Prompts that came meanwhile run first, and a last piece waits for its full step: 8 % where it was up to 35."""
+    asked = Workload(
+        input_tokens=Length(kind="lognormal", mean=prompt, cv=0.8), count=12_000, arrivals=Arrivals(rate=rate),
+        output_tokens=Length(kind="lognormal", mean=made, cv=0.8),
+    )  # fmt: skip
+    job = Serving(max_batched_tokens=2048, max_sequences=64)
+    found = serve(load_model(model), Cluster.parse(devices), Plan(tp=tp), asked, job)
+    assert 0.5 < found.steady.utilisation < 0.75
+    for name in ("ttft", "tpot", "e2e"):
+        assert getattr(found.steady, f"{name}_seconds") == pytest.approx(found.latencies[name]["mean"], rel=0.08), name
+
+
 @pytest.mark.parametrize("rate", [1e-9, 0.2])
 def test_prompts_that_add_nothing_to_a_step_wait_for_nobody(rate: float) -> None:
     """Unlike prompts that cost no more together leave short steps no time in which others could come."""

@@ -38,6 +38,8 @@ class BatchLoad(Generic[X]):
     """Steps that pieces of a prompt fill before those who come in them: n (n - 1) / 2 of n, and n times a last part."""
     together: X
     """Prompts that a step has room for."""
+    filled: X
+    """Share of the last step of a prompt that is cut which prompts behind it fill."""
 
     @property
     def load(self) -> X:
@@ -94,6 +96,26 @@ def poisson_of(some: X) -> X:
         none = exponential(-1 * mean)
         mean = mean - (mean - some * (1 - none)) / (1 - some * none)
     return mean
+
+
+def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
+    """Return what the ends of runs add to each prompt, and the share of its last step that prompts behind it fill.
+
+    Who finds a prompt under way fills its last step. Runs of an M/D/1 queue are so long as Borel 1942 has it, of
+    1 / (1 - busy) prompts in the mean. Both are given of runs, and of prompts in them, by how many they are.
+
+    >>> one, other = run_ends(np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array(0.5))  # a run of one: exp(-0.5)
+    >>> float(one.round(3)), float(other.round(3))
+    (0.303, 0.395)
+    """
+    busy, mean, filled, more = np.minimum(busy, FULL), 0.0, 0.0, 1.0
+    behind = 1 / (1 - busy) - 1
+    for k, (each, some) in enumerate(zip(short, unfilled, strict=True), 1):
+        chance = np.exp(-k * busy) * (k * busy) ** (k - 1) / math.factorial(k)
+        more = np.maximum(more - chance, 0.0)
+        mean, filled, behind = mean + chance * each, filled + more * some, behind - more
+    longer = np.maximum(behind, 0.0) * np.mean(unfilled, axis=0)
+    return (1 - busy) * (mean + more * short[-1]), (1 - busy) * (filled + longer)
 
 
 @cache
@@ -154,8 +176,32 @@ def as_they_came(ended: X, added: X) -> X:
     return size / (1 - exponential(-1 * size)) * (1 - exponential(-1 * ended)) / ended
 
 
-def lingering_seconds(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> X:
-    """Return seconds by which prompts delay a request beyond their mean share of its steps.
+def _over_before(moments: LengthMoments, while_left: X, busy: X) -> tuple[X, X]:
+    """Return how much of a queue is over when a sequence ends, and that over its steps; the rest still waits then.
+
+    It would be over in so many steps as fast as it begins to. Later it is the slower the more of them are busy: what is
+    left falls with the steps where few are, and with their root, as a random walk returns, where all are. Both are
+    means over answers.
+    """
+    slower = 2 * maximum(busy, 0.05)
+    over = [1 - raised(2.0, log2(1 + slower * steps / while_left) / slower * -1) for steps in moments.answers]
+    per_step = [one / steps for one, steps in zip(over, moments.answers, strict=True)]
+    return sum(over[1:], over[0]) / len(over), sum(per_step[1:], per_step[0]) / len(over)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lingering(Generic[X]):
+    """What prompts delay a request beyond their mean share of its steps."""
+
+    seconds: X
+    per_step: X
+    """Seconds over the steps of each request, in the mean."""
+    over: X
+    """How much of the queue that a request began beside is over when it ends."""
+
+
+def lingering_of(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> Lingering[X]:
+    """Return what prompts delay a request beyond their mean share of its steps.
 
     Who has just got a first token came with others, whose prompts are still to run: the prompts left then, less those
     that are left at the end of a decode step.
@@ -165,25 +211,36 @@ def lingering_seconds(batch: BatchLoad[X], moments: LengthMoments, policy: Polic
         own = _own_batch(batch)
         arrived = 1 + batch.rate * ((1 - batch.load) * batch.decode + batch.load * _batch_seconds(batch))
         left = batch.load * (own * batch.prompt + (1 - own / arrived) * behind)
-        return maximum((left - batch.load * batch.decode) / (1 - batch.load), -0.9 * moments.steps * batch.decode)
+        delay = maximum((left - batch.load * batch.decode) / (1 - batch.load), -0.9 * moments.steps * batch.decode)
+        return Lingering(seconds=delay, per_step=delay * moments.inverse_steps, over=0.0 * delay + 1)
     joint = batch.prompt * batch.load / ((1 - batch.load) * (1 - batch.load) * (1 + batch.load))
     each = _backlogged(batch)
     busy = minimum(batch.rate * each, FULL)
-    queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
-    # Ends of steps see less than a moment in time does: steps with prompts are longer.
-    steps = busy / each / batch.together
-    seen = (batch.rate * batch.prompt * queue + busy * batch.prompt * moments.new_cv2 / 2) * (
-        steps / (steps + (1 - busy) / batch.decode) / busy
-    )
-    left = maximum(batch.rate * batch.prompt * (queue + each) - seen, 0.0) / (1 - batch.load)
-    # A queue that outlasts a request delays it no more than others.
-    lasting = moments.steps * batch.decode / (1 - batch.load)
-    left = left * lasting / (lasting + each * moments.new_cv2 / ((1 - busy) * (1 - busy)))
+    queue = busy * each * batch.spread / (2 * (1 - busy))
+    # Ends of steps see less than a moment in time does: steps with prompts are longer, and of one in m pieces so many
+    # m-ths are left at the ends of these, a half of (m - 1) / m in the mean.
+    steps, unfinished = busy / each / batch.together, maximum(1 - batch.together, 0.0)
+    seen = (batch.rate * batch.prompt * queue + busy * batch.prompt * batch.spread / 2 * unfinished) * steps / busy
+    # The first of a run is there at the end of the step that it came in, and of the one scheduled behind it.
+    seen = seen + batch.rate * (1 - busy) * batch.prompt * (2 if policy.async_scheduling else 1)
+    seen = seen / (steps + (1 - busy) / batch.decode)
+    # In their order prompts leave behind whoever came meanwhile, less what of these ran in the last step.
+    came = batch.rate * first_token(batch, moments, policy).seconds - batch.filled * batch.together
+    left = maximum(batch.prompt * came - seen, 0.0)
+    # At first a step takes so much off them: what it runs of one, less what comes in it.
+    gone = (1 - busy) * batch.rate * batch.prompt * batch.prompt * batch.together
+    share, per_step = _over_before(moments, maximum(left, 1e-12) / maximum(gone, 1e-12), busy)
+    left = left / (1 - batch.load)
     arriving = maximum(
         batch.rate * (batch.decode / (1 - batch.load) + batch.prompt * batch.load / (1 - batch.load * batch.load)), 0.1
     )
     single = exponential((1 - maximum(batch.together, 1.0)) / arriving)
-    return single * left + (1 - single) * joint
+    left, joint = single * left, (1 - single) * joint
+    # Where more come than a step has room for beside so many sequences the queue has no mean.
+    over = above(busy, 0.999 * FULL, 1.0, single * share + 1 - single)
+    return Lingering(
+        seconds=left * share + joint, per_step=left * per_step + joint * moments.inverse_steps, over=over
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,10 +284,12 @@ def first_token(batch: BatchLoad[X], moments: LengthMoments, policy: Policy) -> 
     # Who comes while a prompt is cut runs when its last piece does not fill a step.
     full = each * many
     left_over = batch.rate * batch.behind * full * full / (1 - busy)
-    rest = above(batch.together, 1, present / 2, (1 - busy) * batch.decode / 2)
-    queue = busy * each * moments.new_cv2 / (2 * (1 - busy))
+    # A prompt that is cut, and all behind it, waits for the decode step that runs: a vacation (Doshi 1986).
+    rest = above(batch.together, 1, present / 2, batch.decode / 2)
+    after = above(batch.together, 1, usual, batch.decode)
+    queue = busy * each * batch.spread / (2 * (1 - busy)) + batch.filled * each * batch.together
     return FirstToken(
-        rest=rest + usual if policy.async_scheduling else rest,
+        rest=rest + after if policy.async_scheduling else rest,
         own=above(batch.together, 1, own, batch.decode * batch.pieces + batch.prompt),
         others=above(batch.together, 1, mates + left * each + left_over, queue),
     )
@@ -262,6 +321,10 @@ class BatchTimes(Generic[X]):
     """The prompts in it."""
     lingering: X
     """What prompts delay a request beyond their mean share of its steps."""
+    lingering_per_step: X
+    """The same over the steps of each request, in the mean."""
+    over: X
+    """How much of the prompts that a request began beside are over when it ends."""
     load: X
     """Share of the time that prompts take."""
     rest: X
@@ -294,4 +357,8 @@ def as_many_as_end(pace: BatchTimes[Any], seconds: Any, room: Any, steps: float)
         return pace
     at_most = np.where(room, np.inf, np.maximum(seconds - pace.decode, 0.0))
     prompts = np.minimum(pace.prompts, at_most)
-    return replace(pace, prompts=prompts, lingering=np.minimum(pace.lingering, (at_most - prompts) * steps))
+    lingering = np.minimum(pace.lingering, (at_most - prompts) * steps)
+    less = np.where(pace.lingering > 0, lingering / np.maximum(pace.lingering, 1e-30), 1.0)
+    return replace(
+        pace, prompts=prompts, lingering=lingering, lingering_per_step=pace.lingering_per_step * less
+    )  # fmt: skip

@@ -3,15 +3,22 @@
 Bulk service (Bailey 1954), seen where steps begin: of k prompts that wait X run for S seconds, in which a Poisson
 number of others comes. The stationary chances of k, and Little's law over the time between two such moments, give the
 mean seconds from arrival to the end of the prompt. Lengths that differ are two equal halves, of long and short ones.
+Prompts that wait on purpose, until they fill a step, are `gathered`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 from shardwise.arrays import np
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
+from shardwise.serving._policy import Policy
+from shardwise.serving.load._batch_times import BatchTimes
+from shardwise.serving.load._batches import Batches
+from shardwise.serving.load._moments import LengthMoments
+from shardwise.serving.load._prices import LoadPrices
 
 # Prompts that wait at most: loads of which more would wait are near the capacity, where nobody asks for digits.
 _MOST = 64
@@ -119,3 +126,30 @@ class PromptSteps:
         fit, others = self.fit[:, None], 1 + np.expm1(-come) / np.maximum(come, 1e-12)
         shared = (1 + come) * np.exp(-come) * np.clip(fit - 1, 0.0, 1.0)
         return others * (longer - shared * each) * (np.maximum(fit, 1.0) >= _WAITING)
+
+
+def gathered(
+    times: BatchTimes[Any], rate: Any, prices: LoadPrices, policy: Policy, run: tuple[LengthMoments, Batches]
+) -> BatchTimes[Any]:
+    """Return the pace where prompts wait for decode steps until they fill a share of a step.
+
+    The first of them waits for all of these, others for a part, and all run in one step.
+    """
+    (moments, batches), (steps, share), cycles = run, policy.batch_wait, prices.cycles
+    wanted = np.ceil((share * policy.step_tokens - prices.counts) / max(moments.new_tokens, 1.0))
+    # The least of the wait for so many more and of those steps, exact for one more.
+    more, longest_wait = np.maximum(wanted - 1, 0.0), steps * cycles.decode
+    wait = more / rate * -np.expm1(-rate * longest_wait / np.maximum(more, 1e-9))
+    alone = (batches.many == 1) & (prices.counts >= 1)
+    bunch = 1 + rate * wait
+    longest = cycles.look(cycles.mean, bunch)
+    period = np.maximum(bunch / rate, longest)
+    step = period / (1 + (period - longest) / cycles.decode)
+    waited = wait * (1 + rate * wait / 2) / bunch
+    other = replace(
+        times, prompts=step - cycles.decode, load=1 - cycles.decode / step,
+        others=times.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
+    )  # fmt: skip
+    return BatchTimes(
+        **{f.name: np.where(alone, getattr(other, f.name), getattr(times, f.name)) for f in fields(BatchTimes)}
+    )

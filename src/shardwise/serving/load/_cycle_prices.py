@@ -74,6 +74,10 @@ class Added:
     """What prompts add to a step, by class and number of prompts, and how each class is cut."""
 
     seconds: Any
+    short: Any
+    """What the last step of so many, which is not full, takes beyond its share of a full one; 0 where none is cut."""
+    unfilled: Any
+    """The share of that step that is left to prompts behind."""
     ahead: Any
     experts: Any
     pieces: Any

@@ -24,6 +24,8 @@ class LengthMoments:
     """Decode steps of a request: output tokens but the first, so many a step as it makes."""
     made: float
     """Tokens that a step makes of a sequence."""
+    answers: tuple[float, ...]
+    """Decode steps of equal shares of the requests, the shortest first, in the harmonic mean."""
     inverse_steps: float
     """Mean of 1 / steps over requests that have any."""
     context: float
@@ -40,6 +42,8 @@ class LengthMoments:
     overlap: float
     """Mean of the smaller of two outputs over the mean output: 1 where all are equal."""
     prompts: tuple[tuple[float, float], ...]
+    within_classes: float
+    """Mean square of the new tokens over that of the means of `prompts`."""
 
     @property
     def new_tokens(self) -> float:
@@ -50,7 +54,7 @@ class LengthMoments:
     def new_cv2(self) -> float:
         """Squared coefficient of variation of the new tokens, plus 1."""
         squares = sum(new**2 for new, _ in self.prompts) / len(self.prompts)
-        return squares / self.new_tokens**2 if squares else 1.0
+        return self.within_classes * squares / self.new_tokens**2 if squares else 1.0
 
 
 def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_makes: float = 1.0) -> LengthMoments:
@@ -97,17 +101,22 @@ def _moments(
     shared = sum(row[1] * prefixes.get(-1 - row[4], 0) for row in drawn if row[3]) / sum(row[1] for row in drawn)
     second = sum(out * (tokens**2 + tokens * out + out**2 / 3) for tokens, out, _ in every) / lasting
     after = [1 / (out - 1) for out in made if out > 1]
+    shares = min(_CLASSES, len(after)) if after and after[0] != after[-1] else 1
+    answers = [after[i * len(after) // shares : (i + 1) * len(after) // shares] for i in range(shares)]
     ends = [tokens + out - shared + block // 2 for tokens, out, _ in every]
     freed = sum(ends) / count
     output_cv2 = sum((out - output) ** 2 for out in made) / count / output**2
     order = sorted((tokens - cached, cached) for tokens, _, cached in every)
     classes = min(_CLASSES, count) if order[0][0] != order[-1][0] else 1
     parts = [order[i * count // classes : (i + 1) * count // classes] for i in range(classes)]
+    classed = sum((sum(new for new, _ in part) / len(part)) ** 2 for part in parts) / len(parts)
+    squares = sum(new**2 for new, _ in order) / count
     return LengthMoments(
         input_tokens=sum(tokens for tokens, _, _ in every) / count,
         output_tokens=output,
         steps=(output - 1) / step_makes,
         made=step_makes,
+        answers=tuple(len(part) / sum(part) / step_makes if part else 1.0 for part in answers),
         inverse_steps=step_makes * sum(after) / len(after) if after else 0.0,
         context=context,
         held_tokens=context - shared + block / 2 + reserved_share * output * (1 + output_cv2) / 2,
@@ -120,4 +129,5 @@ def _moments(
         prompts=((float(recomputed), sum(tokens for tokens, _, _ in every) / count - recomputed),)
         if stage == "decode"
         else tuple((sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts),
+        within_classes=max(squares / classed, 1.0) if classed and stage != "decode" else 1.0,
     )

@@ -45,6 +45,10 @@ class LoadPrices:
     decode: Any
     added: Any
     """What 1, 2, ... prompts add to a step: [prompts, layout, count]."""
+    short: Any
+    """What the last step of so many, which is not full, adds beyond its share of a full one; 0 where none is cut."""
+    unfilled: Any
+    """The share of that step that is left to prompts behind."""
     ahead: Any
     """What as many as the last of these add in a full step, where the host is not behind: more cost in proportion."""
     spread: Any
@@ -176,8 +180,11 @@ class _Steps:
             added=named_each(
                 mean, lambda i: f"{counted(i // many + 1, 'prompt')} in a step of {_sequences_at(counts, i % many)}"
             ),
+            short=added.short.mean(axis=0),
+            unfilled=added.unfilled.mean(axis=0),
             ahead=added.ahead.mean(axis=0),
-            spread=1 + (added.seconds[:, 0].var(axis=0) / mean[0] ** 2 if mean[0].all() else np.zeros_like(counts)),
+            spread=moments.within_classes
+            * (1 + (added.seconds[:, 0].var(axis=0) / mean[0] ** 2 if mean[0].all() else np.zeros_like(counts))),
             pieces=pieces.mean(axis=0),
             behind=(whole * (added.pieces - (whole + 1) / 2)).mean(axis=0),
             together=together,
@@ -192,8 +199,9 @@ class _Steps:
         if not new:
             none = np.stack([zero] * PROMPTS)
             return Added(
-                seconds=none, ahead=zero, experts=none, pieces=zero, size=zero, apart=zero, last=np.stack([zero] * 3)
-            )
+                seconds=none, short=none, unfilled=none, ahead=zero, experts=none, pieces=zero, size=zero, apart=zero,
+                last=np.stack([zero] * 3),
+            )  # fmt: skip
         decoding = counts * self.verified if policy.mixed else zero
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
@@ -212,7 +220,7 @@ class _Steps:
             return np.maximum(step(many) + kept, floor) - alone
 
         before = prompts.expert(decoding) if policy.mixed else 0.0
-        costs, experts = [], []
+        costs, experts, short, unfilled = [], [], [], []
         for k in range(1, PROMPTS + 1):
             many = np.minimum(k, fit)
             times = np.maximum(k / fit, 1.0) * steps
@@ -220,6 +228,9 @@ class _Steps:
             run = f"{counted(k, 'prompt')} of {new:.0f} tokens beside "
             costs.append(named_each(cost, lambda i, run=run: run + _sequences_at(counts, i)))  # type: ignore[misc]
             experts.append((prompts.expert(decoding + many * size) - before) * times)
+            part = np.where(steps > 1, k * steps % 1, 0.0)
+            short.append(np.where(part > 0, longer(part) - part * longer(1.0), 0.0))
+            unfilled.append(-(k * new / room) % 1)
         ahead = np.maximum(step(fit) + kept - alone, 0.0) * PROMPTS / fit * steps
         whole = np.floor(steps)
         rest = new - whole * size
@@ -227,7 +238,8 @@ class _Steps:
         apart = 2 * prompts.apart[:, index, None] / np.maximum(steps - 1, 1.0) * np.sqrt((whole**2 - 1) / 12)
         last = (longer(rest / size), prompts.expert(decoding + rest) - before, rest)
         return Added(
-            seconds=np.stack(costs), ahead=ahead, experts=np.stack(experts), pieces=steps, size=size, apart=apart,
+            seconds=np.stack(costs), short=np.stack(short), unfilled=np.stack(unfilled), ahead=ahead,
+            experts=np.stack(experts), pieces=steps, size=size, apart=apart,
             last=np.stack([np.where(rest >= 1, one, 0.0) for one in last]),
         )  # fmt: skip
 
@@ -255,7 +267,11 @@ def _prompt_prices(
     """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
     tokens = np.array(grid(policy.step_tokens, 6, 8), float)
     pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
-    before = [past + (new - size) / 2 for size, (new, past) in zip(pieces, moments.prompts, strict=True)]
+    # Attention of prompts that are cut grows with the square of their tokens, of those of a class with the mean square.
+    before = [
+        past + (new * (moments.within_classes if size < new else 1.0) - size) / 2
+        for size, (new, past) in zip(pieces, moments.prompts, strict=True)
+    ]
     sizes_new = [max(round(size), 1) for size in pieces]
     news = np.array([*tokens, 1.0, *sizes_new, *sizes_new])
     pasts = np.array([*(0 * tokens), 0.0, *before, *(past for _, past in moments.prompts)])

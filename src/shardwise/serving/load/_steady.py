@@ -31,14 +31,15 @@ from shardwise.serving.load._batch_times import (
     begin_chance,
     bunched,
     first_token,
-    lingering_seconds,
+    lingering_of,
     mean_of,
     poisson_of,
     prompt_seconds,
+    run_ends,
     slot_factor,
 )
 from shardwise.serving.load._batches import EQUAL, Batches, batches_of, most_running
-from shardwise.serving.load._bulk import PromptSteps
+from shardwise.serving.load._bulk import PromptSteps, gathered
 from shardwise.serving.load._cycle_prices import PROMPTS
 from shardwise.serving.load._lockstep import rows_of
 from shardwise.serving.load._means import Steady
@@ -120,9 +121,13 @@ class Replicas:
             load = np.minimum(rate * prompt, FULL)
             more = prompt * arrivals / -np.expm1(-np.maximum(arrivals, 1e-12))
             arrivals = rate * (p.decode / (1 - load) if policy.mixed else more)
+        filled = 0.0 * prompt
+        if policy.mixed and (p.together < 1).any():
+            short, filled = run_ends(p.short, p.unfilled, rate * (p.decode / p.together + prompt))
+            prompt = prompt + short
         return BatchLoad(
             rate=rate, decode=p.decode, prompt=prompt, first_prompt=prompt if policy.mixed else first,
-            spread=p.spread, pieces=p.pieces, behind=p.behind, together=p.together,
+            spread=p.spread, pieces=p.pieces, behind=p.behind, together=p.together, filled=filled,
         )  # fmt: skip
 
     @cached_property
@@ -161,10 +166,13 @@ class Replicas:
         if (self.batches.many > 1).all():
             return self._cycle_tempo(rate[:, None])
         p, policy, moments, b = self.prices, self.policy, self.moments, self.loads(rate)
+        first, lingering = first_token(b, moments, policy), lingering_of(b, moments, policy)
         empty = p.alone + b.rate * p.alone**2 * b.spread[:, :1] / (2 * (1 - b.load[:, :1]))
-        first = first_token(b, moments, policy)
+        if policy.mixed:  # Prompts that are cut wait for those before them whether or not sequences decode.
+            empty = np.where(p.together[:, :1] < 1, p.alone + first.others[:, :1], empty)
         times = BatchTimes(
-            decode=b.decode, prompts=prompt_seconds(b, policy), lingering=lingering_seconds(b, moments, policy),
+            decode=b.decode, prompts=prompt_seconds(b, policy), lingering=lingering.seconds,
+            lingering_per_step=lingering.per_step, over=lingering.over,
             load=b.load, rest=first.rest, own=first.own, others=first.others, empty=empty,
             placed=b.prompt + (b.decode * b.pieces if policy.mixed else 0.0),
         )  # fmt: skip
@@ -262,34 +270,11 @@ class Replicas:
         following = np.maximum(cycles.look(cycles.mean, rate * at.own) - at.cycle, 0.0)
         times = BatchTimes(
             decode=cycles.decode, prompts=step - cycles.decode, lingering=following / (1 - at.two),
+            lingering_per_step=following / (1 - at.two) * self.moments.inverse_steps, over=1 + 0 * step,
             load=np.where(self.batches.many > 1, 1 - cycles.decode / step, at.keeps),
             rest=rest, own=own, others=behind + 0.0 * own, empty=p.alone + 0 * step, placed=at.cycle * p.pieces,
         )  # fmt: skip
-        return self._gathered(times, rate) if policy.batch_wait[0] else times
-
-    def _gathered(self, times: BatchTimes[Any], rate: Any) -> BatchTimes[Any]:
-        """Return the pace where prompts wait for decode steps until they fill a share of a step.
-
-        The first of them waits for all of these, others for a part, and all run in one step.
-        """
-        p, (steps, share), cycles = self.prices, self.policy.batch_wait, self.prices.cycles
-        wanted = np.ceil((share * self.policy.step_tokens - p.counts) / max(self.moments.new_tokens, 1.0))
-        # The least of the wait for so many more and of those steps, exact for one more.
-        more, longest_wait = np.maximum(wanted - 1, 0.0), steps * cycles.decode
-        wait = more / rate * -np.expm1(-rate * longest_wait / np.maximum(more, 1e-9))
-        alone = (self.batches.many == 1) & (p.counts >= 1)
-        bunch = 1 + rate * wait
-        longest = cycles.look(cycles.mean, bunch)
-        period = np.maximum(bunch / rate, longest)
-        step = period / (1 + (period - longest) / cycles.decode)
-        waited = wait * (1 + rate * wait / 2) / bunch
-        other = replace(
-            times, prompts=step - cycles.decode, load=1 - cycles.decode / step,
-            others=times.others + waited + np.maximum(longest - cycles.look(cycles.mean, np.ones_like(bunch)), 0.0),
-        )  # fmt: skip
-        return BatchTimes(
-            **{f.name: np.where(alone, getattr(other, f.name), getattr(times, f.name)) for f in fields(BatchTimes)}
-        )
+        return gathered(times, rate, p, policy, (self.moments, self.batches)) if policy.batch_wait[0] else times
 
     def _likely(self, ratio: Any, width: Any, tail: Any) -> tuple[Any, Any]:
         """Return how likely each place is, and all that is beyond the last, up to a common factor.
@@ -323,9 +308,10 @@ class Replicas:
         pace = as_many_as_end(self._tempo(rate), n / (rate[:, None] * steps), n < n[:, -1:], moments.steps)
         # How often something happens is not opened, what it takes is.
         load, seconds = np.asarray(pace.load), np.asarray(pace.step + pace.lingering / steps)
-        # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity).
+        # Bunches widen the distribution, the less the more outputs differ (M^X/G/infinity), and as far as an answer
+        # outlasts them.
         turns = np.broadcast_to(np.asarray(turns, float), rate.shape)
-        width = 1 + (1 / (1 - load) ** 2 / turns[:, None] - 1) * moments.overlap
+        width = 1 + (1 / (1 - load) ** 2 / turns[:, None] - 1) * moments.overlap * np.asarray(pace.over)
         tail = np.minimum(rate / most_served, 0.999)
         ratio = rate[:, None] * steps * seconds / n
         likely, beyond = self._likely(ratio, width, tail)
@@ -349,7 +335,7 @@ class Replicas:
             alone, longer = self._prompts_alone(rate, turns)
             ttft = np.where(self.batches.many[:, 0] > 1, ttft, called(alone, OWN_PROMPT) + called(longer, MATES))
         # Seconds a token as requests have it: short answers linger as long as others.
-        per_token = tokens + lingering * moments.inverse_steps
+        per_token = tokens + mean_of(pace.lingering_per_step, *made, "prompts that came with its own")
         stable = rate < most_served
         values = {
             "running": (chance * n).sum(axis=-1) + past * most,
