@@ -543,6 +543,18 @@ def test_prompts_of_vllm_go_where_fewest_run() -> None:
     assert drawn.capacity == pytest.approx(sum(served) / len(served), rel=0.02)
 
 
+@pytest.mark.parametrize("seed", [1001, 1005])
+def test_a_prompt_beside_guesses_costs_what_the_simulation_prices(seed: int) -> None:
+    """Sequences are sampled, not the tokens that they verify, and no more run than a step has tokens for."""
+    pool = drawn_of("guesses", seed).fleet.decode
+    prices, moments = pool.form.prices, pool.form.moments
+    assert prices.counts.max() < pool.policy.step_tokens / pool.table.verified
+    for place in (20, 35):
+        count, new = round(float(prices.counts[0, place])), round(moments.new_tokens)
+        step = pool.table.mixed(count, moments.context, [(new, 0)])
+        assert prices.decode[0, place] + prices.added[0, 0, place] == pytest.approx(step, rel=0.025), count
+
+
 @pytest.mark.parametrize(
     ("model", "devices", "tp", "prompt", "made", "rate"),
     [("mixtral-8x7b", "4xa100-sxm-80gb", 4, 4000, 20, 1.7), ("llama-3.1-70b", "4xh100-sxm-80gb", 4, 6000, 50, 1.2)],

@@ -120,6 +120,10 @@ def load_prices(
     case: ServingCase, sizes: ServingSizes[Any], policy: Policy, moments: LengthMoments, most: Any, batches: Batches
 ) -> LoadPrices:
     """Return the prices of layouts under one policy, each for up to so many sequences of a batch."""
+    if policy.mixed and moments.new_tokens:
+        # No prompt starts beside sequences whose tokens leave no room for it, guesses among them.
+        start = 1.0 if policy.chunked else moments.new_tokens
+        most = np.minimum(most, max((policy.step_tokens - start) // verified_tokens(case), 1.0))
     counts = places(most * batches.many[:, 0]) / batches.many
     known = np.array(grid(int(np.max(most)), 8, 16), float)
     one, context = np.ones(len(known)), np.full(len(known), moments.context)
@@ -202,7 +206,8 @@ class _Steps:
                 seconds=none, short=none, unfilled=none, ahead=zero, experts=none, pieces=zero, size=zero, apart=zero,
                 last=np.stack([zero] * 3),
             )  # fmt: skip
-        decoding = counts * self.verified if policy.mixed else zero
+        running = counts if policy.mixed else zero
+        decoding = running * self.verified
         size = np.minimum(new, room) if policy.chunked else np.full_like(room, new)
         steps, fit = new / size, np.maximum(room / size if policy.chunked else np.floor(room / size), 1.0)
         kept, alone = zero, zero
@@ -211,8 +216,8 @@ class _Steps:
 
         def step(many: Any) -> Any:
             prices = prompts.step(index, decoding + many * size, many)
-            prices = prices + between(decoding + many, self.known, self.sampled)
-            return prices + self.host * np.maximum(decoding + many - 1, 0)
+            prices = prices + between(running + many, self.known, self.sampled)
+            return prices + self.host * np.maximum(running + many - 1, 0)
 
         def longer(many: Any) -> Any:
             # No step is shorter for what it has more: waves of tiles are of tokens that are priced apart.
