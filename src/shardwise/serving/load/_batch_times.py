@@ -106,7 +106,7 @@ def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
 
     >>> one, other = run_ends(np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array(0.5))  # a run of one: exp(-0.5)
     >>> float(one.round(3)), float(other.round(3))
-    (0.303, 0.395)
+    (0.303, 0.296)
     """
     busy, mean, filled, more = np.minimum(busy, FULL), 0.0, 0.0, 1.0
     behind = 1 / (1 - busy) - 1
