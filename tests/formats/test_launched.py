@@ -117,6 +117,22 @@ LINES = {
         "llama-server --hf-repo bartowski/Llama-3.1-8B-GGUF -hff Llama-3.1-8B-Q6_K.gguf --fim-qwen-1.5b-default "
         "--gpu-layers 20 --no-kv-offload --rope-scaling yarn", {"weights": "q6_k", "gpu_layers": 20}, 0,
     ),
+    "a prefix cache divides what layers of two kinds keep": (
+        "sglang serve --model-path openai/gpt-oss-20b", {"engine": "sglang-prefix-cache"}, 1,
+    ),
+    "it is switched off": (
+        "sglang serve --model-path openai/gpt-oss-20b --disable-radix-cache", {"engine": "sglang"}, 1,
+    ),
+    "nor does it divide what layers of one kind keep": (
+        "sglang serve --model-path meta-llama/Llama-3.1-8B", {"engine": "sglang"}, 1,
+    ),
+    "a state at the end of a block is another": (
+        "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4", {"engine": "vllm-prefix-cache"}, 4,
+    ),
+    "unless prefixes are not cached": (
+        "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --no-enable-prefix-caching", {"engine": "vllm"}, 4,
+    ),
+    "windows are no more for it in vLLM": ("vllm serve openai/gpt-oss-20b", {"engine": "vllm"}, 1),
     "a pattern that sends all experts to the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu_experts": 10_000}, 0,
     ),

@@ -301,3 +301,19 @@ def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path)
     assert set(tree) <= set(fields[""].split())
     for key, inner in tree.items():
         assert set(inner) <= set(fields[key].split()) if isinstance(inner, dict) else key not in fields
+
+
+@pytest.mark.parametrize(
+    ("target", "engine", "there", "gone"),
+    [
+        ("vllm", "vllm-prefix-cache", "--enable-prefix-caching", "--no-enable-prefix-caching"),
+        ("sglang", "sglang-prefix-cache", "--tp-size", "--disable-radix-cache"),
+        ("vllm", "vllm-enforce-eager", "--enforce-eager", "--disable"),
+        ("sglang", "sglang-eager", "--disable-cuda-graph", "--enforce-eager"),
+    ],
+)
+def test_an_engine_that_is_told_what_it_does_not_do_by_itself(target: str, engine: str, there: str, gone: str) -> None:
+    """The launch of a variant has its switches, and is read back as that variant."""
+    done = run("export", target, "gpt-oss-20b", "--on", "1xh100", "--engine", engine)
+    assert done.status == 0, done.err
+    assert f"{there} " in done.out and f"{gone} " not in done.out

@@ -22,6 +22,7 @@ from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake
 from shardwise.records import dataclass, replace
+from shardwise.serving import find_engine
 from shardwise.shell import Budget, commands_of, left_open
 
 ENGINES = tuple(name for name in SERVERS if name != "dynamo")
@@ -233,6 +234,14 @@ class LaunchLine:
         except InputError:
             self.assumed.append(f"{model}: not known here, name the model")
             return False
+
+    def caching(self, engine: str, model: str) -> str:
+        """Return an engine as it is with its prefix cache on: another where that takes more of the cache of a model."""
+        try:
+            cached = f"{engine}-prefix-cache"
+            return cached if model and find_engine(cached).memory.divides_cache(load_model(model)) else engine
+        except InputError:
+            return engine
 
     def wide(self, model: str) -> str:
         """Return the type of weights that a line says with that of activations, empty where they are stored narrower.

@@ -73,6 +73,11 @@ class Deployment:
         return max(self.asked.context, self.job.total_tokens)
 
     @property
+    def prefixes(self) -> bool:
+        """Whether prefixes are cached: where it is asked for, and by engines that do so."""
+        return self.asked.prefixes or self.report.case.engine.memory.caches_prefixes
+
+    @property
     def spread(self) -> bool:
         """Whether experts are split over more devices than one replica has."""
         return self.plan.dp > 1 and self.plan.ep * self.plan.etp > self.plan.tp

@@ -66,7 +66,7 @@ def _limits(one: Deployment) -> Words:
     }
     if one.step_tokens > _USUAL_PREFILL:
         words["--max-prefill-tokens"] = one.step_tokens
-    if not one.asked.prefixes:
+    if not one.prefixes:
         words["--disable-radix-cache"] = True
     if rank := one.job.adapter_rank:
         words |= {"--enable-lora": True, "--max-loras-per-batch": one.job.adapters, "--max-lora-rank": rank}
@@ -150,6 +150,13 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
     return depth, breadth
 
 
+def _engine(line: LaunchLine, model: str) -> str:
+    """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
+    if line.flag("--disable-cuda-graph"):
+        return "sglang-eager"
+    return "sglang" if line.flag("--disable-radix-cache") else line.caching("sglang", model)
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
@@ -170,7 +177,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         line.problems.add("--dp-size" if inside else "--attn-dp-size", groups, rule, f"use {ranks}")
     values: dict[str, Any] = {
         "model": model,
-        "engine": "sglang-eager" if line.flag("--disable-cuda-graph") else "sglang",
+        "engine": _engine(line, model),
         "tp": tp,
         "pp": pp,
         "dp": dp if dp > 1 else 0,

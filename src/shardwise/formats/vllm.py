@@ -66,7 +66,7 @@ def _limits(one: Deployment, problems: Problems) -> Words:
         "--max-num-seqs": one.sequences,
         "--max-num-batched-tokens": one.step_tokens,
         "--gpu-memory-utilization": one.share,
-        "--enable-prefix-caching" if one.asked.prefixes else "--no-enable-prefix-caching": True,
+        "--enable-prefix-caching" if one.prefixes else "--no-enable-prefix-caching": True,
     }
     if rank := one.job.adapter_rank:
         if rank not in _RANKS:
@@ -144,6 +144,14 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
+def _engine(line: LaunchLine, model: str) -> str:
+    """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
+    if line.flag("--enforce-eager"):
+        return "vllm-enforce-eager"
+    off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
+    return "vllm" if off else line.caching("vllm", model)
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `vllm serve`.
 
@@ -159,7 +167,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         line.problems.add("--prefill-context-parallel-size", split, rule, "leave it out")
     values: dict[str, Any] = {
         "model": model,
-        "engine": "vllm-enforce-eager" if line.flag("--enforce-eager") else "vllm",
+        "engine": _engine(line, model),
         "tp": tp,
         "pp": pp,
         "dp": dp if dp > 1 else 0,

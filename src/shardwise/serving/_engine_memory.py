@@ -6,8 +6,9 @@ import re
 from typing import Literal
 
 from shardwise.hardware import Device
-from shardwise.models import STATE_TYPES
+from shardwise.models import STATE_TYPES, Architecture
 from shardwise.records import dataclass
+from shardwise.serving._cache import keeps_states, keeps_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +117,20 @@ class EngineMemory:
         """
         ratios = self.window_ratios if self.caches_prefixes else ()
         return next((ratio for one, ratio in ratios if re.fullmatch(one, family)), 0.0)
+
+    def divides_cache(self, model: Architecture) -> bool:
+        """Return whether cached prefixes cost a model more than they hold: pools of fixed shares, or more states.
+
+        >>> from shardwise.models import load_model
+        >>> from shardwise.serving import find_engine
+        >>> names = ("qwen3-8b", "gpt-oss-20b", "qwen3-next-80b-a3b")
+        >>> [find_engine("sglang").caching().memory.divides_cache(load_model(name)) for name in names]
+        [False, True, True]
+        """
+        windows = model.has_windows and self.keeps_windows(model.family) and self.window_ratio(model.family)
+        states = self.pool_of_states or self.states_of(model.family, 0) > 1
+        mixed = keeps_states(model.kinds) and any(map(keeps_tokens, model.kinds))
+        return self.caches_prefixes and bool(windows or (states and mixed))
 
     @property
     def pool_of_states(self) -> float:
