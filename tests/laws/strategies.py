@@ -111,7 +111,6 @@ def latents(draw: st.DrawFn) -> LatentAttention:
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
-        output_gate=draw(st.booleans()),
     )
 
 

@@ -250,6 +250,6 @@ ROWS: dict[str, FamilyRow] = {
     "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True)),
     "hy_v4": FamilyRow(hy_v4, ClassFacts(float_weights=True, float_router=True)),
     "mistral_large4_text": FamilyRow(
-        mistral_large4, ClassFacts(normalised=True, float_weights=True, float_router=True)
+        mistral_large4, ClassFacts(normalised=True, float_weights=True, float_router=True, joined_rotary=True)
     ),
 }
