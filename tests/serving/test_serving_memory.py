@@ -337,3 +337,13 @@ def test_gpt_oss_120b_has_room_on_one_h100_where_nothing_is_sorted(
     """
     report = ask("gpt-oss-120b", Serving(input_tokens=217, output_tokens=202), device=device, engine=engine)
     assert least <= report.kv_cache_tokens <= most
+
+
+@pytest.mark.parametrize(("device", "sequences"), [("h200-sxm-141gb", 1024), ("a100-sxm-80gb", 384), ("l40s", 128)])
+def test_a_step_of_lmdeploy_has_so_many_tokens_of_prompts(device: str, sequences: int) -> None:
+    """8,192 tokens of prompts are a step however many wait, and requests run at once by the name of the device."""
+    few, many = (
+        ask("llama-3.1-8b", Serving(batch=n, input_tokens=8192), device=device, engine="lmdeploy") for n in (1, 8)
+    )
+    assert few.memory.activations == many.memory.activations
+    assert many.case.profiled.sequences == sequences
