@@ -6,7 +6,7 @@ import pytest
 
 from shardwise import Cluster, Plan, Training, train
 from shardwise.errors import InputError
-from shardwise.models import load_model
+from shardwise.models import load_model, model_from_config
 from shardwise.ops import count_parameters, forward_flops
 
 
@@ -27,6 +27,15 @@ from shardwise.ops import count_parameters, forward_flops
 def test_encoders_have_the_parameters_that_transformers_builds(name: str, parameters: int) -> None:
     """Counts of transformers 5.23.0: BertModel, BertForMaskedLM, ViTForImageClassification and ViTModel."""
     assert count_parameters(load_model(name)) == parameters
+
+
+def test_a_bert_that_generates_has_the_head_of_words() -> None:
+    """BertLMHeadModel ends in Model as BertModel does, and has the head of masked words in place of a pooler."""
+    given = {"model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+             "intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+    classes = ("BertLMHeadModel", "BertForMaskedLM", "BertModel")
+    counts = [count_parameters(model_from_config({**given, "architectures": [name]})) for name in classes]
+    assert counts == [109_514_298, 109_514_298, 109_482_240]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def _with_task(config: Config, model: Architecture, architecture: str) -> Archit
     mapped = Projection(name="head_transform", inputs=hidden, outputs=hidden, bias=True)
     first = replace(mapped, of_sequence=True)
     heads = next((_HEADS[end] for end in _HEADS if architecture.endswith(end)), None)
-    if heads is None:
+    if heads is None or architecture.endswith("LMHeadModel"):
         masked = replace(model, head_bias=True, extras=(mapped,), extra_vectors=2 * hidden)
         if not architecture.endswith("PreTraining"):
             return masked
