@@ -10,6 +10,8 @@ from shardwise.errors import InputError, Problem
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0**50}
 _QUANTITY = re.compile(r"([-+]?(?:\d[\d_,]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)(?:\s*([a-z/]+))?", re.IGNORECASE | re.ASCII)
+# Commas part thousands: elsewhere one is a decimal point in many languages, and 8,8 would be read as 88.
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(?![\d_,])", re.ASCII)
 _MOST_DIGITS = 400  # a float of 64 bits written out in full has fewer
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
@@ -22,6 +24,8 @@ def _split(text: str, field: str, remedy: str) -> tuple[float, str]:
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _MOST_DIGITS else None
     if match is None:
         raise _fail(field, text, "is not a number with a unit", remedy)
+    if "," in match[1] and not _THOUSANDS.match(match[1]):
+        raise _fail(field, text, "has a comma that does not part thousands", "write 1.5 with a point, or 1,500")
     value = float(match[1].replace("_", "").replace(",", ""))
     if not math.isfinite(value):
         raise _fail(field, text, "must be finite", remedy)

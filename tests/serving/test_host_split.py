@@ -179,3 +179,13 @@ def test_a_processor_alone_generates_as_fast_as_published(name: str, model: str,
     options = sw.ServingOptions(engine="llama.cpp")
     report = sw.infer(sw.load_model(model), sw.Cluster.parse(f"1x{name}"), sw.Plan(), job, options)
     assert 0.9 < 1 / report.tpot_seconds / rate < 1.1
+
+
+def test_a_host_that_runs_nothing_is_known_all_the_same() -> None:
+    """A processor that no layer lies on changes nothing, which is said; one that is not known is refused."""
+    asked = ("infer", "llama-3.1-8b", "--on", "8xh100", "--json", "--host")
+    assert run(*asked, "abc").fields == ["host"]
+    answer = run(*asked, "cpu-x86-2core").tree
+    plain = run(*asked[:-1]).tree
+    assert "host: no effect, the device holds the whole model" in answer["assumptions"]
+    assert answer["ttft_seconds"] == plain["ttft_seconds"]

@@ -294,6 +294,7 @@ def _stated(case: ServingCase) -> list[str]:
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")
     if job.shard_weights and case.plan.dp == 1:
         notes.append("shard_weights: no effect, there is one replica")
+    notes += ["host: no effect, the device holds the whole model"] * bool(job.host and not job.splits_with_host)
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no KV cache: each output token recomputes all tokens before it")
     if case.profiled.step_tokens and case.profiled.sequences > job.batch:
@@ -387,13 +388,12 @@ def _host_problems(question: ServingQuestion, engine: Engine) -> Problems:
 
 def _host_case(question: ServingQuestion, engine: Engine) -> ServingCase | None:
     """Return the question to the host's processor alone, None where the device holds the whole model."""
-    if not question.job.splits_with_host:
-        return None
-    problems = _host_problems(question, engine)
-    problems.raise_if_any()
+    split = question.job.splits_with_host
+    if split:
+        _host_problems(question, engine).raise_if_any()
     try:
-        cluster = Cluster.parse(f"1x{question.job.host}")
+        cluster = Cluster.parse(f"1x{question.job.host}") if split or question.job.host else question.cluster
         alone = replace(question.job, gpu_layers=-1, cpu_experts=0, host="")
-        return complete(replace(question, cluster=cluster, plan=Plan(), job=alone))[0]
+        return complete(replace(question, cluster=cluster, plan=Plan(), job=alone))[0] if split else None
     except InputError as error:
         raise InputError(replace(p, field="host", remedy="see shardwise devices cpu") for p in error.problems) from None
