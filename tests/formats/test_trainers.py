@@ -925,6 +925,45 @@ def test_a_launch_of_torchtitan_that_cannot_be_read_says_why(line: str, field: s
     assert [one.field for one in failure.value.problems] == [field]
 
 
+REENTRANT: list[tuple[str, str, bool]] = [
+    ("model_name_or_path: Qwen/Qwen3-4B\n", "gradient_checkpointing_kwargs: {use_reentrant: true}\n", True),
+    ("model_name_or_path: Qwen/Qwen3-4B\n", "gradient_checkpointing_kwargs: {use_reentrant: false}\n", False),
+    ("base_model: Qwen/Qwen3-4B\nsequence_len: 512\ngradient_checkpointing: true\n",
+     "gradient_checkpointing_kwargs: {use_reentrant: false}\n", False),
+    ("stage: sft\nfinetuning_type: lora\nmodel_name_or_path: Qwen/Qwen3-4B\n", "use_reentrant_gc: false\n", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "more", "whole"), REENTRANT)
+def test_reentrant_checkpoints_run_their_whole_unit_again(text: str, more: str, whole: bool, tmp_path: Path) -> None:
+    """What a file says of use_reentrant decides: a reentrant checkpoint runs its last GEMM again, another does not."""
+    seconds = []
+    for said in ("", more):
+        (tmp_path / "a.yaml").write_text(text + said, encoding="utf-8")
+        case = import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=1))
+        seconds.append(case.train("h100-sxm-80gb").step_seconds)
+    usual, told = seconds
+    own = case.stack.name in ("axolotl", "llama-factory")
+    assert (told > 1.02 * usual) if whole else (told < usual if own else told == usual)
+
+
+@pytest.mark.parametrize(
+    ("said", "place", "notes"),
+    [
+        ("vllm_enable_sleep_mode: true", "asleep", 0),
+        ("vllm_mode: server", "apart", 0),
+        ("vllm_gpu_memory_utilization: 0.45", "", 1),
+        ("use_vllm: false", "", 0),
+    ],
+)
+def test_trl_says_where_the_engine_of_rollouts_is(said: str, place: str, notes: int) -> None:
+    """Asleep or on devices of its own where told, else vLLM keeps its share of each device, which is said."""
+    text = f"model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nmax_completion_length: 512\n{said}\n"
+    case = trl.read(text if said.startswith("use_vllm") else text + "use_vllm: true\n")
+    assert case.stack.settings.rollout == place
+    assert sum("0.45 of each device" in one for one in case.assumed) == notes
+
+
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])
 def test_torchtitan_splits_experts_as_all_else_without_expert_parallelism(more: str, etp: int) -> None:
     """expert_tensor_parallel_degree, 1 unless said, counts beside expert parallelism alone."""

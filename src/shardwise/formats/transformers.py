@@ -119,6 +119,7 @@ def _case(
     if trl and job.adapter and launched and plan.sharding_rules.weights:
         # trl 1.16.0 trainer/{sft,dpo,kto,grpo,rloo,reward}_trainer.py: forced, until DeepSpeed takes the other kind.
         stack = replace(stack, checkpoint_reenters="always")
+    stack = _rollouts(keys, stack) if program in ("grpo", "rloo") else stack
     return keys.case(
         source,
         model=_trainer.model_named(keys, "model_name_or_path"),
@@ -303,6 +304,23 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
     # trl 1.16.0 trainer/model_config.py: dtype float32, frozen weights too.
     usual = "fp32" if trl and _dtype(keys) in ("", "float32") else "fp16" if _dtype(keys) == "float16" else ""
     return fields | {"base": "nf4-dq" if narrow and nested else "nf4" if narrow else "int8" if wide else usual}
+
+
+def _rollouts(keys: Keys, stack: Stack) -> Stack:
+    """Return a stack with where TRL's engine of rollouts is while the policy trains.
+
+    trl 1.16.0 trainer/grpo_config.py: colocate unless told, whose share of each device stays taken without sleep mode.
+    """
+    if not keys.flag("use_vllm"):
+        return stack
+    place = "asleep" if keys.flag("vllm_enable_sleep_mode") else "awake"
+    place = "apart" if keys.word("vllm_mode") == "server" else place
+    if place == "awake":
+        share = keys.values.get("vllm_gpu_memory_utilization", 0.3)
+        kept = f"vLLM keeps {share} of each device beside the trainer (vllm_gpu_memory_utilization)"
+        keys.assumed.append(f"no memory of the engine, though {kept}: give --rollout awake --rollout-memory")
+        return stack
+    return replace(stack, settings=replace(stack.settings, rollout=place))
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
