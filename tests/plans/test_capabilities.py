@@ -279,7 +279,13 @@ def test_a_stack_that_states_no_source_has_those_of_what_it_extends() -> None:
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("torchtitan", "fsdp2"), ("NeMo", "megatron-bridge"), ("megatron_core", "megatron"), ("hf", "transformers")],
+    [
+        ("torchtitan", "fsdp2"),
+        ("transformers-4", "transformers-2025"),
+        ("NeMo", "megatron-bridge"),
+        ("megatron_core", "megatron"),
+        ("hf", "transformers"),
+    ],
 )
 def test_the_words_that_people_have_for_a_framework_name_it(word: str, name: str) -> None:
     """What someone calls their framework is it, whatever its case and signs; a near miss is told the near ones."""

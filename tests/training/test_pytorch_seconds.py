@@ -74,7 +74,12 @@ def test_recompute_that_stops_early_saves_the_last_product() -> None:
         ("accelerate", "fsdp", "sft", True),
         # transformers modeling_utils.py: use_reentrant False since 5, True before.
         ("transformers", "none", "sft", True),
+        ("transformers-2025", "none", "sft", False),
         ("transformers-2024", "none", "sft", False),
+        # torchtitan 0.3.0 distributed/activation_checkpoint.py: early_stop False; compiled, what backward reads.
+        ("torchtitan-2026", "fsdp", "sft", False),
+        ("torchtitan-2026-compiled", "fsdp", "sft", True),
+        ("trl-2026", "none", "sft", True),
     ],
 )
 def test_checkpoints_stop_early_as_they_are_told(stack: str, sharding: Any, method: str, early: bool) -> None:
