@@ -159,6 +159,8 @@ def part_of(op: Op[X]) -> str:
 
 def quantised(tuning: Tuning, op: Op[X], w: Weight[X]) -> bool:
     """Return whether a weight takes the format of the base: matrices of the layers but routers, maybe the head."""
+    if op.kind == "grouped" and tuning.wide_experts:
+        return False
     return op.role != "router" and (
         w.kind == "matrix" or (tuning.narrow_head and op.role == "head" and w.kind == "head")
     )

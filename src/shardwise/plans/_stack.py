@@ -96,8 +96,7 @@ class Stack:
     checkpoint_stops_early: bool
     """Recompute ends at the last saved tensor."""
     checkpoint_reenters: Literal["", "always", "sft", "but fsdp", "but replicas"]
-    """Where the whole unit runs again, as in reentrant checkpoints: always, in supervised fine-tuning unless they
-    are on the host, in all but FSDP unless they are, or but in replicas on several devices."""
+    """Where the whole unit of a checkpoint runs again all the same (`TrainingCase.reenters`)."""
     checkpoint_prunes: bool
     """What no gradient reads is not run again, as compilers see."""
     checkpoint_halves: bool
@@ -140,13 +139,15 @@ class Stack:
     holds_narrow_inputs: bool
     """Those inputs last as long as the graph: over checkpoints, and until the loss of the next micro-batch."""
     scales_apart: bool
-    """Scales of bitsandbytes' 4 bits lie beside the parameter, so that what shards parameters leaves them whole."""
+    """Scales of bitsandbytes' 4 bits lie beside the parameter: what shards parameters leaves them whole."""
     decodes_by_branches: bool
     """Kernels of bitsandbytes decode 4 bits by branches, not by a table."""
     narrow_type: Literal["", "fp16"]
     """Type of what bitsandbytes makes of 4-bit weights, before a cast to that of the GEMMs ("": that one)."""
     narrow_head: bool
     """The head is stored in the format of narrow weights."""
+    narrow_experts: bool
+    """So are experts by bitsandbytes, which passes over parameters of three dimensions."""
     narrow_rest_bytes: float
     """Width in which embedding, head and norms are kept beside narrow weights (0: as they come)."""
 

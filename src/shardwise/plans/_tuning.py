@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from shardwise.errors import InputError, Problem, Problems
 from shardwise.files import own_table
+from shardwise.plans._experts import LINEAR_ROUTERS, experts_of, wide_experts
 from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
@@ -52,21 +53,6 @@ ADAPTERS: dict[str, str] = {
 """Methods by name, and where they are from; each is a function of ops/adapters.py."""
 LORA = ("lora", "rslora", "lora-plus", "lora-fa", "dora")
 """Methods that peft runs as LoRA: it converts the targets of these alone (utils/transformers_weight_conversion.py)."""
-NAMED_EXPERTS: dict[str, tuple[str, ...]] = {
-    "mixtral": ("minimax", "minimax_m2", "mixtral"),
-    "qwen2_moe": (
-        "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash",
-        "mellum", "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "solar_open",
-    ),
-}  # fmt: skip
-"""Types of models by how the experts' linear layers were called before they became parameters of three dimensions.
-
-transformers 5.23.0 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN, as far as peft 0.21.2 knows the names
-(_MOE_TARGET_MODULE_MAPPING of the file above). Experts of other types are no target of "all-linear".
-"""
-LINEAR_ROUTERS = ("afmoe", "dbrx", "gemma4_text", "hunyuan_v1_moe", "llama4_text", "longcat_flash", "phimoe")
-"""Types whose router is a linear layer or has one (transformers 5.23.0, Llama4Router, PhimoeTopKRouter and others)."""
 VIRTUAL = ("prefix", "prompt", "trainable-tokens")
 """Methods that train tokens, not what stands beside linear layers."""
 DROPPING = (
@@ -164,9 +150,10 @@ class Tuning:
     `joint` says that layers that are one GEMM of the framework have one adapter, `kernels` that LoRA runs in functions
     of the framework's own (`Stack.adapter_kernels`), `keeps_inputs` that GEMMs of narrow weights keep their input,
     `holds_inputs` that they do as long as the graph is there, `scales_apart` that their scales are no part of the
-    parameter, `narrow_head` that the head is stored as they are, `rest_bytes` how wide weights beside narrow ones are
-    kept (0: as they come), `trains` what of the model itself trains. With `splits_rank` tensor parallelism splits both
-    matrices of an adapter, else only those sides that it splits of the layer. Beside an adapter there is a frozen one
+    parameter, `narrow_head` that the head is stored as they are, `wide_experts` that experts are not, `rest_bytes` how
+    wide weights beside narrow ones are kept (0: as they come), `trains` what of the model itself trains. With
+    `splits_rank` tensor parallelism splits both matrices of an adapter, else only those sides that it splits of the
+    layer. Beside an adapter there is a frozen one
     of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks of `block` features.
 
     `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
@@ -190,6 +177,7 @@ class Tuning:
     holds_inputs: bool = False
     scales_apart: bool = False
     narrow_head: bool = False
+    wide_experts: bool = False
     rest_bytes: float = 0.0
     splits_rank: bool = True
     reference: bool = False
@@ -292,15 +280,6 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
     return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
 
 
-def _experts_of(stack: Stack, family: str) -> Literal["modules", "mixtral", "qwen2_moe", "hidden"]:
-    """Return how "all-linear" finds the experts of a type of models, which are named where it has no type."""
-    if stack.experts != "grouped-mm":
-        return "modules"
-    if not family or family in NAMED_EXPERTS["mixtral"]:
-        return "mixtral"
-    return "qwen2_moe" if family in NAMED_EXPERTS["qwen2_moe"] else "hidden"
-
-
 def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
@@ -334,10 +313,11 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         holds_inputs=base.bitsandbytes and stack.holds_narrow_inputs,
         scales_apart=base.bitsandbytes and stack.scales_apart,
         narrow_head=narrow and stack.narrow_head,
+        wide_experts=base.bitsandbytes and wide_experts(stack, family),
         rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
-        experts=_experts_of(stack, family),
+        experts=experts_of(stack, family),
         linear_router=family in LINEAR_ROUTERS,
         family=family,
     )

@@ -119,7 +119,11 @@ class TrainingCase:
 
     @property
     def reenters(self) -> bool:
-        """Whether checkpoints are reentrant (torch.utils.checkpoint, use_reentrant) and run all of their unit again."""
+        """Whether checkpoints are reentrant (torch.utils.checkpoint, use_reentrant) and run all of their unit again.
+
+        Of axolotl those of supervised fine-tuning are, but on the host; of LLaMA-Factory all but under FSDP, there
+        those on the host too; of ms-swift all but those of replicas on several devices.
+        """
         where, hosted = self.stack.checkpoint_reenters, "activations" in self.plan.offload
         if where == "sft":
             return self.job.method == "sft" and not hosted

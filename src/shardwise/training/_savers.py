@@ -26,6 +26,8 @@ _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan,
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
 # The framework with most savers, where that of the plan does not run a bundle, and one that updates Adam in backward.
 _ELSE, _EARLY = "transformers", "torchtune"
+# One whose 4 bits reach experts that are parameters (`Stack.narrow_experts`).
+_NARROW_EXPERTS = "unsloth"
 
 
 class AnsweredPlan(JudgedPlan, Protocol):
@@ -116,7 +118,7 @@ _DENSE = ("attention",)
 
 def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield the single savers that differ from what a report has."""
-    plan, job = report.case.plan, report.case.job
+    plan = report.case.plan
     offload = plan.offload
     yield from ({"recompute": mode} for mode in ("selective", "full"))
     policies = report.case.stack.runs.checkpoint_policy
@@ -133,17 +135,24 @@ def singles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     if plan.dp > 1 and not plan.sharding_rules.weights:
         yield {"sharding": report.case.stack.runs.word("fsdp")}
     yield {"sharding": "fsdp", "offload": tuple(dict.fromkeys((*offload, "optimizer", "gradients", "parameters")))}
-    yield from _adapters(job, report.case.model.has_experts)
+    yield from _adapters(report)
 
 
-def _adapters(job: Training, experts: bool) -> Iterator[FieldChanges]:
+def _wide_experts(report: AnsweredPlan) -> bool:
+    """Return whether a model has experts that the format of the frozen weights passes over."""
+    tuning = report.case.tuning
+    return tuning is not None and tuning.wide_experts and report.case.model.has_experts
+
+
+def _adapters(report: AnsweredPlan) -> Iterator[FieldChanges]:
     """Yield fine-tuning with adapters, and less of those that a job has: none beside each of many experts."""
+    job, experts = report.case.job, report.case.model.has_experts
     if not job.adapter:
         yield {"adapter": "lora"}
         yield {"adapter": "lora", "base": "nf4"}
         return
-    if not job.base:
-        yield {"base": "nf4"}
+    if not job.base or _wide_experts(report):
+        yield {"base": "bf16" if job.base else "nf4"}
     yield {"adapter_precision": "bf16"}
     if experts and not job.targets:
         yield {"targets": _DENSE}
@@ -160,7 +169,8 @@ def bundles(report: AnsweredPlan) -> Iterator[FieldChanges]:
     away: FieldChanges = {**lean, "precision": "bf16-pure", "sharding": report.case.stack.runs.word("fsdp")}
     away["offload"] = ("optimizer", "gradients", "parameters", "activations")
     if report.case.job.adapter:
-        yield from ({"recompute": "full"}, lean, {**lean, "base": "nf4"}, {**lean, "offload": ("activations",)})
+        base = "bf16" if _wide_experts(report) else "nf4"
+        yield from ({"recompute": "full"}, lean, {**lean, "base": base}, {**lean, "offload": ("activations",)})
         if report.case.model.has_experts and not report.case.job.targets:
             yield {**lean, "targets": _DENSE}
         states: FieldChanges = {**lean, "sharding": away["sharding"], "offload": away["offload"][:-1]}
@@ -272,6 +282,8 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
         if not one.fits and plan.dp > 1 and not plan.sharding_rules.weights and "sharding" not in changes:
             one = _tried_anywhere(report, ask, {**changes, "sharding": word})
         proposed.append(one)
+    if _wide_experts(report):
+        proposed.append(tried(report, ask, {"recompute": "full"}, _NARROW_EXPERTS))
     able = [one for one in proposed if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
     return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])
@@ -352,7 +364,7 @@ def _surprises(report: AnsweredPlan, ask: Ask) -> Iterator[str]:
     if job.adapter == "dora" and (saved := fewer({"adapter": "lora"})):
         yield f"DoRA keeps an identity matrix beside each layer: --adapter lora saves {show_bytes(saved)}"
     if tuning.base.narrow and (saved := fewer({"base": "bf16"})):
-        rest = "what stands beside it is in fp32"
+        rest = "experts are wide beside it" if _wide_experts(report) else "what stands beside it is in fp32"
         yield f"{job.base} saves nothing at this length, {rest}: --base bf16 saves {show_bytes(saved)}"
     if tuning.base.bitsandbytes and case.plan.sharding_rules.weights:
         yield f"{case.plan.sharding} shards {job.base} only where bnb_4bit_quant_storage is the type of the compute"

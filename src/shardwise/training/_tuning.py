@@ -249,6 +249,21 @@ def target_notes(model: Model, job: Training, stack: Stack) -> list[str]:
     tuning = tuning_of(job, stack, model.family)
     if tuning is None or tuning.joint or not tuning.adapter:
         return []
+    return [*_expert_notes(model, tuning, stack), *_foreign_names(model, job, tuning)]
+
+
+def _expert_notes(model: Model, tuning: Tuning, stack: Stack) -> list[str]:
+    """Return how wide experts are beside narrow weights where these are linear layers alone."""
+    if not tuning.wide_experts or not any(block.has_experts for block in model.layers):
+        return []
+    width = "fp32" if tuning.rest_bytes == 4 else "16 bits"
+    why = (
+        f"{tuning.base.name} of {stack.name} is of linear layers alone, and experts are parameters since transformers 5"
+    )
+    return [f"experts in {width}: {why}; --stack unsloth stores them in {tuning.base.name} too"]
+
+
+def _foreign_names(model: Model, job: Training, tuning: Tuning) -> list[str]:
     tables = ("embedding", "head")
     layers = [op for line in lines(model, whole_layout()) for op in line.ops if op.weights and op.role not in tables]
     known, foreign, own = {*module_names(model), *KNOWN_TARGETS, "router"}, [], list[str]()

@@ -1,0 +1,66 @@
+"""Experts beside weights of 4 bits: linear layers that bitsandbytes stores, or parameters that it passes over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+from shardwise import Plan, Training
+from shardwise.formats import ImportContext, import_file
+from shardwise.hardware import Cluster
+from shardwise.models import load_model
+from shardwise.training import TrainingOptions, TrainReport, train
+
+# Layers x experts x three matrices.
+EXPERTS = {"qwen3-30b-a3b": 48 * 128 * 3 * 2048 * 768, "gpt-oss-20b": 24 * 32 * 3 * 2880 * 2880}
+
+
+def tuned(model: str, stack: str, base: str = "nf4") -> TrainReport:
+    """Return QLoRA of a model under a framework."""
+    job = Training(seq_len=2048, global_batch=1, adapter="lora", rank=8, targets=("q", "v"), base=base)
+    plan = Plan(micro_batch=1, recompute="full", sequence_parallel=False)
+    return train(load_model(model), Cluster.parse("1xh200-sxm"), plan, job, TrainingOptions(stack=stack))
+
+
+@pytest.mark.parametrize("model", EXPERTS)
+@pytest.mark.parametrize(("stack", "each"), [("transformers", 4), ("llama-factory", 2), ("unsloth", 0.5625)])
+def test_parameters_of_three_dimensions_stay_as_wide_as_they_are_loaded(model: str, stack: str, each: float) -> None:
+    """Only linear layers are replaced (transformers 5); peft makes fp32 of the rest, Unsloth patches it."""
+    rest = {"transformers": 4, "llama-factory": 2, "unsloth": 2}[stack]
+    whole = load_model(model)
+    experts = EXPERTS[model]
+    weights = tuned(model, stack).memory.weights
+    # Embedding and head, and beside them attention in 4 bits, biases, norms and routers.
+    tables = rest * whole.vocab * whole.hidden * 2
+    assert experts * each < weights - tables < experts * each + 1.6e9
+
+
+def test_experts_that_are_linear_layers_are_stored_in_four_bits() -> None:
+    """Before transformers 5 all experts were; Llama 4's become so (quantizers/base.py SequentialLlama4TextExperts)."""
+    assert tuned("qwen3-30b-a3b", "transformers-2024").memory.weights < 21e9
+    scout = tuned("llama-4-scout", "transformers").memory.weights
+    assert scout < 0.6 * 109e9 + 4 * 2 * 202048 * 5120
+
+
+def test_what_is_passed_over_is_said_with_a_framework_that_does_not(tmp_path: Path) -> None:
+    """The answer names how wide experts are, and axolotl's switch stores them in 4 bits."""
+    words = " ".join(tuned("qwen3-30b-a3b", "transformers").assumptions)
+    assert "experts in fp32" in words
+    assert "--stack unsloth" in words
+    assert "experts in" not in " ".join(tuned("qwen3-8b", "transformers").assumptions)
+    text = "base_model: Qwen/Qwen3-30B-A3B\nadapter: qlora\nload_in_4bit: true\nlora_target_modules: [q_proj]\n"
+    narrow = []
+    for more in ("", "quantize_moe_experts: true\n"):
+        (tmp_path / "a.yaml").write_text(text + more, encoding="utf-8")
+        narrow.append(import_file(tmp_path / "a.yaml", around=ImportContext(num_devices=1)).stack.narrow_experts)
+    assert narrow == [False, True]
+
+
+def test_a_fine_tune_whose_experts_stay_wide_is_led_to_a_framework_that_stores_them() -> None:
+    """Where experts beside 4 bits are too much, frozen weights of 16 bits and Unsloth are among what fits."""
+    done = run("train", "qwen3-30b-a3b", "--on", "h100", "--qlora", "--seq-len", "2048", "--json")
+    flags = [row["flags"] for row in done.tree["proposals"]]
+    assert any("--base bf16" in one for one in flags)
+    assert any("--stack unsloth" in one for one in flags)
