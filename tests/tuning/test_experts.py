@@ -59,8 +59,9 @@ def test_what_is_passed_over_is_said_with_a_framework_that_does_not(tmp_path: Pa
 
 
 def test_a_fine_tune_whose_experts_stay_wide_is_led_to_a_framework_that_stores_them() -> None:
-    """Where experts beside 4 bits are too much, frozen weights of 16 bits and Unsloth are among what fits."""
-    done = run("train", "qwen3-30b-a3b", "--on", "h100", "--qlora", "--seq-len", "2048", "--json")
-    flags = [row["flags"] for row in done.tree["proposals"]]
-    assert any("--base bf16" in one for one in flags)
-    assert any("--stack unsloth" in one for one in flags)
+    """Where experts beside 4 bits are too much, weights of 16 bits and Unsloth are proposed, and hold what is said."""
+    ask = ("train", "gpt-oss-20b", "--on", "l40s", "--seq-len", "2048", "--micro-batch", "1", "--json")
+    rows = run(*ask, "--qlora").tree["proposals"]
+    wide, narrow = (next(row for row in rows if word in row["flags"]) for word in ("--base bf16", "--stack unsloth"))
+    for row, words in ((wide, ["--adapter", "lora"]), (narrow, ["--qlora"])):
+        assert run(*ask, *words, *row["flags"].split()).tree["device_bytes"] == row["device_bytes"]

@@ -283,7 +283,8 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
             one = _tried_anywhere(report, ask, {**changes, "sharding": word})
         proposed.append(one)
     if _wide_experts(report):
-        proposed.append(tried(report, ask, {"recompute": "full"}, _NARROW_EXPERTS))
+        hosted = dict.fromkeys((*plan.offload, *find_stack(_NARROW_EXPERTS).usual_offload))
+        proposed.append(tried(report, ask, {"recompute": "full", "offload": tuple(hosted)}, _NARROW_EXPERTS))
     able = [one for one in proposed if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
     return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])
