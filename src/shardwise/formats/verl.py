@@ -19,7 +19,7 @@ from shardwise.formats._launch import Launch, started
 from shardwise.formats.megatron._beside import NAMES, plan_beside
 from shardwise.formats.megatron._values import by_name
 from shardwise.models import Model
-from shardwise.plans import Plan, Stack, Training, find_stack, rank_of, shard_of
+from shardwise.plans import Plan, Stack, Training, find_stack, fused_layers, rank_of, shard_of
 from shardwise.records import replace
 from shardwise.units import counted
 
@@ -154,8 +154,8 @@ def _tuned(values: Mapping[str, Any], source: str, around: ImportContext, launch
     _trainer.say_unpacked(keys, seq_len)
     stack = find_stack("verl")
     if keys.flag("model.use_liger"):
-        stack = replace(stack, settings=replace(stack.settings, loss="fused-linear"))
-    elif "engine.strategy" not in keys.values:
+        stack = fused_layers(stack)
+    if "engine.strategy" not in keys.values:
         # fsdp_sft_trainer.py _compute_loss_and_backward: CrossEntropyLoss under autocast.
         stack = replace(stack, settings=replace(stack.settings, loss="eager"))
     return keys.case(source, model=model, plan=plan, job=job, stack=stack, num_devices=devices)
@@ -255,7 +255,10 @@ def _of_megatron(keys: Keys) -> dict[str, str]:
 def _settings(keys: Keys, stack: Stack) -> Stack:
     """Return a stack with its loss, and whether the engine sleeps while the policy trains."""
     settings = stack.settings
-    if keys.flag(_M + "use_fused_kernels") or keys.flag(_M + "use_liger"):
+    if keys.flag(_M + "use_liger"):
+        # workers/engine/fsdp/transformer_impl.py: Liger's forward without labels, which gives out whole logits.
+        stack = fused_layers(stack)
+    if keys.flag(_M + "use_fused_kernels"):
         settings = replace(settings, loss="fused-linear")
     if keys.whole("rollout.nnodes", least=0):  # verl/experimental: an engine on nodes of its own
         return replace(stack, settings=replace(settings, rollout="apart"))
@@ -283,6 +286,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "enable_gradient_checkpointing": p.recompute == "full",
         "enable_activation_offload": "activations" in p.offload,
         "use_fused_kernels": case.stack.settings.loss == "fused-linear",
+        **({"use_liger": True} if case.stack.norm == "fused" else {}),
     }
     if job.adapter:
         model |= {"lora_rank": rank_of(job), "lora_alpha": round(job.adapter_alpha) or 16}
