@@ -174,3 +174,18 @@ def test_a_script_that_accelerate_starts_with_deepspeed_runs_under_it(tmp_path: 
     assert (case.stack.name, case.stack.loss_kernel, case.job.precision) == (
         "deepspeed", "fused-lm-head", "bf16-grads16"
     )  # fmt: skip
+
+
+def test_a_framework_that_makes_fewer_logits_than_are_counted_says_so() -> None:
+    """Today's ms-swift makes those of labelled tokens alone, ms-swift of 2024 all."""
+    from shardwise.models import load_model
+
+    job, plan = Training(seq_len=2048, global_batch=1, adapter="lora"), Plan(micro_batch=1)
+    told_so = [
+        any(
+            "labelled tokens" in text for text in train(load_model("qwen3-8b"), cluster, plan, job, options).assumptions
+        )
+        for cluster in (Cluster.parse("1xh100-sxm-80gb"),)
+        for options in (TrainingOptions(stack="ms-swift"), TrainingOptions(stack="ms-swift-2024"))
+    ]
+    assert told_so == [True, False]
