@@ -12,6 +12,7 @@ from shardwise.formats._launch import Launch, Started, started, started_by
 from shardwise.formats.megatron import _checkpoint, _job, _model, _plan
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import GivenArguments, arguments, by_name, facts, from_mapping, from_words
+from shardwise.plans import Plan
 from shardwise.records import replace
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def imported(given: GivenArguments, launch: Launch) -> Imported:
     stem = os.path.splitext(os.path.basename(launch.source))[0]
     model = _model.build(reader, stem or "megatron")
     plan = _plan.build(reader, launch.num_devices)
+    _check_sends(reader, plan)
     job, stack = _job.build(reader, plan), _job.stack(reader)
     _assume_defaults(reader)
     given.problems.items[:] = dict.fromkeys(given.problems.items)
@@ -138,6 +140,13 @@ def _refuse(reader: Reader) -> None:
         if argument and argument.meaning.startswith("!") and value not in (argument.default, False, None):
             rule = facts()["refused"][argument.meaning[1:]]
             reader.problems.items.append(Problem(argument.option, plain(value), rule, "leave it out"))
+
+
+def _check_sends(reader: Reader, plan: Plan) -> None:
+    """Record chunks of two stages whose messages wait (megatron/training/arguments.py, 2026-08)."""
+    if plan.vpp > 1 and plan.pp == 2 and not reader.flag("overlap_p2p_comm"):
+        rule = "leaves two stages with several messages between them at once, which Megatron-LM refuses with chunks"
+        reader.fail("overlap_p2p_comm", rule, "leave it out, or take more than two stages")
 
 
 def _check_overlaps(reader: Reader) -> None:
