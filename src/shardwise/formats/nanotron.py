@@ -13,13 +13,21 @@ from shardwise.errors import InputError
 from shardwise.formats import _trainer, _yaml
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
-from shardwise.models import MLP, Attention, Model, catalogue, model_from_config
+from shardwise.models import MLP, Attention, Block, Model, MoE, catalogue, model_from_config
 from shardwise.plans import Plan, Schedule, Stack, Training, find_stack
 from shardwise.records import replace
 
 _TABLE = "nanotron.toml"
 _P, _T, _O, _M = "parallelism.", "tokens.", "optimizer.", "model."
 _CONFIG = _M + "model_config."
+_EXPERTS = _CONFIG + "moe_config."
+# config/models_config.py MoEConfig
+_MOE = {
+    "num_experts": ("num_experts", 8), "top_k": ("num_experts_per_tok", 2),
+    "moe_intermediate_size": ("moe_intermediate_size", 1408),
+    "shared_expert_intermediate_size": ("shared_expert_intermediate_size", 5632),
+}  # fmt: skip
+_MOST_LAYERS = 10_000
 _LAYERS = ("is_llama_config", "is_qwen2_config")
 # config/models_config.py LlamaConfig and Qwen2Config
 _USUAL = {
@@ -126,9 +134,7 @@ def _model(keys: Keys) -> Model | None:
     if not sizes:
         keys.assumed.append("no model: the file has no model_config")
         return None
-    if any(name.startswith("moe_config") and value is not None for name, value in sizes.items()):
-        keys.assumed.append("no model: experts of nanotron's own layers are not read")
-        return None
+    experts = {name: sizes.pop(name) for name in tuple(sizes) if name.startswith("moe_config")}
     other = [name for name, on in sizes.items() if name not in _LAYERS and on and name.startswith("is_")]
     if other:
         keys.assumed.append(f"no model: layers of {other[0]} are not read")
@@ -137,12 +143,47 @@ def _model(keys: Keys) -> Model | None:
     biased = sizes.pop("attention_bias", False) and sizes.get("is_qwen2_config")
     kind, sizes = "qwen2" if biased else "llama", _USUAL | sizes
     named = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[kind]
+    routed = _routed(keys, sizes, bool(biased)) if any(one is not None for one in experts.values()) else {}
+    config = {**sizes, "model_type": kind, "architectures": [named]} | routed
     try:
-        return model_from_config({**sizes, "model_type": kind, "architectures": [named]}, name="nanotron")
+        model = model_from_config(config, name="nanotron")
+        return _with_own_experts(keys, model) if routed else model
     except InputError as error:
         for problem in error.problems:
             keys.problems.add(_CONFIG + problem.field, problem.value, problem.rule, problem.remedy)
         return None
+
+
+def _routed(keys: Keys, sizes: Mapping[str, Any], biased: bool) -> dict[str, Any]:
+    """Return what experts change of a configuration: they are Qwen2-MoE's (src/nanotron/nn/moe.py Qwen2MoELayer)."""
+    if not sizes.get("is_qwen2_config"):
+        keys.fail(_EXPERTS + "num_experts", "is of Qwen2's layers alone", "set is_qwen2_config: true")
+    layers, count = keys.raw(_EXPERTS + "layers"), keys.whole(_CONFIG + "num_hidden_layers") or 32
+    every = range(min(count, _MOST_LAYERS))
+    dense = [layer for layer in every if isinstance(layers, list) and layers != [-1] and layer not in layers]
+    if (keys.whole(_P + "expert_parallel_size") or 1) > 1:
+        keys.fail(_P + "expert_parallel_size", "sends no token to another rank: nanotron has no dispatch", "use 1")
+    if (keys.whole(_P + "tp") or 1) > 1:
+        keys.assumed.append("experts over all tokens once: each tensor-parallel rank has and runs them all")
+    whole = {theirs: keys.whole(_EXPERTS + ours) or usual for ours, (theirs, usual) in _MOE.items()}
+    return whole | {
+        "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1,
+        "mlp_only_layers": dense, "qkv_bias": biased,
+    }  # fmt: skip
+
+
+def _with_own_experts(keys: Keys, model: Model) -> Model:
+    """Return a model whose router multiplies in fp32, and without the shared expert where none is asked for."""
+    shared = bool(keys.flag(_EXPERTS + "enable_shared_expert"))
+
+    def block(one: Block) -> Block:
+        feed = one.feed_forward
+        if not isinstance(feed, MoE):
+            return one
+        own = replace(feed, float_router=True)
+        return replace(one, feed_forward=own if shared else replace(own, shared=None, shared_gate=False))
+
+    return replace(model, layers=tuple(map(block, model.layers)))
 
 
 def _sizes(model: Model) -> dict[str, Any]:
