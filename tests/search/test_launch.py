@@ -25,6 +25,7 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("megatron", "deepseek-v2-lite", "16xh200-sxm-141gb"),
     ("megatron-bridge", "llama-3.2-1b", "8xh100-sxm-80gb"),
     ("deepspeed", "qwen2.5-0.5b", "8xa100-sxm-80gb"),
+    ("deepspeed", "qwen3-30b-a3b", "16xh200-sxm-141gb"),
     ("fsdp2", "qwen2.5-0.5b", "16xa100-sxm-80gb"),
     ("fsdp2", "qwen3-30b-a3b", "32xh200-sxm-141gb"),
     ("transformers", "llama-3.2-1b", "8xh100-sxm-80gb"),

@@ -35,8 +35,9 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
     "amp-fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
     "fp32": {},
 }
-_EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "micro_batch", "sharding", "shard", "offload"))
+_EXPORTED = frozenset(("tp", "cp", "cp_kind", "dp", "ep", "micro_batch", "sharding", "shard", "offload"))
 _SCRIPT = ("seq_len", "token_budget")
+_AUTO_EP = "expert_parallel."
 _SPLIT = "activation_checkpointing.partition_activations"
 # deepspeed/runtime/engine.py hands optimizer.params on as they are; transformers and accelerate alone fill "auto" in.
 _RATE = "learning rate: set optimizer.params.lr, or it is the optimizer's default"
@@ -112,12 +113,28 @@ def _plan(keys: Keys, num_devices: int) -> Plan:
         cp=cp,
         cp_kind="all-to-all" if cp > 1 else "ring",
         dp=num_devices // (tp * cp),
+        ep=_experts(keys, num_devices),
         micro_batch=keys.whole("train_micro_batch_size_per_gpu") or 0,
         sequence_parallel=False,
         sharding="hsdp" if grouped else _STAGES[min(stage, 3)],
         shard=group if grouped else 1,
         offload=_offload(keys, stage),
     )
+
+
+def _experts(keys: Keys, num_devices: int) -> int:
+    """Return over how many ranks experts lie: AutoEP replaces modules of experts by its own where it is enabled.
+
+    Source: deepspeed/module_inject/auto_ep_config.py, auto_ep_folding.py (0.19.8).
+    """
+    if not keys.flag(_AUTO_EP + "enabled"):
+        return 1
+    ep = keys.whole(_AUTO_EP + "autoep_size") or 1
+    if (keys.whole(_AUTO_EP + "expert_tensor_parallel_size") or 1) > 1:
+        keys.fail(_AUTO_EP + "expert_tensor_parallel_size", "is reserved, and not supported yet", "use 1")
+    if num_devices % ep:
+        keys.fail(_AUTO_EP + "autoep_size", f"must divide the {num_devices} devices", "change it or --on")
+    return ep
 
 
 def _offload(keys: Keys, stage: int) -> tuple[str, ...]:
@@ -198,6 +215,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree.pop("data_types", None)
     if p.tp > 1:
         tree["tensor_parallel"] = {"autotp_size": p.tp}
+    if p.ep > 1:
+        tree["expert_parallel"] = {"enabled": True, "autoep_size": p.ep}
     kept = {
         "cpu_checkpointing": "activations" in p.offload,
         "partition_activations": case.stack.settings.partition_activations,
