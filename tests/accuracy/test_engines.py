@@ -46,7 +46,7 @@ from shardwise.serving.load import limits_of
         ({"engine": "trtllm", "engine_version": "0.10.0"}, "h100-sxm-80gb", "tensorrt-llm-0.9"),
         ({"engine": "trtllm", "engine_version": "0.20.0"}, "h100-sxm-80gb", "tensorrt-llm-0.12"),
         ({"engine": "trtllm", "engine_version": "1.2.0"}, "h100-sxm-80gb", "tensorrt-llm"),
-        ({"engine": "vllm", "engine_version": "0.18.0", "notes": "launch=eager"}, "gb200", "vllm-eager"),
+        ({"engine": "vllm", "engine_version": "0.18.0", "notes": "launch=eager"}, "gb200", "vllm-2025-eager"),
         ({"engine": "trtllm", "engine_version": "1.2.0", "notes": "experts=trtllm"}, "gb200", "tensorrt-llm-generated"),
     ],
 )  # fmt: skip

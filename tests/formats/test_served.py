@@ -308,7 +308,7 @@ def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path)
     [
         ("vllm", "vllm-prefix-cache", "--enable-prefix-caching", "--no-enable-prefix-caching"),
         ("sglang", "sglang-prefix-cache", "--tp-size", "--disable-radix-cache"),
-        ("vllm", "vllm-enforce-eager", "--enforce-eager", "--disable"),
+        ("vllm", "vllm-eager", "--enforce-eager", "--disable"),
         ("sglang", "sglang-eager", "--disable-cuda-graph", "--enforce-eager"),
     ],
 )

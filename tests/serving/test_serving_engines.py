@@ -375,12 +375,12 @@ def test_prompts_beyond_captured_sizes_are_launched_by_python() -> None:
     assert late(1024, 1024) < 2e-3 < late(1025, 1024)
     assert late(128, 64) < 2e-3 < late(129, 64)
     assert late(513, 256, "trillium") < 2e-3
-    assert late(100, 256, engine="vllm-eager") > late(513, 256)
+    assert late(100, 256, engine="vllm-2025-eager") > late(513, 256)
 
 
 def test_eager_engines_launch_decode_steps_too() -> None:
     """A short decode step takes as long as its launches where nothing is captured."""
-    pairs = (("vllm-2025", "vllm-eager"), ("vllm", "vllm-enforce-eager"), ("sglang", "sglang-eager"))
+    pairs = (("vllm-2025", "vllm-2025-eager"), ("vllm", "vllm-eager"), ("sglang", "sglang-eager"))
     for pair in pairs:
         captured, eager = (step(engine, "qwen3-30b-a3b", batch=1) for engine in pair)
         assert eager > 2 * captured
