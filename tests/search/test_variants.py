@@ -99,8 +99,7 @@ def test_all_that_is_asked_is_searched_as_brute_force_does(kind: str) -> None:
 def _legal(case: Any, plan: Plan) -> bool:
     from shardwise.plans.laws import stack_problems
 
-    job = {"precision": case.recipe.precision.name, "optimizer": case.job.optimizer}
-    return brute.is_legal(case, plan) and not stack_problems(case.stack, plan, **job)
+    return brute.is_legal(case, plan) and not stack_problems(case.stack, plan, **case.job_words)
 
 
 @pytest.mark.parametrize("kind", list(CASES))

@@ -332,7 +332,8 @@ def overview(status: int = 0, width: int = 80) -> Answer:
 
 def _line(page: Page, left: str, text: str, column: int = _LEFT) -> None:
     """Append a flag and its help, the help wrapped in its own column."""
-    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=False, break_on_hyphens=page.width < 80)
+    narrow = page.width < 80
+    pieces = textwrap.wrap(text, page.width - column - 2, break_long_words=narrow, break_on_hyphens=narrow)
     if len(left) >= column:
         page.add(("  " + left, "cyan"))
         left = ""

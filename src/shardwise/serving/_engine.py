@@ -47,17 +47,13 @@ class HostSeconds:
     compiled_prompts: bool = False
     """Python launches what a compiler has left: norms and activations write what narrow GEMMs read."""
 
-    def most_captured(self, family: str, tokens: int) -> int:
-        """Return the tokens of the largest captured step on a family of devices, where all sequences decode so many.
+    def most_captured(self, family: str) -> int:
+        """Return the tokens of the largest captured step on a family of devices.
 
-        >>> host = find_engine("vllm").host
-        >>> host.most_captured("hopper", 64), host.most_captured("blackwell", 1024)
-        (128, 1024)
+        >>> [find_engine("vllm").host.most_captured(family) for family in ("hopper", "blackwell")]
+        [512, 1024]
         """
-        if not self.captured_tokens:
-            return 0
-        most = dict(self.captured_of_family).get(family, self.captured_tokens)
-        return min(self.captured_per_sequence * tokens or most, most)
+        return self.captured_tokens and dict(self.captured_of_family).get(family, self.captured_tokens)
 
     @property
     def module_launch_seconds(self) -> float:

@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from shardwise.hardware import Device
+from shardwise.ledger.number import X, ceil, maximum, minimum, total
 from shardwise.models import STATE_TYPES, Architecture
 from shardwise.records import dataclass
 from shardwise.serving._cache import keeps_states, keeps_tokens
@@ -148,19 +149,27 @@ class EngineMemory:
         own = next((count for one, count in slots if re.fullmatch(one, family)), 1)
         return own + guesses + (self.verified_states if guesses else 0)
 
-    def captured_bytes(self, device: Device, tokens: int, decoded: int) -> float:
+    def captures(self, device: Device) -> bool:
+        """Return whether it sets memory aside for graphs that it captures on a device."""
+        return bool(self.graph_sizes) and re.fullmatch(self.graph_vendors, device.vendor) is not None
+
+    def captured_bytes(self, tokens: X, decoded: X) -> X:
         """Return the bytes of captured graphs of steps of up to so many tokens, and of so many that decode.
 
-        >>> from shardwise.hardware import find_device
         >>> from shardwise.serving import find_engine
-        >>> device = find_device("h100-sxm-80gb").device
-        >>> [round(find_engine("vllm").memory.captured_bytes(device, 512, most) / 2**30, 2) for most in (256, 1024)]
+        >>> [round(find_engine("vllm").memory.captured_bytes(512.0, most) / 2**30, 2) for most in (256.0, 1024.0)]
         [0.8, 0.9]
         """
-        if not tokens or not self.graph_sizes or not re.fullmatch(self.graph_vendors, device.vendor):
-            return 0.0
-        sizes = [n for first, last, step in self.graph_sizes for n in range(first, min(last, tokens) + 1, step)]
-        return self.graph_bytes + self.graph_bytes_each * (len(sizes) + sum(n <= decoded for n in sizes))
+        graphs = self._sizes_up_to(tokens) + self._sizes_up_to(minimum(tokens, decoded))
+        return self.graph_bytes + self.graph_bytes_each * graphs
+
+    def _sizes_up_to(self, tokens: X) -> X:
+        """Return how many captured steps have so many tokens at most."""
+        runs = (
+            minimum(maximum(ceil((tokens + 1 - first) / step), 0), (last - first) // step + 1)
+            for first, last, step in self.graph_sizes
+        )
+        return total(runs, 0 * tokens)
 
     def sampler_bytes(self, device: Device) -> float:
         """Return the bytes of working memory for each logit on a device."""

@@ -306,11 +306,8 @@ def stage_bytes(
     communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
     communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])
     working, largest = maximum(activations, sampling), context + communicators
-    if captured := captured_bytes(case):
-        graphs = named(zero + captured, "captured graphs", dict(engine.sources)["memory.graph_bytes"])
-        largest = largest + graphs
-    else:
-        graphs = zero
+    graphs = captured_bytes(case, sequences)
+    largest = largest + graphs
     needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
@@ -327,11 +324,17 @@ def stage_bytes(
     )
 
 
-def captured_bytes(case: ServingCase) -> float:
-    """Return bytes that the engine sets aside for its captured graphs on a device."""
-    device, decoded = case.cluster.device, case.profiled.sequences * (1 + case.job.num_speculative_tokens)
-    most = case.engine.host.most_captured(family_of(device), decoded)
-    return case.engine.memory.captured_bytes(device, most, decoded)
+def captured_bytes(case: ServingCase, sequences: X) -> X:
+    """Return bytes that the engine sets aside for its captured graphs on a device, where so many sequences may run."""
+    memory, host, device = case.engine.memory, case.engine.host, case.cluster.device
+    most = host.most_captured(family_of(device))
+    if not most or not memory.captures(device):
+        return 0 * sequences
+    decoded = sequences * (1 + case.job.num_speculative_tokens)
+    tokens = minimum(host.captured_per_sequence * decoded, most) if host.captured_per_sequence else 0 * decoded + most
+    return named(
+        memory.captured_bytes(tokens, decoded), "captured graphs", dict(case.engine.sources)["memory.graph_bytes"]
+    )
 
 
 def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:

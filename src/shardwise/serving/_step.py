@@ -215,8 +215,9 @@ def host_slowness(device: Device) -> float:
 
 def replayed_tokens(case: ServingCase) -> int:
     """Return the tokens up to which steps with prompts are replayed from captured graphs, 0 where none is."""
+    host, most = case.engine.host, case.engine.host.most_captured(family_of(case.cluster.device))
     decoded = case.profiled.sequences * (1 + case.job.num_speculative_tokens)
-    return case.engine.host.most_captured(family_of(case.cluster.device), decoded)
+    return min(host.captured_per_sequence * decoded or most, most)
 
 
 def _late(case: ServingCase, ledger: StepLedger[X], device: X) -> X:

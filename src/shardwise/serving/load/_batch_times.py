@@ -114,7 +114,7 @@ def run_ends(short: Any, unfilled: Any, busy: Any) -> tuple[Any, Any]:
         chance = np.exp(-k * busy) * (k * busy) ** (k - 1) / math.factorial(k)
         more = np.maximum(more - chance, 0.0)
         mean, filled, behind = mean + chance * each, filled + more * some, behind - more
-    longer = np.maximum(behind, 0.0) * np.mean(unfilled, axis=0)
+    longer = np.maximum(behind, 0.0) * sum(unfilled) / len(unfilled)
     return (1 - busy) * (mean + more * short[-1]), (1 - busy) * (filled + longer)
 
 
