@@ -191,7 +191,7 @@ def test_rollouts_are_what_the_engine_takes() -> None:
     assert apart["whole_step_seconds"] == pytest.approx(whole)
     asleep = answered(*GRPO, *PROMPT, "--rollout", "asleep")["rollout"]
     assert asleep["resting_bytes"] > 0 and asleep["handover_seconds"] > found["handover_seconds"]
-    short = answered(*GRPO, *PROMPT, "--rollout", "awake", "--rollout-memory", "3GiB")["rollout"]
+    short = answered(*GRPO, *PROMPT, "--rollout", "awake", "--rollout-memory", "3.5GiB")["rollout"]
     assert short["waves"] > 1 and short["seconds"] > asleep["seconds"]
 
 
