@@ -304,6 +304,25 @@ def test_tensorrt_llm_knows_every_key_that_is_written(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("line", "off"),
+    [
+        ("vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --enforce-eager", "--no-enable-prefix-caching"),
+        (
+            "python -m sglang.launch_server --model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4 --disable-cuda-graph",
+            "--disable-radix-cache",
+        ),
+    ],
+)
+def test_a_prefix_cache_beside_eager_launches_is_left_out_aloud(line: str, off: str, tmp_path: Path) -> None:
+    """No entry of an engine has both: what is not counted is said, unless the launch switches it off itself."""
+    for words, count in ((line, 1), (f"{line} {off}", 0)):
+        (tmp_path / "serve.sh").write_text(words + "\n")
+        done = run("infer", "--from", str(tmp_path / "serve.sh"), "--on", "4xh100", "--json")
+        assert done.status in (0, 1), done.err
+        assert sum("no prefix cache beside" in one for one in done.tree["assumptions"]) == count
+
+
+@pytest.mark.parametrize(
     ("target", "engine", "there", "gone"),
     [
         ("vllm", "vllm-prefix-cache", "--enable-prefix-caching", "--no-enable-prefix-caching"),

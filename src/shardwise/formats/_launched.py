@@ -243,6 +243,12 @@ class LaunchLine:
         except InputError:
             return engine
 
+    def eager(self, engine: str, eager: str, model: str) -> str:
+        """Return the entry of an engine that captures no graphs, which has no prefix cache: said where that matters."""
+        if self.caching(engine, model) != engine:
+            self.assumed.append(f"no prefix cache beside {eager}: with it fewer requests fit in the cache")
+        return eager
+
     def wide(self, model: str) -> str:
         """Return the type of weights that a line says with that of activations, empty where they are stored narrower.
 

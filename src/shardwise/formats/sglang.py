@@ -152,9 +152,10 @@ def _depth(line: LaunchLine, method: str) -> tuple[int, int]:
 
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
+    off = line.flag("--disable-radix-cache")
     if line.flag("--disable-cuda-graph"):
-        return "sglang-eager"
-    return "sglang" if line.flag("--disable-radix-cache") else line.caching("sglang", model)
+        return line.eager("sglang", "sglang-eager", "" if off else model)
+    return "sglang" if off else line.caching("sglang", model)
 
 
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:

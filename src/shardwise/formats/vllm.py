@@ -146,9 +146,9 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
 
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
-    if line.flag("--enforce-eager"):
-        return "vllm-eager"
     off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
+    if line.flag("--enforce-eager"):
+        return line.eager("vllm", "vllm-eager", "" if off else model)
     return "vllm" if off else line.caching("vllm", model)
 
 
