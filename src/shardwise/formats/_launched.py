@@ -22,7 +22,7 @@ from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
 from shardwise.models import find_model, load_model, namesake
 from shardwise.records import dataclass, replace
-from shardwise.serving import find_engine
+from shardwise.serving import find_engine, launched_engine
 from shardwise.shell import Budget, commands_of, left_open
 
 ENGINES = tuple(name for name in SERVERS if name != "dynamo")
@@ -238,13 +238,14 @@ class LaunchLine:
     def caching(self, engine: str, model: str) -> str:
         """Return an engine as it is with its prefix cache on: another where that takes more of the cache of a model."""
         try:
-            cached = f"{engine}-prefix-cache"
+            cached = launched_engine(engine, "prefix_cache")
             return cached if model and find_engine(cached).memory.divides_cache(load_model(model)) else engine
         except InputError:
             return engine
 
-    def eager(self, engine: str, eager: str, model: str) -> str:
-        """Return the entry of an engine that captures no graphs, which has no prefix cache: said where that matters."""
+    def eager(self, engine: str, model: str) -> str:
+        """Return an engine that captures no graphs, whose entry has no prefix cache: said where that matters."""
+        eager = launched_engine(engine, "eager")
         if self.caching(engine, model) != engine:
             self.assumed.append(f"no prefix cache beside {eager}: with it fewer requests fit in the cache")
         return eager

@@ -18,7 +18,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
 from shardwise.models import load_model, namesake
-from shardwise.serving import InferReport, format_names
+from shardwise.serving import InferReport, format_names, launched_engine
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
@@ -68,7 +68,7 @@ def words_of(one: Deployment) -> Words:
         words["--ubatch-size"] = one.step_tokens
     if not one.asked.prefixes:
         words["--no-cache-prompt"] = True
-    if not one.report.case.engine.memory.windowed:
+    if "whole_windows" in one.report.case.engine.launched_with:
         words["--swa-full"] = True
     refuse(types)
     return words
@@ -184,7 +184,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
             f"--override-tensor {moved} moves nothing: whole experts of all layers alone are read of it"
         )
     values: dict[str, Any] = {
-        "model": model, "engine": "llama.cpp-swa-full" if line.flag("--swa-full") else "llama.cpp",
+        "model": model, "engine": launched_engine("llama.cpp", *["whole_windows"] * line.flag("--swa-full")),
         "weights": weights, "max_sequences": slots,
         "max_batched_tokens": line.whole("--ubatch-size"), "max_context": context,
         "kv_cache": next(iter(kept), ""), "tp": devices if split == "row" else 1,

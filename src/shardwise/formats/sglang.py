@@ -154,7 +154,7 @@ def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
     off = line.flag("--disable-radix-cache")
     if line.flag("--disable-cuda-graph"):
-        return line.eager("sglang", "sglang-eager", "" if off else model)
+        return line.eager("sglang", "" if off else model)
     return "sglang" if off else line.caching("sglang", model)
 
 

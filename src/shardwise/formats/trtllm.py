@@ -21,12 +21,11 @@ from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, proposer, refuse, written
 from shardwise.models import Architecture, load_model
 from shardwise.records import replace
-from shardwise.serving import InferReport
+from shardwise.serving import InferReport, launched_engine
 from shardwise.shell import left_open
 
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _GENERATED = "TRTLLM"
-_WINDOWED = "-windowed"
 _WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
@@ -68,7 +67,7 @@ def _layers_windows(model: Architecture) -> list[int]:
 def _windows(one: Deployment) -> list[int]:
     """Return the tokens that layers keep, as many as repeat over all of them; none where each keeps what it reads."""
     case = one.report.case
-    if not case.engine.name.endswith(_WINDOWED) or not case.model.has_windows:
+    if "windows" not in case.engine.launched_with or not case.model.has_windows:
         return []
     kept = [window or one.context for window in _layers_windows(case.model)]
     return next(kept[:n] for n in range(1, len(kept) + 1) if all(x == kept[i % n] for i, x in enumerate(kept)))
@@ -169,8 +168,11 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
 
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by the kernels of experts that the options ask for, and by the tokens that layers keep."""
-    generated = line.word("moe_config.backend").upper() == _GENERATED
-    return ("tensorrt-llm-generated" if generated else "tensorrt-llm") + _WINDOWED * _keeps_windows(line, model)
+    says = {
+        "generated": line.word("moe_config.backend").upper() == _GENERATED,
+        "windows": _keeps_windows(line, model),
+    }
+    return launched_engine("tensorrt-llm", *(word for word, meant in says.items() if meant))
 
 
 def _keeps_windows(line: LaunchLine, model: str) -> bool:

@@ -148,7 +148,7 @@ def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
     off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
     if line.flag("--enforce-eager"):
-        return line.eager("vllm", "vllm-eager", "" if off else model)
+        return line.eager("vllm", "" if off else model)
     return "vllm" if off else line.caching("vllm", model)
 
 

@@ -11,7 +11,7 @@ from shardwise.serving._case import (
     stages_together,
 )
 from shardwise.serving._cost_model import EngineCostModel, engine_cost_model, op_seconds
-from shardwise.serving._engine import Engine, ServingOptions, engine_names, find_engine
+from shardwise.serving._engine import Engine, ServingOptions, engine_names, find_engine, launched_engine
 from shardwise.serving._formats import (
     WeightFormat,
     cache_bytes,

@@ -203,6 +203,10 @@ class Engine:
     """The stack whose operators it runs."""
     exporter: str = ""
     """The format that writes its launch line; empty: none does."""
+    launch_of: str = ""
+    """The engine whose launches run as this one where they say more, empty for one that a plain launch runs as."""
+    launched_with: tuple[str, ...] = ()
+    """What such a launch says."""
     memory: EngineMemory
     host: HostSeconds
     graphs: GraphCapture
@@ -261,7 +265,8 @@ def engine_tables() -> dict[str, dict[str, Any]]:
     for name, row in table["engines"].items():
         # An older or newer version of an engine states what differs; its kernels are those of the engine.
         base = table["engines"][row["extends"]] if "extends" in row else {}
-        table["engines"][name] = {"kernels": name, **_merged({**base, "also": ()}, row)}
+        own = {"also": (), "launch_of": "", "launched_with": ()}
+        table["engines"][name] = {"kernels": name, **_merged({**base, **own}, row)}
     return table
 
 
@@ -287,8 +292,19 @@ def find_engine(word: str) -> Engine:
         key: group(**{field: _frozen(value) for field, value in row.get(key, {}).items()})
         for key, group in _GROUPS.items()
     }
-    own = {key: value for key, value in row.items() if key not in (*_GROUPS, "also", "extends", "sources")}
+    own = {key: _frozen(value) for key, value in row.items() if key not in (*_GROUPS, "also", "extends", "sources")}
     return Engine(name=name, sources=tuple(_flat(row["sources"])), **own, **groups)
+
+
+def launched_engine(engine: str, *says: str) -> str:
+    """Return the engine that a launch runs as by what it says, the engine itself where that changes nothing.
+
+    >>> launched_engine("tensorrt-llm", "windows"), launched_engine("tensorrt-llm", "eager")
+    ('tensorrt-llm-windowed', 'tensorrt-llm')
+    """
+    rows = engine_tables()["engines"].items()
+    of = (name for name, row in rows if row["launch_of"] == engine and {*row["launched_with"]} == {*says})
+    return next(of, engine)
 
 
 def _frozen(value: Any) -> Any:
