@@ -91,6 +91,12 @@ def alone(step: str) -> list[str]:
     return shlex.split(step, comments=True)[1:]
 
 
+def unprinted(shown: str, printed: str) -> list[str]:
+    """Return the lines of a shown answer that were not printed, each up to where it breaks off with dots."""
+    words = " ".join(printed.split())
+    return [line for line in shown.splitlines() if " ".join(line.partition("...")[0].split()) not in words]
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """The environment of a reader: `shardwise` and `python` are those under test."""
@@ -106,22 +112,28 @@ def shell(tmp_path: Path) -> dict[str, str]:
 def test_every_command_runs(path: Path, tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shell and Python block ends with status 0, or with the one that the block states, in the order written.
 
-    What needs no shell runs in this process.
+    What needs no shell runs in this process. A block of text behind one of commands is what those printed.
     """
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+    printed = ""
     for block in blocks(path):
+        if block.language == "text" and printed:
+            assert unprinted(block.text, printed) == []
+        printed = ""
         if block.language == "python":
             exec(compile(block.text, path.name, "exec"), {"__name__": "__main__"})
         ended, said = 0, ""
         for step in steps(runnable(block.text)) if block.language == "sh" else ():
             if words := alone(step):
                 done = run(*words)
+                printed += done.out + done.err
                 ended, said = done.status, f"{step}\n{done.out[-2000:]}\n{done.err[-2000:]}"
             else:
                 command = ["bash", "-euo", "pipefail", "-c", step]
                 other = subprocess.run(command, cwd=work, env=shell, capture_output=True, text=True)
+                printed += other.stdout + other.stderr
                 ended, said = other.returncode, f"{step}\n{other.stdout[-2000:]}\n{other.stderr[-2000:]}"
             if ended:
                 break
@@ -173,9 +185,7 @@ def test_the_readme_shows_what_its_first_command_prints() -> None:
     """Line by line, up to where a line of the block breaks off with dots."""
     texts = [block.text for block in blocks(ROOT / "README.md")]
     words = shlex.split(next(text for text in texts if "shardwise train" in text).partition("/shardwise ")[2])
-    printed = " ".join(run(*words).out.split())
-    shown = next(text for text in texts if text.startswith("FITS"))
-    assert [line for line in shown.splitlines() if " ".join(line.partition("...")[0].split()) not in printed] == []
+    assert unprinted(next(text for text in texts if text.startswith("FITS")), run(*words).out) == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)

@@ -28,7 +28,7 @@ from shardwise.plans._laws import (
     tensor_laws,
 )
 from shardwise.plans._plan import AXES, OFFLOADS, Plan
-from shardwise.plans._stack import Stack, find_stack, stack_names
+from shardwise.plans._stack import Stack, find_stack, stack_names, stack_table
 from shardwise.plans.fields import PLAN
 from shardwise.plans.schedules import ROUNDS, Rounds, find_rules, runnable_count
 from shardwise.units import counted
@@ -227,12 +227,18 @@ def _stack_problem(stack: Stack, one: Refusal, plan: Plan, job: Mapping[str, str
     """Return the problem of one value, with the values of the framework and the frameworks that run it."""
     known = {find_stack(name).runs: name for name in reversed(stack_names())}
     refused = {name: {other.field for other in refusals(runs, plan, **job)} for runs, name in known.items()}
-    # Those that run the whole plan alone, where there are such: those that are released now, whose launch is written.
+    table = stack_table()
+    # Those that run the whole plan alone, where there are such: those that are released now, whose launch is written,
+    # and who brought the sharding before others.
     ranks = {
-        name: (bool(refused[name]), not runs.current, not runs.exporter, stack_names().index(name))
+        name: (
+            *(bool(refused[name]), not runs.current, not runs.exporter),
+            *(plan.sharding not in table[name].get("brought", ()), stack_names().index(name)),
+        )
         for runs, name in known.items()
     }
-    able = [name for name in sorted(ranks, key=ranks.__getitem__) if one.field not in refused[name]]
+    trainers = [name for name in sorted(ranks, key=ranks.__getitem__) if not table[name].get("written_with")]
+    able = [name for name in trainers if one.field not in refused[name]]
     able = [name for name in able if not refused[name]] or able
     value = one.value if isinstance(one.value, str | int) else shown(one.value)
     remedy = one_of(str(v).lower() if isinstance(v, bool) else v for v in one.instead)
