@@ -263,9 +263,9 @@ def _front(page: Page, result: LoadResult) -> None:
         points[round(i * (len(points) - 1) / max(min(len(points), _FRONT) - 1, 1))]
         for i in range(min(len(points), _FRONT))
     ]
-    rows = [["tokens/s/GPU", "tokens/s/user", "TTFT", "layout"]]
+    rows = [["tokens/s/GPU", "tokens/s/user", "TTFT", "requests/s", "replica"]]
     for point in kept:
         each = f"{point.tokens_per_second_per_gpu:,.0f}", f"{point.tokens_per_second_per_user:,.0f}"
-        rows.append([*each, show_seconds(point.ttft_seconds), _degrees(point.plan)])
-    page.table(rows, right=(0, 1, 2), header=True, indent=0)
+        rows.append([*each, show_seconds(point.ttft_seconds), f"{point.rate:,.2f}", _degrees(point.plan)])
+    page.table(rows, right=(0, 1, 2, 3), header=True, indent=0)
     page.blank()

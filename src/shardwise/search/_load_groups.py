@@ -326,15 +326,15 @@ class LoadSearch:
         many = len(self.groups) // max(len(self.grid.setups), 1)
         rows = [
             Rejection(name=law, title=TITLES.get(law, law), count=len(fell) * many * len(self.grid.setups),
-                      remedy=str(self.grid.layouts.problem(int(fell[0])).remedy))
+                      remedy=str(self.grid.layouts.problem(int(fell[0]))))
             for law, fell in self.grid.layouts.rejected.items()
         ]  # fmt: skip
         rows += [
-            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=why.remedy)
+            Rejection(name=FORMATS, title=TITLES[FORMATS], count=len(self.kinds) * many, remedy=str(why))
             for _, why in self.grid.unusable
         ]
         if others := self.grid.unlaunched():
-            count, remedy = sum(count for count, _ in others) * many, others[0][1].remedy
+            count, remedy = sum(count for count, _ in others) * many, str(others[0][1])
             rows.append(Rejection(name=LAUNCH, title=TITLES[LAUNCH], count=count, remedy=remedy))
         short = sum(group.short for group in self.groups)
         if short:
