@@ -60,3 +60,14 @@ def test_what_is_explained_and_what_lies_beside_it_are_what_train_says(flags: st
     assert opened["value"] + sum(opened["other_bytes"].values()) == pytest.approx(memory["device_bytes"], abs=1)
     below = run("explain", *words, "--what", "memory", "--path", opened["parts"][0]["label"]).tree
     assert "other_bytes" not in below
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "none"])
+def test_gradients_that_are_not_made_yet_are_taken_from_gradients(sharding: str) -> None:
+    """The embedding's gradient comes last: where the peak is before it, gradients are fewer and nothing is negative."""
+    words = ("train", "qwen3-30b-a3b", "--on", "16xa100-sxm-80gb", "--micro-batch", "2", "--recompute", "full")
+    memory = run(*words, "--stack", "llama-factory", "--sharding", sharding, "--json").tree["memory"]
+    assert memory["peak_moment"] == "gradients complete"
+    assert all(value >= 0 for value in memory["at_peak"].values())
+    whole = memory["stages"][0]["categories"]["gradients"]
+    assert memory["at_peak"]["gradients"] == whole - 4 * 151_936 * 2_048

@@ -92,8 +92,8 @@ def table_gradients(
     )
     tables = width * stage.embeddings * parts.embedding.elements.dense + (zero if parts.shared_table else over)
     head = width * stage.heads * parts.head.elements.dense
-    early = named(above(sizes.num_micro, 1, shared, head + shared), "gradient of the head")
-    late = named(above(sizes.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
+    early = categorized("gradients", above(sizes.num_micro, 1, shared, head + shared), "gradient of the head")
+    late = categorized("gradients", above(sizes.num_micro, 1, zero, tables) - shared, "gradients of the embedding")
     second = above(sizes.num_micro, 1, width * stage.embeddings * parts.embedding.elements.largest + over, zero)
     return early, late, named(maximum(flowing + second + shared, 2 * shared + second), "gradients of tables at work")
 
