@@ -136,15 +136,66 @@ def show_seconds(value: float) -> str:
 def show_count(value: float, unit: str = "") -> str:
     """Return a number with a decimal prefix and its unit.
 
-    >>> show_count(70553706496), show_count(989e12, "FLOP/s"), show_count(12, "layers")
-    ('70.55 B', '989.00 TFLOP/s', '12 layers')
+    >>> show_count(70553706496), show_count(989e12, "FLOP/s"), show_count(12, "layers"), show_count(1000.5, "tokens")
+    ('70.55 B', '989.00 TFLOP/s', '12 layers', '1000.5 tokens')
     """
     size = abs(value)
     for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G" if unit else "B", 1e9), ("M", 1e6), ("k", 1e4)):
         if size >= scale:
             return f"{value / (1e3 if prefix == 'k' else scale):.2f} {prefix}{unit}"
     text = f"{value:.0f}" if value == int(value) else f"{value:.3g}"
-    return f"{text} {unit}".rstrip()
+    return f"{f'{value:.1f}' if 'e+' in text else text} {unit}".rstrip()
+
+
+def show_field(field: str, value: float) -> str:
+    """Return a value in the unit that the name of its field ends in.
+
+    >>> show_field("usable_memory_bytes", 85018877624), show_field("slow_bytes_per_second", 5e10)
+    ('79.18 GiB', '50.00 GB/s')
+    >>> show_field("matrix_flops.bf16", 989e12), show_field("devices_per_node", 8.0)
+    ('989.00 TFLOP/s', '8')
+    """
+    if field.endswith("bytes_per_second"):
+        return show_count(value, "B/s")
+    if field.endswith("bytes"):
+        return show_bytes(value)
+    return show_count(value, "FLOP/s") if "flops" in field else significant(value, 6)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number of so many digits, all digits before the point where those are more.
+
+    >>> significant(0.1234), significant(999.6), significant(1234567.8, 4), significant(2.5)
+    ('0.123', '1,000', '1,234,568', '2.5')
+    """
+    text = f"{value:,.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
+
+
+def show_usd(value: float) -> str:
+    """Return dollars: cents up to a thousand, and of less than a dime two digits.
+
+    >>> show_usd(4222016.3), show_usd(12.345), show_usd(0.00123), show_usd(0)
+    ('$4,222,016', '$12.35', '$0.0012', '$0')
+    """
+    return f"${_fixed(value, 2)}"
+
+
+def show_hours(value: float) -> str:
+    """Return a number of hours, of which a short run has a part.
+
+    >>> show_hours(613665.2), show_hours(12.34), show_hours(0.00456), show_hours(0)
+    ('613,665', '12.3', '0.0046', '0')
+    """
+    return _fixed(value, 1)
+
+
+def _fixed(value: float, decimals: int) -> str:
+    """Return a number without exponent: whole from a thousand, two digits where they follow zeros, else decimals."""
+    if value == 0 or abs(value) >= 1e3:
+        return f"{value:,.0f}"
+    leading = math.floor(math.log10(abs(value)))
+    return f"{value:.{decimals if leading >= -1 else min(1 - leading, 9)}f}"
 
 
 def counted(number: float, noun: str, digits: int = 15) -> str:
@@ -155,15 +206,16 @@ def counted(number: float, noun: str, digits: int = 15) -> str:
     """
     many = f"{noun}es" if noun.endswith(("ch", "sh", "s", "x")) else f"{noun}s"
     text = f"{number:.{digits}g}"
+    text = f"{number:.0f}" if "e+" in text else text
     return f"{text} {noun if text == '1' else many}"
 
 
 def percent(value: float, signed: bool = False) -> str:
     """Return a share as a percentage; beyond tenfold as a factor.
 
-    >>> percent(0.0512), percent(-0.0512, True), percent(23.4)
-    ('5.1%', '-5.1%', 'x24')
+    >>> percent(0.0512), percent(-0.0512, True), percent(-0.0001, True), percent(23.4)
+    ('5.1%', '-5.1%', '+0.0%', 'x24')
     """
     if value > 10:
         return f"x{value + 1:.0f}"
-    return f"{value:+.1%}" if signed else f"{value:.1%}"
+    return f"{value:+z.1%}" if signed else f"{value:z.1%}"

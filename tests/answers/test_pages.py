@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command_line import run
 from shardwise.answers._explain import ExplainedNumber, explain_page, explain_tree, follow
 from shardwise.answers._page import Page, Segment, cells_of, command_lines
 from shardwise.errors import InputError
@@ -151,3 +154,26 @@ def test_branches_that_a_maximum_did_not_take_are_named() -> None:
     page = run("explain", "llama-3.1-70b", "--on", "64xh100", "--tp", "8", "--pp", "4", "--depth", "4").out
     assert "another branch" not in page and "-1 x" not in page
     assert "less slowest stage computes" in page and "above work of the first stage" in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train gpt2 --on 1xh100 --global-batch 8 --tokens 1000.5",
+        "train mixtral-8x7b --on 8xgaudi2 --global-batch 256",
+        "train llama-3.1-70b --on 4096xb200 --tp 8 --pp 4 --global-batch 65536 --tokens 15T --energy",
+        "explain llama-3.2-1b --on 8xh100 --global-batch 64 --what tokens_per_second_per_gpu",
+        "comm llama-3.1-70b --on 64xh100 --tp 8 --pp 4 --global-batch 128 --seq-len 131072",
+        "infer bert-base --on 1xl40s --batch 1 --input-tokens 1 --price 10000",
+    ],
+)
+def test_no_page_shows_an_exponent(words: str) -> None:
+    """Numbers of thousands are written out, and sizes of the catalogue have the unit that people read."""
+    assert not re.findall(r"(?<![\w.])\d(?:\.\d+)?e\+\d+", run(*words.split()).out)
+
+
+def test_the_cost_of_a_short_run_is_no_zero() -> None:
+    """Hours and dollars of less than one are said with two digits."""
+    out = run("train", "gpt2", "--on", "1xh100", "--global-batch", "8", "--tokens", "1M", "--price", "2").out
+    said = re.search(r"([\d.]+) device hours, \$([\d.]+) at", out)
+    assert said and float(said[1]) > 0 and float(said[2]) == pytest.approx(2 * float(said[1]), rel=0.05)

@@ -15,7 +15,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._page import Page, assumptions, command_lines
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.training import CATEGORIES, AxisMessages, CommReport, Flow, LayerRow, LayerTable
-from shardwise.units import counted, show_bytes, show_count, show_seconds
+from shardwise.units import counted, show_bytes, show_count, show_seconds, significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -286,7 +286,7 @@ def _tables(page: Page, title: str, where: str, parameters: float, tables: Seque
 def _layer_row(row: LayerRow) -> list[str]:
     def of(*phases: str) -> str:
         texts = [
-            (f"{n:g} " if n > 1 else "") + f"{SHORT[m.verb]} {m.size_bytes / MIB:,.3g}"
+            (f"{n:g} " if n > 1 else "") + f"{SHORT[m.verb]} {significant(m.size_bytes / MIB)}"
             for m, n in row.messages
             if m.phase in phases
         ]

@@ -14,7 +14,7 @@ from shardwise.cost import family_of, mean_watts, power_model
 from shardwise.errors import InputError, Problem
 from shardwise.plans import Training
 from shardwise.records import dataclass, replace
-from shardwise.units import show_count
+from shardwise.units import show_count, significant
 
 if TYPE_CHECKING:
     from shardwise.answers._roofline_points import RooflinePoint
@@ -305,7 +305,7 @@ def _prefixed(value: float, units: tuple[str, str, str]) -> str:
     ('96.8 t', '0.359 kg')
     """
     step = 0 if value < 1e3 else 1 if value < 1e6 else 2
-    return f"{value / 1e3**step:,.3g} {units[step]}"
+    return f"{significant(value / 1e3**step)} {units[step]}"
 
 
 def show_joules(joules: float) -> str:
@@ -316,5 +316,5 @@ def show_joules(joules: float) -> str:
     """
     for size, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")):
         if joules >= size:
-            return f"{joules / size:.3g} {unit}"
+            return f"{significant(joules / size)} {unit}"
     return f"{joules * 1e3:.3g} mJ"

@@ -20,7 +20,7 @@ from shardwise.models import Model
 from shardwise.ops import count_parameters
 from shardwise.plans import Training
 from shardwise.records import dataclass
-from shardwise.units import counted
+from shardwise.units import counted, percent
 
 if TYPE_CHECKING:
     from shardwise.serving import InferReport
@@ -163,7 +163,7 @@ def evidence_lines(page: Page, report: TrainReport | InferReport) -> None:
     page.label("MEASURED", f"{text}; the nearest:")
     for one in evidence["nearest"]:
         where = f"{one['model']} on {one['num_devices']:,} x {one['device']}, {one['stack']} ({one['source']})"
-        page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {one['error']:+.1%}", "dim")
+        page.note(f"{where}: {counted(one['runs'], 'run')}, predicted {percent(one['error'], True)}", "dim")
 
 
 def show_band(report: TrainReport | InferReport, name: str, show: Callable[[float], str]) -> str:

@@ -6,7 +6,7 @@ from typing import cast
 
 from shardwise.ledger.traced import Contribution, Traced, parts, plain
 from shardwise.records import dataclass
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import show_bytes, show_seconds, significant
 
 # Longer paths are typed in places.
 _A_PATH = 60
@@ -47,7 +47,7 @@ def show_value(value: float, unit: str) -> str:
     """
     if unit == "seconds":
         return show_seconds(value)
-    return show_bytes(value) if unit == "bytes" else f"{value:.6g}"
+    return show_bytes(value) if unit == "bytes" else significant(value, 6)
 
 
 def opened(at: ExplainedNumber, part: Contribution) -> ExplainedNumber:

@@ -34,7 +34,7 @@ from shardwise.answers._waves import waves_lines, waves_of
 from shardwise.errors import InputError
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, StageBytes, StepCost, infer, time_tree
-from shardwise.units import show_bytes, show_count, show_seconds
+from shardwise.units import show_bytes, show_count, show_seconds, show_usd, significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -287,15 +287,15 @@ def _pass(page: Page, report: InferReport) -> None:
     page.label("LATENCY", f"a pass over the batch takes {show_seconds(report.ttft_seconds)}")
     page.note(show_band(report, "ttft_seconds", show_seconds), "dim")
     rate = report.samples_per_second
-    each = f"{rate / 1e3:,.1f}k" if rate >= 1e4 else f"{rate:,.4g}"
+    each = f"{rate / 1e3:,.1f}k" if rate >= 1e4 else significant(rate, 4)
     tokens = report.prefill_tokens_per_second
     per_device = tokens / report.plan.num_devices
     page.label("RATE", f"{each} samples/s, {tokens:,.0f} tokens/s in all, {per_device:,.0f} per device")
     page.label("ROOM", f"a batch of {report.max_concurrency:,} such samples on each replica")
     price = report.usd_per_million_input_tokens
     if price is not None:
-        page.label("COST", f"${price:,.4g} per million input tokens")
-        page.note(show_band(report, "usd_per_million_input_tokens", "${:,.4g}".format), "dim")
+        page.label("COST", f"{show_usd(price)} per million input tokens")
+        page.note(show_band(report, "usd_per_million_input_tokens", show_usd), "dim")
 
 
 def _speed(page: Page, report: InferReport) -> None:
@@ -322,8 +322,8 @@ def _speed(page: Page, report: InferReport) -> None:
     page.label("ROOM", full if report.kv_cache_tokens else none)
     price = report.usd_per_million_output_tokens
     if price is not None:
-        page.label("COST", f"${price:,.2f} per million output tokens, the whole request charged to them")
-        page.note(show_band(report, "usd_per_million_output_tokens", "${:,.2f}".format), "dim")
+        page.label("COST", f"{show_usd(price)} per million output tokens, the whole request charged to them")
+        page.note(show_band(report, "usd_per_million_output_tokens", show_usd), "dim")
 
 
 def _memory(page: Page, report: InferReport) -> None:

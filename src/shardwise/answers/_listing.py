@@ -28,10 +28,8 @@ from shardwise.models import Model, all_models, find_model, load_model, model_na
 from shardwise.ops import count_parameters
 from shardwise.plans import DTYPES, find_precision, precision_names, precision_to_toml
 from shardwise.serving import cache_names, find_format, format_names
-from shardwise.units import show_bytes, show_count
+from shardwise.units import show_count, show_field
 from shardwise.user_catalogue import find_own
-
-_RATE = "bytes_per_second"
 
 
 def _matches(search: str, *words: str) -> bool:
@@ -144,15 +142,9 @@ def figure(device: Device, field: str) -> str:
     value = device.fact(field).value
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if field.endswith("memory_bytes"):
-        return show_bytes(value)
     if field.endswith("usd_per_device_hour"):
         return f"{value:.2f}"
-    if field.endswith(_RATE):
-        return show_count(value, "B/s")
-    if field == "last_cache_bytes":
-        return show_count(value, "B")
-    return show_count(value, "FLOP/s") if "flops" in field else f"{value:g}"
+    return show_count(value, "B") if field == "last_cache_bytes" else show_field(field, value)
 
 
 def models_page(names: Sequence[str], width: int = 80) -> Page:

@@ -25,7 +25,7 @@ from shardwise.plans import AXES
 from shardwise.records import replace
 from shardwise.search import ServingResult, TiedPlan, runners_up, tokens_per_second_per_gpu
 from shardwise.serving import InferReport, stages_together
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import show_bytes, show_seconds, show_usd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,8 +171,8 @@ _SAID = {
     "max_ttft_seconds": "TTFT up to {}",
     "max_tpot_seconds": "TPOT up to {}",
     "max_latency_seconds": "requests up to {}",
-    "max_usd": "up to ${:g} per million tokens",
-    "min_tokens_per_second": "at least {:,g} tokens/s in all",
+    "max_usd": "up to ${:,} per million tokens",
+    "min_tokens_per_second": "at least {:,} tokens/s in all",
 }
 
 
@@ -216,7 +216,7 @@ def _verdict(page: Page, result: ServingResult) -> None:
             page.note(f"rate {show_band(best, 'output_tokens_per_second', '{:,.0f} tokens/s'.format)}", "dim")
         price, name = _price(best), f"usd_per_million_{'output' if best.job.output_tokens else 'input'}_tokens"
         if price is not None:
-            page.note(f"${price:,.2f} a million tokens: {show_band(best, name, '${:,.2f}'.format)}", "dim")
+            page.note(f"{show_usd(price)} a million tokens: {show_band(best, name, show_usd)}", "dim")
         needed = f"{show_bytes(best.memory.needed)} of {show_bytes(best.memory.limit)}"
         chance = show_chance(best.chance_to_fit)
         page.note(f"{needed}, chance to fit {chance} (--risk {result.options.risk:.0%})", "dim")

@@ -15,7 +15,7 @@ from shardwise.plans import Plan
 from shardwise.plans.laws import stack_problems
 from shardwise.records import replace
 from shardwise.search import TRAIN_LIMITS, Rejection, Remedy, RunnerUp, TiedPlan, runners_up
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import show_bytes, show_seconds, show_usd
 
 if TYPE_CHECKING:
     from shardwise.search import FrontPlan, ServingResult, TrainingResult
@@ -25,7 +25,7 @@ _FRONT = 8
 _LIMITS: dict[str, Callable[[float], str]] = {
     "max_step_seconds": lambda v: f"a step up to {show_seconds(v)}",
     "max_run_seconds": lambda v: f"a run up to {v / 86400:,.1f} days",
-    "max_usd": lambda v: f"a run up to ${v:,.0f}",
+    "max_usd": lambda v: f"a run up to {show_usd(v)}",
     "min_free_bytes": lambda v: f"{show_bytes(v)} free on every device",
 }
 
@@ -292,7 +292,7 @@ def _around(result: TrainingResult, report: TrainReport) -> str:
 def _run_cells(report: TrainReport) -> tuple[str, str]:
     """Return days and dollars of the whole run."""
     days = f"{report.training_seconds / 86400:,.1f}"
-    return days, "-" if report.usd is None else f"{report.usd:,.0f}"
+    return days, "-" if report.usd is None else show_usd(report.usd)[1:]
 
 
 def _front(page: Page, result: TrainingResult) -> None:

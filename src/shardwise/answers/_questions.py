@@ -19,7 +19,7 @@ from shardwise.answers._value_lists import sized
 from shardwise.errors import InputError, Problem, near
 from shardwise.plans.fields import meant
 from shardwise.records import dataclass
-from shardwise.units import show_bytes, show_seconds
+from shardwise.units import show_bytes, show_seconds, significant
 
 _DEVICES = "devices"
 
@@ -39,7 +39,7 @@ def _yes(value: bool) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def _share(value: float) -> str:
@@ -306,7 +306,7 @@ def points_table(page: Page, points: Sequence[VaryPoint], inputs: Inputs, fields
         else:
             values = ((h, h.of(point.report)) for h in heads)
             cells += ["-" if value is None else h.show(value) for h, value in values]
-            cells += ["-" if point.kwh is None else f"{point.kwh:.3g}"] if powered else []
+            cells += ["-" if point.kwh is None else significant(point.kwh)] if powered else []
             judged = limit_values(inputs.values, point.report) if limits else {}
             cells += [show_limit(key, judged[key]) for key in limits]
         rows.append(cells)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.answers._energy import Energy, energy_lines
 from shardwise.answers._page import FULL, Page, Segment, command_lines, show_chance
 from shardwise.serving.load import PERCENTILES, ServeReport, around
-from shardwise.units import counted, show_bytes, show_seconds
+from shardwise.units import counted, show_bytes, show_seconds, show_usd
 
 if TYPE_CHECKING:
     from shardwise.plans import Limit, Metric
@@ -174,7 +174,7 @@ def _cost(report: ServeReport, page: Page) -> None:
     hourly, million = report.usd_per_hour, report.usd_per_million_output_tokens
     if hourly is not None:
         text = f"${hourly:,.2f} an hour"
-        page.label("COST", text + (f", ${million:,.2f} a million output tokens" if million else ""))
+        page.label("COST", text + (f", {show_usd(million)} a million output tokens" if million else ""))
 
 
 def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:

@@ -27,7 +27,7 @@ from shardwise.answers._page import (
 from shardwise.answers._train_tree import peak_parts, step_tree
 from shardwise.records import replace
 from shardwise.training import Change, TrainReport, TuningSummary, leaner
-from shardwise.units import counted, show_bytes, show_count, show_seconds
+from shardwise.units import counted, show_bytes, show_count, show_hours, show_seconds, show_usd
 
 if TYPE_CHECKING:
     pass
@@ -269,14 +269,14 @@ def cost_lines(page: Page, report: TrainReport) -> None:
     """Append days and dollars of the whole run, each with its band."""
     if not report.job.run_tokens:
         return
-    time = f"{days(report.training_seconds)}, {report.device_hours:,.0f} device hours"
+    time = f"{days(report.training_seconds)}, {show_hours(report.device_hours)} device hours"
     job = report.job
     passes = f" ({job.epochs:g} times {show_count(job.run_tokens / job.epochs)})" if job.epochs != 1 else ""
     samples = f", {show_count(job.run_tokens / job.seq_len)} samples" if job.sample_budget else ""
     text = f"{show_count(job.run_tokens)} tokens{passes}{samples}: {time}"
     price = report.case.cluster.usd_per_device_hour
     if report.usd is not None and price is not None:
-        text += f", ${report.usd:,.0f} at ${price:.2f} an hour"
+        text += f", {show_usd(report.usd)} at ${price:.2f} an hour"
     if report.goodput < 1:
         text += f"; {report.goodput:.1%} of the time trains, the rest saves, fails or restarts"
     page.label("COST", text)
@@ -284,7 +284,7 @@ def cost_lines(page: Page, report: TrainReport) -> None:
     band = f"typical {days(typical)}, {days(low)} to {days(high)}"
     if report.usd is not None:
         dear = (report.typical["usd"], *report.interval["usd"])
-        band += "; typical ${:,.0f}, ${:,.0f} to ${:,.0f}".format(*dear)
+        band += "; typical {}, {} to {}".format(*map(show_usd, dear))
     page.note(band, "dim")
 
 

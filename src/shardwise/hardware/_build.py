@@ -12,6 +12,7 @@ from shardwise.hardware._clouds import cheapest
 from shardwise.hardware._device import HOST_LINK, LOCAL, NETWORK, Device, Fact, Link, Tier, find_link
 from shardwise.hardware._quantity import DTYPES, fail
 from shardwise.records import dataclass
+from shardwise.units import show_count, show_field, show_seconds
 
 Made = TypeVar("Made")
 
@@ -43,7 +44,7 @@ class _Draft:
         """Record that a field of the device is an assumption, where it is one."""
         fact = self.device.fact(field)
         if fact.assumed:
-            self.assume(f"{field} = {fact.value:g} of {self.device.name}: {fact.source}")
+            self.assume(f"{field} = {show_field(field, fact.value)} of {self.device.name}: {fact.source}")
 
     def rate(self, option: str, field: str) -> float:
         """Return a rate that was given, or the device's own."""
@@ -59,7 +60,7 @@ class _Draft:
         if option in self.given:
             return self.given[option]
         if link.assumed:
-            self.assume(f"{option} = {link.latency_seconds:g} s over {link.name}: {link.source}")
+            self.assume(f"{option} = {show_seconds(link.latency_seconds)} over {link.name}: {link.source}")
         return link.latency_seconds
 
 
@@ -251,7 +252,7 @@ def _network_rate(draft: _Draft, node: int) -> float:
     if "nic_bandwidth" in given:
         return nics * given["nic_bandwidth"] / node
     rate = draft.rate("nic_bandwidth", "slow_bytes_per_second")
-    draft.assume(f"nic_bandwidth = {rate:g} B/s: the usual rate for each {draft.device.name}")
+    draft.assume(f"nic_bandwidth = {show_count(rate, 'B/s')}: the usual rate for each {draft.device.name}")
     return nics * rate / node
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from shardwise.files import own_table
 from shardwise.hardware._quantity import fail, nearest
 from shardwise.records import dataclass
+from shardwise.units import show_count
 
 Commitment = Literal["on-demand", "reserved", "spot"]
 COMMITMENTS: tuple[Commitment, ...] = ("on-demand", "reserved", "spot")
@@ -168,7 +169,7 @@ def _instance(offers: list[Offer]) -> Rented:
         options["fast_domain"] = float(first.fast_domain)
     if first.nic_bytes_per_second:
         options["slow_bandwidth"] = first.nic_bytes_per_second
-        notes.append(f"slow_bandwidth = {first.nic_bytes_per_second:g} B/s: {first.network}")
+        notes.append(f"slow_bandwidth = {show_count(first.nic_bytes_per_second, 'B/s')}: {first.network}")
     if first.instance in _table()["host_memory"]:
         options["host_memory"] = _table()["host_memory"][first.instance] * 2.0**30
     priced = next(((o, c) for c in COMMITMENTS for o in offers if c in o.usd), None)
