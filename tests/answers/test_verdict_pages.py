@@ -188,3 +188,18 @@ def test_a_change_names_the_framework_that_it_would_leave(words: str) -> None:
         again = json.loads(run(*asked, *batches, *flags.split(), *more, "--json").out)
         assert again["device_bytes"] == pytest.approx(device_bytes, abs=1), flags
     assert moved
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "infer llama-3.1-8b --on rtx-4090 --batch 26 --input-tokens 1000 --output-tokens 500",
+        "train llama-3.1-8b --on 8xh100 --global-batch 64 --sharding fsdp",
+    ],
+)
+def test_json_says_whether_a_plan_fits_at_the_asked_risk(words: str) -> None:
+    """What fits as predicted, and with less than the chance that was asked, is no fit in JSON as in the exit status."""
+    plain, risky = (run(*words.split(), *more, "--json") for more in ((), ("--risk", "95%")))
+    assert (plain.status, risky.status) == (0, 1)
+    assert plain.tree["fits"] and plain.tree["chance_to_fit"] < 0.95
+    assert not risky.tree["fits"]

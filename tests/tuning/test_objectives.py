@@ -227,3 +227,30 @@ def test_preferences_have_no_rollouts() -> None:
     for asked in (PROMPT, ("--rollout", "asleep")):
         words = (*(word if word != "grpo" else "dpo" for word in GRPO), *asked)
         assert "method = 'dpo': has no rollouts" in run(*words).err
+
+
+def test_a_run_takes_the_time_and_the_dollars_of_its_rollouts() -> None:
+    """Days, hours, dollars, energy and limits are of whole steps; what is not timed is said, and an engine apart paid.
+
+    Tokens over those of a step are the steps.
+    """
+    run_of = ("--tokens", "65.536M", "--price", "2", "--energy")
+    plain, timed = answered(*GRPO, *run_of), answered(*GRPO, *PROMPT, *run_of)
+    whole = timed["whole_step_seconds"]
+    assert whole > timed["step_seconds"] == plain["step_seconds"]
+    assert timed["days"] == pytest.approx(1000 * whole / 86400)
+    assert timed["usd"] == pytest.approx(1000 * whole / 3600 * 4 * 2)
+    assert timed["energy"]["run_kwh"] == pytest.approx(plain["energy"]["run_kwh"] * whole / plain["step_seconds"])
+    assert any(note.startswith("rollouts: left out") for note in plain["assumptions"])
+    assert not any(note.startswith("rollouts: left out") for note in timed["assumptions"])
+    apart = answered(*GRPO, *PROMPT, *run_of, "--rollout", "apart", "--rollout-devices", "2")
+    assert apart["device_hours"] == pytest.approx(1000 * apart["whole_step_seconds"] / 3600 * (4 + 2))
+    assert run(*GRPO, *PROMPT, "--max-step", f"{(whole + timed['step_seconds']) / 2}").status == 1
+
+
+def test_rollouts_without_room_are_no_fit() -> None:
+    """The verdict, its JSON and the exit status are of the engine too."""
+    words = (*GRPO, *PROMPT, "--rollout", "awake", "--rollout-memory", "1GiB")
+    done, tree = run(*words), answered(*words)
+    assert done.status == 1 and done.out.startswith("NO FIT") and "no room" in done.out
+    assert not tree["fits"] and not tree["rollout"]["fits"] and tree["chance_to_fit"] > 0.99

@@ -87,7 +87,11 @@ def energy(report: AnyReport, pue: float = 1.0, grid_intensity: float | None = N
     job, run = getattr(report, "job", None), None
     if isinstance(job, Training) and job.run_tokens:
         # Devices are held while a run saves, restarts and repeats lost work, as its hours and dollars count.
-        run = per_token * job.run_tokens / _JOULES_PER_KWH / cast("TrainReport", report).goodput
+        # An engine that generates for a step is taken to draw what training does.
+        trained = cast("TrainReport", report)
+        run = per_token * job.run_tokens / _JOULES_PER_KWH / trained.goodput
+        run *= trained.whole_step_seconds / trained.step_seconds
+        run *= 1 + trained.generation.devices / trained.plan.num_devices
     grams = None if grid_intensity is None else grid_intensity / 1000
     return Energy(
         watts_per_device=watts,

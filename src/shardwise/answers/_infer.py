@@ -132,6 +132,7 @@ def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
     cluster, waves = report.case.cluster, waves_of(report)
     tree = {
         **report.to_dict(),
+        "fits": fits_at(report, risk),
         "waves": waves and asdict(waves),
         "risk": risk or None,
         "interval": interval_tree(report),

@@ -14,7 +14,7 @@ from shardwise.plans import Plan, Serving
 from shardwise.plans.laws import is_count
 from shardwise.records import dataclass, replace
 from shardwise.serving import InferReport, ServingOptions, infer
-from shardwise.training import Phase, TrainReport, device_bytes
+from shardwise.training import ROLLOUTS_LEFT_OUT, Generation, Phase, TrainReport, device_bytes
 from shardwise.units import show_bytes, show_seconds
 
 
@@ -114,9 +114,12 @@ def _handover_seconds(report: TrainReport, size: float) -> float:
     return within + (size / float(cluster.device.host_bytes_per_second) if place == "asleep" else 0.0)
 
 
-def whole_step_seconds(report: TrainReport, rollout: Rollout) -> float:
-    """Return seconds of a step with its rollouts, one after the other as on-policy training has it."""
-    return report.step_seconds + rollout.seconds + rollout.handover_seconds
+def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
+    """Return a report whose run takes the time, the hours and the dollars of its rollouts too."""
+    own = rollout.devices if report.case.stack.settings.rollout == "apart" else 0
+    seconds = rollout.seconds + rollout.handover_seconds
+    left = tuple(note for note in report.assumptions if not rollout.fits or note != ROLLOUTS_LEFT_OUT)
+    return replace(report, assumptions=left, generation=Generation(seconds=seconds, devices=own, fits=rollout.fits))
 
 
 def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[
 
 def rollout_tree(report: TrainReport, rollout: Rollout) -> dict[str, Any]:
     """Return the rollouts of a step, and the seconds of the whole step, as plain values."""
-    return {"rollout": asdict(rollout), "whole_step_seconds": whole_step_seconds(report, rollout)}
+    return {"rollout": asdict(rollout), "whole_step_seconds": report.whole_step_seconds}
 
 
 def rollout_lines(page: Page, report: TrainReport, rollout: Rollout) -> None:
@@ -162,7 +165,7 @@ def rollout_lines(page: Page, report: TrainReport, rollout: Rollout) -> None:
     page.note(
         f"new weights {show_seconds(rollout.handover_seconds)}; the engine takes {show_bytes(rollout.engine_bytes)}"
     )
-    page.note(f"whole step {show_seconds(whole_step_seconds(report, rollout))}, rollouts and training in turn", "bold")
+    page.note(f"whole step {show_seconds(report.whole_step_seconds)}, rollouts and training in turn", "bold")
 
 
 def rollout_page(page: Page, report: TrainReport, rollout: Rollout | None, phase: dict[str, Any] | None) -> None:

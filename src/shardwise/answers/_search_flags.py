@@ -313,7 +313,7 @@ def serve_flags() -> dict[str, Flag]:
 
 # What a limit holds against a report: the value, and whether it may not be more.
 _HELD: dict[str, tuple[Callable[[Any], float | None], bool]] = {
-    "max_step": (lambda report: report.step_seconds, True),
+    "max_step": (lambda report: report.whole_step_seconds, True),
     "max_time": (lambda report: report.training_seconds, True),
     "min_free": (lambda report: -report.verdict.short_by_bytes, False),
     "max_ttft": (lambda report: report.request_ttft_seconds, True),

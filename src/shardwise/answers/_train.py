@@ -118,17 +118,19 @@ def _saver_trees(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
     }
 
 
-def _rollout(inputs: Inputs, report: TrainReport) -> tuple[Any, dict[str, Any] | None]:
-    """Return the rollouts of a step and the phase that was asked for; loads serving where one of them is."""
+def _rollout(inputs: Inputs, report: TrainReport) -> tuple[TrainReport, Any, dict[str, Any] | None]:
+    """Return the report with its rollouts, these and the phase that was asked for; loads serving where one of them is."""
     settings = report.case.stack.settings
     if not (
         inputs.get("phase") or settings.rollout_prompt_tokens or settings.rollout_devices or settings.rollout_tp > 1
     ):
-        return None, None
+        return report, None, None
     from shardwise.answers import _rollout as rollouts
 
     rollout = rollouts.rollout_of(report)
-    return rollout, rollouts.phase_tree(report, rollout, inputs.get("phase")) if inputs.get("phase") else None
+    report = report if rollout is None else rollouts.with_rollouts(report, rollout)
+    phase = rollouts.phase_tree(report, rollout, inputs.get("phase")) if inputs.get("phase") else None
+    return report, rollout, phase
 
 
 def answer(inputs: Inputs, width: int) -> Answer:
@@ -137,8 +139,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     report = ask(inputs)
     check_finite({"step_seconds": report.step_seconds, "device_bytes": report.device_bytes, "usd": report.usd or 0.0})
 
+    report, rollout, phase = _rollout(inputs, report)
     used = asked_energy(inputs, report)
-    rollout, phase = _rollout(inputs, report)
 
     def tree() -> dict[str, Any]:
         answer_tree = train_tree(report, inputs.get("risk", 0.0)) | energy_tree(used)
@@ -167,7 +169,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
         return train_figure(report)
 
-    fits = fits_at(report, inputs.get("risk", 0.0)) if phase is None else phase["fits"]
+    whole = fits_at(report, inputs.get("risk", 0.0)) and report.generation.fits
+    fits = whole if phase is None else phase["fits"]
     done = limited(inputs.values, Answer(0 if fits else 1, tree, page), report)
     done = timed(inputs, done, report)
     return plotted(inputs, done, draw)

@@ -119,7 +119,7 @@ def tuning_lines(page: Page, summary: TuningSummary) -> None:
 
 def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, float]) -> None:
     verdict, cluster = report.verdict, report.case.cluster
-    word, style = show_verdict(verdict.fits, report.chance_to_fit, risk)
+    word, style = show_verdict(verdict.fits and report.generation.fits, report.chance_to_fit, risk)
     words = describe(report.plan, report.case.stack.settings.checkpoint_policy)
     title = f"{report.case.model.name} on {cluster.num_devices} x {cluster.device.name}: {words}"
     page.label(word, title, style, "bold")
@@ -133,6 +133,8 @@ def _verdict(page: Page, report: TrainReport, risk: float, parts: Mapping[str, f
         page.note(
             f"{needed} of {limit} on the host of a node: {show_bytes(verdict.host_short_by_bytes)} too much", style
         )
+    if not report.generation.fits:
+        page.note("the engine of rollouts has no room beside it", style)
     _reach(page, report, risk)
     for problem in report.unlaunched[:3]:
         page.note(f"no launch: {problem}", "bold yellow")
@@ -277,6 +279,8 @@ def cost_lines(page: Page, report: TrainReport) -> None:
     price = report.case.cluster.usd_per_device_hour
     if report.usd is not None and price is not None:
         text += f", {show_usd(report.usd)} at ${price:.2f} an hour"
+    if report.generation.seconds:
+        text += f"; {show_seconds(report.whole_step_seconds)} a step, rollouts included"
     if report.goodput < 1:
         text += f"; {report.goodput:.1%} of the time trains, the rest saves, fails or restarts"
     page.label("COST", text)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwise.answers._answer import whole_bytes
-from shardwise.answers._evidence import evidence_tree, interval_tree
+from shardwise.answers._evidence import evidence_tree, fits_at, interval_tree
 from shardwise.ledger.traced import parts
 from shardwise.training import (
     CATEGORIES,
@@ -47,7 +47,7 @@ def train_tree(report: TrainReport, risk: float = 0.0) -> dict[str, Any]:
     """
     asked = report.job.run_tokens > 0
     tree = {
-        "fits": report.fits,
+        "fits": fits_at(report, risk) and report.generation.fits,
         "chance_to_fit": report.chance_to_fit,
         "risk": risk or None,
         "device_bytes": report.device_bytes,

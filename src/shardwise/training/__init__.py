@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwise._lazy import lazily
 from shardwise.training._blocks import BlockCost, ColumnPrices, KnownPrices, checkpoints
-from shardwise.training._case import TrainingCase, stages_of, stated
+from shardwise.training._case import ROLLOUTS_LEFT_OUT, TrainingCase, stages_of, stated
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import (
     Evaluation,
@@ -27,7 +27,7 @@ from shardwise.training._evaluate import (
 )
 from shardwise.training._framework_bytes import device_bytes, moved_pages, reserved_bytes, resident_pages
 from shardwise.training._fsdp_units import padded
-from shardwise.training._headlines import Phase, Verdict, with_values
+from shardwise.training._headlines import Generation, Phase, Verdict, with_values
 from shardwise.training._ledger import PartLedger, ledger_of
 from shardwise.training._overlap import paired_blocks
 from shardwise.training._parts import MEMORY_CATEGORIES, ModelBlocks, SharedWeights, StageMemory, category_of

@@ -40,6 +40,8 @@ from shardwise.training._stages import LayerKind, LayerOrder, Partition, Stages,
 
 _FIRST_GROUPS = 2020
 
+ROLLOUTS_LEFT_OUT = "rollouts: left out of time and cost; `train --rollout-prompt-tokens N` times them"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCase:
@@ -369,6 +371,8 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     if 0 < case.job.run_tokens < 20 * count_parameters(case.model):
         share = case.job.run_tokens / count_parameters(case.model)
         notes.append(f"{share:.3g} tokens a parameter: under the 20 of compute-optimal training (arXiv:2203.15556)")
+    if case.job.run_tokens and case.job.method in OBJECTIVES and OBJECTIVES[case.job.method].rollout:
+        notes.append(ROLLOUTS_LEFT_OUT)
     if case.job.dropout is None and case.model.dropout:
         notes.append("dropout: the model's own configuration has it")
     if case.cluster.usd_per_device_hour is None:

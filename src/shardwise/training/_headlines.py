@@ -54,6 +54,29 @@ class Phase:
     peak_bytes: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """What an engine generates for a step before it trains: seconds, new weights too, and devices of the engine alone.
+
+    `fits` says whether the engine has room; its seconds are 0 where it has none.
+    """
+
+    seconds: float = 0.0
+    devices: int = 0
+    fits: bool = True
+
+
+def goodput_of(job: Training, devices: int) -> float:
+    """Return the share of time that trains: checkpoints and the work lost to failures taken off.
+
+    A failure loses half a checkpoint interval and a restart (Daly 2006, first order).
+    """
+    rate, interval = job.failures_per_device_hour / 3600 * devices, job.checkpoint_interval_seconds
+    saving = job.checkpoint_seconds / (interval + job.checkpoint_seconds) if interval else 0.0
+    lost = rate * (job.restart_seconds + interval / 2)
+    return (1 - saving) / (1 + lost)
+
+
 def with_values(model: Model, job: Training) -> Model:
     """Return the model that a job trains: one value a token in place of the vocabulary where rewards are learned.
 

@@ -41,6 +41,7 @@ class TrainReport(Card):
     case: TrainingCase
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
+    generation: _headlines.Generation = _headlines.Generation()  # noqa: RUF009
     priced: PricedBlocks | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -178,26 +179,24 @@ class TrainReport(Card):
 
     @cached_property
     def goodput(self) -> float:
-        """Share of time that trains: checkpoints and the work lost to failures taken off.
+        """Share of time that trains: checkpoints and the work lost to failures taken off."""
+        return _headlines.goodput_of(self.job, self.plan.num_devices + self.generation.devices)
 
-        A failure loses half a checkpoint interval and a restart (Daly 2006, first order).
-        """
-        job, rate = self.job, self.job.failures_per_device_hour / 3600 * self.plan.num_devices
-        interval = job.checkpoint_interval_seconds
-        saving = job.checkpoint_seconds / (interval + job.checkpoint_seconds) if interval else 0.0
-        lost = rate * (job.restart_seconds + interval / 2)
-        return (1 - saving) / (1 + lost)
+    @property
+    def whole_step_seconds(self) -> float:
+        """Seconds of a step with what an engine generates for it, one after the other as on-policy training has it."""
+        return self.generation.seconds + self.step_seconds
 
     @property
     def training_seconds(self) -> float:
         """Seconds for the token budget, goodput included; 0 without a budget."""
         steps = self.job.run_tokens / self.job.tokens_per_step
-        return steps * self.step_seconds / self.goodput
+        return steps * self.whole_step_seconds / self.goodput
 
     @property
     def device_hours(self) -> float:
         """Device-hours for the token budget."""
-        return self.training_seconds / 3600 * self.plan.num_devices
+        return self.training_seconds / 3600 * (self.plan.num_devices + self.generation.devices)
 
     @property
     def usd(self) -> float | None:
