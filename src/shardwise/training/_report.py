@@ -41,7 +41,7 @@ class TrainReport(Card):
     case: TrainingCase
     evaluation: Evaluation[float]
     assumptions: tuple[str, ...]
-    generation: _headlines.Generation = _headlines.Generation()  # noqa: RUF009
+    generation: _headlines.Generation = _headlines.Generation()
     priced: PricedBlocks | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
