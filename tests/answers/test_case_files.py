@@ -223,3 +223,30 @@ def test_a_case_names_files_below_it_or_below_where_it_is_asked(key: str, name: 
         done = run("--config", str(case), "--json", *follow)
         assert done.status == status, done.out
         assert status == 0 or done.fields == [key]
+
+
+@pytest.mark.parametrize("command", ['"bake"', '["train"]', "3", "{a = 1}"])
+@pytest.mark.parametrize("words", [("train",), ()])
+def test_a_command_that_is_none_is_a_problem_of_the_file(words: tuple[str, ...], command: str, tmp_path: Path) -> None:
+    """It is said with all else that is wrong where a command stands on the line too, and is never a fault of ours."""
+    path = tmp_path / "case.toml"
+    path.write_text(f'command = {command}\nmodel = "gpt2"\non = "1xh100"\nbogus = 3\ntp = "x"\n')
+    done = run(*words, "--config", str(path))
+    assert done.status == 2
+    assert "command = " in done.err and "is not a command; use one of train" in done.err.replace(
+        "did you mean train? ", ""
+    )
+    if words:
+        assert "bogus = 3: is not a key of a case file; `shardwise schema` prints all keys" in done.err
+        assert "tp = 'x'" in done.err
+
+
+def test_only_close_words_are_asked_back(tmp_path: Path) -> None:
+    """A key that is spelt wrong is named, and one that is like no other is not taken for any."""
+    path = tmp_path / "case.toml"
+    path.write_text('model = "gpt2"\non = "1xh100"\nmicro_bach = 1\nzzz = 1\n')
+    lines = run("train", "--config", str(path)).err.splitlines()
+    assert [("did you mean micro_batch?" in line, "did you mean" in line) for line in lines] == [
+        (True, True),
+        (False, False),
+    ]

@@ -150,3 +150,22 @@ def test_the_fields_are_flags() -> None:
     for name, field in FIELDS.items():
         assert name == field.name and field.name.isidentifier()
         assert field.kind in (int, bool) and field.help and field.keys
+
+
+@pytest.mark.parametrize(
+    "word", ["/models/nothing", "../weights", "~/checkpoint", "C:\\models\\mine", "a/b/c", "model.gguf"]
+)
+def test_a_place_that_is_not_there_is_no_misspelt_name(word: str) -> None:
+    """What is written as a path is said to be missing; no model of the catalogue that is spelt a little like it."""
+    with pytest.raises(InputError) as caught:
+        load_model(word)
+    (problem,) = caught.value.problems
+    assert problem.rule == "is no file or folder that is there"
+    assert problem.remedy == "give a path to config.json or a catalogue name"
+
+
+def test_a_misspelt_name_is_still_named() -> None:
+    """Names that are close stand in the remedy, of a path and of a hub id too where its last part is close."""
+    for word in ("llama-3.1-9b", "~/models/llama-3.1-8bb", "me/lama-3.1-8b"):
+        with pytest.raises(InputError, match=r"such as llama-3\.1-8b"):
+            load_model(word)

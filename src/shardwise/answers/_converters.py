@@ -151,7 +151,8 @@ def _near(value: object, allowed: tuple[str, ...]) -> str:
     meant = [word for word in _MEANT.get(str(value).strip().lower(), ()) if word.split()[0] in allowed]
     if meant:
         return f"use {' or '.join(meant)}"
-    return f"use {nearest(str(value), allowed, 3)}" if len(allowed) > 16 else "use one of " + ", ".join(allowed)
+    close = near(str(value), allowed, 3, 0.5) if len(allowed) > 16 else []
+    return f"use {' or '.join(close)}" if close else "use one of " + ", ".join(allowed)
 
 
 def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
@@ -161,6 +162,15 @@ def nearest(word: str, allowed: tuple[str, ...], shown: int = 1) -> str:
     'micro-batch'
     """
     return " or ".join(near(word, allowed, shown, 0.5) or allowed[:shown])
+
+
+def meant_by(word: str, allowed: tuple[str, ...]) -> str:
+    """Return a question for the word that a wrong one is close to, empty where none is.
+
+    >>> meant_by("trian", ("train", "infer")), meant_by("bake", ("train", "infer"))
+    ('did you mean train? ', '')
+    """
+    return "".join(f"did you mean {close}? " for close in near(word, allowed, 1, 0.6))
 
 
 def _read_switch(value: object, field: str) -> bool:
@@ -175,7 +185,7 @@ def _read_switch(value: object, field: str) -> bool:
 
 def _read_text(value: object, field: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise fail(field, value, "must be text that is not empty", f"give the {field}")
+        raise fail(field, value, "must be text that is not empty", f"write a word behind --{field.replace('_', '-')}")
     if "\0" in value:
         raise fail(field, value.replace("\0", "\\0"), "must not hold a null character", f"give the {field}")
     return value.strip()

@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.answers import _flags
-from shardwise.answers._converters import nearest
+from shardwise.answers._converters import meant_by
 from shardwise.answers._flags import Command
 from shardwise.errors import InputError, Problem, Problems, plain
 from shardwise.files import below
@@ -180,6 +180,10 @@ def known_keys(
 
     A file that came from someone else names no file to be written, and none to be read that lies elsewhere.
     """
+    if "command" in file and file["command"] not in tuple(every):
+        names = tuple(name for name in every if " " not in name)
+        remedy = f"{meant_by(str(file['command']), names)}use one of {', '.join(names)}"
+        inputs.fail("command", file["command"], "is not a command", remedy)
     known = {"command", *(key for c in every.values() for key in c.flags)}
     keys: dict[str, object] = {}
     for key, value in file.items():
@@ -188,9 +192,8 @@ def known_keys(
         elif key in command.flags:
             keys[key] = value
         elif key not in known:
-            inputs.problems.add(
-                key, plain(value), "is not a key of a case file", f"did you mean {nearest(key, tuple(sorted(known)))}?"
-            )
+            remedy = meant_by(key, tuple(sorted(known))) + "`shardwise schema` prints all keys"
+            inputs.problems.add(key, plain(value), "is not a key of a case file", remedy)
         elif key != "command":
             inputs.notes.append(f"{key}: in the case file, not used by {command.name}")
     for key in keys.keys() & set(_READ):

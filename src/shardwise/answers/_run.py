@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.answers import _commands, _flags
 from shardwise.answers._answer import Answer
-from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, nearest
+from shardwise.answers._converters import FALSE, SWITCH, TRUE, fail, meant_by
 from shardwise.answers._files import read_case, write_case
 from shardwise.answers._flags import ALIASES, FROM, Command, Flag
 from shardwise.answers._inputs import WRITTEN, CaseFile, Inputs, known_keys, read_values
@@ -119,10 +119,10 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
     path = _config_of(words)
     if path is not None:
         name = read_case(path).get("command")
-        if name in _commands.NAMES:
+        if isinstance(name, str) and name in _commands.NAMES:
             return name, list(words)
         plain = [str(name)]
-    remedy = f"did you mean {nearest(plain[0], _commands.NAMES)}? " if plain else ""
+    remedy = meant_by(plain[0], _commands.NAMES) if plain else ""
     raise fail(
         "command",
         plain[0] if plain else None,

@@ -270,7 +270,13 @@ def _read(file: str) -> Any:
     return read_json(file, "model", constants=True)
 
 
+# What begins or ends so, or has more parts than a hub id, names a file, and no name of the catalogue is meant.
+_PATH = re.compile(r"[/~.\\]|[A-Za-z]:|.*\\|.*\.(json|toml|ya?ml|safetensors|gguf|bin)$|[^/]*/[^/]*/")
+
+
 def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:
+    if _PATH.match(word):
+        raise _fail(word, "is no file or folder that is there")
     if word.count("/") != 1 or not all(word.split("/")):
         raise _fail(word, "is neither a catalogue name, a path nor a hub id")
     try:
@@ -286,6 +292,8 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
 
 
 def _fail(word: str, rule: str) -> InputError:
-    close = near(word.rpartition("/")[2].lower(), model_names(), 3, 0.4)
+    own = re.split(r"[/\\]", word)[-1].lower()
+    # A place is seldom a name that is spelt wrong.
+    close = near(own.removesuffix(".json"), model_names(), 3, 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
     such = f" such as {', '.join(close)}" if close else ""
     return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{such}")])
