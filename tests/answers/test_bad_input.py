@@ -341,3 +341,12 @@ def test_a_list_that_is_badly_written_is_not_told_to_be_several_values(words: tu
     """A flag that takes a list takes several: what is wrong is the comma."""
     done = run("train", "llama-3.1-8b", "--on", "8xh100", *words)
     assert done.status == 2 and "words with commas between them" in done.err and "--vary" not in done.err
+
+
+def test_what_overrides_devices_needs_some() -> None:
+    """A count without devices takes no fact of any, right or wrong, and says so of each."""
+    done = run("count", "gpt2", "--memory", "nan", "--price", "2")
+    assert done.status == 2
+    assert "memory = 'nan': is of devices, and none are named; add --on, or leave it out" in done.err
+    assert "price = '2': is of devices" in done.err
+    assert run("train", "gpt2", "--price", "2").err.count("\n") == 1

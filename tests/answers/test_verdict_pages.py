@@ -203,3 +203,11 @@ def test_json_says_whether_a_plan_fits_at_the_asked_risk(words: str) -> None:
     assert (plain.status, risky.status) == (0, 1)
     assert plain.tree["fits"] and plain.tree["chance_to_fit"] < 0.95
     assert not risky.tree["fits"]
+
+
+def test_an_mfu_above_the_peak_says_why() -> None:
+    """Packed documents leave little of the square that the convention counts."""
+    words = "train", "llama-3.2-1b", "--on", "8xh100", "--seq-len", "131072", "--micro-batch", "1", "--sharding", "fsdp"
+    packed = run(*words, "--document-lengths", "100,200,300")
+    assert float(re.search(r"MFU ([\d.]+)%", packed.out)[1]) > 100 and "above 100%" in packed.out  # type: ignore[index]
+    assert "above 100%" not in run(*words).out

@@ -78,12 +78,15 @@ def _overrides(given: dict[str, Any], model: str) -> dict[str, Any]:
 
 def load_the_cluster(inputs: Inputs) -> Cluster | None:
     """Return the cluster with its overrides, or None with the problems recorded."""
+    overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
     if "on" not in inputs.values:
+        # Where devices are asked for their overrides wait for them.
+        for key in overrides if "on" not in inputs.bad else ():
+            inputs.fail(key, overrides[key], "is of devices, and none are named", "add --on, or leave it out")
         return None
     from shardwise.hardware import Cluster
 
     text = inputs.values["on"]
-    overrides = {key: inputs.values[key] for key in _flags.cluster_flags() if key in inputs.values}
     if "," in text and inputs.command not in MANY and not text.endswith(".toml"):
         several = "`shardwise train`, `infer` and `serve` compare several"
         inputs.fail("on", text, f"names several devices, and {inputs.command} takes one", f"name one; {several}")

@@ -254,6 +254,8 @@ def _speed(page: Page, report: TrainReport) -> None:
     work = show_count(report.model_flops_per_second_per_gpu, "FLOP/s")
     hfu = f", HFU {report.hfu:.1%} with recompute" if report.hfu != report.mfu else ""
     page.note(f"{work} of model work per device, MFU {report.mfu:.1%} of {report.case.recipe.precision.compute}{hfu}")
+    if report.mfu > 1:
+        page.note("above 100%: it counts attention over the full square, of which windows and documents leave a part")
     _measured(page, report)
     cost_lines(page, report)
 
