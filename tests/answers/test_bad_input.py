@@ -350,3 +350,16 @@ def test_what_overrides_devices_needs_some() -> None:
     assert "memory = 'nan': is of devices, and none are named; add --on, or leave it out" in done.err
     assert "price = '2': is of devices" in done.err
     assert run("train", "gpt2", "--price", "2").err.count("\n") == 1
+
+
+def test_explain_takes_no_flags_of_the_other_kind() -> None:
+    """A number of training is not asked beside formats of serving, right or wrong, nor one of serving beside batches."""
+    words = "explain", "llama-3.1-8b", "--on", "8xh100", "--depth", "1"
+    for flags, said in (
+        (("--what", "step", "--weights", "nope"), "weights: is of serving, and step is a number of training"),
+        (("--what", "tpot", "--optimizer", "lion"), "optimizer: is of training, and tpot is a number of serving"),
+    ):
+        done = run(*words, *flags)
+        assert done.status == 2 and said in done.err and "; leave it out, or ask for --what " in done.err
+    assert run(*words, "--batch", "4", "--weights", "fp8").out.startswith("REQUEST")
+    assert run(*words, "--global-batch", "8").out.startswith("STEP")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.answers import _train
 from shardwise.answers._answer import Answer
 from shardwise.answers._explained import A_COUNT, ExplainedNumber, opened, show_value, unit_of
-from shardwise.answers._files import command_words
+from shardwise.answers._files import command_words, read_case
 from shardwise.answers._flags import infer_flags, train_flags
 from shardwise.answers._infer import ask
 from shardwise.answers._inputs import Inputs
@@ -73,10 +73,25 @@ def _serves(inputs: Inputs) -> bool:
     return bool(inputs.values.keys() & (infer_flags().keys() - train_flags().keys()))
 
 
+def _check_kind(inputs: Inputs, what: str) -> None:
+    """Record flags that the number does not depend on, being of the other kind of case; a file may have any."""
+    if what == "memory":
+        return
+    serves, path = what in _SERVING, inputs.get("config")
+    own, other = (infer_flags(), train_flags()) if serves else (train_flags(), infer_flags())
+    alone = other.keys() - own.keys() - (read_case(path).keys() if path else set())
+    numbers = "step, tokens_per_second_per_gpu, mfu or hfu" if serves else "ttft, tpot, request or kv_cache"
+    kinds = ("training", "serving") if serves else ("serving", "training")
+    for key in sorted(inputs.values.keys() & alone):
+        rule = f"is of {kinds[0]}, and {what} is a number of {kinds[1]}"
+        inputs.fail(key, None, rule, f"leave it out, or ask for --what {numbers}")
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise explain`."""
     check_drawable(inputs)
-    what = inputs.get("what", "step")
+    what = inputs.get("what", "request" if _serves(inputs) else "step")
+    _check_kind(inputs, what)
     root, other_bytes = _root(inputs, what)
     return opened_answer(inputs, width, ("explain", what), root, other_bytes)
 

@@ -173,7 +173,7 @@ MANY = flag_table(
 _NUMBERS = ("step", "memory", "tokens_per_second_per_gpu", "mfu", "hfu", "ttft", "tpot", "request", "kv_cache")
 EXPLAIN = flag_table(
     "number",
-    ("what", k.choice(*_NUMBERS), "the number to open"),
+    ("what", k.choice(*_NUMBERS), "the number to open; left out, step, or request beside flags of serving"),
     ("path", k.TEXT, "names, or places from 1, that lead further in, such as pipeline/1"),
     ("depth", k.whole(1, 12), "levels to open"),
 )
