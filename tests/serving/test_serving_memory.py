@@ -324,7 +324,8 @@ def test_a_server_that_stands_beside_others_has_the_cache_of_one_alone(engine: s
 
 @pytest.mark.parametrize(
     ("engine", "device", "least", "most"),
-    [("vllm", "h100-sxm-80gb", 60e3, 100e3), ("vllm-0.11", "h100-sxm-80gb", 40e3, 70e3),
+    [("vllm", "h100-sxm-80gb", 40e3, 70e3), ("vllm-0.32", "h100-sxm-80gb", 60e3, 100e3),
+     ("vllm-0.11", "h100-sxm-80gb", 40e3, 70e3),
      ("vllm-2025", "h100-sxm-80gb", 0, 0)],
 )  # fmt: skip
 def test_gpt_oss_120b_has_room_on_one_h100_where_nothing_is_sorted(

@@ -24,8 +24,13 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
-    sampler_bytes_elsewhere: tuple[tuple[str, float], ...] = ()
-    """The same on devices of vendors (patterns) that its sampler has no kernel for."""
+    fusion_bytes: tuple[tuple[str, float], ...] = ()
+    """Workspace of all-reduces that are fused with the norm behind them, on families of devices (patterns)."""
+    expert_workspaces: tuple[tuple[str, str, str], ...] = ()
+    """Families of devices and formats of weights (patterns) whose fused experts keep a workspace from the first step
+    on; with "split" where they are split within, no expert parallelism beside."""
+    reserves_between_stages: bool = True
+    """Stages of a pipeline have sent each other something by the time that the cache is sized."""
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
@@ -149,6 +154,26 @@ class EngineMemory:
         own = next((count for one, count in slots if re.fullmatch(one, family)), 1)
         return own + guesses + (self.verified_states if guesses else 0)
 
+    def fusion_bytes_on(self, family: str) -> float:
+        """Return the workspace of fused all-reduces on a family of devices.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("vllm").memory.fusion_bytes_on(one) / 2**20 for one in ("hopper", "blackwell-gddr")]
+        [512.0, 0.0]
+        """
+        return next((size for one, size in self.fusion_bytes if re.fullmatch(one, family)), 0.0)
+
+    def expert_workspace(self, family: str, weights: str) -> str:
+        """Return "any" or "split" where experts of a format keep a workspace on a family of devices, else nothing.
+
+        >>> from shardwise.serving import find_engine
+        >>> memory = find_engine("vllm").memory
+        >>> [memory.expert_workspace("hopper", one) for one in ("bf16", "fp8-block", "mxfp4")]
+        ['any', 'split', '']
+        """
+        rows = self.expert_workspaces
+        return next((kept for on, of, kept in rows if re.fullmatch(on, family) and re.fullmatch(of, weights)), "")
+
     def captures(self, device: Device) -> bool:
         """Return whether it sets memory aside for graphs that it captures on a device."""
         return bool(self.graph_sizes) and re.fullmatch(self.graph_vendors, device.vendor) is not None
@@ -170,10 +195,3 @@ class EngineMemory:
             for first, last, step in self.graph_sizes
         )
         return total(runs, 0 * tokens)
-
-    def sampler_bytes(self, device: Device) -> float:
-        """Return the bytes of working memory for each logit on a device."""
-        rows = self.sampler_bytes_elsewhere
-        return next(
-            (size for vendor, size in rows if re.fullmatch(vendor, device.vendor)), self.sampler_bytes_per_logit
-        )

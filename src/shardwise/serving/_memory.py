@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import Generic
 
-from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass, replace
+from shardwise.serving._buffers import captured_bytes, communicator_bytes, static_bytes, workspace_bytes
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables, static_row
@@ -143,22 +143,29 @@ def layers_bytes(case: ServingCase, ledger: StepLedger[X], zero: X) -> list[Laye
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelBytes(Generic[X]):
-    """Bytes of a model on one rank: of its kinds of layer, embedding and head, and alive in the largest steps."""
+    """Bytes of a model on one rank: of its kinds of layer, embedding and head, and alive in the largest steps.
+
+    `beside_sampling` are those that are still there while tokens are sampled: of the residual stream behind the last
+    layer, and of a workspace of experts.
+    """
 
     kinds: tuple[LayerBytes[X], ...]
     embedding: LayerBytes[X]
     head: LayerBytes[X]
     live: X
+    beside_sampling: X
 
 
-def model_bytes(case: ServingCase, ledgers: Sequence[StepLedger[X]], zero: X) -> ModelBytes[X]:
+def model_bytes(case: ServingCase, ledgers: Sequence[StepLedger[X]], sizes: ServingSizes[X]) -> ModelBytes[X]:
     """Return bytes of the model, and most that is alive in one of its steps: engines reserve that at start-up."""
+    zero = 0 * sizes.tp
     *kinds, embedding, head = layers_bytes(case, ledgers[-1], zero)
     live = [
         one.stream_bytes + largest([zero, *(live_bytes(op) for _, ops in one.lines[:-1] for op in ops)])
         for one in ledgers
     ]
-    return ModelBytes(kinds=tuple(kinds), embedding=embedding, head=head, live=largest(live))
+    kept = largest([one.stream_bytes + workspace_bytes(case, one, sizes) for one in ledgers])
+    return ModelBytes(kinds=tuple(kinds), embedding=embedding, head=head, live=largest(live), beside_sampling=kept)
 
 
 def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[SequenceCache[X], ...], ...]:
@@ -261,10 +268,10 @@ def stages_bytes(
         there = [step_ledger(case.host, sizes, ledger.step) for ledger in ledgers]
         sides = ((case, near, ledgers), (case.host, far, there))
         return tuple(
-            stage_bytes(one, sizes, stage, model_bytes(one, own, 0 * sizes.tp), caches_of(one, sizes))
+            stage_bytes(one, sizes, stage, model_bytes(one, own, sizes), caches_of(one, sizes))
             for one, stage, own in sides
         )
-    model, caches = model_bytes(case, ledgers, 0 * sizes.tp), caches_of(case, sizes)
+    model, caches = model_bytes(case, ledgers, sizes), caches_of(case, sizes)
     if case.draft is not None:
         guessing = named(draft_weights(case, sizes), "weights of the draft")
         model = replace(model, head=replace(model.head, weights=model.head.weights + guessing))
@@ -295,7 +302,7 @@ def stage_bytes(
     sequences = maximum(sizes.batch, case.profiled.sequences)
     logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
-        sampling = named(engine.memory.sampler_bytes(case.cluster.device) * logits, "logits and sampling")
+        sampling = named(engine.memory.sampler_bytes_per_logit * logits + model.beside_sampling, "logits and sampling")
     else:
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
@@ -303,8 +310,7 @@ def stage_bytes(
     cores = engine.memory.context_bytes_per_core * case.cluster.device.cores
     driver = engine.memory.context_bytes + cores + case.job.misc_bytes
     context = named(zero + driver, "context", dict(engine.sources)["memory.context_bytes"])
-    communicators = above(sizes.tp * sizes.pp, 1, zero + engine.memory.communicator_bytes, zero)
-    communicators = named(communicators, "communicators", dict(engine.sources)["memory.communicator_bytes"])
+    communicators = communicator_bytes(case, sizes)
     working, largest = maximum(activations, sampling), context + communicators
     graphs = captured_bytes(case, sequences)
     largest = largest + graphs
@@ -322,35 +328,3 @@ def stage_bytes(
             budget_bytes(case, memory_share(case, sizes), weights, working, largest), "budget of the cache"
         ),
     )
-
-
-def captured_bytes(case: ServingCase, sequences: X) -> X:
-    """Return bytes that the engine sets aside for its captured graphs on a device, where so many sequences may run."""
-    memory, host, device = case.engine.memory, case.engine.host, case.cluster.device
-    most = host.most_captured(family_of(device))
-    if not most or not memory.captures(device):
-        return 0 * sequences
-    decoded = sequences * (1 + case.job.num_speculative_tokens)
-    tokens = minimum(host.captured_per_sequence * decoded, most) if host.captured_per_sequence else 0 * decoded + most
-    return named(
-        memory.captured_bytes(tokens, decoded), "captured graphs", dict(case.engine.sources)["memory.graph_bytes"]
-    )
-
-
-def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
-    """Return bytes of all buffers of a pass on a rank.
-
-    Of every token: the stream six times (in and out of all layers, normed, out of attention, out of a layer, and of
-    contexts that sequences share), queries, keys and values twice, those of shared contexts again, the heads' output
-    twice, and the widest feed-forward; of every sequence two S x S masks.
-
-    FasterTransformer allocates all of them before a forward pass (github.com/NVIDIA/FasterTransformer
-    src/fastertransformer, 2023: allocateBuffer of models/multi_gpu_gpt/ParallelGpt.cc and ParallelGptContextDecoder.cc,
-    layers/FfnLayer.cc and layers/attention_layers/GptContextAttentionLayer.cc).
-    """
-    a, S, new = case.activation_bytes, case.job.input_tokens, case.new_input_tokens
-    forward = [b.dense for b in case.model.kinds if b.dense]
-    heads = max((m.query_width for block in case.model.kinds for m in block.mixers), default=0)
-    width = max(((1 + f.gated) * f.ffn for f in forward), default=0)
-    token = 6 * case.model.hidden + divide(0 * sizes.tp + 10 * heads + width, sizes.tp)
-    return sizes.batch * a * (new * token + 2 * S * S)

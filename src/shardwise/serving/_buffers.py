@@ -1,0 +1,77 @@
+"""Bytes that an engine takes on a rank beside weights and cache: of communicators, captured graphs and workspaces."""
+
+from __future__ import annotations
+
+from shardwise.cost import family_of
+from shardwise.ledger.number import X, above, divide, largest, maximum, minimum
+from shardwise.ledger.traced import named
+from shardwise.serving._case import ServingCase
+from shardwise.serving._ledger import StepLedger
+from shardwise.serving._sizes import ServingSizes
+
+
+def communicator_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of buffers of a rank's communicators, and of the workspace of all-reduces that are fused."""
+    memory, sources, zero = case.engine.memory, dict(case.engine.sources), 0 * sizes.batch
+    ranks = sizes.tp * sizes.pp if memory.reserves_between_stages else sizes.tp
+    buffers = above(ranks, 1, zero + memory.communicator_bytes, zero)
+    fused = memory.fusion_bytes_on(family_of(case.cluster.device))
+    if not fused:
+        return named(buffers, "communicators", sources["memory.communicator_bytes"])
+    workspace = named(above(sizes.tp, 1, zero + fused, zero), "fused all-reduce", sources["memory.fusion_bytes"])
+    return named(buffers + workspace, "communicators", sources["memory.communicator_bytes"])
+
+
+def captured_bytes(case: ServingCase, sequences: X) -> X:
+    """Return bytes that the engine sets aside for its captured graphs on a device, where so many sequences may run."""
+    memory, host, device = case.engine.memory, case.engine.host, case.cluster.device
+    most = host.most_captured(family_of(device))
+    if not most or not memory.captures(device):
+        return 0 * sequences
+    decoded = sequences * (1 + case.job.num_speculative_tokens)
+    tokens = minimum(host.captured_per_sequence * decoded, most) if host.captured_per_sequence else 0 * decoded + most
+    return named(
+        memory.captured_bytes(tokens, decoded), "captured graphs", dict(case.engine.sources)["memory.graph_bytes"]
+    )
+
+
+def workspace_bytes(case: ServingCase, ledger: StepLedger[X], sizes: ServingSizes[X]) -> X:
+    """Return bytes of the workspace that fused experts keep: a row of each token and choice, in and out of the GEMMs.
+
+    Rows are as wide as the wider of the model and of what a GEMM writes, gate and up, and once more of what it reads
+    (github.com/vllm-project/vllm v0.33.0 vllm/model_executor/layers/fused_moe/experts/triton_moe.py, workspace_shapes;
+    vllm/v1/worker/workspace.py, which frees none). Tokens of other replicas are left out of account.
+    """
+    zero, step = 0 * sizes.tp, ledger.step
+    kept = case.engine.memory.expert_workspace(family_of(case.cluster.device), case.format.name)
+    experts = [block.experts for block in case.model.kinds if block.experts]
+    if not kept or not experts:
+        return zero
+    rows = step.sequences * step.tokens * case.activation_bytes
+    widths = (
+        (moe.top_k, moe.latent or case.model.hidden, divide(zero + (1 + moe.gated) * moe.ffn, sizes.etp),
+         divide(zero + moe.ffn, sizes.etp))
+        for moe in experts
+    )  # fmt: skip
+    each = largest([k * (maximum(out, zero + wide) + maximum(mid, zero + wide)) for k, wide, out, mid in widths])
+    workspace: X = named(rows * each, "workspace of experts")
+    return above(sizes.ep, 1, zero, workspace) if kept == "split" else workspace
+
+
+def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of all buffers of a pass on a rank.
+
+    Of every token: the stream six times (in and out of all layers, normed, out of attention, out of a layer, and of
+    contexts that sequences share), queries, keys and values twice, those of shared contexts again, the heads' output
+    twice, and the widest feed-forward; of every sequence two S x S masks.
+
+    FasterTransformer allocates all of them before a forward pass (github.com/NVIDIA/FasterTransformer
+    src/fastertransformer, 2023: allocateBuffer of models/multi_gpu_gpt/ParallelGpt.cc and ParallelGptContextDecoder.cc,
+    layers/FfnLayer.cc and layers/attention_layers/GptContextAttentionLayer.cc).
+    """
+    a, S, new = case.activation_bytes, case.job.input_tokens, case.new_input_tokens
+    forward = [b.dense for b in case.model.kinds if b.dense]
+    heads = max((m.query_width for block in case.model.kinds for m in block.mixers), default=0)
+    width = max(((1 + f.gated) * f.ffn for f in forward), default=0)
+    token = 6 * case.model.hidden + divide(0 * sizes.tp + 10 * heads + width, sizes.tp)
+    return sizes.batch * a * (new * token + 2 * S * S)

@@ -1,0 +1,115 @@
+"""What vLLM says at its start: the room that it leaves for the cache, and what it takes outside PyTorch.
+
+Source: github.com/llm-d-incubation/llm-d-planner, accuracy/results/v0.19.0 (Apache-2.0): start-up logs of vLLM 0.19.0
+on H100 of 80 GB at 0.95 of its memory, 1,024 sequences and steps of 8,192 tokens, prompts and answers 8,192 together.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.serving_cases import ask
+from shardwise.plans import Plan, Serving
+
+GIB = 2**30
+# model, weights, tp, pp, GiB of the peak of activations, GiB outside PyTorch, tokens of the cache
+LOGS = (
+    ("codellama-7b", "", 1, 1, 0.77, 0.25, 126_256),
+    ("deepseek-v2-lite", "", 1, 1, 1.93, 0.26, 1_505_552),
+    ("gemma-2-9b", "", 1, 1, 3.65, 0.25, 168_880),
+    ("gemma-2-27b", "", 1, 1, 3.66, 0.26, 58_672),
+    ("gpt-oss-20b", "", 1, 1, 2.87, 0.25, 1_277_184),
+    ("llama-3.1-8b", "", 1, 1, 1.89, 0.25, 476_016),
+    ("llama-3.1-8b", "fp8", 1, 1, 1.89, 0.25, 529_248),
+    ("llama-3.1-8b", "", 1, 2, 1.89, 0.07, 1_075_312),
+    ("llama-3.1-8b", "", 1, 4, 1.89, 0.07, 2_257_264),
+    ("llama-3.1-8b", "", 2, 1, 1.89, 2.07, 1_044_688),
+    ("llama-3.1-8b", "", 4, 1, 1.89, 2.13, 2_209_792),
+    ("llama-3.3-70b", "fp8", 2, 1, 1.96, 2.10, 244_304),
+    ("llama-3.3-70b", "fp8", 4, 1, 1.97, 2.21, 708_992),
+    ("mixtral-8x7b", "", 2, 1, 1.21, 2.07, 465_936),
+    ("phi-4", "", 1, 1, 1.52, 0.25, 241_568),
+    ("qwen2.5-7b", "", 1, 1, 2.21, 0.24, 1_096_000),
+    ("qwen2.5-7b", "", 2, 1, 2.21, 2.06, 2_390_592),
+    ("qwen2.5-7b", "", 4, 1, 2.21, 2.13, 5_043_280),
+    ("qwen2.5-72b", "", 4, 1, 2.29, 2.21, 481_296),
+    ("qwen3-8b", "", 1, 1, 2.21, 0.25, 418_688),
+    ("qwen3-30b-a3b", "", 1, 1, 2.68, 0.27, 168_288),
+)
+
+
+@pytest.mark.parametrize("row", LOGS, ids=lambda row: f"{row[0]} {row[1]} tp{row[2]} pp{row[3]}")
+def test_the_room_of_the_cache_is_what_the_log_says(row: tuple[str, str, int, int, float, float, int]) -> None:
+    """Tokens to 2 %, 1 % of dense models; the peak and what is outside PyTorch each to a fifth of a GiB."""
+    model, weights, tp, pp, peak, outside, tokens = row
+    job = Serving(input_tokens=4096, output_tokens=4096, weights=weights, memory_fraction=0.95)
+    report = ask(model, job, Plan(tp=tp, pp=pp), engine="vllm-0.19")
+    dense = not report.case.model.has_experts and "gemma" not in model and "72b" not in model
+    assert report.kv_cache_tokens == pytest.approx(tokens, rel=0.01 if dense else 0.02)
+    last = report.memory
+    assert last.working / GIB == pytest.approx(peak, abs=0.21)
+    assert (last.context + last.communicators) / GIB == pytest.approx(outside, abs=0.21)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "plan", "expected"),
+    [
+        ("vllm", "h100", Plan(), 0.0),
+        ("vllm", "h100", Plan(tp=2), 0.45e9 + 512 * 2**20),
+        ("vllm", "b200", Plan(tp=8), 0.45e9 + 512 * 2**20),
+        ("vllm-0.19", "h100", Plan(tp=4), 0.45e9 + 3 * 512 * 2**20),
+        ("vllm-2025", "h100", Plan(tp=4), 0.45e9),
+        # Compiled and captured alone, on devices with multicast alone, between ranks of tp alone.
+        ("vllm-eager", "h100", Plan(tp=4), 0.45e9),
+        ("vllm", "a100", Plan(tp=4), 0.45e9),
+        ("vllm", "nvidia-rtx-pro-6000-blackwell-server-edition", Plan(tp=2), 0.45e9),
+        ("vllm", "h100", Plan(pp=2), 0.0),
+        ("sglang", "h100", Plan(pp=2), 0.45e9),
+    ],
+)
+def test_fused_all_reduces_have_a_workspace(engine: str, device: str, plan: Plan, expected: float) -> None:
+    """One of FlashInfer, rounded up to 512 MiB, and three of them before mnnvl was the backend of a node."""
+    report = ask("llama-3.1-8b", Serving(), plan, device, engine=engine)
+    assert report.memory.communicators == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "device", "weights", "plan", "row_elements"),
+    [
+        # Of each of 8 choices, 2,048 wide; gate and up 1,536, what goes back in 768.
+        ("vllm", "qwen3-30b-a3b", "h100", "", Plan(), 8 * (2048 + 2048)),
+        # 14,336 gate and up of half of the experts' width, in 7,168 of it; two choices.
+        ("vllm", "mixtral-8x7b", "h100", "", Plan(tp=2), 2 * (14336 + 7168)),
+        ("vllm", "deepseek-v3", "h200", "fp8-block", Plan(tp=8), 8 * (7168 + 7168)),
+        # FlashInfer's of FP8 in blocks with expert parallelism, of mxfp4 on Hopper and on Blackwell; none of 2025.
+        ("vllm", "deepseek-v3", "h200", "fp8-block", Plan(tp=8, ep=8), 0),
+        ("vllm", "gpt-oss-20b", "h100", "", Plan(), 0),
+        ("vllm", "qwen3-30b-a3b", "b200", "", Plan(), 0),
+        ("vllm-2025", "qwen3-30b-a3b", "h100", "", Plan(), 0),
+        ("vllm", "llama-3.1-8b", "h100", "", Plan(), 0),
+    ],
+)
+def test_experts_keep_a_workspace_while_tokens_are_sampled(
+    engine: str, model: str, device: str, weights: str, plan: Plan, row_elements: int
+) -> None:
+    """Rows of a step of 8,192 tokens in 16 bits (16,384 on B200), beside hidden states and what sampling takes."""
+    job = Serving(weights=weights, max_sequences=256, max_batched_tokens=8192)
+    report = ask(model, job, plan, device, engine=engine)
+    case = report.case
+    sampling = case.engine.memory.sampler_bytes_per_logit * 256 * case.model.vocab
+    step = 8192 * 2 * (case.model.hidden + row_elements)
+    assert report.memory.sampling == pytest.approx(sampling + step)
+
+
+def test_todays_vllm_has_tables_of_penalties_for_every_sequence() -> None:
+    """A count of 4 bytes and a bit for each token of the vocabulary (vllm/v1/worker/gpu/sample/penalties.py)."""
+    job = Serving(max_sequences=1024)
+    new, old = (ask("qwen3-8b", job, engine=engine).memory.sampling for engine in ("vllm", "vllm-0.32"))
+    assert new - old == pytest.approx(1024 * 151_936 * (4 + 1 / 8))
+
+
+@pytest.mark.parametrize("device", ["mi300x", "h100"])
+def test_nothing_is_sorted_whatever_the_vendor(device: str) -> None:
+    """Triton's kernels mask logits in place (vllm/v1/sample/ops/topk_topp_triton.py), on AMD's devices too."""
+    memory = ask("llama-3.1-8b", Serving(max_sequences=1024), device=device, engine="vllm-0.19").memory
+    assert memory.sampling < 15 * 1024 * 128_256
