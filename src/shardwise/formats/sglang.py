@@ -30,8 +30,9 @@ from shardwise.formats._served import (
 from shardwise.serving import InferReport
 
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
-# Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens).
-_USUAL_PREFILL = 16384
+# Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens), and its own chunk on a device of
+# 60 to 160 GiB.
+_USUAL_PREFILL, _USUAL_CHUNK = 16384, 8192
 
 
 def _parallel(one: Deployment) -> Words:
@@ -158,6 +159,23 @@ def _engine(line: LaunchLine, model: str) -> str:
     return "sglang" if off else line.caching("sglang", model)
 
 
+def _step_tokens(line: LaunchLine, groups: int) -> int:
+    """Return the tokens of a step of a group of attention, 0 for the engine's own.
+
+    A step has a chunk at most, which groups share, and a batch of prompts at most, which each has to itself
+    (sglang 0.5.23 srt/managers/schedule_policy.py, rem_chunk_tokens and rem_input_tokens; arg_groups/parallel_hook.py).
+    """
+    batch = line.whole("--max-prefill-tokens")
+    if line.word("--chunked-prefill-size") == "-1":
+        whole = batch or _USUAL_PREFILL
+        line.assumed.append(f"prompts of more than {whole} tokens are cut, which SGLang runs whole without chunks")
+        return whole
+    chunk = line.whole("--chunked-prefill-size") // groups
+    if chunk and batch:
+        return min(chunk, batch)
+    return chunk or (batch if batch < _USUAL_CHUNK else 0)
+
+
 def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> Launched:
     """Return the server of a command line, by the words behind `-m sglang.launch_server`.
 
@@ -190,7 +208,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--mem-fraction-static"),
         "max_sequences": line.whole("--max-running-requests") // groups,
-        "max_batched_tokens": (line.whole("--chunked-prefill-size") or line.whole("--max-prefill-tokens")) // groups,
+        "max_batched_tokens": _step_tokens(line, groups),
         "max_context": line.whole("--context-length"),
     }
     if line.flag("--enable-lora"):
