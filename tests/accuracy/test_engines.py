@@ -115,6 +115,25 @@ def test_the_static_share_of_sglang_follows_the_layout(
     assert report.memory_share == pytest.approx(share, abs=1.6e-3)
 
 
+@pytest.mark.parametrize(("chunk", "share"), [(0, 0.758), (1024, 0.758), (2048, 0.672)])
+def test_the_static_share_of_sglang_counts_the_chunk_of_all_groups(chunk: int, share: float) -> None:
+    """8 groups of attention with 1,024 tokens each are --chunked-prefill-size 8192, which it takes unless told."""
+    job = Serving(batch=1, input_tokens=64, output_tokens=8, max_batched_tokens=chunk)
+    report = infer(Model.load("deepseek-v3"), Cluster.parse("8xh200"), Plan(dp=8, ep=8), job,
+                   ServingOptions(engine="sglang"))  # fmt: skip
+    assert report.memory_share == pytest.approx(share, abs=1.6e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "tp", "expected"), [("h100", 8, 1.3e9), ("b200", 2, 1.3e9), ("a100", 8, 0.45e9), ("h100", 1, 0.0)]
+)
+def test_the_process_groups_of_sglang_take_more_where_nvlink_reduces(device: str, tp: int, expected: float) -> None:
+    """1.0 to 2.0 GiB on Hopper with NVSwitch, 0.4 and less over PCIe, before the weights are loaded."""
+    report = infer(Model.load("llama-3.1-70b"), Cluster.parse(f"{tp}x{device}"), Plan(tp=tp), Serving(weights="int4"),
+                   ServingOptions(engine="sglang"))  # fmt: skip
+    assert report.memory.communicators == expected
+
+
 def test_nothing_is_set_aside_for_graphs_that_are_not_captured() -> None:
     """512 MiB, 1.5 for each token of a chunk of 4,096 and 128 for a rank are left free (--disable-cuda-graph)."""
     job, options = Serving(batch=1, input_tokens=64, output_tokens=8), ServingOptions(engine="sglang-eager")

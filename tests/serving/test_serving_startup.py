@@ -9,7 +9,10 @@ from __future__ import annotations
 import pytest
 
 from serving.serving_cases import ask
-from shardwise.plans import Plan, Serving
+from shardwise import Cluster, load_model
+from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
+from shardwise.serving import ServingOptions
+from shardwise.serving.load import LoadOptions, serve
 
 GIB = 2**30
 # model, weights, tp, pp, GiB of the peak of activations, GiB outside PyTorch, tokens of the cache
@@ -64,7 +67,7 @@ def test_the_room_of_the_cache_is_what_the_log_says(row: tuple[str, str, int, in
         ("vllm", "a100", Plan(tp=4), 0.45e9),
         ("vllm", "nvidia-rtx-pro-6000-blackwell-server-edition", Plan(tp=2), 0.45e9),
         ("vllm", "h100", Plan(pp=2), 0.0),
-        ("sglang", "h100", Plan(pp=2), 0.45e9),
+        ("sglang", "a100", Plan(pp=2), 0.45e9),
     ],
 )
 def test_fused_all_reduces_have_a_workspace(engine: str, device: str, plan: Plan, expected: float) -> None:
@@ -113,3 +116,28 @@ def test_nothing_is_sorted_whatever_the_vendor(device: str) -> None:
     """Triton's kernels mask logits in place (vllm/v1/sample/ops/topk_topp_triton.py), on AMD's devices too."""
     memory = ask("llama-3.1-8b", Serving(max_sequences=1024), device=device, engine="vllm-0.19").memory
     assert memory.sampling < 15 * 1024 * 128_256
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "method", "stated", "most"),
+    [
+        ("llama-3.1-8b", Plan(), "ngram", 0, 48),
+        ("llama-3.1-8b", Plan(), "ngram", 100, 100),
+        ("llama-3.1-8b", Plan(), "", 0, 4096),
+        ("deepseek-v4-flash", Plan(tp=8), "mtp", 0, 256),
+        # Of all groups of attention together.
+        ("deepseek-v2-lite", Plan(dp=4, ep=4), "ngram", 0, 12),
+    ],
+)
+def test_sglang_runs_fewer_requests_where_it_guesses(
+    model: str, plan: Plan, method: str, stated: int, most: int
+) -> None:
+    """max_running_requests is 48 with speculation unless it is said (srt/arg_groups/speculative_hook.py)."""
+    asked = Workload(
+        input_tokens=Length(mean=500), output_tokens=Length(mean=20), arrivals=Arrivals(rate=0.5), count=20
+    )
+    guesses = {"speculative_method": method, "num_speculative_tokens": 2, "acceptance_rate": 0.6} if method else {}
+    options = LoadOptions(serving=ServingOptions(engine="sglang"))
+    cluster = Cluster.parse(f"{plan.tp * max(plan.dp, 1)}xh200-sxm-141gb")
+    report = serve(load_model(model), cluster, plan, asked, Serving(max_sequences=stated, **guesses), options)
+    assert report.policy.max_sequences == most

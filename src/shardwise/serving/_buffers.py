@@ -14,8 +14,9 @@ def communicator_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """Return bytes of buffers of a rank's communicators, and of the workspace of all-reduces that are fused."""
     memory, sources, zero = case.engine.memory, dict(case.engine.sources), 0 * sizes.batch
     ranks = sizes.tp * sizes.pp if memory.reserves_between_stages else sizes.tp
-    buffers = above(ranks, 1, zero + memory.communicator_bytes, zero)
-    fused = memory.fusion_bytes_on(family_of(case.cluster.device))
+    family = family_of(case.cluster.device)
+    buffers = above(ranks, 1, zero + memory.communicator_bytes_on(family), zero)
+    fused = memory.fusion_bytes_on(family)
     if not fused:
         return named(buffers, "communicators", sources["memory.communicator_bytes"])
     workspace = named(above(sizes.tp, 1, zero + fused, zero), "fused all-reduce", sources["memory.fusion_bytes"])

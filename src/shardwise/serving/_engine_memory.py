@@ -24,6 +24,8 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
+    communicator_bytes_of: tuple[tuple[str, float], ...] = ()
+    """The same on families of devices (patterns)."""
     fusion_bytes: tuple[tuple[str, float], ...] = ()
     """Workspace of all-reduces that are fused with the norm behind them, on families of devices (patterns)."""
     expert_workspaces: tuple[tuple[str, str, str], ...] = ()
@@ -153,6 +155,16 @@ class EngineMemory:
         slots = self.state_slots if self.caches_prefixes else ()
         own = next((count for one, count in slots if re.fullmatch(one, family)), 1)
         return own + guesses + (self.verified_states if guesses else 0)
+
+    def communicator_bytes_on(self, family: str) -> float:
+        """Return the buffers of a rank's communicators on a family of devices.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("sglang").memory.communicator_bytes_on(one) / 1e9 for one in ("hopper", "ampere")]
+        [1.3, 0.45]
+        """
+        own = (size for one, size in self.communicator_bytes_of if re.fullmatch(one, family))
+        return next(own, self.communicator_bytes)
 
     def fusion_bytes_on(self, family: str) -> float:
         """Return the workspace of fused all-reduces on a family of devices.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Generic
 
-from shardwise.ledger.number import X, above, divide, largest, maximum, minimum, total
+from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
@@ -83,20 +83,24 @@ def memory_share(case: ServingCase, sizes: ServingSizes[X]) -> X:
         return leaf("memory fraction", stated, case.engine.name) + 0 * sizes.tp
     table, memory = engine_tables()["static_share"], case.cluster.device.usable_memory_bytes / 2**20
     row = static_row(case.cluster.device)
-    chunk = case.job.max_batched_tokens or row["chunk"]
     few, many = row["sequences"]
     # Ranks of one server, whose groups of attention share experts: others that stand beside it set nothing aside here.
     ranks = maximum(sizes.tp, sizes.ep * sizes.etp)
     groups = above(ranks, sizes.tp, divide(ranks, sizes.tp), 0 * sizes.tp)
+    # A chunk that a launch states is of all groups together, of which each has a part (arg_groups/parallel_hook.py). A
+    # step as long as the engine's own says no other than that, which each group is taken to have to itself.
+    own, asked = row["chunk"], case.job.max_batched_tokens
+    chunk = asked * maximum(groups, 1) if asked and asked != own else 0 * groups + own
     captured = above(ranks, 3, 0 * sizes.tp + many, 0 * sizes.tp + few) * (not case.engine.host.eager_decode)
     if case.job.max_sequences:
         captured = minimum(captured, case.job.max_sequences * maximum(groups, 1))
-    each = sum(len(range(low, min(high, chunk) + 1, step)) for low, high, step in table["sizes"])
+    runs = (ceil((minimum(chunk, high) + 1 - low) / step) for low, high, step in table["sizes"])
+    each = total((maximum(one, 0) for one in runs), 0 * chunk)
     latent = any(m.latent for block in case.model.kinds for m in block.mixers)
     prompts = table["latent_prompts"] if latent else table["captured_prompt"] * each
     if case.engine.host.eager_decode or re.fullmatch(table["uncaptured_prompts"], case.model.family):
         prompts = 0.0
-    kept = table["base"] + table["chunk_token"] * max(chunk, table["least_chunk"])
+    kept = table["base"] + table["chunk_token"] * maximum(chunk, table["least_chunk"])
     kept = kept + above(sizes.pp, 1, 0 * sizes.tp, 0 * sizes.tp + prompts) + table["rank"] * ranks * sizes.pp
     of_groups = table["group_sequence"] + above(captured, table["many"], table["many_more"] + 0 * groups, 0 * groups)
     kept = kept + captured * (table["sequence"] + of_groups * groups)

@@ -171,6 +171,16 @@ def policy_of(engine: str, device: Device, block_tokens: int, context: int) -> P
     (True, 8192, 1024)
     """
     row, limits = _policy_row(engine), limits_of(engine, device)
-    words = {name: value for name, value in row.items() if name not in ("engines", "chunk_by_memory")}
+    words = {name: value for name, value in row.items() if name not in ("engines", "chunk_by_memory", "speculating")}
     tokens = _chunk(row, device) or limits.tokens(context) or context
     return Policy(**words | {"step_tokens": tokens, "max_sequences": limits.sequences, "block_tokens": block_tokens})
+
+
+def most_speculating(engine: str, family: str) -> int:
+    """Return the sequences that an engine runs at once where it guesses tokens of a family of models, 0 for as ever.
+
+    >>> [most_speculating("sglang", family) for family in ("llama", "deepseek_v4")], most_speculating("vllm", "llama")
+    ([48, 256], 0)
+    """
+    rows: dict[str, int] = _policy_row(engine).get("speculating", {})
+    return next((most for one, most in rows.items() if re.fullmatch(one, family)), 0)

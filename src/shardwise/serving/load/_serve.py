@@ -14,10 +14,11 @@ from shardwise.records import dataclass, replace
 from shardwise.serving._cache import keeps_states
 from shardwise.serving._capacity import state_block
 from shardwise.serving._case import ServingCase
-from shardwise.serving._policy import Policy, limits_of, policy_of
+from shardwise.serving._policy import Policy, limits_of, most_speculating, policy_of
 from shardwise.serving._report import InferReport, infer
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving.load._autoscale import Autoscale, Autoscaler
+from shardwise.serving.load._batches import groups_of
 from shardwise.serving.load._fleet import Fleet, Pool, Router, Transfer, attention_groups
 from shardwise.serving.load._means import Steady
 from shardwise.serving.load._moments import moments_of
@@ -97,10 +98,12 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     prompt, made = workload.longest
     engine = case.engine
     policy = policy_of(engine.name, case.cluster.device, int(engine.memory.block_tokens), prompt + made)
+    guessing = most_speculating(engine.name, case.model.family) if job.speculative_method else 0
+    guessing = guessing and max(guessing // groups_of(case.plan, case.model.has_experts), 1)
     policy = replace(
         policy,
         step_tokens=job.max_batched_tokens or policy.step_tokens,
-        max_sequences=job.max_sequences or policy.max_sequences,
+        max_sequences=job.max_sequences or guessing or policy.max_sequences,
     )
     if keeps_states(case.model.kinds):
         policy = policy.of_states(state_block(case))
