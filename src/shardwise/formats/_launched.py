@@ -36,7 +36,7 @@ _FORMATS = {
 }  # fmt: skip
 _STORED = re.compile(rf"[-_.]({'|'.join(_FORMATS)})([-_.](dynamic|block|kv|int4|int8|\d+bit))*$", re.IGNORECASE)
 _CACHED = re.compile(r".*models--([\w.-]+?)--([\w.-]+)(/.*)?")  # a folder of the hub's cache
-_THOUSANDS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+_THOUSANDS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,11 +170,19 @@ class LaunchLine:
         """Return whether a switch is on."""
         return str(self.values.get(key, False)).lower() in ("true", "1", "yes")
 
+    def auto(self, key: str) -> int:
+        """Return a whole number, 0 where there is none or -1 leaves it to the engine."""
+        return 0 if str(self.values.get(key)) == "-1" else self.whole(key)
+
     def whole(self, key: str, least: int = 1) -> int:
-        """Return a whole number, 0 where there is none; 8k and 1M are read as vLLM does."""
+        """Return a whole number, 0 where there is none; 8k, 25.6k and 1M are read as vLLM does."""
         text = self.word(key)
-        match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text)
-        number = int(match[1]) * _THOUSANDS.get(match[2], 1) if match else -1
+        match = re.fullmatch(r"(\d{1,12})([kKmMgG]?)|(\d{1,9}\.\d{1,9})([kmg])", text)
+        number = -1
+        if match and match[1]:
+            number = int(match[1]) * _THOUSANDS.get(match[2], 1)
+        elif match:
+            number = int(float(match[3]) * _THOUSANDS[match[4]])
         if text and number < least:
             self.problems.add(key, text, f"must be a whole number of at least {least}", "write a whole number")
         return max(number, 0)

@@ -136,7 +136,8 @@ def _slots(line: LaunchLine) -> tuple[int, int]:
     stated = "" if line.values.get("--parallel") == "-1" else line.word("--parallel")
     slots = line.whole("--parallel") if stated else _USUAL_SLOTS
     together = "--kv-unified" in line.values or not stated
-    context, each = line.whole("--ctx-size"), line.whole("--kv-unified-per-slot")
+    # 0 is the context of the model (common/arg.cpp, --ctx-size).
+    context, each = line.whole("--ctx-size", 0), line.whole("--kv-unified-per-slot")
     if not stated:
         line.assumed.append(f"{slots} slots: llama.cpp's own where a launch says none")
     if not together or slots == 1:
@@ -174,7 +175,8 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
     if len(kept) > 1:
         rule = "keys and values of two types are not modelled"
         line.problems.add("--cache-type-v", line.word("--cache-type-v"), rule, "give both the same type")
-    layers, all_of_them = line.word("--n-gpu-layers"), ("", "all", "auto")
+    # -1 is auto, and -2 all (common/arg.cpp, --n-gpu-layers).
+    layers, all_of_them = line.word("--n-gpu-layers"), ("", "all", "auto", "-1", "-2")
     experts = line.whole("--n-cpu-moe")
     moved = line.word("--override-tensor")
     if "--cpu-moe" in line.values or _ALL_EXPERTS.fullmatch(moved):

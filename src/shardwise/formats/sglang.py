@@ -30,6 +30,7 @@ from shardwise.formats._served import (
 from shardwise.serving import InferReport
 
 _CACHES = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "nvfp4": "nvfp4", "bf16": "bf16"}
+_OF_FLAG = {flag: name for name, flag in reversed(_CACHES.items())} | {"bfloat16": "bf16"}
 # Tokens of a batch of prompts that it takes without being told (--max-prefill-tokens), and its own chunk on a device of
 # 60 to 160 GiB.
 _USUAL_PREFILL, _USUAL_CHUNK = 16384, 8192
@@ -205,7 +206,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         values |= {"ep": ep, "etp": max(ranks // ep, 1)}
     values |= {
         "weights": line.named("--quantization", _WEIGHTS) or line.wide(model),
-        "kv_cache": line.named("--kv-cache-dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
+        "kv_cache": line.named("--kv-cache-dtype", _OF_FLAG),
         "memory_fraction": line.share("--mem-fraction-static"),
         "max_sequences": line.whole("--max-running-requests") // groups,
         "max_batched_tokens": _step_tokens(line, groups),

@@ -183,7 +183,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "memory_fraction": line.share("--gpu-memory-utilization"),
         "max_sequences": line.whole("--max-num-seqs"),
         "max_batched_tokens": line.whole("--max-num-batched-tokens"),
-        "max_context": line.whole("--max-model-len"),
+        "max_context": line.auto("--max-model-len"),
     }
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank") or 16, "adapters": line.whole("--max-loras") or 1}
