@@ -134,6 +134,16 @@ def test_the_process_groups_of_sglang_take_more_where_nvlink_reduces(device: str
     assert report.memory.communicators == expected
 
 
+@pytest.mark.parametrize(("engine", "expected"), [("sglang", 1.3e9), ("vllm", 0.45e9), ("tensorrt-llm", 0.45e9)])
+def test_groups_of_attention_that_share_experts_have_communicators(engine: str, expected: float) -> None:
+    """Their ranks are process groups as those of tensor parallelism are; copies that share nothing have none."""
+    job, cluster = Serving(batch=1, input_tokens=64, output_tokens=8), Cluster.parse("8xh200")
+    options = ServingOptions(engine=engine)
+    spread = infer(Model.load("deepseek-v3"), cluster, Plan(dp=8, ep=8), job, options)
+    apart = infer(Model.load("qwen3-30b-a3b"), cluster, Plan(dp=8), job, options)
+    assert (spread.memory.communicators, apart.memory.communicators) == (expected, 0.0)
+
+
 def test_nothing_is_set_aside_for_graphs_that_are_not_captured() -> None:
     """512 MiB, 1.5 for each token of a chunk of 4,096 and 128 for a rank are left free (--disable-cuda-graph)."""
     job, options = Serving(batch=1, input_tokens=64, output_tokens=8), ServingOptions(engine="sglang-eager")

@@ -13,7 +13,9 @@ from shardwise.serving._sizes import ServingSizes
 def communicator_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """Return bytes of buffers of a rank's communicators, and of the workspace of all-reduces that are fused."""
     memory, sources, zero = case.engine.memory, dict(case.engine.sources), 0 * sizes.batch
-    ranks = sizes.tp * sizes.pp if memory.reserves_between_stages else sizes.tp
+    # Ranks that have a copy of attention each talk where they share experts.
+    together = maximum(sizes.tp, sizes.ep * sizes.etp)
+    ranks = together * sizes.pp if memory.reserves_between_stages else together
     family = family_of(case.cluster.device)
     buffers = above(ranks, 1, zero + memory.communicator_bytes_on(family), zero)
     fused = memory.fusion_bytes_on(family)
