@@ -46,6 +46,8 @@ class CostModel(Generic[X]):
     host: HostRates | None = None
     module_launch: float = 0.0
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
+    gradient_launch: float = 0.0
+    """Seconds of the host for a kernel of a backward pass whose functions are Python's own (0: autograd's, in C++)."""
     messages: dict[tuple[object, ...], X] | None = None
     """Seconds of messages of states that are known on this network, where their sizes have a hash and come again."""
 
@@ -195,19 +197,46 @@ def slowed_passes(costs: CostModel[X], op: Op[X], t: PassSeconds[X], hidden: Ite
     )
 
 
-def host_passes(costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X) -> tuple[X, X]:
-    """Return the seconds in which the host launches the kernels of a forward pass, and those of a backward pass.
+# What every layer has: the last map of a mixer or of a feed-forward.
+_OF_LAYERS = frozenset({"out", "down", "feed_forward", "combine"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePasses(Generic[X]):
+    """Seconds of the device for the passes of a block, its messages with them, and whether the block routes tokens."""
+
+    forward: X
+    backward: X
+    replay: X
+    routes: bool
+
+
+def host_waits(
+    costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], device: DevicePasses[X]
+) -> tuple[X, X]:
+    """Return the seconds that the device waits for the host's launches in a forward pass, and in a backward pass.
 
     A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
-    own thread launches the gradients from C++.
+    own thread launches the gradients from C++, or calls functions that a framework wrote in Python. Those run ahead of
+    the device from one pass to the next, unless a layer reads the counts of its routed rows, and what stands before and
+    behind the layers waits for none of them.
     """
-    if not costs.module_launch or costs.rates.sharpness == math.inf:
+    zero = 0 * device.forward
+    alone = bool(costs.gradient_launch) and not any(op.role in _OF_LAYERS for op in ops)
+    if not costs.module_launch or costs.rates.sharpness == math.inf or alone:
         return zero, zero
     ahead = total((zero + op.launches for op in ops), zero)
     replayed = total(((zero + op.launches) * again[id(op)] for op in ops if id(op) in again), zero)
     back = total(((zero + op.launches) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
-    forward = named(costs.module_launch * ahead, "launches by Python modules")
-    return forward, named(costs.module_launch * replayed + costs.rates.launch * back, "launches of the backward pass")
+    forward = costs.module_launch * ahead
+    backward = costs.module_launch * replayed + (costs.gradient_launch or costs.rates.launch) * back
+    if costs.gradient_launch and not device.routes:
+        behind = forward + backward - device.forward - device.backward - device.replay
+        return zero, named(maximum(behind, 0.0), "launches by Python modules")
+    return (
+        named(maximum(forward - device.forward, 0.0), "launches by Python modules"),
+        named(maximum(backward - device.backward - device.replay, 0.0), "launches of the backward pass"),
+    )
 
 
 def _weight_pass(op: Op[X]) -> bool:

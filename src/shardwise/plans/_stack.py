@@ -234,6 +234,8 @@ class Stack:
     eager_launch_seconds: float
     module_launch_seconds: float
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden behind kernels)."""
+    gradient_launch_seconds: float
+    """Seconds of the host for a kernel of a backward pass whose functions are Python's own (0: autograd's, in C++)."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""

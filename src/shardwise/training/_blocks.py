@@ -16,9 +16,10 @@ from shardwise.ops.count import RECOMPUTED
 from shardwise.ops.layout import Layout
 from shardwise.ops.overlap import (
     CostModel,
+    DevicePasses,
     Messages,
     host_late,
-    host_passes,
+    host_waits,
     merge,
     messages,
     sharded_seconds,
@@ -359,17 +360,18 @@ def _folded(
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op, priced in zip(ops, prices, strict=True):
         sums.add(op, priced, shares.get(id(op)))
-    launches, launches_back = host_passes(costs, ops, shares, zero)
     back = sums.backward + sums.weight
-    late = host_late(costs, ops, back) + maximum(launches_back - back - sums.replay, 0.0)
+    device = DevicePasses(forward=sums.forward, backward=back, replay=sums.replay, routes=routes)
+    early, late = host_waits(costs, ops, shares, device)
+    late = host_late(costs, ops, back) + late
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(
-        forward=named(maximum(sums.forward, launches), f"{label}forward"),
+        forward=named(sums.forward + early, f"{label}forward"),
         backward_input=named(sums.backward + late, f"{label}input gradients"),
         backward_weight=named(sums.weight, f"{label}weight gradients"),
         replay=named(sums.replay, f"{label}recompute"),
-        compute=sums.compute + late + maximum(launches - sums.forward, 0.0),
+        compute=sums.compute + late + early,
         exposed=sums.exposed,
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,

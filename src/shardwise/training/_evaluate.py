@@ -190,6 +190,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         replicas=overlap_slowdown(case.cluster, compute, case.efficiencies),
         host=host_of(case.cluster) if case.recipe.uses_host else None,
         module_launch=stack.module_launch_seconds,
+        gradient_launch=stack.gradient_launch_seconds,
     )
 
 
