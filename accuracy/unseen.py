@@ -1,7 +1,8 @@
 """Print how far off published runs are that no constant, band or factor rests on, by source.
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
-prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of.
+prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
+the fourth of mixtures of experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from shardwise.measured import Comparison, errors_of
 
 FILES = tuple(
     HERE / "data" / "unseen" / f"{name}.csv"
-    for name in ("training_unseen", "training_unseen_frameworks", "training_unseen_labs", "inference_unseen")
+    for name in (
+        *("training_unseen", "training_unseen_frameworks", "training_unseen_labs", "training_unseen_experts"),
+        "inference_unseen",
+    )
 )
 _SERVED = {"output_tokens_per_second": ", output tokens", "tpot": ", time per token", "ttft": ", first tokens"}
 COLUMNS = ("source", "runs", "bias", "median error", "90 % below", "inside the band")
