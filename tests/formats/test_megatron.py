@@ -151,12 +151,20 @@ def test_an_overlap_without_what_it_needs_is_refused(more: dict[str, Any], named
         read(8, **more)
 
 
-def test_an_exchange_of_tokens_that_is_not_counted_is_said() -> None:
-    """Megatron-LM gathers all tokens on each rank of a group unless told otherwise; all-to-all is counted."""
+def test_tokens_are_gathered_unless_told_otherwise() -> None:
+    """Megatron-LM gathers all tokens on each rank of a group unless told otherwise, and so they are counted."""
     moe = {"num_experts": 4, "expert_model_parallel_size": 4}
-    for more, told in (({}, True), ({"moe_token_dispatcher_type": "alltoall"}, False)):
-        assert any("allgather" in line for line in read(8, **moe, **more).assumed) == told
-    assert not any("allgather" in line for line in read(8, num_experts=4).assumed)
+    for more, dispatch in (
+        ({}, "all-gather"),
+        ({"moe_token_dispatcher_type": "allgather"}, "all-gather"),
+        ({"moe_token_dispatcher_type": "alltoall"}, "all-to-all"),
+        ({"moe_token_dispatcher_type": "flex"}, "deduplicated"),
+    ):
+        found = read(8, **moe, **more)
+        assert found.stack is not None and found.stack.dispatch == dispatch
+        assert not any("allgather" in line for line in found.assumed)
+    alone = read(8, num_experts=4)
+    assert alone.stack is not None and alone.stack.dispatch == "all-to-all"
 
 
 @pytest.mark.parametrize(

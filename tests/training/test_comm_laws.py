@@ -15,7 +15,7 @@ from laws.helpers import report, tried
 from laws.strategies import Wanted, cases
 from shardwise.hardware import Cluster
 from shardwise.models import MLP, Attention, Block, Model, MoE, load_model
-from shardwise.plans import CONTEXT_KINDS, Plan, Training
+from shardwise.plans import CONTEXT_KINDS, Plan, Training, find_stack
 from shardwise.plans._placement import GROUPS, named_groups
 from shardwise.training import CommReport, TrainingCase, TrainingOptions, comm
 from shardwise.training._comm import TITLES
@@ -196,6 +196,22 @@ def test_expert_volume_is_four_exchanges(dispatch: str) -> None:
     share = {"megatron": 56 / 64, "megatron-deepep": 8 * (1 - (7 / 8) ** 8) * (7 / 8) / 8}[dispatch]
     assert network == pytest.approx(64 * axis.bytes_per_step * share)
     assert nvlink + network == pytest.approx(axis.cluster_sent_bytes)
+
+
+@pytest.mark.parametrize(("ep", "top_k"), [(8, 2), (4, 8), (2, 2)])
+def test_gathered_tokens_are_four_gathers_whatever_is_chosen(ep: int, top_k: int) -> None:
+    """Every rank receives the tokens of all: ep - 1 times its own, where an exchange sends k (ep - 1) / ep times."""
+    moe = MoE(experts=16, top_k=top_k, ffn=512)
+    block = Block(mixers=(Attention(heads=16, kv_heads=16, head_dim=64),), feed_forward=moe, norm="rmsnorm")
+    model = Model(name="moe", family="random", hidden=1024, vocab=32000, layers=(block,) * 4)
+    plan, job = Plan(dp=8, ep=ep, micro_batch=1), Training(seq_len=1024, global_batch=16)
+    sent = {}
+    for dispatch in ("all-to-all", "all-gather"):
+        stack = replace(find_stack("megatron"), dispatch=dispatch)
+        sent[dispatch] = comm(model, Cluster.parse("8xh100"), plan, job, TrainingOptions(stack=stack)).axes["ep"]
+    tokens = 2 * 4 * 1024 * 1024 * 2  # micro-batches, layers, tokens, width, bytes
+    assert sent["all-gather"].sent_bytes_per_step == pytest.approx(4 * tokens * (ep - 1))
+    assert sent["all-to-all"].sent_bytes_per_step == pytest.approx(4 * tokens * top_k * (ep - 1) / ep)
 
 
 def test_summa_broadcasts_panel_by_panel() -> None:

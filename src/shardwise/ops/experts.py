@@ -311,6 +311,8 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     The busiest rank, with the rows of its experts, decides when the exchange ends.
     Source: Megatron-LM core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher.
     """
+    if y.stack.dispatch == "all-gather":
+        return _gathered_exchange(y, e, moe, name)
     T = routed_tokens(y)
     rows = routed_rows(y, moe)
     size = y.a * rows * e.D
@@ -339,6 +341,37 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
                         kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
     return dispatch, combine
+
+
+def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tuple[Op[X], Op[X]]:
+    """Return dispatch and combine where every rank gathers the tokens of all, and their sums are scattered back.
+
+    Each rank picks the rows of its experts out of the T * ep * etp tokens, and fills as many with what those give. The
+    gradient of a gather is the scatter of its sums, and the reverse.
+    Source: Megatron-LM core_v0.17.1 core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher.
+    """
+    T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
+    there = _whole(y, e, "routed tokens", (T, ep, etp))
+    back = tuple(replace(c, verb="reduce_scatter", tensor="expert outputs") for c in reversed(there))
+    everywhere, picked = y.a * T * ep * etp * e.D, y.a * e.rows * e.D
+    sent, kept = _dispatch_tensors(y, moe, e, name)
+    # Picking reads the rows of its experts and writes them; putting them back adds them to a tensor of all tokens.
+    moved = (2 * picked, 2 * picked + everywhere)
+    dispatch = memory_op(y, f"{name}.dispatch", name, moved, forward=there, backward=back, saves=sent, kernels=2,
+                         output_bytes=everywhere + picked, role="dispatch")  # fmt: skip
+    combine = memory_op(y, f"{name}.combine", name, moved[::-1], forward=back, backward=there, saves=kept, kernels=2,
+                        output_bytes=everywhere, role="combine")  # fmt: skip
+    return dispatch, combine
+
+
+def _whole(y: Layout[X], e: Experts[X], tensor: str, tokens: tuple[X, X, X]) -> tuple[Collective[X], ...]:
+    """Return the gathers of all tokens, over the ranks of experts and then over the ranks that split each of them."""
+    T, ep, etp = tokens
+    rows = {"ep": T * ep, "etp": T * ep * etp}
+    return tuple(
+        Collective(axis=axis, verb="all_gather", size_bytes=y.a * n * e.D, tensor=tensor, shape=(n, e.D))
+        for axis, n in rows.items()
+    )
 
 
 def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X]) -> Op[X]:

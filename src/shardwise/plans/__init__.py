@@ -72,7 +72,7 @@ from shardwise.plans._settings import (
     LossKernel,
     Settings,
 )
-from shardwise.plans._stack import Stack, find_stack, stack_names
+from shardwise.plans._stack import Dispatch, Stack, find_stack, stack_names
 from shardwise.plans._tuning import (
     ADAPTERS,
     DROPPING,

@@ -20,6 +20,7 @@ from shardwise.records import dataclass
 Kernel: TypeAlias = Literal["eager", "fused"]
 NormKernel: TypeAlias = Literal["eager", "native", "widened", "fused"]
 AttentionImplementation: TypeAlias = Literal["eager", "flash", "scores"]
+Dispatch: TypeAlias = Literal["all-to-all", "all-gather", "deduplicated", "in-turn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +59,9 @@ class Stack:
     """The fused kernel of experts whose rates apply ("": grouped GEMMs of libraries)."""
     library: str
     """The release of the library whose rates of 16-bit GEMMs apply ("": one before CUDA 12.8)."""
-    dispatch: Literal["all-to-all", "deduplicated", "in-turn"]
-    """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all."""
+    dispatch: Dispatch
+    """With "deduplicated" a token is sent once to each node that has one of its experts, with "in-turn" once in all,
+    with "all-gather" every token to every rank."""
     latent_fusion: bool
     """Queries and keys of latent attention are rotated, and their parts joined, in one kernel each."""
     merges_chunks: bool

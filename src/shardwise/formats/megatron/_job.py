@@ -7,12 +7,12 @@ megatron/core/transformer/dot_product_attention.py and core/fusions, 2026-08.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 from shardwise.formats._exported import split_states
 from shardwise.formats.megatron._reader import Reader
 from shardwise.formats.megatron._values import facts
-from shardwise.plans import SCALINGS, LossKernel, Plan, Settings, Stack, Training, find_stack
+from shardwise.plans import SCALINGS, Dispatch, LossKernel, Plan, Settings, Stack, Training, find_stack
 from shardwise.plans.schedules import find_rules, round_size
 from shardwise.records import replace
 
@@ -361,14 +361,11 @@ def _vocab_multiple(reader: Reader) -> int:
     return 1 if padded or not reader.flag("pad_vocab_size") else reader.count("make_vocab_size_divisible_by")
 
 
-def _dispatch(reader: Reader, base: Stack) -> Literal["all-to-all", "deduplicated", "in-turn"]:
+def _dispatch(reader: Reader, base: Stack) -> Dispatch:
     """Return how tokens find their experts: DeepEP and HybridEP send one copy to each node."""
     kind = reader.word("moe_token_dispatcher_type", "alltoall", "allgather", "flex", "alltoall_seq")
     if _gathers_tokens(reader, base) and reader.count("expert_model_parallel_size") > 1:
-        name = "moe_token_dispatcher_type"
-        usual = "" if reader.has(name) else "Megatron-LM's default "
-        other = f"{usual}{reader.option(name)} allgather, which gathers all tokens of the group on each rank"
-        reader.assume(f"tokens sent to the ranks of their experts alone, not as {other}")
+        return "all-gather"
     return "deduplicated" if kind == "flex" or reader.flag("moe_enable_deepep") else base.dispatch
 
 

@@ -358,8 +358,8 @@ def _stack(case: ExportCase) -> Args:
         "--cross-entropy-fusion-impl": "te" if stack.loss_kernel == "vocab-parallel-in-place" else None,
     }
     words |= dict.fromkeys(_BESIDE, lets and stack.overlap_experts == "always")
-    flex: Args = {"--moe-token-dispatcher-type": "flex"}
-    return words | (flex if stack.dispatch == "deduplicated" and moe is not None else {})
+    kind = {"deduplicated": "flex", "all-gather": "allgather"}.get(stack.dispatch)
+    return words | ({"--moe-token-dispatcher-type": kind} if kind and moe is not None else {})
 
 
 def _lost(case: ExportCase, words: list[str]) -> Differences:
