@@ -14,9 +14,9 @@ from shardwise.ledger.op import Op
 from shardwise.models import Attention, Block, Mixer, MoE, load_model
 from shardwise.ops.block import block_ops
 from shardwise.ops.count import whole_layout
-from shardwise.ops.experts import busiest_rank, distinct_experts, experts_of
 from shardwise.ops.head import embedding, head
 from shardwise.ops.layout import Layout
+from shardwise.ops.routed import busiest_rank, distinct_experts, experts_of
 
 
 def decoding(context: int, batch: int = 1, **more: Any) -> Layout[Any]:

@@ -31,7 +31,7 @@ from shardwise.models import (
     ShortConv,
     load_model,
 )
-from shardwise.ops.experts import distinct_experts
+from shardwise.ops.routed import distinct_experts
 from shardwise.plans import Plan, Serving
 from shardwise.serving import find_format
 from shardwise.serving._batch import spread

@@ -6,139 +6,34 @@ arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformer
 
 from __future__ import annotations
 
-from typing import Generic, cast
+from typing import cast
 
 from shardwise.cost import WIDE_DTYPES
-from shardwise.ledger.number import X, ceil, divide, log2, maximum, minimum, power, raised
+from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
 from shardwise.models import MoE
 from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
-from shardwise.records import dataclass, replace
+from shardwise.ops.routed import Experts, experts_of, routed_rows, routed_tokens
+from shardwise.records import replace
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
 """Regions of routed and of shared experts."""
 _INDEX_BYTES = 8  # torch.topk, torch.sort and torch.empty_like of them return int64
 
 
-# Gauss-Legendre points of the interval from 0 to 1 with their weights: counts of experts within 0.3 %.
-_POINTS = (
-    (0.06943184420297371, 0.17392742256872692), (0.33000947820757187, 0.32607257743127307),
-    (0.66999052179242813, 0.32607257743127307), (0.93056815579702629, 0.17392742256872692),
-)  # fmt: skip
+# Kernels of an expert in a loop of Python, forward: its mask, three to find its tokens and one to pick them; a GEMM for
+# gate and one for up, two for the activation and one GEMM; its tokens' weights, their product and an addition by index.
+# Source: transformers 4.57.6 models/qwen3_moe/modeling_qwen3_moe.py Qwen3MoeSparseMoeBlock, mixtral likewise.
+_LOOPED = {"dispatch": 5, "activation": 2, "down": 1, "combine": 3}
 
 
-def distinct_experts(local: X, experts: int, top_k: int, tokens: X, popularity: float = 1.0) -> X:
-    """Return the expected number of local experts that get at least one of `tokens` tokens.
-
-    local * (1 - (1 - p)^T) with p = k / E of each expert where all are as popular; at one token exactly k of all E,
-    never more than there are. Else logarithms of p are spread evenly, the largest p `popularity` times the least.
-
-    >>> distinct_experts(8, 8, 2, 1), round(distinct_experts(128, 128, 8, 1, popularity=100), 6)
-    (2.0, 8.0)
-    """
-    if popularity == 1:
-        miss = 1 - top_k / experts
-        return local if miss <= 0 else local * (1 - raised(miss, tokens))
-    mean = sum(share * popularity**point for point, share in _POINTS)
-    hit = 0 * tokens
-    for point, share in _POINTS:
-        miss = 1 - top_k / experts * popularity**point / mean
-        hit = hit + share * (1 - raised(max(miss, 0.0), tokens))
-    return local * hit
-
-
-def largest_of_normals(count: X) -> X:
-    """Return the expected largest of so many standard normal numbers, within 2 % up to 256 of them.
-
-    A curve through the integrals for 2, 32 and 256; H. A. David, Order Statistics (1970), table of expected values.
-
-    >>> [round(largest_of_normals(n), 2) for n in (1, 2, 8, 32, 256)]
-    [0.0, 0.56, 1.45, 2.1, 2.83]
-    """
-    doublings = log2(count)
-    return 0.5642 * doublings / (1 + 0.0852 * (doublings - 1))
-
-
-def busiest_rank(ep: X, experts: int, top_k: int, tokens: X) -> tuple[X, X]:
-    """Return the experts with tokens and the rows of the rank that has most of them, each beyond those of a mean rank.
-
-    Of tokens routed at random, as many experts on each of `ep` ranks: what a rank has spreads by the variance of
-    sampling without replacement, less what ranks take from each other.
-
-    >>> [round(more, 2) for more in busiest_rank(8, 256, 8, 16)]
-    [4.01, 5.7]
-    """
-    if experts <= top_k:
-        return 0 * tokens, 0 * tokens
-    missed = raised(1 - top_k / experts, tokens)
-    both = raised((experts - top_k) * (experts - top_k - 1) / (experts * (experts - 1)), tokens)
-    hits = maximum(missed - both, 0.0) * divide(cast(X, experts), ep)
-    rows = tokens * top_k / ep * (experts - top_k) / (experts - 1)
-    most = largest_of_normals(ep)
-    return most * power(hits, 0.5), most * power(rows, 0.5)
-
-
-def routed_tokens(y: Layout[X]) -> X:
-    """Return the tokens one rank routes: each tensor-parallel rank routes its own share of the sequence.
-
-    >>> from shardwise.ops.count import whole_layout
-    >>> routed_tokens(whole_layout(2, 8))
-    16
-    """
-    return divide(y.tokens, y.degrees.tp) if y.choices.layout == "1d" else y.tokens
-
-
-def routed_rows(y: Layout[X], moe: MoE) -> X:
-    """Return the rows that the busiest rank gets for the T tokens that each rank routes: T * k times its imbalance.
-
-    With a capacity factor f an expert takes ceil(T * k / E * f) rows of a rank's tokens and drops the rest; padded, it
-    gets so many in any case. Source: Megatron-LM core/transformer/moe/moe_utils.py, get_capacity.
-
-    >>> from dataclasses import replace
-    >>> from shardwise.models import Model
-    >>> from shardwise.ops.count import whole_layout
-    >>> m, y = Model.load("mixtral-8x7b").layers[0].feed_forward, whole_layout(1, 63)
-    >>> tight = replace(y.work, capacity_factor=0.5)
-    >>> [routed_rows(replace(y, work=one), m) for one in (y.work, tight, replace(tight, pad_to_capacity=True))]
-    [126.0, 64, 64]
-    """
-    chosen = routed_tokens(y) * moe.top_k
-    if not y.work.capacity_factor:
-        return chosen * y.work.imbalance
-    filled = ceil(chosen * y.work.capacity_factor / moe.experts) * moe.experts
-    return filled if y.work.pad_to_capacity else minimum(chosen * y.work.imbalance, filled)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experts(Generic[X]):
-    """The routed experts on one rank: how many it has and which get tokens, the rows that arrive, their widths.
-
-    Rows are T * k a rank on average over the expert-parallel group, gathered over the expert-tensor ranks; `rows` are
-    those of the busiest rank, `fair` the mean without a capacity. `D` is the width they work on.
-    """
-
-    local: X
-    hit: X
-    rows: X
-    fair: X
-    D: int
-    F: X
-
-
-def experts_of(y: Layout[X], moe: MoE, D: int) -> Experts[X]:
-    """Return the routed experts of one rank; a step that is served waits in each layer for the busiest of them."""
-    T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
-    local, fair = divide(cast(X, moe.experts), ep), T * moe.top_k * etp
-    tokens, rows = T * ep * etp / y.work.copies, routed_rows(y, moe) * etp
-    hit = distinct_experts(local, moe.experts, moe.top_k, tokens, y.work.popularity)
-    if y.work.phase != "train":
-        more_hit, more_rows = busiest_rank(ep, moe.experts, moe.top_k, tokens)
-        hit, rows = hit + more_hit, rows + more_rows * y.work.copies
-    hit = local if y.work.pad_to_capacity else minimum(hit, local)
-    return Experts(local=local, hit=hit, rows=rows, fair=fair, D=moe.latent or D,
-                   F=divide(cast(X, moe.ffn), etp))  # fmt: skip
+def _looped(y: Layout[X], e: Experts[X], op: Op[X], kernels: int) -> Op[X]:
+    """Return an operator as a loop over the experts with tokens launches it, so many kernels for each of them."""
+    if not y.stack.experts_loop or y.work.phase != "train":
+        return op
+    return replace(op, kernels=cast(float, kernels * e.hit))
 
 
 def _launch_seconds(y: Layout[X]) -> float:
@@ -186,10 +81,10 @@ def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X]
     down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=moe.ffn, whole_outputs=moe.experts * e.D,
                  bias=moe.bias, role="down")  # fmt: skip
     ops = (
-        _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)),
+        _looped(y, e, _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)), sides),
         *_clamps(y, moe, e, region),
-        act,
-        _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)),
+        _looped(y, e, act, _LOOPED["activation"]),
+        _looped(y, e, _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)), _LOOPED["down"]),
     )
     return (*ops, *_added_bias(y, moe, e, region))
 
@@ -340,7 +235,7 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
                         kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
-    return dispatch, combine
+    return _looped(y, e, dispatch, _LOOPED["dispatch"]), _looped(y, e, combine, _LOOPED["combine"])
 
 
 def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tuple[Op[X], Op[X]]:
@@ -351,7 +246,11 @@ def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tupl
     Source: Megatron-LM core_v0.17.1 core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher.
     """
     T, ep, etp = routed_tokens(y), y.degrees.ep, y.degrees.etp
-    there = _whole(y, e, "routed tokens", (T, ep, etp))
+    gather: Collective[X] = Collective(
+        axis="ep", verb="all_gather", size_bytes=y.a * T * ep * e.D, tensor="routed tokens", shape=(T * ep, e.D)
+    )
+    wider = replace(gather, axis="etp", size_bytes=gather.size_bytes * etp, shape=(T * ep * etp, e.D))
+    there = gather, wider
     back = tuple(replace(c, verb="reduce_scatter", tensor="expert outputs") for c in reversed(there))
     everywhere, picked = y.a * T * ep * etp * e.D, y.a * e.rows * e.D
     sent, kept = _dispatch_tensors(y, moe, e, name)
@@ -362,16 +261,6 @@ def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tupl
     combine = memory_op(y, f"{name}.combine", name, moved[::-1], forward=back, backward=there, saves=kept, kernels=2,
                         output_bytes=everywhere, role="combine")  # fmt: skip
     return dispatch, combine
-
-
-def _whole(y: Layout[X], e: Experts[X], tensor: str, tokens: tuple[X, X, X]) -> tuple[Collective[X], ...]:
-    """Return the gathers of all tokens, over the ranks of experts and then over the ranks that split each of them."""
-    T, ep, etp = tokens
-    rows = {"ep": T * ep, "etp": T * ep * etp}
-    return tuple(
-        Collective(axis=axis, verb="all_gather", size_bytes=y.a * n * e.D, tensor=tensor, shape=(n, e.D))
-        for axis, n in rows.items()
-    )
 
 
 def _small(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X]) -> Op[X]:

@@ -55,6 +55,8 @@ class Stack:
     loss: LossKernel
     """The cross entropy, one of `ops.head.loss`."""
     experts: Literal["grouped-mm", "permuted"]
+    experts_loop: bool
+    """Python launches the kernels of one expert after another."""
     experts_kernel: str
     """The fused kernel of experts whose rates apply ("": grouped GEMMs of libraries)."""
     library: str

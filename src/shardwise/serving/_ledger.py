@@ -16,11 +16,12 @@ from shardwise.ledger.op import Collective, Op, Weight, within
 from shardwise.ledger.traced import named
 from shardwise.models import Block, Model
 from shardwise.ops import blocks as ledgers
-from shardwise.ops.experts import SHARED, routed_tokens
+from shardwise.ops.experts import SHARED
 from shardwise.ops.head import mtp_ops
 from shardwise.ops.inputs import LayoutOptions, ParallelSizes, TokenBatch
 from shardwise.ops.latent import joined_down
 from shardwise.ops.layout import Layout, lay_out, memory_op
+from shardwise.ops.routed import routed_tokens
 from shardwise.plans import Tuning, find_base, find_precision
 from shardwise.records import dataclass, replace
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_tokens
