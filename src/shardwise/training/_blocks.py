@@ -101,6 +101,8 @@ class BlockCost(Generic[X]):
     """Seconds that a pass without a paired micro-batch takes more, forward and backward together."""
     windows: dict[str, X] = field(default_factory=dict)
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
+    host: tuple[X, X] | None = None
+    """Seconds in which the host launches a forward pass and a backward pass, where the device cannot be ahead of it."""
 
     @property
     def backward(self) -> X:
@@ -362,16 +364,17 @@ def _folded(
         sums.add(op, priced, shares.get(id(op)))
     back = sums.backward + sums.weight
     device = DevicePasses(forward=sums.forward, backward=back, replay=sums.replay, routes=routes)
-    early, late = host_waits(costs, ops, shares, device)
-    late = host_late(costs, ops, back) + late
+    host = host_waits(costs, ops, shares, device)
+    late = host_late(costs, ops, back) + host.backward
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
     return BlockCost(
-        forward=named(sums.forward + early, f"{label}forward"),
+        forward=named(sums.forward + host.forward, f"{label}forward"),
         backward_input=named(sums.backward + late, f"{label}input gradients"),
         backward_weight=named(sums.weight, f"{label}weight gradients"),
         replay=named(sums.replay, f"{label}recompute"),
-        compute=sums.compute + late + early,
+        compute=sums.compute + late + host.forward,
+        host=host.passes,
         exposed=sums.exposed,
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,

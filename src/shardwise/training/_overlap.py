@@ -51,11 +51,14 @@ def paired_blocks(costs: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> 
         pairs = paired(k, share)
         hidden = k.exposed["ep"] - pairs.exposed["ep"]
         lost = named(costs.slowdown_seconds(hidden), "slowed by expert messages")
+        slow = replace(pairs, backward_input=pairs.backward_input + lost, compute=pairs.compute + lost)
+        early, late = _behind_host(slow)
         return replace(
-            pairs,
-            backward_input=pairs.backward_input + lost,
-            compute=pairs.compute + lost,
-            unpaired=hidden - lost,
+            slow,
+            forward=slow.forward + early,
+            backward_input=slow.backward_input + late,
+            compute=slow.compute + early + late,
+            unpaired=hidden - lost - early - late,
         )
 
     return replace(parts, kinds=tuple(map(slowed, parts.kinds)), head=slowed(parts.head))
@@ -83,6 +86,15 @@ def paired(k: BlockCost[X], share: X | float = 1.0) -> BlockCost[X]:
         hidden={**k.hidden, "ep": k.hidden.get("ep", 0 * left) + hidden},
         behind_pair={"ep": 1 - (1 - k.behind_pair.get("ep", 0 * gone)) * (1 - gone)},
     )
+
+
+def _behind_host(k: BlockCost[X]) -> tuple[X, X]:
+    """Return the seconds that each pass of a layer is shorter than the host that launches it."""
+    zero = 0 * k.forward
+    if k.host is None:
+        return zero, zero
+    waits = [maximum(host - device, 0.0) for host, device in zip(k.host, (k.forward, k.backward), strict=True)]
+    return named(waits[0], "launches by Python modules"), named(waits[1], "launches of the backward pass")
 
 
 def over_windows(k: BlockCost[X]) -> X:
