@@ -26,6 +26,8 @@ from shardwise.training._blocks import BlockCost
         ("megatron", "fused", 4),
         ("unsloth-2024", "", 6),
         ("transformers", "", 12),
+        ("transformers-4-48", "", 14),
+        ("transformers-2024", "", 16),
         ("deepspeed-2023", "", 6),
         ("trainer-2023", "", 12),
         ("torchtune-compiled", "compiled-fp32", 8),

@@ -76,6 +76,8 @@ def test_recompute_that_stops_early_saves_the_last_product() -> None:
         ("transformers", "none", "sft", True),
         ("transformers-2025", "none", "sft", False),
         ("transformers-2024", "none", "sft", False),
+        ("transformers-4-48", "none", "sft", False),
+        ("trl-2024", "none", "sft", False),
         # torchtitan 0.3.0 distributed/activation_checkpoint.py: early_stop False; compiled, what backward reads.
         ("torchtitan-2026", "fsdp", "sft", False),
         ("torchtitan-2026-compiled", "fsdp", "sft", True),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.helpers import layout, on_cpu
+from shardwise.hardware import Cluster
 from shardwise.ledger.flow import flow, gradient_passes
 from shardwise.ledger.saved import Checkpoint, keep, tensor_bytes
 from shardwise.models import Model, model_from_config
@@ -20,6 +21,7 @@ from shardwise.ops.head import embedding, head
 from shardwise.ops.layout import Layout, lay_out
 from shardwise.ops.tuning import base_bytes
 from shardwise.plans import ADAPTERS, VIRTUAL, Plan, Training, Tuning, find_base, find_stack, tuning_of
+from shardwise.training import TrainingOptions, train
 from shardwise.training._tuning import fine_tuning_problems
 from tuning.helpers import case_of, golden
 
@@ -465,6 +467,22 @@ def test_a_head_of_few_bits_is_stored_as_the_layers_are() -> None:
     assert kept == {"transformers": 0, "trl-2025": 2 * elements, "trl": 0, "agilerl": 0, "axolotl": 0, "litgpt": 0}
     assert held["litgpt"][0] == pytest.approx(0.5625 * elements, rel=1e-4)
     assert held["litgpt"][1] == (2 + 2) * elements + (2 + 4) * 64 * 128256
+
+
+def test_norms_in_fp32_widen_the_stream_and_leave_the_head_narrow() -> None:
+    """TRL before 0.20 casts embedding and head beside weights of 4 bits to 16 bits again, and norms to fp32."""
+    job = Training(seq_len=4096, global_batch=1, adapter="lora", base="nf4")
+    tuning = tuning_of(job, find_stack("trl-2024"))
+    assert tuning is not None and tuning.wide_stream and not tuning.wide_head
+    stored, streams = {}, {}
+    for name in ("trl-2024", "transformers-2024"):
+        plan, options = Plan(micro_batch=1, recompute="full"), TrainingOptions(stack=name)
+        report = train(Model.load("mistral-7b-v0.1"), Cluster.parse("a100-sxm-80gb"), plan, job, options)
+        stored[name] = report.evaluation.memory[0].weights
+        streams[name] = report.evaluation.parts.kinds[0].kept_bytes
+    assert streams["trl-2024"] == 2 * streams["transformers-2024"] == 4 * 4096 * 4096
+    # Embedding and head take 2 bytes an element fewer than what peft alone leaves in fp32; norms are left as they come.
+    assert stored["transformers-2024"] - stored["trl-2024"] == 2 * (2 * 32000 + 65) * 4096
 
 
 @pytest.mark.parametrize("rank", [8, 32])

@@ -27,7 +27,7 @@ def tuned(y: Layout[X], ops: Iterable[Op[X]]) -> tuple[Op[X], ...]:
         base = frozen(y, t, op) if t.freezes else op
         # A loss that takes the head by tiles casts each by itself.
         tiled = y.work.phase == "train" and y.stack.head_in_tiles
-        if op.role == "head" and t.wide_stream and not (t.narrow_head or tiled or y.choices.autocast):
+        if op.role == "head" and t.wide_head and not (t.narrow_head or tiled or y.choices.autocast):
             base = replace(base, saves=(*base.saves, _cast_head(y, op)))
         if op.role == "embedding" and t.adapter and matches(t, op, "embedding"):
             tuned_ops += [base, *embedding_adapter(y, t, op)]

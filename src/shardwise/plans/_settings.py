@@ -12,6 +12,7 @@ from shardwise.records import dataclass
 
 LossKernel: TypeAlias = Literal[
     "eager",
+    "eager-held",
     "eager-narrow",
     "eager-narrow-shifted",
     "eager-shifted",

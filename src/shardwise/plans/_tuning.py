@@ -151,10 +151,10 @@ class Tuning:
     of the framework's own (`Stack.adapter_kernels`), `keeps_inputs` that GEMMs of narrow weights keep their input,
     `holds_inputs` that they do as long as the graph is there, `scales_apart` that their scales are no part of the
     parameter, `narrow_head` that the head is stored as they are, `wide_experts` that experts are not, `rest_bytes` how
-    wide weights beside narrow ones are kept (0: as they come), `trains` what of the model itself trains. With
-    `splits_rank` tensor parallelism splits both matrices of an adapter, else only those sides that it splits of the
-    layer. Beside an adapter there is a frozen one
-    of a `reference`, and one of a `critic` that trains. OFT without a rank turns blocks of `block` features.
+    wide weights beside narrow ones are kept (0: as they come), `norm_bytes` norms where they differ, `trains` what of
+    the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter, else only those
+    sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one of a `critic`
+    that trains. OFT without a rank turns blocks of `block` features.
 
     `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
     of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is. `family` is the type of the
@@ -179,6 +179,7 @@ class Tuning:
     narrow_head: bool = False
     wide_experts: bool = False
     rest_bytes: float = 0.0
+    norm_bytes: float = 0.0
     splits_rank: bool = True
     reference: bool = False
     critic: bool = False
@@ -198,7 +199,15 @@ class Tuning:
 
     @property
     def wide_stream(self) -> bool:
-        """Whether what is not narrow is in fp32, and so the residual stream that it makes."""
+        """Whether what is not narrow is in fp32, norms at least, and so the residual stream that it makes.
+
+        bitsandbytes nn/modules.py Linear4bit.forward gives its result the type of its input, a norm's.
+        """
+        return self.autocast and 4 in (self.rest_bytes, self.norm_bytes)
+
+    @property
+    def wide_head(self) -> bool:
+        """Whether the head is in fp32 and its GEMM takes a copy in 16 bits."""
         return self.autocast and self.rest_bytes == 4
 
     @property
@@ -315,6 +324,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         narrow_head=narrow and stack.narrow_head,
         wide_experts=base.bitsandbytes and wide_experts(stack, family),
         rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
+        norm_bytes=stack.narrow_norm_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
         experts=experts_of(stack, family),
