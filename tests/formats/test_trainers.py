@@ -36,7 +36,7 @@ from shardwise.formats import (
 from shardwise.formats._exported import canonical, canonical_plan
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Settings, Training, find_stack
+from shardwise.plans import Plan, Settings, Training, find_stack, tuning_of
 from shardwise.plans.laws import batch_problems, plan_problems, stack_problems
 from shardwise.training import TrainingOptions, train
 
@@ -614,6 +614,18 @@ def test_gradients_reduced_every_micro_batch_are_said_and_read_again(system: Any
         assert back.stack.settings.sync_each_batch == each and not back.unknown
         peaks.append(train(model, cluster, plan, job, TrainingOptions(stack=stack)).device_bytes)
     assert 0.6 < (peaks[1] - peaks[0]) / (2 * 1.24e9) < 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"), [("", 4), ("dtype: float32\n", 4), ("dtype: bfloat16\n", 0), ("dtype: auto\n", 0)]
+)
+def test_trl_keeps_what_is_not_quantised_in_the_type_that_it_is_told(dtype: str, each: float) -> None:
+    """Trl 1.16.0 casts nothing beside weights of 4 bits: embedding, head and norms are of ModelConfig.dtype."""
+    for more in ("", "bf16: true\n"):
+        text = f"model_name_or_path: Qwen/Qwen3-4B\nuse_peft: true\nload_in_4bit: true\n{dtype}{more}"
+        case = trl.read(text, around=ImportContext(num_devices=1))
+        tuning = tuning_of(case.job, case.stack)
+        assert tuning is not None and (tuning.rest_bytes, case.job.base) == (each, "nf4")
 
 
 @pytest.mark.parametrize(("module", "stack"), [(axolotl, "axolotl"), (llamafactory, "llama-factory"), (trl, "trl")])

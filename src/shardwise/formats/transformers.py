@@ -32,6 +32,7 @@ from shardwise.plans import (
     Recompute,
     Stack,
     Training,
+    find_base,
     find_precision,
     find_stack,
     fused_layers,
@@ -119,6 +120,9 @@ def _case(
     if trl and job.adapter and launched and plan.sharding_rules.weights:
         # trl 1.16.0 trainer/{sft,dpo,kto,grpo,rloo,reward}_trainer.py: forced, until DeepSpeed takes the other kind.
         stack = replace(stack, checkpoint_reenters="always")
+    if trl and find_base(job.base or "bf16").narrow and _dtype(keys) not in ("", "float32"):
+        # trl 1.16.0 trainer/utils.py create_model_from_path: what is not quantised is loaded so, and nothing casts it.
+        stack = replace(stack, narrow_rest_bytes=0.0)
     stack = _rollouts(keys, stack) if program in ("grpo", "rloo") else stack
     return keys.case(
         source,
@@ -268,6 +272,9 @@ def _precision(keys: Keys, accelerate: Imported | None, trl: bool) -> str:
 
 def _dtype(keys: Keys) -> str:
     """Return the type in which a script is told to load the weights, "" where it is not."""
+    if "auto" in (keys.values.get("dtype"), keys.values.get("torch_dtype")):
+        keys.assumed.append("dtype auto: bfloat16, the type of most checkpoints")
+        return "bfloat16"
     return keys.word("dtype") or keys.word("torch_dtype")
 
 

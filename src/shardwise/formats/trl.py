@@ -12,7 +12,7 @@ from shardwise.formats import _trainer, transformers
 from shardwise.formats._checkpoints import reentrance_words
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_level
-from shardwise.plans import Training, find_stack, rank_of
+from shardwise.plans import find_stack, rank_of
 
 _TABLE = "transformers.toml"
 _EXPORTED = ("pp", "schedule", "dp", "micro_batch", "sharding", "recompute", "offload")
@@ -53,7 +53,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         "gradient_accumulation_steps": max(job.global_batch // max(p.micro_batch * p.dp, 1), 1),
         "optim": _trainer.optimizer_word(job.optimizer),
         "gradient_checkpointing": p.recompute == "full",
-        **_adapter(job),
+        **_adapter(case),
     }
     if job.method in ("dpo", "kto"):
         tree["precompute_ref_log_probs"] = job.reference == "none"
@@ -73,7 +73,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     )
 
 
-def _adapter(job: Training) -> dict[str, Any]:
+def _adapter(case: ExportCase) -> dict[str, Any]:
+    job = case.job
     if not job.adapter:
         return {}
     switches = {"dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
@@ -85,6 +86,8 @@ def _adapter(job: Training) -> dict[str, Any]:
     tree |= {"lora_modules_to_save": saved} if saved else {}
     # trainer/model_config.py: frozen weights are loaded in fp32 unless told.
     tree |= {"dtype": {"fp16": "float16"}.get(job.base, "bfloat16")} if job.base in ("", "bf16", "fp16") else {}
+    narrow = job.base in ("nf4", "nf4-dq", "int8") and not case.stack.narrow_rest_bytes
+    tree |= {"dtype": "bfloat16"} if narrow else {}
     four = {"load_in_4bit": True, "use_bnb_nested_quant": job.base == "nf4-dq"}
     return tree | (four if job.base in ("nf4", "nf4-dq") else {"load_in_8bit": True} if job.base == "int8" else {})
 

@@ -289,6 +289,12 @@ def _unpacked(base: BaseFormat, job: Training, stack: Stack) -> BaseFormat:
     return replace(base, widened_bytes=base.widened_bytes + 4, unpacked_bytes=base.unpacked_bytes + 2)
 
 
+def _rest_bytes(job: Training, stack: Stack) -> float:
+    """Return how wide embedding, head and norms are kept beside narrow weights, 0 where they stay as they come."""
+    narrow = find_precision(job.precision or stack.precision).weight_bytes < 4
+    return 0.0 if stack.narrow_rest_as_loaded and narrow else stack.narrow_rest_bytes
+
+
 def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
@@ -323,7 +329,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         scales_apart=base.bitsandbytes and stack.scales_apart,
         narrow_head=narrow and stack.narrow_head,
         wide_experts=base.bitsandbytes and wide_experts(stack, family),
-        rest_bytes=stack.narrow_rest_bytes if narrow and not base.rest_as_is else 0.0,
+        rest_bytes=_rest_bytes(job, stack) if narrow and not base.rest_as_is else 0.0,
         norm_bytes=stack.narrow_norm_bytes if narrow and not base.rest_as_is else 0.0,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
