@@ -2,7 +2,7 @@
 
 `python -m accuracy.unseen` prints the table, `python -m accuracy rows accuracy/data/unseen/*.csv` every row with its
 prediction. The second file is of frameworks that hardly another row is of, the third of laboratories that none is of,
-the fourth of mixtures of experts.
+the fourth of mixtures of experts, the fifth of fine-tuning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardwise.measured import Comparison, errors_of
 FILES = tuple(
     HERE / "data" / "unseen" / f"{name}.csv"
     for name in (
-        *("training_unseen", "training_unseen_frameworks", "training_unseen_labs", "training_unseen_experts"),
+        *(f"training_unseen{one}" for one in ("", "_frameworks", "_labs", "_experts", "_tuning")),
         "inference_unseen",
     )
 )
