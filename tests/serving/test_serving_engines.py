@@ -114,6 +114,35 @@ def test_only_grouped_heads_pay_for_kernels_that_do_not_share() -> None:
         assert (alone > 1.05 * shared) == more
 
 
+@pytest.mark.parametrize(("model", "more"), [("llama-2-7b", False), ("llama-2-70b", True)])
+def test_groups_of_eight_share_their_cache_from_xqa_on(model: str, more: bool) -> None:
+    """TensorRT-LLM has XQA since 0.8: before, eight query heads read a cache eight times, and single ones as ever."""
+    sizes = {"batch": 64, "input_tokens": 2048, "tp": 4}
+    assert (step("tensorrt-llm-0.7", model, **sizes) > 1.2 * step("tensorrt-llm-0.9", model, **sizes)) == more
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "weights", "own_kernel"),
+    [
+        ("vllm", "a100-sxm-80gb", "int8-w8a8", True),
+        ("sglang", "a100-sxm-80gb", "int8-w8a8", True),
+        ("vllm", "h100-sxm-80gb", "fp8", False),
+        ("vllm-v0", "h100-sxm-80gb", "fp8", True),
+        ("vllm-v0", "a100-sxm-80gb", "fp8", False),
+    ],
+)
+def test_inputs_that_nothing_fuses_take_a_kernel_before_each_product(
+    engine: str, device: str, weights: str, own_kernel: bool
+) -> None:
+    """Integers of 8 bits take one in vLLM and SGLang, floats where nothing is compiled, widened weights none."""
+    mine = find_engine(engine)
+    fused = replace(mine, quantisation=replace(mine.quantisation, unfused_types=("fp4",)))
+    job = replace(JOB, batch=1, weights=weights)
+    alone, joined = (ask("llama-3.1-8b", job, Plan(), device, engine=one).tpot_seconds for one in (mine, fused))
+    kernels = (alone - joined) / (4 * 32)
+    assert 1e-6 < kernels <= 1.001 * mine.quantisation.kernel_seconds if own_kernel else kernels == 0
+
+
 def test_kernels_that_do_not_share_count_elements() -> None:
     """A cache in 8 bits spares a kernel with one block a query head nothing: its cores widen what they read."""
     job = replace(JOB, batch=64, input_tokens=2048)

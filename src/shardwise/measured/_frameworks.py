@@ -143,6 +143,8 @@ def offload_bytes_per_second(table: Table) -> float:
     return float(table["recompute_recipe"]["offload_bytes_per_second"])
 
 
+# Facts of a server that notes of rows state, each of which may tell an engine.
+_NOTED = ("sampler", "experts", "launch", "core", "prefix_cache")
 FIXED = ("static", "single_stream")
 """Modes of files in which a batch starts and ends together."""
 
@@ -164,7 +166,7 @@ def engine_of(table: Table, record: Record, device: Device) -> str:
             raise refuse("engine", word, f"is another one on {device.name}: {row['says']}")
     mode = "" if version else record.text("serving_mode")
     conditions = {"device": device.name, "vendor": device.vendor}
-    conditions |= {name: record.notes.get(name, "") for name in ("sampler", "experts", "launch")}
+    conditions |= {name: record.notes.get(name, "") for name in _NOTED}
     for row in table["release"]:
         if row["engine"] == engine and _holds(row, conditions, version, mode):
             if "says" in row:
