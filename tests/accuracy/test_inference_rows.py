@@ -12,6 +12,7 @@ from measured_rows import published as only
 from shardwise.errors import InputError
 from shardwise.hardware import find_device
 from shardwise.measured import Comparison, Record
+from shardwise.measured._load import workload_of
 from shardwise.models import Model
 from shardwise.serving.load import limits_of
 
@@ -57,6 +58,24 @@ def test_what_is_not_stated_or_not_modelled_is_refused(tmp_path: Path, changed: 
     """Nothing is guessed of an engine nobody names or that others build, of other metrics, or of queues not stated."""
     found = only(tmp_path, {**BATCH, **changed})
     assert (found.status, reason in found.reason) == ("refused", True), found.reason
+
+
+def test_a_full_cache_bounds_the_tokens_of_users_that_it_does_not_hold(tmp_path: Path) -> None:
+    """Four times as many users as find room are served as fast as twice as many: the others wait their turn."""
+    online = {**BATCH, "metric": "output_tokens_per_second", "value": "3000", "serving_mode": "online", "batch": "",
+              "device": "rtx-4090", "input_tokens": "2048", "output_tokens": "256"}  # fmt: skip
+    many, most = (only(tmp_path, {**online, "concurrency": users}) for users in ("48", "96"))
+    assert (many.status, most.status) == ("predicted", "predicted"), (many.reason, most.reason)
+    assert most.predicted == pytest.approx(many.predicted, rel=0.05)
+    waiting = only(tmp_path, {**online, "metric": "tpot", "value": "0.05", "concurrency": "96"})
+    assert "are more than its cache holds" in waiting.reason
+
+
+def test_users_beyond_the_requests_of_a_run_never_ask() -> None:
+    """A client with 1,024 places and 400 prompts has 400 requests in flight, not 1,024."""
+    cells = {"concurrency": "1024", "input_tokens": "2048", "output_tokens": "512", "serving_mode": "online"}
+    asked = workload_of(Record({**cells, "notes": "num_requests=400; lengths=fixed"}), 1, 8192)
+    assert (asked.arrivals.users, asked.count) == (400, 400)
 
 
 def test_the_engine_alone_or_the_precision_alone_is_enough(tmp_path: Path) -> None:

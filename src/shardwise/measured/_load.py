@@ -153,7 +153,9 @@ def workload_of(record: Record, replicas: int, context: int) -> Workload:
         arrivals = Arrivals(kind="constant" if words == "constant" else "poisson", rate=rate)
     else:
         record.rule_value("closed_loop")
-        arrivals = Arrivals(kind="closed", users=max(users, replicas))
+        # Of users beyond the requests of a run none ever asks.
+        asking = min(users, int(record.noted("num_requests")) or users)
+        arrivals = Arrivals(kind="closed", users=max(asking, replicas))
     closed = arrivals.kind == "closed"
     prompt, made = (_length(record, name, closed, context) for name in ("input_tokens", "output_tokens"))
     cached, prefix = 0.0, 0
@@ -237,10 +239,7 @@ def report_of(
     if prefill is not None:
         count = prefill.num_devices + case.plan.num_devices
         cluster = build_cluster(f"{count}x{device.name}", Lookup(device=device, assumptions=()), {"num_devices": count})
-    report = serve(model, cluster, case.plan, asked, job, options)
-    if asked.arrivals.kind == "closed":
-        _check_cache(report, asked)
-    return report
+    return serve(model, cluster, case.plan, asked, job, options)
 
 
 def _as_noted(record: Record, engine: Engine) -> Engine:
@@ -255,11 +254,12 @@ def _as_noted(record: Record, engine: Engine) -> Engine:
     )
 
 
-def _check_cache(report: ServeReport, asked: Workload) -> None:
+def _check_cache(report: ServeReport) -> None:
     """Raise where the cache does not hold the requests of a closed loop: what then waits, and how long, is not stated.
 
     Requests in flight hold half of their output on average, or all of it where the engine keeps room for it.
     """
+    asked = report.workload
     users = -(-asked.arrivals.users // report.base.plan.dp)
     share = max(report.policy.reserved_share, 0.5)
     room = int(report.base.kv_cache_tokens / (asked.input_tokens.mean + share * asked.output_tokens.mean))
@@ -307,6 +307,9 @@ def predicted(record: Record, report: ServeReport) -> Prediction:
             "total_tokens_per_second": rate + prompts / report.span_seconds,
         }[metric]
     else:
+        # A full cache bounds what is served; latencies are those of whoever waits for it.
+        if report.workload.arrivals.kind == "closed":
+            _check_cache(report)
         value = report.latencies[metric][quantile]
         if metric in ("ttft", "e2e") and "server-side" not in record.text("notes"):
             value += _client_seconds(record, report.workload.input_tokens.mean)
