@@ -259,6 +259,34 @@ def test_the_indexer_scores_every_past_token(rank: int) -> None:
     assert (ops["indexer.scores"].backward_flops, ops["indexer.scores"].backward_bytes) == (2 * scores, 2 * moved)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_indexer_of_key_value_heads_norms_and_scores_for_each(shards: int) -> None:
+    """No weights of its heads; they are split as those of keys and values are, and each scores every past token."""
+    h, d, picks = 2, 12, 20
+    indexer = Indexer(heads=h, head_dim=d, top_k=picks, of_groups=True)
+    mixer = Attention(heads=4, kv_heads=h, head_dim=8, indexer=indexer)
+    ops = ops_of(mixer, tp=shards)
+    assert forward(ops["indexer.q"]) == product(D, h * d // shards) and forward(ops["indexer.k"]) == product(D, d)
+    assert "indexer.weights" not in ops
+    assert sum(w.whole for name in ("q", "k", "q_norm", "k_norm") for w in ops[f"indexer.{name}"].weights) == (
+        D * h * d + D * d + 2 * d
+    )
+    pairs = S * (S + 1) // 2
+    assert ops["indexer.scores"].flops == 2 * h * d * B * pairs // shards
+    # Attention itself sees no more than what is picked.
+    seen = picks * (picks + 1) // 2 + (S - picks) * picks
+    assert ops["attention"].flops == 2 * 4 * 2 * 8 * B * seen // shards
+
+
+def test_pools_are_scored_in_place_of_tokens() -> None:
+    """A gate and learned positions make one key of four tokens, so that there is a quarter of the scores."""
+    h, d, pool = 3, 12, 4
+    plain, pooled = ops_of(LATENT), ops_of(replace(LATENT, indexer=Indexer(heads=h, head_dim=d, top_k=20, pool=pool)))
+    assert forward(pooled["indexer.gate"]) == product(D, d)
+    assert [w.whole for w in pooled["indexer.positions"].weights] == [pool * d]
+    assert pooled["indexer.scores"].flops == plain["indexer.scores"].flops / pool
+
+
 def test_compressed_attention_sees_its_window_and_the_entries_that_its_indexer_picks() -> None:
     """A query sees W tokens and at most `top_k` of the entries that stand for `rate` tokens each; keys are values."""
     N, H, ql, groups, rank, W, rate, picks = 4, 12, 24, 2, 10, 16, 4, 5

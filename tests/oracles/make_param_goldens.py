@@ -48,6 +48,7 @@ NAMED = {
     "siglip2_text_model": "Siglip2TextModel",
 }
 HEADLESS = {
+    "glm5_next_text": ("glm5_next", "Glm5NextTextModel"),
     "step3p5": ("step3p7", "Step3p7TextModel"),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4TextModel"),
 }
@@ -72,7 +73,7 @@ def build(config: Any) -> Any:
 
 
 def _headed(config: Any) -> Any:
-    """Step-3.5 and Mistral Large 4 have a text model but no causal class; the head is one more linear map."""
+    """Step-3.5, GLM-5.3 and Mistral Large 4 have a text model but no causal class; the head is one more linear map."""
     module, name = HEADLESS[config.model_type]
     text = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)(config)
     if config.tie_word_embeddings:

@@ -20,9 +20,9 @@ ALWAYS = {
 }
 FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
-gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h minimax_m2
-minimax hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3
-granite olmo2
+gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h
+minimax_m2 minimax minimax_m3_vl_text hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5
+hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -383,6 +383,21 @@ def _hy3(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]
     return out | ({"mlp_layer_types": _types(rng, layers, "dense", "sparse")} if rng.random() < 0.5 else {})
 
 
+def _minimax_m3(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out |= {"index_n_heads": out["num_key_value_heads"], "index_block_size": 4, "index_topk_blocks": rng.randint(1, 4)}
+    out |= {"dense_intermediate_size": rng.randint(16, 90), "index_head_dim": 2 * rng.randint(4, 12)}
+    out["layer_types"] = _types(rng, layers, "minimax_m3_sparse", "full_attention")
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse"), "rotary_dim": 8}
+
+
+def _glm5_next(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    out = _latent(out, layers, rng) | {"qk_rope_head_dim": 0, "q_lora_rank": rng.randint(8, 40)}
+    out |= {"layer_types": _types(rng, layers, "linear_attention", "indexed_attention"), "attention_bias": False}
+    out |= {"indexer_types": ["full", *_types(rng, layers - 1, "full", "shared")], "index_kpool": rng.randint(2, 6)}
+    out |= {"index_topk": 12 * out["index_kpool"], "mlp_layer_types": _types(rng, layers, "dense", "sparse")}
+    return {key: value for key, value in out.items() if key not in ("first_k_dense_replace", "qk_head_dim")}
+
+
 def _image(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     side = rng.randint(2, 6)
     return _no_kv(out, layers, rng) | {"patch_size": side, "image_size": side * rng.randint(1, 5),
@@ -481,6 +496,8 @@ RULES = {
     "step3p5": _step,
     "olmo_hybrid": _olmo_hybrid,
     "minimax": _minimax,
+    "minimax_m3_vl_text": _minimax_m3,
+    "glm5_next_text": _glm5_next,
     "bailing_hybrid": _bailing,
     "hy_v3": _hy3,
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), _dino),

@@ -59,6 +59,15 @@ KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
     "of an earlier layer": (Attention(heads=16, kv_heads=4, head_dim=128, kv_from_earlier=True), lambda n: 0),
     "latent": (LATENT, lambda n: 2 * n * 160),
     "indexed": (replace(LATENT, indexer=INDEXER), lambda n: n * (2 * 160 + 64 + 4)),
+    "indexed by groups": (
+        Attention(heads=16, kv_heads=4, head_dim=128, indexer=Indexer(heads=4, head_dim=32, top_k=64, of_groups=True)),
+        lambda n: n * (2 * 4 * 256 + 2 * 32),
+    ),
+    # Keys and gates in 16 bits of the pool that is not full.
+    "indexed by pools": (
+        replace(LATENT, indexer=replace(INDEXER, pool=4)),
+        lambda n: n * 2 * 160 + n / 4 * (64 + 4) + 4 * 4 * 64,
+    ),
     # Values and gates in fp32 of the tokens that are not pooled yet.
     "compressed": (COMPRESSED, lambda n: 2 * min(n, 128) * 256 + n / 4 * 2 * 256 + 4 * 4 * 2 * 256),
     "mamba": (Mamba1(inner=1024, state=16, conv=4, dt_rank=64), lambda n: 2 * 1024 * 16 + 2 * 3 * 1024),

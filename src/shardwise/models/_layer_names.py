@@ -35,6 +35,11 @@ _NAMES = {
         "attention.q_up=q_b_proj attention.indexer.q=wq_b attention.indexer.k=wk "
         "attention.indexer.weights=weights_proj mlp.router=gate"
     ),
+    "glm5_next_text": (
+        "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
+        "attention.q_up=q_b_proj attention.indexer.q=wq_b attention.indexer.k=wk "
+        "attention.indexer.weights=weights_proj ssm.out=o_proj"
+    ),
     "deepseek_v2 deepseek_v3 axk1 youtu minicpm3 glm4_moe_lite": (
         "attention.kv_down=kv_a_proj_with_mqa attention.kv_up=kv_b_proj attention.q_down=q_a_proj "
         "attention.q_up=q_b_proj mlp.router=gate"

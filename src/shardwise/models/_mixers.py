@@ -152,6 +152,35 @@ class Mixer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens.
+
+    A `shared` one takes the selection of an earlier layer and has no weights (GLM-5, arXiv:2603.12201). Keys of `pool`
+    tokens become one by a learned gate before they are scored (GLM-5.3). One `of_groups` picks for each key-value head,
+    without weights of its heads, and norms its queries too (MiniMax-M3).
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    shared: bool = False
+    pool: int = 0
+    of_groups: bool = False
+
+    def caches(self) -> tuple[TokenCache, ...]:
+        """Return what it keeps, whatever the format of the cache: a key in 8 bits and a scale, in 16 where `of_groups`.
+
+        Keys and gates of a pool that is not full are in 16 bits (github.com/vllm-project/vllm 2026-11,
+        DeepseekV32IndexerCache, MiniMaxM3IndexerCache, Glm5NextIndexerCache, Glm5NextTailCache).
+        """
+        if self.shared or self.of_groups:
+            return () if self.shared else (TokenCache(elements=0, bytes8=2 * self.head_dim),)
+        keys = TokenCache(elements=0, bytes8=self.head_dim + 4, rate=self.pool or 1)
+        tail = TokenCache(elements=0, bytes8=4 * self.head_dim, limit=self.pool, ring=True)
+        return (keys, tail) if self.pool else (keys,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attention(Mixer):
     """Softmax attention with grouped key-value heads (MHA, GQA and MQA are numbers of `kv_heads`).
 
@@ -160,9 +189,9 @@ class Attention(Mixer):
     marks a layer that reads the KV cache of an earlier layer and so has no key and value projections.
     `shared_key_value` makes one projection serve as key and value. `output_gate` has a gate of every output element,
     which is a linear layer of its own where it is `gate_apart`, `head_gate` one of every head. `v_norm` has no weights.
-    `rotary` is whether positions rotate queries and keys, `softcap` whether scores go through a tanh.
-    `fused_projection` is one matrix for queries, keys and values, of which what is not rotated is a view;
-    `joined_rotary` puts heads together from a rotated and an unrotated part.
+    `rotary` is whether positions rotate queries and keys, `softcap` whether scores go through a tanh, `indexer` what
+    picks the tokens attended to. `fused_projection` is one matrix for queries, keys and values, of which what is not
+    rotated is a view; `joined_rotary` puts heads together from a rotated and an unrotated part.
     """
 
     attends: ClassVar[bool] = True
@@ -190,6 +219,7 @@ class Attention(Mixer):
     softcap: bool = False
     fused_projection: bool = False
     joined_rotary: bool = False
+    indexer: Indexer | None = None
 
     @property
     def value_dim(self) -> int:
@@ -235,32 +265,20 @@ class Attention(Mixer):
         if self.kv_from_earlier or not self.causal:
             return ()
         width = self.head_dim if self.shared_key_value else self.head_dim + self.value_dim
-        return (TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk),)
+        cache = TokenCache(heads=self.kv_heads, elements=width, limit=self.window or self.chunk)
+        return cache, *(self.indexer.caches() if self.indexer else ())
 
     def cached_heads(self) -> KeyHeads:
         """Those of a layer, whether it makes them itself or reads those of an earlier one."""
         return KeyHeads(self.kv_heads, self.head_dim, self.value_dim, self.heads, windowed=self.window > 0)
 
     def cost_breakpoints(self) -> tuple[int, ...]:
-        """Its window or chunk."""
-        return (self.window, self.chunk)
+        """Its window or chunk, and the tokens that its indexer picks."""
+        return (self.window, self.chunk, *((self.indexer.top_k,) if self.indexer else ()))
 
     def modules(self) -> tuple[str, ...]:
         """Its core."""
         return ("core_attn",)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Indexer:
-    """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens.
-
-    One that is `shared` takes the selection of an earlier layer and has no weights (GLM-5, arXiv:2603.12201).
-    """
-
-    heads: int
-    head_dim: int
-    top_k: int
-    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,15 +338,13 @@ class LatentAttention(Mixer):
         return CoreSizes(kind="latent_prefill", elements=both, head=self.qk_head_dim, cached=both)
 
     def caches(self) -> tuple[TokenCache, ...]:
-        """Kv + r elements for all heads; sparse selection keeps its keys in 8 bits, with a scale of 4 bytes.
+        """Kv + r elements for all heads, and what its indexer keeps.
 
-        What it picks is packed: a scale of 4 bytes for 128 elements of the latent (FlashMLA's ABI, 656 bytes a token).
+        What is picked is packed: a scale of 4 bytes for 128 elements of the latent (FlashMLA's ABI, 656 bytes a token).
         """
         packed = -(-self.kv_lora_rank // 128) * 4 + self.qk_rope_head_dim if self.indexer else 0
         latent = TokenCache(elements=self.kv_lora_rank + self.qk_rope_head_dim, packed8=packed)
-        selects = self.indexer is not None and not self.indexer.shared
-        keys = TokenCache(elements=0, bytes8=self.indexer.head_dim + 4) if selects and self.indexer else None
-        return (latent, keys) if keys else (latent,)
+        return latent, *(self.indexer.caches() if self.indexer else ())
 
     def cost_breakpoints(self) -> tuple[int, ...]:
         """The tokens that its indexer picks."""

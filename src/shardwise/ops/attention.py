@@ -12,6 +12,7 @@ from shardwise.ops.adapters import prefix
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output
 from shardwise.ops.core_kernels import attention_core
 from shardwise.ops.elementwise import Norm, norm_op, only_weights, vector, with_replica_sums
+from shardwise.ops.indexer import indexer_ops
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace
 
@@ -93,8 +94,13 @@ def core_of(y: Layout[X], mixer: Attention) -> AttentionCore[X]:
     return AttentionCore(
         heads=y.split(mixer.heads), kv_heads=y.kv_heads(mixer.kv_heads), key_dim=mixer.head_dim,
         value_dim=mixer.value_dim, repeats=mixer.heads // mixer.kv_heads, caps=mixer.softcap,
-        mask=AttentionMask(window=mixer.window, chunk=mixer.chunk, causal=mixer.causal),
+        mask=AttentionMask(window=mixer.window or _picked(mixer), chunk=mixer.chunk, causal=mixer.causal),
     )  # fmt: skip
+
+
+def _picked(mixer: Attention) -> int:
+    """The keys that a query sees where an indexer picks them, whichever they are: as many as a window of that size."""
+    return mixer.indexer.top_k if mixer.indexer else 0
 
 
 def repeated(
@@ -192,6 +198,8 @@ def attention(y: Layout[X], mixer: Attention, D: int, source: Tensor[X]) -> tupl
         ops.append(replace(turned, takes=STREAMS[:2]))
     if (mixer.fused_projection and mixer.rotary) or y.stack.activation == "fused":
         ops.append(_split(y, inputs))
+    if mixer.indexer is not None:
+        ops += indexer_ops(y, mixer.indexer, AttentionMask(causal=mixer.causal), (source, D), (source, D))
     copied, read = repeated(y, core, inputs)
     ops += (*copied, *attention_core(y, core, read))
     if mixer.sinks:

@@ -13,7 +13,8 @@ from shardwise.ops.attention import REGION, head_norm, rotary
 from shardwise.ops.core import CORE, AttentionCore, AttentionMask, core_output, whole_chunks
 from shardwise.ops.core_kernels import attention_core
 from shardwise.ops.elementwise import only_weights, vector
-from shardwise.ops.latent import down, gathered, scoring, small_norm, up
+from shardwise.ops.indexer import down, scoring, small_norm
+from shardwise.ops.latent import gathered, up
 from shardwise.ops.layout import Layout, LinearShape, matmul_flops
 from shardwise.records import replace
 

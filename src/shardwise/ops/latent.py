@@ -6,9 +6,9 @@ vd of a value, D hidden. Prefill expands too.
 
 from __future__ import annotations
 
-from shardwise.ledger.number import X, divide
-from shardwise.ledger.op import Collective, Op, OpRole, Tensor, Weight
-from shardwise.models import Attention, Indexer, LatentAttention, NormKind
+from shardwise.ledger.number import X
+from shardwise.ledger.op import Collective, Op, Tensor, Weight
+from shardwise.models import Attention, LatentAttention
 from shardwise.ops.attention import REGION, gated, merged, rotary
 from shardwise.ops.core import (
     CORE,
@@ -20,43 +20,11 @@ from shardwise.ops.core import (
     share,
 )
 from shardwise.ops.core_kernels import attention_core
-from shardwise.ops.elementwise import Norm, norm_op, with_statistics
+from shardwise.ops.indexer import ROLES, down, indexer_ops, small_norm
 from shardwise.ops.layout import Layout, LinearShape, memory_op
 from shardwise.records import replace
 
 UP = "attention.up"
-
-
-def small_norm(y: Layout[X], name: str, region: str, width: int, kind: NormKind = "rmsnorm", extra: int = 0) -> Op[X]:
-    """Return the norm of a small projection of the residual stream, such as a latent, from "<name>.input".
-
-    The latent may be a view of a tensor with `extra` more elements a token, which is then kept whole by transformers.
-    """
-    local = y.residual_width(width)
-    elements = y.residual_tokens * local
-    n = Norm(name=name, region=region, kind=kind, rows=y.residual_tokens, elements=elements, width=local, whole=width)
-    views = y.stack.norm == "eager"
-    stored = elements + y.residual_tokens * y.residual_width(extra) if views else elements
-    op = norm_op(y, n, Tensor(name=f"{name}.input", size_bytes=y.a * stored, born=region))
-    return with_statistics(op, y.residual_tokens) if y.choices.layout == "summa" else op
-
-
-_ROLES: dict[str, OpRole] = {"q_down": "q_down", "kv_down": "kv_down", "q_up": "q_up", "kv_up": "kv_up"}
-
-
-def down(y: Layout[X], name: str, region: str, sizes: tuple[int, int], source: Tensor[X], bias: bool = False) -> Op[X]:
-    """Return a small projection whose weights are whole on every tensor-parallel rank."""
-    inputs, outputs = sizes
-    zero = 0 * y.tokens
-    shape = LinearShape(
-        inputs=inputs + zero,
-        outputs=outputs + zero,
-        whole_inputs=inputs,
-        whole_outputs=outputs,
-        bias=bias,
-        role=_ROLES.get(name, "other"),
-    )
-    return y.whole(name, region, shape, source)
 
 
 def gathered(y: Layout[X], op: Op[X], width: int) -> Op[X]:
@@ -76,7 +44,7 @@ def up(y: Layout[X], name: str, rank: int, width: int, heads: int, source: Tenso
     """Return an up-projection to `width` elements a head from a latent that is whole on every rank."""
     local = y.split(heads)
     shape = LinearShape(inputs=rank + 0 * local, outputs=local * width, whole_inputs=rank, whole_outputs=heads * width,
-                  role=_ROLES.get(name, "other"))  # fmt: skip
+                  role=ROLES.get(name, "other"))  # fmt: skip
     op = y.column(name, UP, shape, source)
     # One dimension: the latent was gathered by its norm, and its gradient is reduced there.
     return op if y.choices.layout == "summa" else replace(op, forward=(), backward=_whole_gradient(y, rank))
@@ -134,38 +102,13 @@ def _key_value(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) 
     ]
 
 
-def indexer_ops(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
-    """Return the operators of the sparse selector (DeepSeek-V3.2): small heads score every past token.
-
-    Source: deepseek-ai/DeepSeek-V3.2-Exp inference/model.py, class Indexer; its weights are whole on every rank.
-    """
-    x = mixer.indexer
-    if x is None or x.shared:
+def _selecting(y: Layout[X], mixer: LatentAttention, D: int, source: Tensor[X]) -> list[Op[X]]:
+    """The operators of its indexer, whose queries are made of the latent where there is one."""
+    if mixer.indexer is None:
         return []
-    region, queries = "attention.indexer", source
-    if mixer.q_lora_rank:
-        queries = _latent(y, "q_norm.output", mixer.q_lora_rank)
-    return [
-        down(y, "indexer.q", region, (mixer.q_lora_rank or D, x.heads * x.head_dim), queries),
-        down(y, "indexer.k", region, (D, x.head_dim), source),
-        down(y, "indexer.weights", region, (D, x.heads), source),
-        small_norm(y, "indexer.k_norm", region, x.head_dim, "layernorm"),
-        scoring(y, x, region, attended_pairs(y, AttentionMask(causal=mixer.causal)), y.work.S + y.work.context),
-    ]
-
-
-def scoring(y: Layout[X], x: Indexer, region: str, pairs: X, keys: X) -> Op[X]:
-    """Return the scores of an indexer: one GEMM of `head_dim` a head and pair, over so many keys of a sequence."""
-    rows, width = y.residual_tokens, x.heads * x.head_dim
-    flops = 2 * width * divide(y.work.B * pairs * rows, y.work.B * y.work.S)
-    moved = y.a * rows * width + y.work.cache_bytes * y.work.B * keys * x.head_dim
-    zero = 0 * flops
-    return Op(
-        name="indexer.scores", kind="attention", region=region, flops=flops, forward_bytes=moved,
-        backward_flops=2 * flops, backward_bytes=2 * moved, weight_flops=zero, weight_bytes=zero, rows=rows,
-        columns=zero + keys, inner=zero + x.head_dim, batch=zero + x.heads, model_flops=flops, dtype=y.work.dtype,
-        role="indexer",
-    )  # fmt: skip
+    rank = mixer.q_lora_rank
+    queries = (_latent(y, "q_norm.output", rank), rank) if rank else (source, D)
+    return indexer_ops(y, mixer.indexer, AttentionMask(causal=mixer.causal), queries, (source, D))
 
 
 def _mask(mixer: LatentAttention) -> AttentionMask:
@@ -256,7 +199,7 @@ def latent_attention(y: Layout[X], mixer: LatentAttention, D: int, source: Tenso
     187107328
     """
     heads = y.split(mixer.heads)
-    ops = _query(y, mixer, D, source) + _key_value(y, mixer, D, source) + indexer_ops(y, mixer, D, source)
+    ops = _query(y, mixer, D, source) + _key_value(y, mixer, D, source) + _selecting(y, mixer, D, source)
     if y.work.phase == "decode":
         ops = [op for op in ops if op.role != "kv_up"] + _absorbed(y, mixer)
     else:

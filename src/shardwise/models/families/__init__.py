@@ -24,13 +24,14 @@ _MODULES = {
     "moe_windows": "afmoe mimo_v2_flash step3p5 cohere2_moe exaone_moe granitemoe_swa laguna mellum",
     "latent": """
         deepseek_v2 deepseek_v3 deepseek_v32 axk1 youtu minicpm3 glm_moe_dsa glm4_moe_lite mistral4 longcat_flash
-        deepseek_v4 hy_v4 mistral_large4_text""",
+        deepseek_v4 hy_v4 mistral_large4_text glm5_next_text""",
     "hybrid": "mamba falcon_mamba mamba2 jamba bamba granitemoehybrid falcon_h1 zamba2",
     "gemma": "gemma3n_text gemma4_text gemma4_unified_text",
     "nemotron": "nemotron_h",
     "recurrent": """
         recurrent_gemma rwkv xlstm lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
         olmo_hybrid minimax bailing_hybrid""",
+    "sparse": "minimax_m3_vl_text",
     "encoder": """
         bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
     "vision": "vit deit beit dinov2 dinov2_with_registers dinov3_vit",
@@ -95,6 +96,9 @@ TEXT_OF: dict[str, str] = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_omni_moe": "qwen3_omni_moe_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
+    "glm5_next": "glm5_next_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
+    "minimax_m3": "minimax_m3_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "step3p7": "step3p7_text",

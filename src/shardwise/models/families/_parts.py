@@ -22,6 +22,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "swiglu": "silu",
+    "swigluoai": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu-new",
     "quick_gelu": "quick-gelu",
@@ -86,7 +87,7 @@ def latent_attention(config: Config) -> LatentAttention:
         q_lora_rank=config.count("q_lora_rank", default=0),
         kv_lora_rank=config.size("kv_lora_rank"),
         qk_nope_head_dim=config.size("qk_nope_head_dim"),
-        qk_rope_head_dim=config.size("qk_rope_head_dim"),
+        qk_rope_head_dim=config.count("qk_rope_head_dim"),
         v_head_dim=config.size("v_head_dim", default=max(config.size("hidden_size") // heads, 1)),
         bias=config.flag("attention_bias"),
     )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from shardwise.models._architecture import MLP, Architecture, Block, Projection
 from shardwise.models._config import ClassFacts, Config
-from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention
+from shardwise.models._mixers import CompressedAttention, Indexer, LatentAttention, Mixer
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import dense_beside, with_mtp
+from shardwise.models.families.recurrent import delta_attention
 from shardwise.records import replace
 
+_STREAMS = "the streams of hyper-connections are counted as projections, their extra residual traffic is not"
 _INDEXED = ("deepseek_v32", "glm_moe_dsa")
 _NO_CORRECTION = ("deepseek_v2", "mistral4")
 
@@ -133,7 +135,7 @@ def _hyper_connections(config: Config, streams: int, mixes: int) -> tuple[Projec
 def _with_streams(config: Config, model: Architecture, streams: int) -> Architecture:
     """Return the model with the mixer that makes one of all residual streams behind the last layer."""
     gather = Projection(name="hyper_head", inputs=streams * model.hidden, outputs=streams, linear=False)
-    config.note("the streams of hyper-connections are counted as projections, their extra residual traffic is not")
+    config.note(_STREAMS)
     return replace(model, extras=(gather,), extra_vectors=streams + 1)
 
 
@@ -160,6 +162,41 @@ def hy_v4(config: Config) -> Architecture:
     pairs = list(zip(modes, sparse, strict=True))
     made = {pair: block(*pair) for pair in dict.fromkeys(pairs)}
     return _with_streams(config, parts.language_model(config, tuple(made[pair] for pair in pairs)), streams)
+
+
+def glm5_next(config: Config) -> Architecture:
+    """Return GLM-5.3: three delta-attention layers to each latent one, whose indexer pools keys, hyper-connections.
+
+    Source: transformers 5.24.0 models/glm5_next/modeling_glm5_next.py; the streams are averaged behind the last layer.
+    """
+    number, streams = config.layers(), config.size("hc_mult")
+    core = parts.latent_attention(config)
+    core = replace(core, indexer=replace(_indexer(config), pool=config.size("index_kpool")))
+    delta = delta_attention(config)
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True, clamped=True)
+    words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers", default=3)
+    sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
+    dense = dense_beside(config, experts, sparse)
+    mixes = streams * (2 + streams)
+    hyper = _hyper_connections(config, streams, mixes)
+    kinds = parts.windows(config, number, ("linear", "linear", "linear", "indexed"))
+    known = set(kinds) <= {"linear", "indexed", "full", "deepseek_sparse"}
+    config.expect(known, "layer_types", "must be linear_attention or indexed_attention", "list those for each layer")
+    picks = _indexed(config, number, core)
+    mixers = [delta if kind == "linear" else pick for kind, pick in zip(kinds, picks, strict=True)]
+    config.accept("first_dense_layers", "mhc", "mla_use_nope", "index_kpool_compress", "index_kpool_always_select_tail")
+    config.accept("index_share_for_mtp_iteration", "linear_lower_bound", "index_topk_freq", "index_skip_topk_offset")
+
+    def block(mixer: Mixer, is_sparse: bool) -> Block:
+        ffn, vectors = experts if is_sparse else dense, 2 * (mixes + 3)
+        return Block(mixers=(mixer,), feed_forward=ffn, extras=hyper, extra_vectors=vectors)
+
+    pairs = list(zip(mixers, sparse, strict=True))
+    made = {pair: block(*pair) for pair in dict.fromkeys(pairs)}
+    config.note(_STREAMS)
+    model = parts.language_model(config, tuple(made[pair] for pair in pairs))
+    # The layer that predicts has an indexer of its own.
+    return replace(model, mtp=(block(core, True),) * config.predictions())
 
 
 def mistral_large4(config: Config) -> Architecture:
@@ -249,6 +286,7 @@ ROWS: dict[str, FamilyRow] = {
     "longcat_flash": FamilyRow(longcat_flash, ClassFacts(normalised=False, float_router=True)),
     "deepseek_v4": FamilyRow(deepseek_v4, ClassFacts(normalised=True)),
     "hy_v4": FamilyRow(hy_v4, ClassFacts(float_weights=True, float_router=True)),
+    "glm5_next_text": FamilyRow(glm5_next, ClassFacts(float_weights=True, float_router=True)),
     "mistral_large4_text": FamilyRow(
         mistral_large4, ClassFacts(normalised=True, float_weights=True, float_router=True, joined_rotary=True)
     ),

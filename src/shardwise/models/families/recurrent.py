@@ -239,19 +239,18 @@ def _mixed(
     return parts.language_model(config, tuple(made[pair] for pair in pairs))
 
 
-def kimi_linear(config: Config) -> Architecture:
-    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, MoE layers behind the first."""
-    number, inner = config.layers(), config.section("linear_attn_config")
+def delta_attention(config: Config) -> GatedDelta:
+    """Return Kimi's delta attention; its sizes stand in a section of released files."""
+    inner = config.section("linear_attn_config")
     heads = inner.count("num_heads", "linear_num_heads") or config.size("linear_key_heads")
     width = inner.count("head_dim") or config.size("linear_key_head_dim")
-    delta = GatedDelta(
-        key_heads=heads,
-        value_heads=heads,
-        key_dim=width,
-        value_dim=width,
-        conv=inner.count("short_conv_kernel_size") or config.size("linear_conv"),
-        style="kda",
-    )
+    conv = inner.count("short_conv_kernel_size") or config.size("linear_conv")
+    return GatedDelta(key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=conv, style="kda")
+
+
+def kimi_linear(config: Config) -> Architecture:
+    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, MoE layers behind the first."""
+    number, inner, delta = config.layers(), config.section("linear_attn_config"), delta_attention(config)
     core = parts.latent_attention(config)
     experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
     words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers", default=1)
