@@ -321,6 +321,18 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "awq", "bits": 4}, "awq-int4"),
         ({"quant_method": "gptq", "bits": 8}, "gptq-int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, "bitsandbytes-int8"),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {"lm_head": {"bits": 16}}}, "auto-round-int4"),
+        ({"quant_method": "auto-round", "bits": 4, "extra_config": {
+            f"model.layers.{i}.self_attn.o_proj": {"bits": 16} for i in range(3)}}, "auto-round-int4+attention=bf16"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}, "exclude": ["lm_head"]},
+         "quark-fp8"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}},
+          "exclude": ["*self_attn*", "lm_head"]}, "quark-mxfp4+attention=bf16+feed-forward=mxfp4"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}}},
+         "compressed-tensors-int4-g32"),
         (None, ""),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.norm"]}, "modelopt-fp8"),
         ({**MODELOPT, "ignore": ["model.layers.0.self_attn*", "*.1.*norm"]}, f"{NVFP4}+attention=bf16*1/3"),
@@ -339,6 +351,31 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
 def test_a_quantised_checkpoint_says_how(section: object, expected: str) -> None:
     """The method of quantization_config, with its bits and the parts that differ, is the model's quantization."""
     assert model_from_config({**LLAMA, "quantization_config": section}).quantization == expected
+
+
+def test_steps_of_delta_attention_in_16_bits_leave_its_other_layers_in_fp8() -> None:
+    """Files of Qwen3.5 in FP8 name two linear layers of a value a head, and the convolution; not the whole mixer."""
+    config = catalogue()["qwen3.6-35b-a3b"]["config"]
+    layers = [i for i in range(config["num_hidden_layers"]) if i % 4 != 3]
+    kept = [
+        f"model.language_model.layers.{i}.linear_attn.{name}" for i in layers for name in ("in_proj_a", "in_proj_b")
+    ]
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *kept]}
+    assert model_from_config({**config, "quantization_config": fp8}).quantization == "fp8"
+    whole = [*kept, *(f"model.layers.{i}.linear_attn.out_proj" for i in layers)]
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": whole}
+    assert model_from_config({**config, "quantization_config": fp8}).quantization == "fp8+recurrent=bf16"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_experts_of_deepseek_v4_are_narrower_than_its_other_layers(inside: bool) -> None:
+    """Its file calls the method fp8 and the type of experts fp4, beside the section or in it."""
+    config = {key: value for key, value in catalogue()["deepseek-v4-flash"]["config"].items() if key != "expert_dtype"}
+    section, word = {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"expert_dtype": "fp4"}
+    given = {**config, "quantization_config": section | word} if inside else {**config, **word}
+    assert model_from_config(given).quantization == "mxfp4+attention=fp8-block+shared=fp8-block"
+    plain = model_from_config({**config, "quantization_config": section})
+    assert plain.quantization == "fp8"
 
 
 def test_keys_that_are_not_understood_are_listed() -> None:

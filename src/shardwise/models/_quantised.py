@@ -18,6 +18,8 @@ from shardwise.models._mixers import Attention, CompressedAttention, LatentAtten
 _NAMES = (
     (r"vision|visual|audio|projector|merger|embed|lm_head|output_layer|norm|router|conv1d", ""),
     (r"(^|[._])gate\W*$", ""),
+    # Steps and decays of delta attention, a value a head: Qwen3.5 keeps them wide (its config.json in FP8, 2026).
+    (r"in_proj_(a|b|ba)\W*$", ""),
     (r"mtp|nextn|eh_proj", "mtp"),
     (r"latent", "latent"),
     (r"shared_expert", "shared"),
@@ -30,7 +32,7 @@ _LAYER = re.compile(r"layers\W{1,3}(\d{1,4})(?!\d)")
 # One linear layer of several in a module, and those without which a module is not kept whole.
 _LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
 _LAST = frozenset(("o", "out", "down"))
-_KEPT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
+_KEPT = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
 
 
 def quantization_of(config: Config, model: Architecture) -> str:
@@ -46,7 +48,9 @@ def quantization_of(config: Config, model: Architecture) -> str:
     algo, groups = section.text("quant_algo").lower(), section.raw.get("config_groups")
     names = [name for key in _KEPT if key in section.raw for name in section.words(key)]
     formats = dict.fromkeys(names, "bf16")
-    layers, own, unnamed = section.raw.get("quantized_layers"), f"int{bits}" if bits else "", ""
+    layers, own, unnamed = section.raw.get("quantized_layers"), f"int{bits}" if bits else _own_bits(section), ""
+    if isinstance(extra := section.raw.get("extra_config"), Mapping):
+        formats |= _by_bits(extra)
     if isinstance(layers, Mapping):
         formats |= {str(name): _algo(scheme) for name, scheme in layers.items()}
         own, unnamed = _of_experts(formats), "bf16"
@@ -55,7 +59,44 @@ def quantization_of(config: Config, model: Architecture) -> str:
     elif isinstance(groups, Mapping):
         own, targets = _grouped(groups)
         formats |= targets
-    return "-".join(filter(None, (method, own))) + _parts(formats, model, own, unnamed)
+    if model.has_experts and "fp4" in (config.text("expert_dtype"), section.text("expert_dtype")):
+        return _narrow_experts(model)
+    wide = _parts(formats, model, own, unnamed)
+    return "-".join(filter(None, (method, own))) + wide + (_linear(model, own, wide) if own == "mxfp4" else "")
+
+
+def _own_bits(section: Config) -> str:
+    """The format of methods that name it otherwise: a switch of bitsandbytes, or Quark's type of all weights.
+
+    Sources: transformers 5.24.0 utils/quantization_config.py, BitsAndBytesConfig; quark.docs.amd.com, Config.
+    """
+    if section.flag("load_in_8bit"):
+        return "int8"
+    everywhere = section.raw.get("global_quant_config")
+    weight = everywhere.get("weight") if isinstance(everywhere, Mapping) else None
+    word = str(weight.get("dtype")) if isinstance(weight, Mapping) else ""
+    if isinstance(layers := section.raw.get("layer_quant_config"), Mapping) and layers:
+        return "different"
+    return {"fp4": "mxfp4", "fp8_e4m3": "fp8", "int8": "int8", "int4": "int4"}.get(word, "")
+
+
+def _by_bits(layers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the format of each layer that AutoRound quantises otherwise (its extra_config), by bits."""
+    bits = {name: one.get("bits") for name, one in layers.items() if isinstance(one, Mapping)}
+    return {str(name): "bf16" if one == 16 else f"int{one}" for name, one in bits.items()}
+
+
+def _narrow_experts(model: Architecture) -> str:
+    """Return the format of DeepSeek-V4: experts in FP4 in blocks of 32, other linear layers in FP8 in blocks of 128.
+
+    Source: deepseek-ai/DeepSeek-V4-Flash config.json and inference/model.py (expert_dtype).
+    """
+    return "mxfp4" + "".join(f"+{part}=fp8-block" for part in _layers(model) if part != "mtp")
+
+
+def _linear(model: Architecture, own: str, stated: str) -> str:
+    """The parts that a format meant for experts alone has too, where all linear layers are in it."""
+    return "".join(f"+{part}={own}" for part in _layers(model) if part != "mtp" and f"+{part}=" not in stated)
 
 
 def _algo(algorithm: Any) -> str:
@@ -91,7 +132,8 @@ def _scheme(group: Mapping[str, Any]) -> str:
         return (
             "nvfp4" if bits == 4 and weight_scheme.get("group_size") == 16 else "mxfp4" if bits == 4 else f"fp8{blocks}"
         )
-    return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else "")
+    grouped = "-g32" if bits == 4 and weight_scheme.get("group_size") == 32 else ""
+    return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else grouped)
 
 
 def _part(name: str, layers: int) -> str:
