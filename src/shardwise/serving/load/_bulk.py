@@ -72,60 +72,130 @@ class PromptSteps:
         """Return mean seconds from the arrival of a prompt to its end, at requests a second of each layout.
 
         Of so many workers that take requests in turns each waits less: gaps between its own have 1 / W of the squared
-        cv (Kingman 1961), which what a step takes whatever runs in it does not feel.
+        cv. A step that is scheduled as the one before begins has those who had come by then; where nobody had, the
+        first of those who came since runs alone.
 
         >>> one, prompts = np.ones(1), np.array([[1.0], [2.0]])
         >>> steps = PromptSteps(added=prompts, ahead=2 * one, fit=one, cv2=0 * one, cut=False, ahead_of_time=False)
         >>> steps.sojourn(0.5 * one).round(3).tolist()  # M/D/1: 1 + 0.5 / (2 * 0.5)
         [1.5]
         """
-        seconds, halves, chances = self.halves()
+        seconds, ran, chances = self.halves()
         rate = np.asarray(rate, float)
         # Short prompts of many may add nothing to a step: nobody comes in it.
         mean = np.maximum(rate[:, None, None] * seconds, 1e-300)
-        left = np.maximum(_WAITING, 1)[:, None] - halves
-        moves = np.zeros((len(rate), _MOST + 1, _MOST + 1))
-        for case in range(seconds.shape[-1]):
-            # So many others as bring those that are left to each number.
-            come = _WAITING - left[:, :, case, None]
-            at = np.clip(come, 0, _MOST).astype(int)
-            logs = at * np.log(mean[:, :, case, None]) - mean[:, :, case, None] - _LOG_FACTORIALS[at]
-            moves += chances[:, :, case, None] * np.where(come >= 0, np.exp(logs), 0.0)
+        left = np.maximum(_WAITING, 1)[:, None] - ran
+        steps = range(seconds.shape[-1])
+        moves = sum(chances[:, :, i, None] * _others(mean[:, :, i], left[:, :, i]) for i in steps)
+        come = sum(chances[:, :, i, None] * _others(mean[:, :, i], 0.0 * mean[:, :, i]) for i in steps)
+        unended = (chances * left)[:, 0].sum(axis=-1)
+        if self.ahead_of_time:
+            moves[:, 0] = _after_first(come[:, 1], unended)
         moves[:, :, -1] += np.maximum(1 - moves.sum(axis=-1), 0.0)
-        system = np.swapaxes(moves, 1, 2) - np.eye(_MOST + 1)
-        system[:, -1, :] = 1.0
-        wanted = np.zeros((len(rate), _MOST + 1, 1))
-        wanted[:, -1] = 1.0
-        solution = np.linalg.solve(system, wanted)[..., 0]
+        solution = _stationary(moves)
         first, second = (chances * seconds).sum(axis=-1), (chances * seconds**2).sum(axis=-1)
-        waited = np.maximum(_WAITING, 1) * first + rate[:, None] * second / 2
-        lasted = (solution * first).sum(axis=-1) + solution[:, 0] / rate
+        waiting, nobody = np.maximum(_WAITING, 1.0), 1.0
+        if self.ahead_of_time:
+            shares = [chances[:, :, i] for i in steps], [left[:, :, i].astype(int) for i in steps]
+            solution, unknown = _a_step_later(solution, come, shares, unended)
+            nobody = unknown[:, 0]
+            waiting = _WAITING + (unknown * _WAITING).sum(axis=-1)[:, None]
+            waiting[:, 0] = waiting[:, 0] + nobody
+        waited = waiting * first + rate[:, None] * second / 2
+        lasted = (solution * first).sum(axis=-1) + solution[:, 0] * nobody / rate
         alone = self.added[0]
-        sojourn = np.maximum((solution * waited).sum(axis=-1) / lasted / rate, alone)
-        fixed, each = self._parts(rate[:, None] * first)
-        kept = (solution * first * fixed).sum(axis=-1) / (solution * first**2).sum(axis=-1)
-        sojourn = sojourn - (sojourn - alone) * (1 - kept) * (1 - 1 / turns) / (1 + self.cv2)
-        longer = np.minimum(fixed / np.maximum(1 - rate[:, None] * each, 1e-9), first)
-        return sojourn + (solution * first * self._later(rate[:, None] * first, longer, each)).sum(axis=-1) / lasted
+        wait = np.maximum((solution * waited).sum(axis=-1) / lasted / rate - alone, 0.0)
+        return alone + self._in_turns(wait, rate, first, np.maximum(turns + 0.0 * rate, 1.0))
 
-    def _parts(self, come: Any) -> tuple[Any, Any]:
-        """Return what a step of so many prompts takes whatever runs in it, and each of them more: [layout, waiting]."""
-        k, added = np.clip(np.round(come), 1, len(self.added)).astype(int), self.added.T
-        more = np.maximum(k, 2)
-        each = np.take_along_axis(added, more - 1, 1) - np.take_along_axis(added, more - 2, 1)
-        return np.maximum(np.take_along_axis(added, k - 1, 1) - k * each, 0.0), each
+    def _in_turns(self, wait: Any, rate: Any, first: Any, turns: Any) -> Any:
+        """Return the wait of requests that come in turns, of that of Poisson arrivals, by the seconds of steps.
 
-    def _later(self, come: Any, longer: Any, each: Any) -> Any:
-        """Return seconds that those wait longer, of so many in a step, without whom the next is scheduled.
-
-        All but the first, where the next has room: they wait for a step more, `longer`. One that nobody else is known
-        for runs the first alone, who waits for `each` of the others no more.
+        What is left of it where gaps are even stays. The rest is as much as gaps differ (Kingman 1961), and less below
+        the capacity (Kraemer and Langenbach-Belz 1976), of what each prompt takes of a step.
         """
-        if not self.ahead_of_time:
-            return 0.0 * come
-        fit, others = self.fit[:, None], 1 + np.expm1(-come) / np.maximum(come, 1e-12)
-        shared = (1 + come) * np.exp(-come) * np.clip(fit - 1, 0.0, 1.0)
-        return others * (longer - shared * each) * (np.maximum(fit, 1.0) >= _WAITING)
+        fixed, several = self._fixed(first)[:, 0], np.clip(self.fit - 1, 0.0, 1.0)
+        even = np.minimum(several * self._even(rate, first, turns), wait)
+        busy = rate * first[:, -1] / np.clip(self.fit, 1.0, float(_MOST))
+        cv2 = (1 / turns + self.cv2) / (1 + self.cv2)
+        less = 2 * (1 - np.minimum(busy, 1.0)) * (1 - 1 / turns) ** 2 / (3 * busy * (1 / turns + self.cv2))
+        own = 1 - several * fixed / np.maximum(first[:, 0], 1e-30)
+        return even + (wait - even) * cv2 * np.exp(-own * less)
+
+    def _fixed(self, first: Any) -> Any:
+        """Return what a step takes whatever runs in it: [layout, 1]."""
+        return np.maximum(2 * first[:, :1] - first[:, 2:3], 0.0)
+
+    def _even(self, rate: Any, first: Any, turns: Any) -> Any:
+        """Return the wait where as many prompts come in each step: the rest of one, and one scheduled before.
+
+        Steps are so only as long as anybody comes in each of them, and begin to be where two come in one.
+        """
+        more = rate[:, None] * np.concatenate([self._fixed(first), first[:, 1:]], axis=1) - _WAITING
+        at = np.minimum((np.cumsum(more <= 0, axis=-1) == 0).sum(axis=-1), _MOST)[:, None]
+        low, high = (np.take_along_axis(more, np.maximum(at - some, 0), 1) for some in (1, 0))
+        come = (np.maximum(at - 1, 0) + low / np.maximum(low - high, 1e-12) * (at > 0))[:, 0]
+        step, phases = np.maximum(come / rate, first[:, 0]), np.minimum(turns, 8.0)[:, None]
+        mean = np.maximum(phases * come[:, None], 1e-300)
+        chances = np.exp(_WAITING * np.log(mean) - mean - _LOG_FACTORIALS)
+        nobody = (chances * np.clip(1 - _WAITING / phases, 0.0, 1.0)).sum(axis=-1)
+        several = np.maximum(1 - (chances * np.clip(2 - _WAITING / phases, 0.0, 1.0)).sum(axis=-1), 0.0)
+        share = several / np.maximum(several + nobody, 1e-12)
+        return share * ((2.5 if self.ahead_of_time else 1.5) * step - first[:, 0])
+
+
+def _others(mean: Any, left: Any) -> Any:
+    """Return how likely a Poisson number of others brings those that are left to each number: [layout, left, number].
+
+    Numbers beyond the last are left out.
+    """
+    come = _WAITING - left[:, :, None]
+    at = np.clip(come, 0, _MOST).astype(int)
+    logs = at * np.log(mean[:, :, None]) - mean[:, :, None] - _LOG_FACTORIALS[at]
+    return np.where(come >= 0, np.exp(logs), 0.0)
+
+
+def _after_first(come: Any, unended: Any) -> Any:
+    """Return the chances of what is left of numbers of which one, or none of none, has run: [layout, number].
+
+    Of one that is cut a part may be left, with a chance.
+    """
+    none = 0.0 * come[:, :1]
+    less = np.concatenate([come[:, :1] + come[:, 1:2], come[:, 2:], none], axis=1)
+    return less + unended[:, None] * (np.concatenate([none, less[:, :-1]], axis=1) - less)
+
+
+def _stationary(moves: Any) -> Any:
+    """Return the chances that moves from number to number leave as they are: [layout, number]."""
+    system = np.swapaxes(moves, 1, 2) - np.eye(_MOST + 1)
+    system[:, -1, :] = 1.0
+    wanted = np.zeros((len(moves), _MOST + 1, 1))
+    wanted[:, -1] = 1.0
+    return np.linalg.solve(system, wanted)[..., 0]
+
+
+def _a_step_later(known: Any, come: Any, shares: tuple[Any, Any], unended: Any) -> tuple[Any, Any]:
+    """Return the chances of those known as a step is scheduled ahead, and of those who came since then.
+
+    Of steps in each of which those run who came in the one before these are the chances of both. Who comes in a step is
+    known to the one after the next: what a step leaves is of other arrivals than those who join it.
+    """
+    chances, left = shares
+    unknown = (known[:, :, None] * come).sum(axis=1)
+    kept = sum(
+        (known[:, 1:, None] * some[:, 1:, None] * (one[:, 1:, None] == _WAITING)).sum(axis=1)
+        for some, one in zip(chances, left, strict=True)
+    )
+    known = _joined(kept, unknown) + known[:, :1] * _after_first(unknown, unended)
+    known = known / known.sum(axis=-1)[:, None]
+    return known, (known[:, :, None] * come).sum(axis=1)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Return the chances of sums of two numbers: [layout, number]."""
+    less = _WAITING[None, :] - _WAITING[:, None]
+    at = np.broadcast_to(np.clip(less, 0, _MOST).astype(int)[None], (len(one), _MOST + 1, _MOST + 1))
+    shifted = np.where(less >= 0, np.take_along_axis(np.broadcast_to(other[:, None], at.shape), at, 2), 0.0)
+    return (one[:, :, None] * shifted).sum(axis=1)
 
 
 def gathered(
