@@ -6,10 +6,12 @@ from functools import lru_cache
 from itertools import islice
 
 from shardwise.plans import Workload
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 from shardwise.serving._policy import Policy
 
 _DRAWN = 20_000
+# Of lengths that are drawn and not listed: as many as have one in each equal part of their distribution.
+_OF_EACH_PART = 4096
 # Prompts by length, each class with as many requests.
 _CLASSES = 8
 
@@ -75,6 +77,9 @@ def moments_of(workload: Workload, policy: Policy, stage: str = "both", step_mak
         (policy.block_tokens, policy.found_block),
         policy.prefix_cache, policy.reserved_share, policy.recomputed_tokens,
     )  # fmt: skip
+    if not (workload.pairs or workload.finite):
+        # However many are simulated, what is carried is of requests without end.
+        workload = replace(workload, count=_OF_EACH_PART)
     return _moments(workload, cache, stage, step_makes)
 
 
