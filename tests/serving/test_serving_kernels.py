@@ -13,7 +13,7 @@ from shardwise.cost import Efficiencies, constants, rates_of, routed_tiles, tile
 from shardwise.hardware import find_device
 from shardwise.plans import Plan, Serving
 from shardwise.serving._cost_model import engine_cost_model, op_seconds
-from shardwise.serving._engine import find_engine
+from shardwise.serving._engine import Engine, find_engine
 from shardwise.serving._kernels import kernels_of
 from shardwise.serving._ledger import EngineStep, step_ledger
 from shardwise.serving._sizes import sizes_of
@@ -26,6 +26,23 @@ def test_experts_take_a_kernel_that_was_measured_and_fits(products: str, values:
     kernels = kernels_of(device, "hopper", products, find_engine("vllm"), Efficiencies())
     measured = max(constants().families["hopper"].experts["vllm"][values].values(), key=lambda row: row.rows)
     assert kernels.experts_narrow == measured
+
+
+@pytest.mark.parametrize(("weights", "kind"), [("int8", "int8_wo"), ("fp8", "int8_wo"), ("int4", "int4_wo")])
+def test_products_that_widen_weights_start_as_the_tables_of_such_kernels(weights: str, kind: str) -> None:
+    """On A100 a step of small products gains their start and loses nothing else: those of 16 bits stay as they are."""
+    rows = constants().families["ampere"].matmul
+    mine = find_engine("vllm")
+    plain = replace(mine, quantisation=replace(mine.quantisation, weight_only_kernels=False))
+
+    def step(engine: Engine, form: str, device: str = "a100-sxm-80gb") -> float:
+        job = Serving(batch=1, input_tokens=512, output_tokens=16, weights=form)
+        return ask("qwen2.5-0.5b", job, Plan(), device, engine=engine).tpot_seconds
+
+    starts = (step(mine, weights) - step(plain, weights)) / (4 * 24)
+    assert starts == pytest.approx(rows[kind].start_seconds - rows["bf16"].start_seconds, rel=0.15)
+    assert step(mine, "bf16") == step(plain, "bf16")
+    assert step(mine, weights, "h100-sxm-80gb") == step(plain, weights, "h100-sxm-80gb")
 
 
 def test_experts_of_4_bits_take_the_kernel_that_an_engine_was_measured_with() -> None:

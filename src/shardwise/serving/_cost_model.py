@@ -35,6 +35,7 @@ from shardwise.ops.overlap import CostModel
 from shardwise.records import dataclass, replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
+from shardwise.serving._formats import WeightFormat
 from shardwise.serving._kernels import (
     AttentionKernels,
     EngineKernels,
@@ -45,7 +46,7 @@ from shardwise.serving._kernels import (
     prompt_seconds,
     read_as_wide,
 )
-from shardwise.serving._rates import engine_rates, integer_share
+from shardwise.serving._rates import engine_rates, integer_share, weight_only_rates
 from shardwise.serving._sizes import ServingSizes, sizes_of
 
 UNSHARED = 1000  # larger than any group of query heads
@@ -63,6 +64,7 @@ class EngineCostModel(CostModel[X]):
 
     narrow: tuple[tuple[str, Rates[X]], ...]
     narrow_dtype: str
+    format: WeightFormat
     bandwidth: X
     peak: X
     narrow_peak: X
@@ -78,6 +80,8 @@ class EngineCostModel(CostModel[X]):
     starts: float = 1.0
     widened: float = 0.0
     integer_share: float = 1.0
+    weight_only: tuple[tuple[str, Rates[X]], ...] = ()
+    """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
     processor: EngineCostModel[X] | None = None
     """The host's processor, where it runs a part of the model."""
@@ -182,11 +186,17 @@ def _experts(costs: EngineCostModel[X], op: Op[X]) -> X:
 
 
 def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
-    """Return seconds of a GEMM; for few rows, kernels with tiles of 16 rows compete with the large tiles.
+    """Return seconds of a GEMM, by kernels that widen its weights where these are narrow and its inputs are not."""
+    form = next(filter(None, map(costs.format.of, op.weights)), None)
+    rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
+    return _multiplied(costs, op, rates)
+
+
+def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
+    """Return seconds of a GEMM at some rates; for few rows, kernels with tiles of 16 rows compete with the large tiles.
 
     Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
     """
-    rates = _rates(costs, op)
     if costs.integer_share < 1:
         # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
         integers = costs.integer_share * rates.matmul_flops
@@ -310,6 +320,8 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         decoding=False,
         widened=_widened(case),
         integer_share=integer_share(case),
+        weight_only=tuple(weight_only_rates(case, wide).items()),
+        format=case.format,
         attention=_attention_kernels(case),
         processor=_host_costs(case, sizes),
     )

@@ -143,6 +143,8 @@ class EngineQuantisation:
     """Rows of a tile of such GEMMs: those of an expert end within one (0: as other GEMMs')."""
     unfused_types: tuple[str, ...] = ()
     """Types of inputs that kernels of their own quantise."""
+    weight_only_kernels: bool = False
+    """Whether GEMMs that widen weights themselves cost what the tables of such kernels have."""
     fp8_cache_elements_per_core: float = 0.0
     """Elements a second that a core widens from 8-bit floats without an instruction for it (0: as fast as it reads)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 from shardwise.cost import Rates, constants, family_of, gemm_rates, rates_of
@@ -48,6 +49,26 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, device: Device) -> Ra
     return replace(
         rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
     )
+
+
+def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
+    """Return the rates of 16-bit GEMMs whose kernels widen narrow weights, by format, where such were measured.
+
+    Arithmetic stays that of `wide`: no kernel multiplies faster for what it does beside that, and the tables of these
+    do not say what the power limit takes from long ones.
+    """
+    device, wanted, rows = case.cluster.device, case.efficiencies, constants().families[wide.family].matmul
+    if not case.engine.quantisation.weight_only_kernels:
+        return {}
+    rates = {}
+    for form in case.format.narrow:
+        row = rows.get("int8_wo" if form.bits >= 8 else "int4_wo")
+        if row and form.bits < 16 and type_of(case, form) == case.dtype:
+            products = gemm_rates(device, case.dtype, row, wanted)
+            own: Any = replace(wide, **{one.name: getattr(products, one.name) for one in fields(products)})
+            own = replace(own, matmul_flops=wide.matmul_flops)
+            rates[form.name] = captured(own, case.engine, wanted.ideal, device)
+    return rates
 
 
 def integer_share(case: ServingCase) -> float:
