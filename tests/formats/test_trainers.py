@@ -976,6 +976,27 @@ def test_trl_says_where_the_engine_of_rollouts_is(said: str, place: str, notes: 
     assert sum("0.45 of each device" in one for one in case.assumed) == notes
 
 
+@pytest.mark.parametrize(
+    ("said", "scored"),
+    [
+        ("", 0),
+        ("num_iterations: 2", 1),
+        ("steps_per_generation: 16", 1),
+        ("steps_per_generation: 2", 0),
+        ("use_vllm: true", 1),
+        ("use_vllm: true\nvllm_importance_sampling_correction: false", 0),
+    ],
+)
+def test_trl_scores_what_it_generated_where_it_may_be_of_another_policy(said: str, scored: int) -> None:
+    """Trl 1.16.0 grpo_trainer.py: with vLLM, or where generations and updates do not end together; beta is 0."""
+    text = "model_name_or_path: Qwen/Qwen3-4B\nnum_generations: 8\nmax_completion_length: 512\n"
+    text += "per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n"
+    case = trl.read(f"{text}{said}\n", around=ImportContext(num_devices=1))
+    report = case.train("h100-sxm-80gb")
+    assert report.case.scorings == scored
+    assert sum(one.name == "old log-probabilities" for one in report.phases) == scored
+
+
 @pytest.mark.parametrize(("more", "etp"), [("", 8), ("expert_parallel_degree = 8", 1)])
 def test_torchtitan_splits_experts_as_all_else_without_expert_parallelism(more: str, etp: int) -> None:
     """expert_tensor_parallel_degree, 1 unless said, counts beside expert parallelism alone."""

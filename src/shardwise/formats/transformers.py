@@ -316,8 +316,14 @@ def _adapter(keys: Keys, trl: bool) -> dict[str, Any]:
 def _rollouts(keys: Keys, stack: Stack) -> Stack:
     """Return a stack with where TRL's engine of rollouts is while the policy trains.
 
-    trl 1.16.0 trainer/grpo_config.py: colocate unless told, whose share of each device stays taken without sleep mode.
+    trl 1.16.0 trainer/grpo_config.py: colocate unless told, whose share of each device stays taken without sleep mode;
+    grpo_trainer.py scores what it generated where vLLM's probabilities are corrected, or generations and updates do not
+    end together.
     """
+    steps = keys.whole("gradient_accumulation_steps") or 1
+    every = (keys.whole("steps_per_generation") or steps) * (keys.whole("num_iterations") or 1)
+    corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
+    stack = replace(stack, scores_rollouts=bool(corrected or steps % every))
     if not keys.flag("use_vllm"):
         return stack
     place = "asleep" if keys.flag("vllm_enable_sleep_mode") else "awake"

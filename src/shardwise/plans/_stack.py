@@ -154,6 +154,8 @@ class Stack:
     """So are experts by bitsandbytes, which passes over parameters of three dimensions."""
     narrow_rest_bytes: float
     """Width in which embedding, head and norms are kept beside narrow weights (0: as they come)."""
+    scores_rollouts: bool
+    """Log-probabilities of answers under the policy that generated them are a pass ahead of the update."""
     narrow_rest_as_loaded: bool
     """They are as the recipe loads weights, so that one of 16 bits leaves them so."""
     narrow_norm_bytes: float

@@ -117,7 +117,12 @@ class TrainingCase:
         """
         one = self.objective
         referred = int(reference_of(self.job, self.stack.reference) != "none") * (1 + one.mismatched)
-        return referred + one.mismatched + one.rollout + one.critic
+        return referred + one.mismatched + self.scores_rollouts + one.critic
+
+    @property
+    def scores_rollouts(self) -> bool:
+        """Whether answers are scored by the policy that generated them, ahead of the update."""
+        return self.objective.rollout and self.stack.scores_rollouts
 
     @property
     def reenters(self) -> bool:

@@ -99,7 +99,7 @@ def phases_of(case: TrainingCase, evaluation: Evaluation[float]) -> tuple[Phase,
     scoring = float(scoring_seconds(evaluation.sizes, evaluation.step.stages))
     peak = max(float(m.moments.get("scoring", 0.0)) for m in evaluation.memory)
     passes = {
-        "old log-probabilities": int(objective.rollout),
+        "old log-probabilities": int(case.scores_rollouts),
         "mismatched log-probabilities": int(objective.mismatched),
         "values": int(objective.critic),
     }
