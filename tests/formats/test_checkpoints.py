@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardwise import Plan, Training
-from shardwise.formats import ImportContext, Imported, import_file
+from shardwise.formats import ImportContext, Imported, import_file, trl
 from shardwise.hardware import Cluster
 from shardwise.training import TrainingOptions, TrainReport, train
 
@@ -189,3 +189,21 @@ def test_a_framework_that_makes_fewer_logits_than_are_counted_says_so() -> None:
         for options in (TrainingOptions(stack="ms-swift"), TrainingOptions(stack="ms-swift-2024"))
     ]
     assert told_so == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("word", "attention", "kernel"),
+    [("", "flash", "cudnn-9.19"), ("sdpa", "flash", "cudnn-9.19"), ("eager", "eager", "cudnn-9.19"),
+     ("flash_attention_2", "flash", "flash-2"), ("kernels-community/flash-attn2", "flash", "flash-2")],
+)  # fmt: skip
+def test_a_file_chooses_the_attention_of_transformers(word: str, attention: str, kernel: str) -> None:
+    """Eager attention keeps whole scores, 32 heads of 4,096 squared twice and more; others are kernels."""
+    text = (
+        f"model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: 4096\npacking: true\nattn_implementation: {word}\n"
+    )
+    text = text if word else text.rpartition("attn")[0]
+    case = trl.read(text + "per_device_train_batch_size: 1\ngradient_checkpointing: false\n",
+                    around=ImportContext(num_devices=1))  # fmt: skip
+    assert (case.stack.attention, case.stack.attention_kernel) == (attention, kernel)
+    kept = case.train("b200").evaluation.parts.kinds[0].kept_bytes
+    assert (kept > 32 * 4096**2 * 6) == (word == "eager")

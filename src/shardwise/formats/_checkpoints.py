@@ -1,4 +1,4 @@
-"""What trainers do beside whatever shards: checkpoints, reentrant or not, and the loss.
+"""What trainers do beside whatever shards: checkpoints, reentrant or not, attention and the loss.
 
 Reentrant checkpoints of torch.utils.checkpoint run their whole unit again.
 """
@@ -16,6 +16,29 @@ def reentrant(keys: Keys, stack: Stack, *paths: str) -> Stack:
     """Return a stack whose checkpoints are reentrant, or are not, as the first of these flags that is given says."""
     flags = [flag for path in paths if (flag := keys.flag(path)) is not None]
     return replace(stack, checkpoint_reenters="always" if flags[0] else "") if flags else stack
+
+
+# Words of transformers, and of the Hub's kernels, for attention: what they change in one. FlashAttention takes heads
+# that share keys as they are (transformers 5.24.0 integrations/flash_attention.py), eager attention keeps whole scores.
+_ATTENTION: dict[str, dict[str, Any]] = {
+    "eager": {"attention": "eager"},
+    "flash_attention_2": {"attention_kernel": "flash-2", "leaves_groups": "", "repeats_kv": False},
+}
+_ATTENTION["kernels-community/flash-attn2"] = _ATTENTION["flash_attention_2"]
+
+
+def attending(keys: Keys, stack: Stack, path: str) -> Stack:
+    """Return a stack with the attention that a key names; PyTorch's own, and words that are not known, leave it."""
+    return replace(stack, **_ATTENTION.get(keys.word(path), {}))
+
+
+def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
+    """Return what tells transformers of an attention that it does not usually have."""
+    for word, fields in _ATTENTION.items():
+        changed = all(getattr(stack, name) == value for name, value in fields.items())
+        if changed and any(getattr(usual, name) != value for name, value in fields.items()):
+            return {"attn_implementation": word}
+    return {}
 
 
 _OWN = ("loss", "checkpoint_reenters", "adapter_kernels")

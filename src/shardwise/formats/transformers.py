@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
-from shardwise.formats._checkpoints import reentrant, under_deepspeed
+from shardwise.formats._checkpoints import attending, reentrant, under_deepspeed
 from shardwise.formats._exported import (
     ExportCase,
     Exported,
@@ -337,6 +337,7 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
 
 
 def _stack(keys: Keys, stack: Stack) -> Stack:
+    stack = attending(keys, stack, "attn_implementation")
     stack = reentrant(keys, _trainer.synchronised(keys, stack), *_REENTRANT)
     if keys.flag("use_liger_kernel") and stack.loss in WHOLE_LOSSES:
         # trl 1.16.0 trainer/sft_trainer.py and its like: fused_linear_cross_entropy False, for their own stands there.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.formats import _trainer, transformers
-from shardwise.formats._checkpoints import reentrance_words
+from shardwise.formats._checkpoints import attention_words, reentrance_words
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, top_level
 from shardwise.plans import find_stack, rank_of
@@ -68,6 +68,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if case.stack.norm == "fused":
         tree["use_liger_kernel"] = True
     usual = find_stack("trl")
+    tree |= attention_words(case.stack, usual)
     return (
         tree | _trainer.sync_words(case.stack) | (reentrance_words(case.stack, usual) if p.recompute == "full" else {})
     )

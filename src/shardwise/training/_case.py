@@ -112,8 +112,7 @@ class TrainingCase:
     def scorings(self) -> int:
         """Passes without gradients over a batch: of the reference, of the policy that generated, of the critic.
 
-        With mismatched answers the policy runs once more over as many sequences, and the reference too (trl 1.16.0
-        trainer/kto_trainer.py _compute_loss).
+        Policy and reference run once more over mismatched answers (trl 1.16.0 trainer/kto_trainer.py _compute_loss).
         """
         one = self.objective
         referred = int(reference_of(self.job, self.stack.reference) != "none") * (1 + one.mismatched)
