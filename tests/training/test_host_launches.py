@@ -141,3 +141,16 @@ def test_experts_that_a_loop_launches_take_as_long_as_the_host() -> None:
     assert loop > 2 * 48 * 128 * 13 * find_stack("transformers-2025").module_launch_seconds
     assert loop > 5 * grouped
     assert not find_stack("transformers").experts_loop
+
+
+@pytest.mark.parametrize(("micro_batch", "told"), [(1, True), (8, False)])
+def test_waiting_for_the_host_is_told(micro_batch: int, told: bool) -> None:
+    """An answer says how much of a layer waits for launches, and what hides them."""
+    report = train(
+        load_model("qwen3-30b-a3b"),
+        Cluster.parse("16xh100-sxm-80gb"),
+        mixture(micro_batch),
+        Training(seq_len=4096, global_batch=32),
+        TrainingOptions(stack="megatron"),
+    )
+    assert any("wait for the host" in line and "micro-batches" in line for line in report.assumptions) is told

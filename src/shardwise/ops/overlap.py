@@ -212,7 +212,7 @@ class DevicePasses(Generic[X]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostWaits(Generic[X]):
+class LaunchWaits(Generic[X]):
     """Seconds that the device waits for the host's launches in each pass, and what the host takes for a whole one.
 
     Nothing of the latter is given where the host runs ahead of the device from one pass to the next.
@@ -223,9 +223,9 @@ class HostWaits(Generic[X]):
     passes: tuple[X, X] | None = None
 
 
-def host_waits(
+def launch_waits(
     costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], device: DevicePasses[X]
-) -> HostWaits[X]:
+) -> LaunchWaits[X]:
     """Return the seconds that the device waits for the host's launches in a forward pass, and in a backward pass.
 
     A forward pass, and all of it that `again` says backward computes again, runs module by module in Python; autograd's
@@ -236,7 +236,7 @@ def host_waits(
     zero = 0 * device.forward
     alone = bool(costs.gradient_launch) and not any(op.role in _OF_LAYERS for op in ops)
     if not costs.module_launch or costs.rates.sharpness == math.inf or alone:
-        return HostWaits(forward=zero, backward=zero)
+        return LaunchWaits(forward=zero, backward=zero)
     ahead = total((zero + op.launches for op in ops), zero)
     replayed = total(((zero + op.launches) * again[id(op)] for op in ops if id(op) in again), zero)
     back = total(((zero + op.launches) * (("input" not in op.without) + _weight_pass(op)) for op in ops), zero)
@@ -244,8 +244,8 @@ def host_waits(
     backward = costs.module_launch * replayed + (costs.gradient_launch or costs.rates.launch) * back
     if costs.gradient_launch and not device.routes:
         behind = forward + backward - device.forward - device.backward - device.replay
-        return HostWaits(forward=zero, backward=named(maximum(behind, 0.0), "launches by Python modules"))
-    return HostWaits(
+        return LaunchWaits(forward=zero, backward=named(maximum(behind, 0.0), "launches by Python modules"))
+    return LaunchWaits(
         forward=named(maximum(forward - device.forward, 0.0), "launches by Python modules"),
         backward=named(maximum(backward - device.backward - device.replay, 0.0), "launches of the backward pass"),
         passes=(forward, backward),

@@ -19,7 +19,7 @@ from shardwise.ops.overlap import (
     DevicePasses,
     Messages,
     host_late,
-    host_waits,
+    launch_waits,
     merge,
     messages,
     sharded_seconds,
@@ -103,6 +103,8 @@ class BlockCost(Generic[X]):
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
     host: tuple[X, X] | None = None
     """Seconds in which the host launches a forward pass and a backward pass, where the device cannot be ahead of it."""
+    launch_waits: X | float = 0
+    """Seconds of both passes in which the device waits for launches."""
 
     @property
     def backward(self) -> X:
@@ -364,7 +366,7 @@ def _folded(
         sums.add(op, priced, shares.get(id(op)))
     back = sums.backward + sums.weight
     device = DevicePasses(forward=sums.forward, backward=back, replay=sums.replay, routes=routes)
-    host = host_waits(costs, ops, shares, device)
+    host = launch_waits(costs, ops, shares, device)
     late = host_late(costs, ops, back) + host.backward
     kept = keep(ops, units)
     saved, made = (total((named(t.size_bytes, t.name) for t in some), zero) for some in (kept.kept, kept.dropped))
@@ -375,6 +377,7 @@ def _folded(
         replay=named(sums.replay, f"{label}recompute"),
         compute=sums.compute + late + host.forward,
         host=host.passes,
+        launch_waits=host.forward + host.backward,
         exposed=sums.exposed,
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,

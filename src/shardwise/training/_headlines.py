@@ -77,6 +77,16 @@ def goodput_of(job: Training, devices: int) -> float:
     return (1 - saving) / (1 + lost)
 
 
+def launch_notes(whole: Evaluation[float]) -> tuple[str, ...]:
+    """Return what is assumed where a tenth of a layer's seconds or more wait for a host that launches its kernels."""
+    shares = [float(k.launch_waits) / max(float(k.forward + k.backward), 1e-30) for k in whole.parts.kinds]
+    most = max(shares, default=0.0)
+    if most < 0.1:
+        return ()
+    why = "whose Python launches its kernels one by one; larger micro-batches or CUDA graphs hide that"
+    return (f"launches: {most:.0%} of a layer's seconds wait for the host, {why}",)
+
+
 def with_values(model: Model, job: Training) -> Model:
     """Return the model that a job trains: one value a token in place of the vocabulary where rewards are learned.
 

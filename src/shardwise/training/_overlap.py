@@ -58,6 +58,7 @@ def paired_blocks(costs: CostModel[X], when: Pairing, parts: ModelBlocks[X]) -> 
             forward=slow.forward + early,
             backward_input=slow.backward_input + late,
             compute=slow.compute + early + late,
+            launch_waits=slow.launch_waits + early + late,
             unpaired=hidden - lost - early - late,
         )
 

@@ -396,4 +396,4 @@ def train(
     if report.host_bytes and not cluster.host_memory_bytes:
         needed = show_bytes(report.verdict.host_needed_bytes)
         noted = (*noted, f"host_memory: not known, {needed} on the host of a node are taken to be there")
-    return replace(report, assumptions=tuple(dict.fromkeys(noted)))
+    return replace(report, assumptions=tuple(dict.fromkeys((*noted, *_headlines.launch_notes(report.evaluation)))))
