@@ -353,7 +353,7 @@ def test_what_overrides_devices_needs_some() -> None:
 
 
 def test_explain_takes_no_flags_of_the_other_kind() -> None:
-    """A number of training is refused beside formats of serving, right or wrong, as one of serving beside batches."""
+    """A number of training is not asked beside formats of serving, nor one of serving beside batches."""
     words = "explain", "llama-3.1-8b", "--on", "8xh100", "--depth", "1"
     for flags, said in (
         (("--what", "step", "--weights", "nope"), "weights: is of serving, and step is a number of training"),

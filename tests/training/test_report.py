@@ -341,3 +341,14 @@ def test_words_of_a_job_without_effect_are_said() -> None:
     assert (other.device_bytes, other.training_seconds) == (plain.device_bytes, plain.training_seconds)
     words = {one.split(":")[0] for one in other.assumptions if "no effect" in one}
     assert words == {"attention_density 0.5", "checkpoint_interval", "mlp_input_bits"}
+
+
+def test_what_a_plan_shares_with_its_changes_is_alike() -> None:
+    """Autocast keeps no casts of sharded weights: blocks that were priced under ZeRO-1 are not those of FSDP."""
+    plan = Plan(dp=8, micro_batch=1, sharding="zero1", recompute="full")
+    model, cluster = load_model("gemma-7b"), Cluster.parse("8xrtx-3060")
+    job, options = Training(seq_len=4096, global_batch=256), TrainingOptions(stack="llama-factory")
+    report = train(model, cluster, plan, job, options)
+    change = next(one for one in report.changes if one.value == "fsdp")
+    asked = train(model, cluster, replace(plan, sharding="fsdp"), job, options)
+    assert (change.needed_bytes, change.step_seconds) == (asked.device_bytes, asked.step_seconds)

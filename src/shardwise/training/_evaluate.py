@@ -310,7 +310,8 @@ class PricedBlocks:
 
     def tables(self, case: TrainingCase, machine: CostModel[float], sizes: PlanSizes[float]) -> Tables[float]:
         """Return the folded blocks of a plan, those of an earlier one where they are the same."""
-        fields = (getattr(case.plan, name) for name in _BLOCK_FIELDS)
+        # Sharded weights are cast apart from autocast, and what re-enters a checkpoint depends on both.
+        fields = (getattr(case.plan, name) for name in (*_BLOCK_FIELDS, "sharding", "offload"))
         key = (*fields, bool(case.plan.recompute_layers), *(sizes.group_shapes.get(name) for name in _BLOCK_GROUPS))
         if key not in self._tables:
             placed = (case.recipe.uses_host, *sizes.group_shapes.items())
