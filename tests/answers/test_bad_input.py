@@ -363,3 +363,11 @@ def test_explain_takes_no_flags_of_the_other_kind() -> None:
         assert done.status == 2 and said in done.err and "; leave it out, or ask for --what " in done.err
     assert run(*words, "--batch", "4", "--weights", "fp8").out.startswith("REQUEST")
     assert run(*words, "--global-batch", "8").out.startswith("STEP")
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_word_and_the_flag_of_its_place_are_two_values(command: str) -> None:
+    """Of a model that is named by a word and by a flag none is chosen silently."""
+    sides = ("--a", "", "--b", "--micro-batch 2") if command == "compare" else ()
+    done = run(command, "gpt2", "--model", "gpt2-xl", "--on", "1xh100", *sides)
+    assert done.status == 2 and "model = 'gpt2-xl': is given twice, first as gpt2; give one value" in done.err

@@ -94,6 +94,8 @@ def _reports(inputs: Inputs) -> tuple[EitherReport, EitherReport]:
     shared = {key: value for key, value in inputs.values.items() if key not in _OWN}
     first = inputs.get("first")
     if inputs.get("second") is None and isinstance(first, str):
+        if shared.get("model", first) != first:
+            raise fail("model", shared["model"], f"is given twice, first as {first}", "give one value")
         shared["model"] = first
     reports: list[tuple[str, EitherReport]] = []
     problems: list[Problem] = []

@@ -184,8 +184,11 @@ def _inputs(scanned: ScannedWords, command: Command) -> Inputs:
         except InputError as error:
             inputs.merge(error)
             inputs.bad.add("config")
-    raw |= _placed(scanned.words, command)
-    raw |= scanned.given
+    placed = _placed(scanned.words, command)
+    for key in placed.keys() & scanned.given.keys():
+        if placed[key] != scanned.given[key]:
+            inputs.fail(key, scanned.given[key], f"is given twice, first as {placed[key]}", "give one value")
+    raw |= placed | scanned.given
     inputs.raw = raw
     _use_catalogue(raw.get("catalogue"), inputs)
     read_values(raw, command, inputs)
