@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.models import Attention, GatedDelta, LatentAttention, Model, model_from_config
-from shardwise.ops import count_parameters
+from shardwise.ops import active_parameters, count_parameters
 
 _FREQ = [0] * 3 + [1] * 57
 SPARSE: dict[str, Any] = {
@@ -81,6 +81,19 @@ def test_what_minimax_m3_cannot_be_is_refused(more: dict[str, Any], field: str) 
     """A gate, indexers that are not those of key-value heads, and lists of another length are problems."""
     with pytest.raises(InputError, match=field):
         m3(**more)
+
+
+def test_qwen_3_8_flash_next_has_a_table_of_n_grams() -> None:
+    """A prime number of rows of 160 for each of 16 heads; 125.7 billion parameters beside it, 7.3 of which are met."""
+    model = Model.load("Qwen/Qwen3.8-Flash-Next")
+    assert model.extra_embedding == 320_001_536 * 160
+    assert count_parameters(model) - model.extra_embedding == 125_743_653_760
+    assert active_parameters(model) == 7_306_994_560
+    core = model.layers[3].mixers[0]
+    assert isinstance(core, Attention) and core.indexer is not None
+    cache, keys, tail = core.caches()
+    assert (cache.elements, cache.heads) == (512, 2)
+    assert (keys.bytes8, keys.rate) == (256, 4) and (tail.bytes8, tail.limit) == (256, 4)
 
 
 def test_glm_5_3_has_delta_layers_and_pools_the_keys_of_its_indexers() -> None:

@@ -263,7 +263,7 @@ def test_the_indexer_scores_every_past_token(rank: int) -> None:
 def test_an_indexer_of_key_value_heads_norms_and_scores_for_each(shards: int) -> None:
     """No weights of its heads; they are split as those of keys and values are, and each scores every past token."""
     h, d, picks = 2, 12, 20
-    indexer = Indexer(heads=h, head_dim=d, top_k=picks, of_groups=True)
+    indexer = Indexer(heads=h, head_dim=d, top_k=picks, style="groups")
     mixer = Attention(heads=4, kv_heads=h, head_dim=8, indexer=indexer)
     ops = ops_of(mixer, tp=shards)
     assert forward(ops["indexer.q"]) == product(D, h * d // shards) and forward(ops["indexer.k"]) == product(D, d)
@@ -285,6 +285,11 @@ def test_pools_are_scored_in_place_of_tokens() -> None:
     assert forward(pooled["indexer.gate"]) == product(D, d)
     assert [w.whole for w in pooled["indexer.positions"].weights] == [pool * d]
     assert pooled["indexer.scores"].flops == plain["indexer.scores"].flops / pool
+    mean = Indexer(heads=h, head_dim=d, top_k=20, pool=pool, style="mean")
+    ops = ops_of(Attention(heads=4, kv_heads=2, head_dim=8, indexer=mean), tp=2)
+    # A mean has no weights, and one selection is for all heads: every rank scores with all of them.
+    assert {"indexer.gate", "indexer.positions", "indexer.weights"}.isdisjoint(ops)
+    assert ops["indexer.scores"].flops == pooled["indexer.scores"].flops
 
 
 def test_compressed_attention_sees_its_window_and_the_entries_that_its_indexer_picks() -> None:

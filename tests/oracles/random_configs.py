@@ -21,8 +21,8 @@ ALWAYS = {
 FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h
-minimax_m2 minimax minimax_m3_vl_text hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe ernie4_5
-hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+minimax_m2 minimax minimax_m3_vl_text qwen4_exp_text hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe
+ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -398,6 +398,18 @@ def _glm5_next(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str
     return {key: value for key, value in out.items() if key not in ("first_k_dense_replace", "qk_head_dim")}
 
 
+def _qwen4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    keys = rng.randint(1, 3)
+    out |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * rng.randint(1, 3), "eos_token_id": 0}
+    out["layer_types"] = ["linear_attention", *_types(rng, layers - 1, "linear_attention", "indexed_attention")]
+    linear = [i + 1 for i, kind in enumerate(out["layer_types"]) if kind == "linear_attention"]
+    out |= {"ple_layer_ids": sorted(rng.sample(linear, rng.randint(0, min(2, len(linear))))), "ngram_size": 3}
+    out |= {"heads_per_ngram": rng.randint(1, 3), "ngram_vocab_size_base": rng.randint(50, 500), "hc_lowrank": 6}
+    out |= {"ple_embed_dim": 2 * out["heads_per_ngram"] * rng.randint(2, 6), "hc_count": rng.randint(2, 4)}
+    out |= {"indexer_n_heads": rng.randint(1, 4), "indexer_kv_heads": 1, "indexer_head_dim": 2 * rng.randint(14, 20)}
+    return out | {"indexer_compress_ratio": 4, "indexer_budget": 4 * rng.randint(1, 6)}
+
+
 def _image(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     side = rng.randint(2, 6)
     return _no_kv(out, layers, rng) | {"patch_size": side, "image_size": side * rng.randint(1, 5),
@@ -498,6 +510,7 @@ RULES = {
     "minimax": _minimax,
     "minimax_m3_vl_text": _minimax_m3,
     "glm5_next_text": _glm5_next,
+    "qwen4_exp_text": _qwen4,
     "bailing_hybrid": _bailing,
     "hy_v3": _hy3,
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), _dino),

@@ -60,13 +60,19 @@ KEPT: dict[str, tuple[Mixer, Callable[[int], float]]] = {
     "latent": (LATENT, lambda n: 2 * n * 160),
     "indexed": (replace(LATENT, indexer=INDEXER), lambda n: n * (2 * 160 + 64 + 4)),
     "indexed by groups": (
-        Attention(heads=16, kv_heads=4, head_dim=128, indexer=Indexer(heads=4, head_dim=32, top_k=64, of_groups=True)),
+        Attention(heads=16, kv_heads=4, head_dim=128, indexer=Indexer(heads=4, head_dim=32, top_k=64, style="groups")),
         lambda n: n * (2 * 4 * 256 + 2 * 32),
     ),
     # Keys and gates in 16 bits of the pool that is not full.
     "indexed by pools": (
         replace(LATENT, indexer=replace(INDEXER, pool=4)),
         lambda n: n * 2 * 160 + n / 4 * (64 + 4) + 4 * 4 * 64,
+    ),
+    "indexed by means": (
+        Attention(
+            heads=16, kv_heads=4, head_dim=128, indexer=Indexer(heads=4, head_dim=32, top_k=64, pool=4, style="mean")
+        ),
+        lambda n: n * 2 * 4 * 256 + n / 4 * 2 * 32 + 4 * 2 * 32,
     ),
     # Values and gates in fp32 of the tokens that are not pooled yet.
     "compressed": (COMPRESSED, lambda n: 2 * min(n, 128) * 256 + n / 4 * 2 * 256 + 4 * 4 * 2 * 256),

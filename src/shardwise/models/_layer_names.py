@@ -91,6 +91,10 @@ _NAMES = {
     "phi": "attention.o=dense mlp.down=fc2 mlp.up=fc1",
     "qwen2_moe": "mlp.shared_gate=shared_expert_gate",
     "qwen3_5_moe_text": "mlp.shared_gate=shared_expert_gate ssm.out=out_proj",
+    "qwen4_exp_text": (
+        "attention.indexer.k=index_qk_proj attention.indexer.q=index_qk_proj mlp.router=gate "
+        "mlp.shared_gate=shared_expert_gate ssm.out=out_proj"
+    ),
     "qwen3_next": "mlp.router=gate mlp.shared_gate=shared_expert_gate ssm.out=out_proj",
     "recurrent_gemma": "ssm.out=linear_out",
     "rwkv": "mlp.down=value mlp.up=key ssm.k=key ssm.out=output ssm.v=value",

@@ -156,8 +156,9 @@ class Indexer:
     """The selector of sparse attention (DeepSeek-V3.2): small heads that pick `top_k` past tokens.
 
     A `shared` one takes the selection of an earlier layer and has no weights (GLM-5, arXiv:2603.12201). Keys of `pool`
-    tokens become one by a learned gate before they are scored (GLM-5.3). One `of_groups` picks for each key-value head,
-    without weights of its heads, and norms its queries too (MiniMax-M3).
+    tokens become one before they are scored: by a learned gate (GLM-5.3), or their mean. A style norms
+    queries too and has no weights of heads: "groups" picks for each key-value head (MiniMax-M3), "mean" for all
+    (Qwen3.8-Flash-Next).
     """
 
     heads: int
@@ -165,19 +166,19 @@ class Indexer:
     top_k: int
     shared: bool = False
     pool: int = 0
-    of_groups: bool = False
+    style: Literal["", "groups", "mean"] = ""
 
     def caches(self) -> tuple[TokenCache, ...]:
-        """Return what it keeps, whatever the format of the cache: a key in 8 bits and a scale, in 16 where `of_groups`.
+        """Return what it keeps, whatever the format of the cache: a key in 8 bits and a scale, in 16 where unweighted.
 
-        Keys and gates of a pool that is not full are in 16 bits (github.com/vllm-project/vllm 2026-11,
+        What a pool that is not full is made of is in 16 bits (github.com/vllm-project/vllm 2026-11,
         DeepseekV32IndexerCache, MiniMaxM3IndexerCache, Glm5NextIndexerCache, Glm5NextTailCache).
         """
-        if self.shared or self.of_groups:
-            return () if self.shared else (TokenCache(elements=0, bytes8=2 * self.head_dim),)
-        keys = TokenCache(elements=0, bytes8=self.head_dim + 4, rate=self.pool or 1)
-        tail = TokenCache(elements=0, bytes8=4 * self.head_dim, limit=self.pool, ring=True)
-        return (keys, tail) if self.pool else (keys,)
+        weighted = not self.style
+        key = self.head_dim + 4 if weighted else 2 * self.head_dim
+        keys = TokenCache(elements=0, bytes8=key, rate=self.pool or 1)
+        tail = TokenCache(elements=0, bytes8=(4 if weighted else 2) * self.head_dim, limit=self.pool, ring=True)
+        return () if self.shared else (keys, tail) if self.pool else (keys,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

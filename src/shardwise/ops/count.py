@@ -212,15 +212,18 @@ def active_parameters(model: Model) -> int:
     """Return the parameters that one token meets: all of them, but only the chosen ones among routed experts.
 
     Source: arXiv:2401.04088 section 2.1 (sparse and active parameters); tables and shared experts count as active.
+    Further tables, of each layer (Gemma 3n) or of n-grams (Qwen3.8-Flash-Next, published as 6 billion active beside
+    51 billion of n-grams), do not: a token meets a row of them.
 
     >>> active_parameters(Model.load("gpt2"))
     124439808
     """
-    return sum(
+    met = sum(
         int(weight.whole) * line.copies * _chosen(line, weight)[0] // _chosen(line, weight)[1]
         for line, _, weight in _weights(model)
         if line.part != "mtp"
     )
+    return met - model.extra_embedding
 
 
 def _chosen(line: PartOps, weight: Weight[float]) -> tuple[int, int]:

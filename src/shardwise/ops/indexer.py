@@ -54,7 +54,8 @@ def indexer_ops(
     """Return the operators of an indexer: what its queries and its one key are made of, with their widths.
 
     Sources: deepseek-ai/DeepSeek-V3.2-Exp inference/model.py, class Indexer; transformers 5.24.0
-    models/minimax_m3_vl, MiniMaxM3VLIndexer, and models/glm5_next, Glm5NextTextIndexer. Weights are whole on every
+    models/minimax_m3_vl, MiniMaxM3VLIndexer, models/glm5_next, Glm5NextTextIndexer, and
+    models/qwen4_exp, Qwen4ExpTextQSAIndexer. Weights are whole on every
     rank, but for queries that pick for each key-value head, which are split with those heads
     (github.com/vllm-project/vllm, vllm/models/minimax_m3).
     """
@@ -63,15 +64,16 @@ def indexer_ops(
     stream, D = source
     made = (queries[1], x.heads * x.head_dim)
     ops = [
-        _by_group(y, x, made, queries[0]) if x.of_groups else down(y, "indexer.q", REGION, made, queries[0]),
+        _by_group(y, x, made, queries[0]) if x.style == "groups" else down(y, "indexer.q", REGION, made, queries[0]),
         down(y, "indexer.k", REGION, (D, x.head_dim), stream),
     ]
-    if x.of_groups:
-        ops.append(_query_norm(y, x))
-    else:
+    if not x.style:
         ops.append(down(y, "indexer.weights", REGION, (D, x.heads), stream))
-    ops.append(small_norm(y, "indexer.k_norm", REGION, x.head_dim, "rmsnorm-offset" if x.of_groups else "layernorm"))
-    if x.pool:
+    else:
+        ops.append(_query_norm(y, x))
+    kind: NormKind = "rmsnorm-offset" if x.style else "layernorm"
+    ops.append(small_norm(y, "indexer.k_norm", REGION, x.head_dim, kind))
+    if x.pool and not x.style:
         positions = x.pool * x.head_dim + 0 * y.tokens
         ops += [
             down(y, "indexer.gate", REGION, (D, x.head_dim), stream),
@@ -93,15 +95,15 @@ def _by_group(y: Layout[X], x: Indexer, sizes: tuple[int, int], source: Tensor[X
 
 def _scored(y: Layout[X], x: Indexer) -> tuple[X, X]:
     """Tokens and heads that a rank scores: all heads for its tokens of the residual stream, or its heads for all."""
-    if x.of_groups:
+    if x.style == "groups":
         return y.tokens, y.kv_heads(x.heads)
     return y.residual_tokens, x.heads + 0 * y.tokens
 
 
 def _query_norm(y: Layout[X], x: Indexer) -> Op[X]:
     """The norm of each head's queries."""
-    heads, width = y.kv_heads(x.heads), x.head_dim
-    rows = y.tokens * heads
+    (tokens, heads), width = _scored(y, x), x.head_dim
+    rows = tokens * heads
     n = Norm(name="indexer.q_norm", region=REGION, kind="rmsnorm-offset", rows=rows, elements=rows * width,
              width=width + 0 * heads, whole=width)  # fmt: skip
     return norm_op(y, n, Tensor(name="indexer.q_norm.input", size_bytes=y.a * rows * width, born=REGION))

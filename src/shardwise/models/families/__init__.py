@@ -31,7 +31,7 @@ _MODULES = {
     "recurrent": """
         recurrent_gemma rwkv xlstm lfm2 lfm2_moe lfm3 qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear
         olmo_hybrid minimax bailing_hybrid""",
-    "sparse": "minimax_m3_vl_text",
+    "sparse": "minimax_m3_vl_text qwen4_exp_text",
     "encoder": """
         bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
     "vision": "vit deit beit dinov2 dinov2_with_registers dinov3_vit",
@@ -98,6 +98,7 @@ TEXT_OF: dict[str, str] = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "glm5_next": "glm5_next_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
+    "qwen4_exp": "qwen4_exp_text",
     "minimax_m3": "minimax_m3_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from shardwise.models._architecture import MLP, Architecture, Block, FeedForward, MoE
 from shardwise.models._config import ClassFacts, Config
-from shardwise.models._mixers import Mixer
+from shardwise.models._mixers import Attention, Mixer
 from shardwise.models._recurrent import GatedDelta, LightningAttention, Mlstm, RecurrentGate, Rwkv, ShortConv
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
@@ -126,17 +126,7 @@ def _lfm2_width(config: Config) -> int:
 
 def qwen3_next(config: Config) -> Architecture:
     """Return Qwen3-Next or Qwen3.5: three gated-delta layers to each gated full-attention layer."""
-    number, bias = config.layers(), config.flag("attention_bias")
-    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
-    core = replace(core, output_gate=True)
-    delta = GatedDelta(
-        key_heads=config.size("linear_key_heads"),
-        value_heads=config.size("linear_value_heads"),
-        key_dim=config.size("linear_key_head_dim"),
-        value_dim=config.size("linear_value_head_dim"),
-        conv=config.size("linear_conv"),
-        projections=_delta_projections(config),
-    )
+    number, (core, delta) = config.layers(), qwen_mixers(config)
     period = config.period("full_attention_interval", 4)
     kinds = parts.windows(config, number, ("linear",) * (period - 1) + ("full",))
     sparse, experts, dense = _feed_forwards(config, number)
@@ -148,6 +138,22 @@ def qwen3_next(config: Config) -> Architecture:
     config.accept("attn_output_gate", "mlp_only_layers")
     model = parts.with_state(config, parts.language_model(config, tuple(made[pair] for pair in pairs)))
     return with_mtp(config, parts.renormed(model, "rmsnorm-offset"))
+
+
+def qwen_mixers(config: Config) -> tuple[Attention, GatedDelta]:
+    """Return Qwen's gated attention with a norm for each head, and its gated delta rule."""
+    bias = config.flag("attention_bias")
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", qk_norm_kind="rmsnorm-offset")
+    delta = GatedDelta(
+        key_heads=config.size("linear_key_heads"),
+        value_heads=config.size("linear_value_heads"),
+        key_dim=config.size("linear_key_head_dim"),
+        value_dim=config.size("linear_value_head_dim"),
+        conv=config.size("linear_conv"),
+        projections=_delta_projections(config),
+    )
+    config.accept("attn_output_gate")
+    return replace(core, output_gate=True), delta
 
 
 def _delta_projections(config: Config) -> tuple[str, ...]:
