@@ -13,6 +13,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.models import FIELDS, Model, catalogue, load_model, model_names
+from shardwise.serving import find_format
 
 TINY = {
     "model_type": "llama",
@@ -108,6 +109,46 @@ def test_near_names_are_offered() -> None:
     """The remedy of a misspelt name lists names that look like it."""
     with pytest.raises(InputError, match=r"mixtral-8x7b"):
         load_model("mixtrall-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("word", "model", "weights"),
+    [
+        ("Llama-3.3-70B-Instruct-FP8", "llama-3.3-70b", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "w8a8"),
+        ("nvidia/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "nvfp4"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "gptq"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b", "nf4"),
+    ],
+)
+def test_a_quantised_copy_is_told_by_its_model_and_format(
+    monkeypatch: pytest.MonkeyPatch, word: str, model: str, weights: str
+) -> None:
+    """A copy's own file says more than its name, so it is not guessed: the remedy has the words to ask for it."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError) as caught:
+        load_model(word)
+    assert f"serve {model} with --weights {weights} " in caught.value.problems[0].remedy
+    assert find_format(weights).bits <= 8
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.3-70b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("qwen/qwen3.6-27b", "qwen3.5-27b"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5"),
+        ("zai-org/GLM-4.7", "glm-4.6"),
+        ("MiniMax-M3", "minimax-m3"),
+    ],
+)
+def test_models_with_the_sizes_of_a_known_one_are_that(word: str, name: str) -> None:
+    """Hub ids of models tuned from another, or released anew with the same sizes, are those of the catalogue."""
+    assert load_model(word).name == name
 
 
 def test_a_hub_id_needs_the_hub_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,25 @@ def namesake(word: str) -> str | None:
     return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))
 
 
+# What hub ids of quantised copies end with -> the weight format that engines call so.
+_QUANTISED = re.compile(
+    r"(?i)([-_.](fp8|nvfp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|dynamic|block|quantized))+$"
+)
+_OF_NO_FORMAT = ("", "dynamic", "block", "quantized")
+_FORMAT_WORDS = {"bnb": "nf4", "4bit": "int4", "8bit": "int8"}
+
+
+def _quantised_copy(word: str) -> tuple[str, str] | None:
+    """Return the catalogue name of a model whose quantised copy a word names, and the format of its weights."""
+    own = re.split(r"[/\\]", word)[-1]
+    ending = _QUANTISED.search(own)
+    base = namesake(own[: ending.start()]) if ending else None
+    if base is None or ending is None:
+        return None
+    words = [word for word in re.split(r"[-_.]", ending[0].lower()) if word not in _OF_NO_FORMAT]
+    return (base, _FORMAT_WORDS.get(words[0], words[0])) if words else None
+
+
 def _untuned(name: str) -> str:
     """Return a name without what says that the model was tuned, which changes no size."""
     lower = name.lower()
@@ -292,6 +311,10 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
 
 
 def _fail(word: str, rule: str) -> InputError:
+    copy = _quantised_copy(word)
+    if copy is not None:
+        remedy = f"give a path to its config.json, or serve {copy[0]} with --weights {copy[1]} (weights='{copy[1]}')"
+        return InputError([Problem("model", word, rule, remedy)])
     own = re.split(r"[/\\]", word)[-1].lower()
     # A place is seldom a name that is spelt wrong.
     close = near(own.removesuffix(".json"), model_names(), 3, 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
