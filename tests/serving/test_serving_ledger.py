@@ -57,6 +57,31 @@ def test_falcon_adds_both_branches_before_it_reduces_them(family: str, reduces: 
     assert sent(ops) == [("tp", "all_reduce", 8 * 2048 * 2)] * reduces
 
 
+@pytest.mark.parametrize(
+    ("family", "engine", "messages"),
+    [
+        ("minimax_m2", "vllm", [("all_reduce", 8 * 2 * 4)]),
+        ("minimax_m2", "sglang", [("all_reduce", 8 * 2 * 4)]),
+        ("minimax_m2", "trtllm", [("all_gather", 8 * 2048 * 2), ("all_gather", 8 * 1024 * 2)]),
+        ("olmo2", "vllm", [("all_gather", 8 * 2048 * 2), ("all_gather", 8 * 1024 * 2)]),
+        ("mpt", "vllm", []),
+    ],
+)
+def test_norms_over_whole_projections_exchange_what_their_engine_sends(
+    family: str, engine: str, messages: list[tuple[str, int]]
+) -> None:
+    """Ranks reduce two fp32 sums a token of queries and keys (vLLM, MiniMax-M2), or gather both projections."""
+    block = dense_block()
+    core = replace(block.mixers[0], heads=16, kv_heads=8, head_dim=128, qk_norm="full")
+    model = replace(model_of(replace(block, mixers=(core,))), family=family)
+    job = Serving(batch=8, input_tokens=100, output_tokens=2)
+    report = ask(model, job, Plan(tp=4), engine=engine)
+    step = EngineStep(phase="decode", sequences=8, tokens=1, context=100)
+    ops = step_ledger(report.case, report.evaluation.sizes, step).lines[0][1]
+    branches = [("tp", "all_reduce", 8 * 2048 * 2)] * 2
+    assert sent(ops) == [*(("tp", verb, size) for verb, size in messages), *branches]
+
+
 def test_copies_of_one_prompt_read_the_experts_of_one_sequence() -> None:
     """A step over copies of one request reads as many experts as one token does, with the rows of all of them.
 

@@ -31,6 +31,7 @@ from shardwise.serving._formats import WeightFormat
 from shardwise.serving._rates import type_of
 from shardwise.serving._routing import popularity_of
 from shardwise.serving._sizes import PipelineStage, ServingSizes
+from shardwise.serving._whole_norms import exchange_of, with_exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,15 +122,17 @@ def _served(layout: Layout[X], op: Op[X], D: int) -> Op[X]:
 
 
 def layer_ops(
-    views: LedgerViews[X], block: Block, D: int, caches: bool = True, summed: bool = False
+    views: LedgerViews[X], block: Block, D: int, caches: bool = True, summed: bool = False, exchange: str = ""
 ) -> tuple[Op[X], ...]:
     """Return the operators of one layer, with the write to the cache where there is one.
 
-    Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing.
+    Where both branches of a parallel block are `summed` before they are reduced, attention sends nothing. `exchange`
+    is what ranks send for norms over whole projections.
     """
     ops = joined_down(views.ops(lambda layout: ledgers.block_ops(layout, block, D)))
     if summed and block.parallel:
         ops = tuple(replace(op, forward=()) if op.role == "out" else op for op in ops)
+    ops = tuple(with_exchange(views.wide, op, exchange) for op in ops)
     return (*(_served(views.wide, op, D) for op in ops), *_cache_write(views.wide, block, caches))
 
 
@@ -236,14 +239,14 @@ def label_of(block: Block, index: int) -> str:
 def step_ledger(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X]) -> StepLedger[X]:
     """Return the operators of one step as the engine runs them."""
     model, views = case.model, views_of(case, sizes, step)
-    summed = reduces_branches_once(model.family)
+    summed, exchange = reduces_branches_once(model.family), exchange_of(case.engine.name, model.family)
     verifies = bool(case.job.speculative_method) and step.phase == "decode"
     wide = with_adapters(case, views.wide)
     kinds = (
         (
             label_of(block, i),
             (
-                *layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed),
+                *layer_ops(views, block, model.hidden, case.job.use_kv_cache, summed, exchange),
                 *adapter_ops(case, wide, block, step.sequences),
             ),
         )
