@@ -194,6 +194,9 @@ COHERE = {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2, 
         ("granitemoe_swa", {}, "fsssfs", "eeeeee"),
         ("cohere2_moe", COHERE, "sfsssf", "..eeee"),
         ("laguna", {"num_attention_heads_per_layer": [8, 4] * 3}, "ffffff", ".eeeee"),
+        ("flint", {}, "ffsssf", "..eeee"),
+        ("flint", {"mlp_only_layers": []}, "ffsssf", "eeeeee"),
+        ("kolibri1", {}, "ssssfs", "eeeeee"),
         ("gemma4_unified_text", {"hidden_activation": "gelu_pytorch_tanh"}, "sssssf", "......"),
         ("lfm3", {"conv_L_cache": 3}, "ccfcsc", "......"),
     ],
@@ -206,6 +209,14 @@ def test_windows_and_experts_of_families_of_2026(family: str, more: dict[str, An
     kinds = ["c" if not isinstance(m, Attention) else "s" if m.window else "f" for m in mixers]
     assert "".join(kinds) == windows
     assert "".join("e" if block.has_experts else "." for block in layers) == experts
+
+
+@pytest.mark.parametrize("family", ["flint", "kolibri1"])
+def test_positions_rotate_in_windowed_layers_alone(family: str) -> None:
+    """Counts do not see rotations: full layers of Flint and Kolibri have no positions."""
+    given = {**LLAMA, "num_hidden_layers": 6, "sliding_window": 32, "head_dim": 8, **SIZES_OF_EXPERTS}
+    mixers = [block.mixers[0] for block in model_from_config({**given, "model_type": family}).layers]
+    assert all(mixer.rotary is bool(mixer.window) for mixer in mixers if isinstance(mixer, Attention))
 
 
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 8}

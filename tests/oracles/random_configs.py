@@ -22,7 +22,7 @@ FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h
 minimax_m2 minimax minimax_m3_vl_text qwen4_exp_text hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe
-ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+flint kolibri1 ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -410,6 +410,10 @@ def _qwen4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, An
     return out | {"indexer_compress_ratio": 4, "indexer_budget": 4 * rng.randint(1, 6)}
 
 
+def _flint(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return _qwen_moe(_sliding(out, layers, rng), layers, rng)
+
+
 def _image(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     side = rng.randint(2, 6)
     return _no_kv(out, layers, rng) | {"patch_size": side, "image_size": side * rng.randint(1, 5),
@@ -510,6 +514,8 @@ RULES = {
     "minimax": _minimax,
     "minimax_m3_vl_text": _minimax_m3,
     "glm5_next_text": _glm5_next,
+    "flint": _flint,
+    "kolibri1": _sliding,
     "qwen4_exp_text": _qwen4,
     "bailing_hybrid": _bailing,
     "hy_v3": _hy3,

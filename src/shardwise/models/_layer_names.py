@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 _NAMES = {
     (
-        "afmoe cohere2_moe dots1 ernie4_5_moe exaone_moe flex_olmo glm4_moe glm4v_moe mellum minimax_m2 mixtral olmoe "
+        "afmoe cohere2_moe dots1 ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4v_moe kolibri1 mellum "
+        "minimax_m2 minimax_m3_vl_text mixtral olmoe "
         "qwen3_moe qwen3_omni_moe_text solar_open"
     ): "mlp.router=gate",
     "bailing_hybrid": (

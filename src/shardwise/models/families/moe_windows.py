@@ -1,4 +1,6 @@
-"""Experts behind attention whose windows alternate: Trinity, MiMo, Step, K-EXAONE, Command A+, Granite 4.1, Laguna.
+"""Experts behind attention whose windows alternate.
+
+Trinity, MiMo, Step, K-EXAONE, Command A+, Granite 4.1, Laguna, Flint and Kolibri.
 
 Source: the model classes of transformers 5.24.0, checked to the parameter by `tests/models`.
 """
@@ -182,6 +184,35 @@ def laguna(config: Config) -> Architecture:
     return parts.language_model(config, tuple(made[layer] for layer in layers))
 
 
+def flint(config: Config) -> Architecture:
+    """Return Flint: sinks, rotary positions in windowed layers alone, one shared expert without a gate."""
+    number, bias = config.layers(), config.flag("attention_bias")
+    core = replace(parts.attention(config, qkv_bias=bias, out_bias=bias), qk_norm="head", sinks=True)
+    cores = {"full": replace(core, rotary=False), "sliding": replace(core, window=config.size("window"))}
+    last = number - 1
+    kinds = parts.windows(
+        config, number, ["full" if i in (0, last) or i % 4 == 1 else "sliding" for i in range(number)]
+    )
+    experts = parts.moe(config)
+    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=experts.activation)
+    dense = config.indices("mlp_only_layers")
+    step, dense = config.size("decoder_sparse_step", default=1), [0, 1] if dense is None else dense
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(number)]
+    return assemble(config, kinds, sparse, cores, replace(experts, shared=shared))
+
+
+def kolibri1(config: Config) -> Architecture:
+    """Return Kolibri 1: four norms a layer, rotary positions in windowed layers alone, experts throughout."""
+    number = config.layers()
+    core = replace(parts.attention(config), qk_norm="head")
+    cores = {"full": replace(core, rotary=False), "sliding": replace(core, window=config.size("window"))}
+    kinds = parts.windows(config, number, ("sliding",) * 4 + ("full",))
+    experts = replace(parts.moe(config), correction_bias=True)
+    shared = MLP(ffn=config.size("shared_expert_ffn"), activation=experts.activation)
+    config.accept("ffn")
+    return assemble(config, kinds, [True] * number, cores, replace(experts, shared=shared), norms=4)
+
+
 def _sparse(config: Config, number: int, first: int) -> list[bool]:
     """Which layers are MoE: those that `mlp_layer_types` calls so, or all from the `first` on."""
     words = config.sequence("mlp_layer_types", number)
@@ -196,5 +227,7 @@ ROWS: dict[str, FamilyRow] = {
     "mellum": FamilyRow(mellum),
     "granitemoe_swa": FamilyRow(granitemoe_swa, ClassFacts(normalised=False)),
     "cohere2_moe": FamilyRow(cohere2_moe),
+    "flint": FamilyRow(flint, ClassFacts(float_weights=True, float_router=True)),
+    "kolibri1": FamilyRow(kolibri1, ClassFacts(float_weights=True, float_router=True)),
     "laguna": FamilyRow(laguna, ClassFacts(normalised=True, joined_rotary=True)),
 }
