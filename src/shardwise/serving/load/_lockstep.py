@@ -203,7 +203,8 @@ class Cycles:
         steps_back: list[Any] = []
         for turn in range(_ROUNDS):
             first, more = rate * with_prompts, rate * self.decode
-            wait, late = self._until_as_many(first, more, steps) if in_turns else self._until_all(rate * cycle, steps)
+            as_many, every = partial(self._until_as_many, first, more), partial(self._until_all, rate * cycle)
+            wait, late, behind = as_many(steps) if in_turns else every(steps)
             together = rate * cycle * wait
             with_prompts = late * self.look(self.mean, together) + (1 - late) * all_have.look(all_have.mean, together)
             before, cycle = cycle, ((wait - 1) * self.decode + with_prompts) / wait
@@ -212,44 +213,49 @@ class Cycles:
                 # Each is nearer by the same part (Aitken).
                 less = np.clip(steps_back[-1] / np.where(steps_back[-2] == 0, 1.0, steps_back[-2]), 0.0, 0.95)
                 cycle = np.maximum(cycle - steps_back[-1] * less / (1 - less), self.decode)
-        same = wait <= 1
+        # The rest of the step that runs, and decode steps until prompts are held no more.
+        rest = (with_prompts**2 + (wait - 1) * self.decode**2) / (2 * wait * cycle) + behind * self.decode
         spot, short = self._spot(together), 1.0 - 1 / wait
         share = self._read(self.share, spot)
         own = late * self._read(self.after, spot) + (1 - late) * all_have.look(all_have.after, together)
         other = replace(
             at, none=together, some=together, short=short, keeps=0.0 * wait, two=0.0 * wait, cycle=cycle,
-            square=wait * cycle**2, own=own, alone=(1 - short) * share,
+            square=2 * rest * cycle, own=own, alone=(1 - short) * share,
         )  # fmt: skip
         return CycleMix(
-            **{f.name: np.where(same, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
+            **{f.name: np.where(wait <= 1, getattr(at, f.name), getattr(other, f.name)) for f in fields(CycleMix)}
         )
 
-    def _until_as_many(self, first: Any, more: Any, steps: Any) -> tuple[Any, Any]:
+    def _until_as_many(self, first: Any, more: Any, steps: Any) -> tuple[Any, Any, Any]:
         """Return the mean cycles until as many prompts have come as there are batches, or so many, and their chance.
 
-        So many come in the first, in each of the others more.
+        So many come in the first, in each of the others more. And cycles that a prompt is held: who comes last is not.
         """
-        wait, late = np.ones_like(first), np.ones_like(first)
+        wait, late, waited = np.ones_like(first), np.ones_like(first), np.zeros_like(first)
         for step in range(int(np.max(steps)) - 1):
             mean = first + step * more
-            chance = fewer = np.exp(-mean)
+            chance, fewer, there = np.exp(-mean), np.exp(-mean), 0.0 * mean
             for k in range(1, int(np.max(self.batches))):
                 chance = chance * mean / k
-                fewer = fewer + np.where(k < self.batches, chance, 0.0)
+                some = np.where(k < self.batches, chance, 0.0)
+                fewer, there = fewer + some, there + k * some
             wait, late = wait + np.where(step + 1 < steps, fewer, 0.0), np.where(step + 1 < steps, fewer, late)
-        return wait, late
+            waited = waited + np.where(step + 1 < steps, there, 0.0)
+        return wait, late, waited / (first + (wait - 1) * more)
 
-    def _until_all(self, ended: Any, steps: Any) -> tuple[Any, Any]:
+    def _until_all(self, ended: Any, steps: Any) -> tuple[Any, Any, Any]:
         """Return the mean cycles until every batch has a prompt, or so many, and the chance of these.
 
         A request goes where the fewest run, to a batch of which one has ended, so many in each cycle: the longest of as
-        many geometric times.
+        many geometric times. And cycles that a prompt is held, while any of the others has none.
         """
-        wait, late = np.ones_like(ended), np.ones_like(ended)
+        wait, late, waited = np.ones_like(ended), np.ones_like(ended), np.zeros_like(ended)
         for step in range(1, int(np.max(steps))):
-            fewer = 1 - (-np.expm1(-ended * step / self.batches)) ** self.batches
+            some = -np.expm1(-ended * step / self.batches)
+            fewer, others = 1 - some**self.batches, 1 - some ** np.maximum(self.batches - 1, 0)
             wait, late = wait + np.where(step < steps, fewer, 0.0), np.where(step < steps, fewer, late)
-        return wait, late
+            waited = waited + np.where(step < steps, step * others, 0.0)
+        return wait, late, waited / wait
 
     def ended(self, counts: Any, steps: float) -> Any:
         """Return the mean prompts that follow on those who end in a cycle, while so many sequences run in each batch.
