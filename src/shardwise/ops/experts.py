@@ -6,8 +6,6 @@ arXiv:2401.06066, Megatron-LM core/transformer/moe for the dispatch, transformer
 
 from __future__ import annotations
 
-from typing import cast
-
 from shardwise.cost import WIDE_DTYPES
 from shardwise.ledger.number import X, divide, maximum
 from shardwise.ledger.op import Collective, Op, Tensor, Weight
@@ -29,11 +27,10 @@ _INDEX_BYTES = 8  # torch.topk, torch.sort and torch.empty_like of them return i
 _LOOPED = {"dispatch": 5, "activation": 2, "down": 1, "combine": 3}
 
 
-def _looped(y: Layout[X], e: Experts[X], op: Op[X], kernels: int) -> Op[X]:
-    """Return an operator as a loop over the experts with tokens launches it, so many kernels for each of them."""
-    if not y.stack.experts_loop or y.work.phase != "train":
-        return op
-    return replace(op, kernels=cast(float, kernels * e.hit))
+def _looped(y: Layout[X], moe: MoE, op: Op[X], kernels: int) -> Op[X]:
+    """Return an operator as a loop over the experts launches it, so many kernels for each; all of them get tokens."""
+    looped = y.stack.experts_loop and y.work.phase == "train"
+    return replace(op, kernels=kernels * moe.experts) if looped else op
 
 
 def _launch_seconds(y: Layout[X]) -> float:
@@ -81,10 +78,10 @@ def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X]
     down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=moe.ffn, whole_outputs=moe.experts * e.D,
                  bias=moe.bias, role="down")  # fmt: skip
     ops = (
-        _looped(y, e, _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)), sides),
+        _looped(y, moe, _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)), sides),
         *_clamps(y, moe, e, region),
-        _looped(y, e, act, _LOOPED["activation"]),
-        _looped(y, e, _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)), _LOOPED["down"]),
+        _looped(y, moe, act, _LOOPED["activation"]),
+        _looped(y, moe, _grouped(y, e, f"{region}.down", down, _weighted(y, moe, region, product)), _LOOPED["down"]),
     )
     return (*ops, *_added_bias(y, moe, e, region))
 
@@ -235,7 +232,7 @@ def _exchange(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X], 
                          saves=sent, kernels=2, output_bytes=arrived, role="dispatch")  # fmt: skip
     combine = memory_op(y, f"{name}.combine", name, moved, forward=(scatter, hop), backward=(hop, gather), saves=back,
                         kernels=2, output_bytes=y.a * T * e.D, role="combine")  # fmt: skip
-    return _looped(y, e, dispatch, _LOOPED["dispatch"]), _looped(y, e, combine, _LOOPED["combine"])
+    return _looped(y, moe, dispatch, _LOOPED["dispatch"]), _looped(y, moe, combine, _LOOPED["combine"])
 
 
 def _gathered_exchange(y: Layout[X], e: Experts[X], moe: MoE, name: str) -> tuple[Op[X], Op[X]]:
