@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from command_line import run
 from shardwise.cost import Efficiencies, family_of, typical_slack, typical_waiting
 from shardwise.errors import InputError
 from shardwise.hardware import Cluster
@@ -352,3 +353,17 @@ def test_what_a_plan_shares_with_its_changes_is_alike() -> None:
     change = next(one for one in report.changes if one.value == "fsdp")
     asked = train(model, cluster, replace(plan, sharding="fsdp"), job, options)
     assert (change.needed_bytes, change.step_seconds) == (asked.device_bytes, asked.step_seconds)
+
+
+@pytest.mark.parametrize(("devices", "stack"), [(8, "fsdp2"), (1, "deepspeed")])
+def test_replicas_left_open_choose_the_framework_as_stated_ones_do(devices: int, stack: str) -> None:
+    """FSDP2 offloads over several replicas: a plan that fills eight devices is not said to need another framework."""
+    offload = ("optimizer", "gradients", "parameters")
+    for dp in (0, devices):
+        plan = Plan(dp=dp, micro_batch=1, sharding="fsdp", offload=offload)
+        job, cluster = Training(seq_len=4096, global_batch=64), Cluster.parse(f"{devices}xh100-sxm-80gb")
+        assert train(load_model("llama-3.1-8b"), cluster, plan, job).case.stack.name == stack
+    words = ("train", "llama-3.1-8b", "--on", f"{devices}xh100-sxm-80gb", "--sharding", "fsdp", "--offload")
+    answers = [run(*words, ",".join(offload), *dp, "--json").tree for dp in ((), ("--dp", str(devices)))]
+    assert [one["plan"]["stack"] for one in answers] == [stack, stack]
+    assert answers[0]["device_bytes"] == answers[1]["device_bytes"]

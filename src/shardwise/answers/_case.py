@@ -348,7 +348,7 @@ def _recomputing(inputs: Inputs, plan: Plan) -> Plan:
 
 def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
     """Return the framework of the devices, else of the plan that the flags describe, said where it is not expected."""
-    from shardwise.plans import Plan, default_stack
+    from shardwise.plans import Plan, default_stack, filling
     from shardwise.plans.fields import PLAN, keys
 
     vendor = cluster.device.vendor if cluster else ""
@@ -361,6 +361,7 @@ def usual_stack(inputs: Inputs, cluster: Cluster | None = None) -> str:
         # Values to try, of a search.
         return default_stack(Plan(offload=_offloads(inputs)), *asked)
     plan = replace(_recomputing(inputs, make_plan(inputs)), offload=_offloads(inputs))
+    plan = filling(plan, cluster.num_devices) if cluster else plan
     name, alone = default_stack(plan, *asked), default_stack(Plan(sharding=plan.sharding), *asked)
     if name != alone:
         without = {

@@ -1,7 +1,7 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
 from shardwise.plans._capabilities import DIVISORS, JOB_WORDS, SETTING_WORDS, Capabilities
-from shardwise.plans._frameworks import default_stack, fine_tuners
+from shardwise.plans._frameworks import default_stack, filling, fine_tuners
 from shardwise.plans._jobs import (
     OBJECTIVES,
     PHASES,

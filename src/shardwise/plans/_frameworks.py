@@ -7,6 +7,17 @@ from functools import cache
 from shardwise.plans._capabilities import refusals
 from shardwise.plans._plan import Plan, alike
 from shardwise.plans._stack import find_stack, stack_table
+from shardwise.records import replace
+
+
+def filling(plan: Plan, devices: int) -> Plan:
+    """Return a plan whose replicas are those that fill so many devices, where it says none; they decide what runs it.
+
+    >>> filling(Plan(dp=0, tp=2), 8).dp, filling(Plan(dp=2), 8).dp
+    (4, 2)
+    """
+    ranks = plan.tp * plan.tp2 * plan.cp * plan.pp
+    return plan if plan.dp else replace(plan, dp=max(devices // max(ranks, 1), 1))
 
 
 def default_stack(plan: Plan, adapter: str = "", method: str = "sft") -> str:
