@@ -45,6 +45,15 @@ def _text(value: object, form: Callable[[object], str] = str) -> str:
         return f"a {type(value).__name__} too large to print"
 
 
+def _printed(text: str) -> str:
+    """Return a text whose control characters are escaped: what a file holds moves no cursor of a terminal.
+
+    >>> _printed("the column \\x1b[2J of nothing")
+    'the column \\\\x1b[2J of nothing'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with the input, as a person can act on it; what is long is cut where it is said.
@@ -61,7 +70,7 @@ class Problem:
     def __str__(self) -> str:
         shown = cut(repr(cut(self.value)) if isinstance(self.value, str) else _text(self.value, repr), MOST_SHOWN + 40)
         what = cut(self.field) if self.value is None else f"{cut(self.field)} = {shown}"
-        return f"{what}: {cut(self.rule, _MOST_SAID)}; {cut(self.remedy, _MOST_SAID)}"
+        return _printed(f"{what}: {cut(self.rule, _MOST_SAID)}; {cut(self.remedy, _MOST_SAID)}")
 
     def as_dict(self) -> dict[str, object]:
         """Return the problem as the record that `--json` prints; numbers that JSON lacks are text."""

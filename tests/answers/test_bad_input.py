@@ -371,3 +371,11 @@ def test_a_word_and_the_flag_of_its_place_are_two_values(command: str) -> None:
     sides = ("--a", "", "--b", "--micro-batch 2") if command == "compare" else ()
     done = run(command, "gpt2", "--model", "gpt2-xl", "--on", "1xh100", *sides)
     assert done.status == 2 and "model = 'gpt2-xl': is given twice, first as gpt2; give one value" in done.err
+
+
+def test_what_a_file_holds_moves_no_cursor(tmp_path: Path) -> None:
+    """Control characters of a file that is named in an error are escaped, whatever it is taken for."""
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\x1b[2Ja,\x07b\n1,2\n")
+    err = run("serve", "gpt2", "--on", "1xh100", "--trace", str(path)).err
+    assert "\\x1b[2Ja" in err and all(c.isprintable() or c == "\n" for c in err)
