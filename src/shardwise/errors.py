@@ -46,10 +46,10 @@ def _text(value: object, form: Callable[[object], str] = str) -> str:
 
 
 def _printed(text: str) -> str:
-    """Return a text whose control characters are escaped: what a file holds moves no cursor of a terminal.
+    r"""Return a text whose control characters are escaped: what a file holds moves no cursor of a terminal.
 
-    >>> _printed("the column \\x1b[2J of nothing")
-    'the column \\\\x1b[2J of nothing'
+    >>> print(_printed("the column \x1b[2J of nothing"))
+    the column \x1b[2J of nothing
     """
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
