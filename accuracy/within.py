@@ -1,32 +1,45 @@
 """Tokens a second within the latencies that served deployments had, over what they served.
 
 For each row of a closed loop `plan infer` is asked for the most tokens a second on the layout of the deployment, under
-the mean TTFT and TPOT that were measured there, clients and queues included.
+the mean TTFT and TPOT that were measured there, clients and queues included. Rows are read as all predictions of
+published runs read them, with what their sources say elsewhere. `infer` is asked too for as many requests as were in
+flight: how far it is off there, raised to the elasticity of throughput over TPOT, is how far the search is off.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwise import IntRanges, SearchOptions, ServingSpace, plan_serving
+from accuracy.published import KINDS, Published, PublishedInference
+from shardwise import InferReport, IntRanges, SearchOptions, ServingOptions, ServingSpace, infer, plan_serving
 from shardwise.errors import InputError
-from shardwise.measured import KINDS, Context, InferenceRows, Record, quantile, read_table
+from shardwise.measured import Context, Record, engine_as_noted, quantile, read_table
 
 LATENCIES = {"ttft", "tpot"}
+# How many more requests a replica takes for the elasticity.
+MORE = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Within:
-    """A deployment: requests in flight, tokens a second that were served, and that are found within its latencies."""
+    """A deployment: requests in flight, tokens a second that were served, and that are found within its latencies.
+
+    `predicted` are those of as many requests as were in flight, whose TPOT is `tpot` times the measured one;
+    `elasticity` by how much the logarithm of throughput grows with that of TPOT where a quarter more run.
+    """
 
     case_id: str
     concurrency: int
     served: float
     found: float
+    predicted: float
+    tpot: float
+    elasticity: float
 
     @property
     def ratio(self) -> float:
@@ -38,19 +51,38 @@ def _only(value: int) -> IntRanges:
     return IntRanges(ranges=((value, value),))
 
 
+def _elasticity(one: InferReport, more: InferReport) -> float:
+    slower = math.log(more.request_tpot_seconds / one.request_tpot_seconds)
+    faster = math.log(more.output_tokens_per_second / one.output_tokens_per_second)
+    return faster / slower if slower > 0 else math.inf
+
+
 def within(record: Record, context: Context, latencies: dict[str, float]) -> Within:
     """Return what is found within the latencies of a row's deployment; raises `InputError` where it is refused."""
-    base, _ = InferenceRows().predict(record, context)
+    rows = PublishedInference()
+    record = rows.completed(record, context)
+    base, _ = rows.predict(record, context)
     case, ttft, tpot = base.case, latencies["ttft"], latencies["tpot"]
+    case = replace(case, engine=engine_as_noted(record, case.engine))
     degrees: dict[str, Any] = {name: _only(getattr(case.plan, name)) for name in ("tp", "pp", "dp", "ep", "etp")}
     space = ServingSpace(engine=(case.engine,), **degrees)
     options = SearchOptions(max_ttft_seconds=ttft, max_tpot_seconds=tpot, top=1, risk=0.5)
     found = plan_serving(case.model, case.cluster, replace(case.job, batch=1), space, options).best
     flight, made = record.whole("concurrency"), case.job.output_tokens
+    each = -(-flight // case.plan.dp)
+    one, more = (_asked(case, batch) for batch in (each, max(each + 1, round(MORE * each))))
     return Within(
         case_id=record.text("case_id"), concurrency=flight, served=flight * made / (ttft + (made - 1) * tpot),
         found=found[0].output_tokens_per_second if found else 0.0,
+        predicted=one.output_tokens_per_second * flight / (each * case.plan.dp),
+        tpot=one.request_tpot_seconds / tpot, elasticity=_elasticity(one, more),
     )  # fmt: skip
+
+
+def _asked(case: Any, batch: int) -> InferReport:
+    """Return what `infer` says of so many requests on each replica of a deployment."""
+    job = replace(case.job, batch=batch)
+    return infer(case.model, case.cluster, case.plan, job, ServingOptions(engine=case.engine))
 
 
 def rows_within(files: Sequence[str], engine: str) -> Iterator[Within]:
@@ -63,7 +95,7 @@ def rows_within(files: Sequence[str], engine: str) -> Iterator[Within]:
             if record.whole("concurrency") and record.text("engine") == engine and record.text("quality") != "low":
                 latencies[record.text("case_id")][record.text("metric")] = record.number("value")
                 records[record.text("case_id")] = record
-        context = Context(Path(path).parent)
+        context = Published(Path(path).parent)
         for name, record in records.items():
             if latencies[name].keys() >= LATENCIES and record.text("serving_mode") == "online":
                 try:
@@ -72,14 +104,23 @@ def rows_within(files: Sequence[str], engine: str) -> Iterator[Within]:
                     continue
 
 
+def _shares(ratios: Sequence[float]) -> str:
+    near = sum(0.8 <= ratio <= 1.25 for ratio in ratios) / len(ratios)
+    return f"median {quantile(sorted(ratios), 0.5):.2f}, 0.8 to 1.25 in {near:.0%}"
+
+
 def lines(found: Sequence[Within]) -> Iterator[str]:
-    """Yield the median ratio and the share of rows between 0.8 and 1.25, of few and of many requests in flight."""
+    """Yield the median ratio and the share of rows between 0.8 and 1.25, of few and of many requests in flight.
+
+    Beside what is found stand throughput and TPOT of as many requests as were in flight, over the measured ones.
+    """
     for word, some in (
         ("all", found),
         ("up to 8 in flight", [one for one in found if one.concurrency <= 8]),
         ("more than 8", [one for one in found if one.concurrency > 8]),
     ):
-        ratios = sorted(one.ratio for one in some)
-        if ratios:
-            near = sum(0.8 <= ratio <= 1.25 for ratio in ratios) / len(ratios)
-            yield f"{word:18s} {len(ratios):4d} rows, median {quantile(ratios, 0.5):.2f}, 0.8 to 1.25 in {near:.0%}"
+        if some:
+            steepness = quantile(sorted(one.elasticity for one in some), 0.5)
+            yield f"{word:18s} {len(some):4d} rows, {_shares([one.ratio for one in some])}"
+            yield f"  as many in flight: {_shares([one.predicted / one.served for one in some])}"
+            yield f"  their TPOT:        {_shares([one.tpot for one in some])}, throughput as its power {steepness:.1f}"

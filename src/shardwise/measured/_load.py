@@ -200,7 +200,7 @@ def report_of(
     """
     prefill, engine = prompts or (None, "")
     case, device = base.case, base.case.cluster.device
-    case = replace(case, engine=_as_noted(record, case.engine))
+    case = replace(case, engine=engine_as_noted(record, case.engine))
     limits = limits_of(case.engine.name, device)
     job = Serving(
         weights=case.job.weights, kv_cache=case.job.kv_cache, memory_fraction=case.job.memory_fraction,
@@ -242,7 +242,7 @@ def report_of(
     return serve(model, cluster, case.plan, asked, job, options)
 
 
-def _as_noted(record: Record, engine: Engine) -> Engine:
+def engine_as_noted(record: Record, engine: Engine) -> Engine:
     """Return the engine of a row with the tokens that its graphs hold and its kernels of experts, as the notes say."""
     if record.notes.get("experts") == "marlin":
         engine = replace(engine, operators=replace(engine.operators, experts_kernel="marlin"))

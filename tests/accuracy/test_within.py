@@ -1,0 +1,49 @@
+"""What is found within the latencies of a served deployment, against what a row asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accuracy import within
+from accuracy.published import Published
+from shardwise import InferReport
+from shardwise.measured import Record
+
+ROW = {
+    "case_id": "one", "metric": "tpot", "value": "0.0235", "model": "llama-3.1-70b", "device": "h100-sxm-80gb",
+    "num_gpus": "2", "tp": "2", "pp": "1", "dp": "1", "engine": "vllm", "serving_mode": "online", "weight_dtype": "fp8",
+    "engine_version": "", "kv_dtype": "", "max_num_batched_tokens": "",
+    "concurrency": "32", "input_tokens": "1024", "output_tokens": "1024", "quality": "medium",
+    "citation": "aiconfigurator silicon_sample.csv id 1", "notes": "origin=2026-04-06; captured_tokens=2048",
+}  # fmt: skip
+
+
+def test_rows_are_asked_with_what_their_source_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 8-bit cache and the steps of its recipe, and the captured tokens of the row, are in the question."""
+    asked: list[InferReport] = []
+
+    def seen(*question: object, **more: object) -> InferReport:
+        asked.append(infer(*question, **more))
+        return asked[-1]
+
+    infer = within.infer
+    monkeypatch.setattr(within, "infer", seen)
+    one = within.within(Record(ROW), Published(tmp_path), {"ttft": 0.3, "tpot": 0.0235})
+    case = asked[0].case
+    assert (case.job.kv_cache, case.job.batch, case.engine.host.captured_tokens) == ("fp8", 32, 2048)
+    assert case.job.max_batched_tokens == 8192
+    assert one.predicted == asked[0].output_tokens_per_second
+    assert one.tpot == pytest.approx(asked[0].request_tpot_seconds / 0.0235)
+    assert one.elasticity > 0
+
+
+def test_lines_count_what_lies_near() -> None:
+    """Of two rows one is found within 0.8 to 1.25, and both are as predicted at what was in flight."""
+    near = within.Within(case_id="a", concurrency=4, served=100, found=110, predicted=95, tpot=1.05, elasticity=2)
+    far = within.Within(case_id="b", concurrency=4, served=100, found=150, predicted=105, tpot=0.9, elasticity=4)
+    first, second, third, *_ = within.lines([near, far])
+    assert "0.8 to 1.25 in 50%" in first
+    assert "0.8 to 1.25 in 100%" in second
+    assert third.endswith("throughput as its power 3.0")
