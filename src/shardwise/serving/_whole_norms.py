@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 from shardwise.ledger.number import X
 from shardwise.ledger.op import Collective, Op
@@ -21,7 +22,8 @@ def exchange_of(engine: str, family: str) -> str:
     >>> exchange_of("vllm", "minimax_m2"), exchange_of("tensorrt-llm", "minimax_m2"), exchange_of("vllm", "mpt")
     ('sums', 'streams', '')
     """
-    for row in engine_tables()["whole_norms"]:
+    rows: list[dict[str, Any]] = engine_tables()["whole_norms"]
+    for row in rows:
         if family in row["families"] and re.fullmatch(row["engines"], engine):
             return str(row["exchange"])
     return ""
