@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accuracy import within
 from accuracy.published import Published
-from shardwise import InferReport
+from shardwise import InferReport, infer
 from shardwise.measured import Record
 
 ROW = {
@@ -24,11 +25,10 @@ def test_rows_are_asked_with_what_their_source_documents(tmp_path: Path, monkeyp
     """The 8-bit cache and the steps of its recipe, and the captured tokens of the row, are in the question."""
     asked: list[InferReport] = []
 
-    def seen(*question: object, **more: object) -> InferReport:
-        asked.append(infer(*question, **more))
+    def seen(*question: Any) -> InferReport:
+        asked.append(infer(*question))
         return asked[-1]
 
-    infer = within.infer
     monkeypatch.setattr(within, "infer", seen)
     one = within.within(Record(ROW), Published(tmp_path), {"ttft": 0.3, "tpot": 0.0235})
     case = asked[0].case

@@ -22,7 +22,7 @@ def exchange_of(engine: str, family: str) -> str:
     >>> exchange_of("vllm", "minimax_m2"), exchange_of("tensorrt-llm", "minimax_m2"), exchange_of("vllm", "mpt")
     ('sums', 'streams', '')
     """
-    rows: list[dict[str, Any]] = engine_tables()["whole_norms"]
+    rows: list[dict[str, Any]] = engine_tables()["whole_norms"]["rows"]
     for row in rows:
         if family in row["families"] and re.fullmatch(row["engines"], engine):
             return str(row["exchange"])
