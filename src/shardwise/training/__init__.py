@@ -6,8 +6,9 @@ The reports of messages and of the timeline are loaded when they are first asked
 from typing import TYPE_CHECKING
 
 from shardwise._lazy import lazily
+from shardwise.training._assumed import ROLLOUTS_LEFT_OUT, stated
 from shardwise.training._blocks import BlockCost, ColumnPrices, KnownPrices, checkpoints
-from shardwise.training._case import ROLLOUTS_LEFT_OUT, TrainingCase, stages_of, stated
+from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change
 from shardwise.training._evaluate import (
     Evaluation,

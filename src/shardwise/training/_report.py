@@ -16,7 +16,8 @@ from shardwise.plans import Plan, Stack, Training, default_stack, filling, find_
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
 from shardwise.training import _headlines
-from shardwise.training._case import TrainingCase, stages_of, stated
+from shardwise.training._assumed import stated
+from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
 from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
 from shardwise.training._framework_bytes import reserved_bytes
