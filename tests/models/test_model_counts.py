@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.models import MoE, catalogue, load_model, model_from_config, model_names
 from shardwise.models.families import FAMILIES
-from shardwise.ops import count_parameters
+from shardwise.ops import active_parameters, count_parameters
 
 DATA = Path(__file__).parents[1] / "data/models/param_counts.json"
 FACTS: dict[str, dict[str, bool]] = json.loads(DATA.with_name("class_facts.json").read_text())["facts"]
@@ -78,6 +78,51 @@ def test_catalogue_models_have_their_published_count(name: str) -> None:
     model = load_model(name)
     counted, published = count_parameters(model), catalogue()[name]["parameters"]
     assert published in (counted, counted + correction_biases(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("qwen3.5-2b", 1.9, 1.9),
+        ("qwen3.5-122b-a10b", 122, 10),
+        ("deepseek-v4-pro", 1600, 49),
+        ("glm-4.7-flash", 30, 3.9),
+        ("mistral-small-4-119b", 119, 6.5),
+        ("mistral-large-3-675b", 673, 39),
+        ("mistral-large-4-1t-a52b", 1050, 52),
+        ("nemotron-3-ultra-550b-a55b", 550, 55),
+        ("nemotron-nano-9b-v2", 8.9, 8.9),
+        ("mimo-v2-flash", 309, 15),
+        ("trinity-large", 400, 13),
+        ("command-a-plus-218b", 218, 25),
+        ("hy3", 295, 21),
+        ("k-exaone-236b-a23b", 236, 23),
+        ("solar-open-100b", 102.6, 12),
+        ("falcon-h1-7b", 7.59, 7.59),
+        ("exaone-4.0-1.2b", 1.28, 1.28),
+    ],
+)
+def test_catalogue_models_are_as_large_as_their_makers_say(name: str, total: float, active: float) -> None:
+    """Where no exact count is published, billions in all and of each token are met but for rounding: 4%."""
+    model = load_model(name)
+    assert count_parameters(model) / 1e9 == pytest.approx(total, rel=0.04)
+    assert active_parameters(model) / 1e9 == pytest.approx(active, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("name", "format_"),
+    [
+        ("devstral-2-123b", "fp8"),
+        ("mistral-large-3-675b", "fp8"),
+        ("ministral-3-8b-instruct", "fp8"),
+        ("ministral-3-8b", ""),
+        ("mimo-v2-flash", "fp8"),
+        ("deepseek-v4-pro", "mxfp4+attention=fp8-block+shared=fp8-block"),
+    ],
+)
+def test_catalogue_models_are_quantised_as_released(name: str, format_: str) -> None:
+    """A model that is released in a smaller format says so."""
+    assert (load_model(name).quantization or "") == format_
 
 
 def test_goldens_cover_every_class_that_transformers_can_build() -> None:

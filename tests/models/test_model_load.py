@@ -144,6 +144,15 @@ def test_a_quantised_copy_is_told_by_its_model_and_format(
         ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5"),
         ("zai-org/GLM-4.7", "glm-4.6"),
         ("MiniMax-M3", "minimax-m3"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3.6-35b-a3b"),
+        ("microsoft/Phi-4-reasoning-plus", "phi-4"),
+        ("mistralai/Magistral-Small-2509", "mistral-small-3.1-24b"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "ministral-3-8b-instruct"),
+        ("mistral-large-3", "mistral-large-3-675b"),
+        ("LiquidAI/LFM2.5-1.2B-Instruct", "lfm2-1.2b"),
+        ("ai21labs/AI21-Jamba-Large-1.7", "jamba-1.5-large"),
+        ("nemotron-3-ultra", "nemotron-3-ultra-550b-a55b"),
+        ("moonshotai/Kimi-K2.7-Code", "kimi-k2.5"),
     ],
 )
 def test_models_with_the_sizes_of_a_known_one_are_that(word: str, name: str) -> None:
