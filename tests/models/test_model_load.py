@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -219,3 +220,13 @@ def test_a_misspelt_name_is_still_named() -> None:
     for word in ("llama-3.1-9b", "~/models/llama-3.1-8bb", "me/lama-3.1-8b"):
         with pytest.raises(InputError, match=r"such as llama-3\.1-8b"):
             load_model(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [("deepseek-v4-max", "deepseek-v4-flash"), ("glm-5.3", "glm-5.3-flash"), ("qwen3.5-3b", "qwen3.5-")],
+)
+def test_a_wrong_name_is_given_its_own_series_first(word: str, first: str) -> None:
+    """Another size of the series is what was meant, sooner than a name of more equal letters."""
+    with pytest.raises(InputError, match=f"such as {re.escape(first)}"):
+        load_model(word)

@@ -310,6 +310,23 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
     return architecture_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
 
 
+def _alike(word: str, alike: float) -> list[str]:
+    """Return three names that a wrong one may stand for: those of its series first, each at least so alike.
+
+    >>> _alike("deepseek-v4-max", 0.5)[:2], _alike("glm-5.3", 0.5)[0]
+    (['deepseek-v4-flash', 'deepseek-v4-pro'], 'glm-5.3-flash')
+    """
+    names, series = model_names(), _series(word)
+    own = [name for name in names if series and _series(name) == series]
+    return list(dict.fromkeys([*near(word, own, 3, alike), *near(word, names, 3, alike)]))[:3]
+
+
+def _series(name: str) -> str:
+    """Return a name up to its first number, which makes a series: qwen3.5, deepseek-v4; "" where it has none."""
+    start = re.match(r"[^\d]*\d+(\.\d+)*", name)
+    return start[0] if start else ""
+
+
 def _fail(word: str, rule: str) -> InputError:
     copy = _quantised_copy(word)
     if copy is not None:
@@ -317,6 +334,6 @@ def _fail(word: str, rule: str) -> InputError:
         return InputError([Problem("model", word, rule, remedy)])
     own = re.split(r"[/\\]", word)[-1].lower()
     # A place is seldom a name that is spelt wrong.
-    close = near(own.removesuffix(".json"), model_names(), 3, 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
+    close = _alike(own.removesuffix(".json"), 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
     such = f" such as {', '.join(close)}" if close else ""
     return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{such}")])
