@@ -253,7 +253,8 @@ def launch_waits(
 
 
 def _weight_pass(op: Op[X]) -> bool:
-    return op.kind in ("matmul", "grouped") and bool(op.weights) and "weight" not in op.without
+    # A pass of a layer whose weights another owns has a gradient of them all the same.
+    return op.kind in ("matmul", "grouped") and bool(op.weights or op.modules) and "weight" not in op.without
 
 
 def host_late(costs: CostModel[X], ops: Sequence[Op[X]], backward: X) -> X:
