@@ -38,7 +38,8 @@ _BRIDGE = _trainer.AdapterKeys(
 _EXPORTED = ("dp", "cp", "cp_kind", "micro_batch", "sharding", "shard", "recompute", "offload")
 _HOST = ("optimizer", "gradients", "parameters")
 # verl/trainer/config/engine/megatron.yaml.
-_USUAL = {"use_distributed_optimizer": True, "sequence_parallel": True}
+# The dispatcher: verl/models/mcore/config_converter.py, _get_base_transformer_config.
+_USUAL = {"use_distributed_optimizer": True, "sequence_parallel": True, "moe_token_dispatcher_type": "alltoall"}
 _TUNES = re.compile(r"\bverl\.trainer\.(fsdp_)?sft_trainer\b")
 _ROOTS = "actor_rollout_ref|algorithm|data|trainer|critic|reward_model|model|engine|optim"
 _SETTING = re.compile(rf"[+~]*({_ROOTS})(\.[a-z_0-9]+)+")
