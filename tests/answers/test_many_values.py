@@ -89,13 +89,15 @@ def test_the_fewest_devices_are_found() -> None:
 
 
 PLANS = {
-    "the largest batch within a step": ("train", "gpt2", "--on", "2xh100", "--max-step", "30ms", "global_batch", 2),
+    "the largest batch within a step": (
+        "train", "gpt2", "--on", "2xh100", "--stack", "xla", "--max-step", "30ms", "global_batch", 2,
+    ),
     "the longest prompt of any deployment": (
         "infer", "llama-3.1-8b", "--on", "1xh100", "--max-ttft", "15ms", "--batch", "1", "input_tokens", 1,
     ),
     "the slowest links of any plan": (
         "train", "gpt2", "--on", "16xh100", "--global-batch", "64", "--layout", "1d", "--tp", "1", "--cp", "1",
-        "--pp", "1..2", "--max-step", "60ms", "slow_bandwidth", -0.01,
+        "--pp", "1..2", "--stack", "xla", "--max-step", "60ms", "slow_bandwidth", -0.01,
     ),
     "the most requests of any deployment": (
         "serve", "llama-3.1-8b", "--on", "1xh100", "--p50-ttft", "200ms", "--requests", "80",

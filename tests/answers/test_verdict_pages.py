@@ -30,17 +30,18 @@ def test_every_headline_comes_with_its_band() -> None:
 def test_a_batch_without_room_is_told_in_waves() -> None:
     """What the cache does not hold at once takes its waves in turn, and the seconds of the whole batch say "as if"."""
     asked = "infer", "llama-3.1-70b", "--on", "2xh100", "--tp", "2", "--input-tokens", "1024", "--output-tokens", "256"
-    done, wave = run(*asked, "--batch", "160", "--json").tree, run(*asked, "--batch", "20", "--json").tree
-    assert (done["fits"], done["max_concurrency"], wave["fits"], wave["waves"]) == (False, 20, True, None)
+    room = run(*asked, "--batch", "160", "--json").tree["max_concurrency"]
+    done, wave = (run(*asked, "--batch", str(batch), "--json").tree for batch in (8 * room, room))
+    assert (done["fits"], done["max_concurrency"], wave["fits"], wave["waves"]) == (False, room, True, None)
     assert done["waves"] == {
         "count": 8,
-        "batch": 20,
+        "batch": room,
         "seconds": pytest.approx(8 * wave["request_seconds"]),
         "output_tokens_per_second": pytest.approx(wave["output_tokens_per_second"]),
     }
-    page = run(*asked, "--batch", "160", "--width", "120").out
-    assert "8 waves of 20" in page and page.index("as if all of it had room") < page.index("LATENCY")
-    assert "as if" not in run(*asked, "--batch", "20").out
+    page = run(*asked, "--batch", str(8 * room), "--width", "120").out
+    assert f"8 waves of {room}" in page and page.index("as if all of it had room") < page.index("LATENCY")
+    assert "as if" not in run(*asked, "--batch", str(room)).out
     none = run("infer", "llama-3.1-405b", "--on", "8xa100", "--batch", "4")
     assert "WAVES" not in none.out and "as if all of it had room" in none.out
 

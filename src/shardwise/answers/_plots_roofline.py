@@ -67,7 +67,7 @@ def _words(result: Roofline) -> list[str]:
         lines.append(f"{result.what[group]}: {show_seconds(result.seconds[group])} of compute, bound {bound}{more}")
     if result.lost_seconds:
         lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
-        lines.append(f"not here: {lost} by which messages beside compute, and their copies, slow it; train has {whole}")
+        lines.append(f"not here: {lost} that messages beside compute and launches by the host add; train has {whole}")
     return lines
 
 

@@ -134,7 +134,7 @@ def _summary(page: Page, result: Roofline) -> None:
         page.note(f"{result.what[group]}: {seconds} of compute at {show_count(work, 'FLOP/s')}; bound {bound}")
     if result.lost_seconds:
         lost, whole = show_seconds(result.lost_seconds), show_seconds(result.lost_seconds + result.seconds["step"])
-        page.note(f"not here: {lost} by which messages beside compute, and their copies, slow it; `train` has {whole}")
+        page.note(f"not here: {lost} that messages beside compute and launches by the host add; `train` has {whole}")
 
 
 def _table(page: Page, result: Roofline, key: tuple[str, str], points: Sequence[RooflinePoint]) -> None:

@@ -126,7 +126,7 @@ class Roofline:
 
     @cached_property
     def lost_seconds(self) -> float:
-        """Seconds that the compute of a training step loses to messages beside it and to their copies; no operator's.
+        """Seconds of a training step's compute that no operator has: of messages beside it, and of the host's launches.
 
         The operators of serving are all of its compute: 0.
         """
@@ -188,7 +188,7 @@ LIMITS: dict[type, dict[str, Bound]] = {
 }
 INSIDE: dict[type, tuple[str, ...]] = {
     Rates: ("wide",),
-    EngineCostModel: ("rates", "narrow", "kernels"),
+    EngineCostModel: ("rates", "narrow", "kernels", "weight_only"),
     EngineKernels: ("decode", "experts_wide", "experts_narrow"),
 }
 
