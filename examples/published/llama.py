@@ -115,8 +115,8 @@ WHY = {
     " besides steps is in its hours",
     "b": "all-reduces of tp 8 without a pipeline, four for each layer, are exposed in ours; the paper says that it"
     " overlaps them with compute as much as possible, and not how",
-    "c": "64 micro-batches of one sequence in 8 stages and layers cut into eighths: small models pay for bubbles and"
-    " messages that their trainers will not have chosen. That tool has neither bubbles nor messages between stages",
+    "c": "64 micro-batches of one sequence in 8 stages and layers cut into eighths: small models pay for bubbles,"
+    " messages and a host that launches kernels, which their trainers will not have chosen. That tool has none of them",
     "d": "norms, rotary embedding, residuals and attention stay in 16 bits here and are bound by memory, which does not"
     " shrink with the linear layers",
 }
