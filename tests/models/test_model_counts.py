@@ -112,9 +112,9 @@ def test_catalogue_models_are_as_large_as_their_makers_say(name: str, total: flo
 @pytest.mark.parametrize(
     ("name", "format_"),
     [
-        ("devstral-2-123b", "fp8"),
+        ("devstral-2-123b", "fp8-tensor"),
         ("mistral-large-3-675b", "fp8"),
-        ("ministral-3-8b-instruct", "fp8"),
+        ("ministral-3-8b-instruct", "fp8-tensor"),
         ("ministral-3-8b", ""),
         ("mimo-v2-flash", "fp8"),
         ("deepseek-v4-pro", "mxfp4+attention=fp8-block+shared=fp8-block"),

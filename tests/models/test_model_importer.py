@@ -329,6 +329,9 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
     ("section", "expected"),
     [
         ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "fp8-tensor"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8-tensor"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "awq", "bits": 4}, "awq-int4"),
         ({"quant_method": "gptq", "bits": 8}, "gptq-int8"),

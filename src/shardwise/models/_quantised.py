@@ -68,10 +68,16 @@ def quantization_of(config: Config, model: Architecture) -> str:
 def _own_bits(section: Config) -> str:
     """The format of methods that name it otherwise: a switch of bitsandbytes, or Quark's type of all weights.
 
-    Sources: transformers 5.24.0 utils/quantization_config.py, BitsAndBytesConfig; quark.docs.amd.com, Config.
+    8 bits without blocks have one scale a tensor, as scales of inputs that are known beforehand are.
+
+    Sources: transformers 5.24.0 utils/quantization_config.py, BitsAndBytesConfig; quark.docs.amd.com, Config;
+    github.com/vllm-project/vllm v0.33.0 vllm/model_executor/layers/quantization/fp8.py, Fp8Config.
     """
     if section.flag("load_in_8bit"):
         return "int8"
+    blocks = section.raw.get("weight_block_size", section.raw.get("activation_scheme") != "static")
+    if section.text("quant_method") == "fp8" and not blocks:
+        return "tensor"
     everywhere = section.raw.get("global_quant_config")
     weight = everywhere.get("weight") if isinstance(everywhere, Mapping) else None
     word = str(weight.get("dtype")) if isinstance(weight, Mapping) else ""
