@@ -117,9 +117,10 @@ def test_near_names_are_offered() -> None:
     [
         ("Llama-3.3-70B-Instruct-FP8", "llama-3.3-70b", "fp8"),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "w8a8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8-w8a8"),
         ("nvidia/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "nvfp4"),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "gptq"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "int4"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "int8"),
         ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b", "nf4"),
     ],
 )

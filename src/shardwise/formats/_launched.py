@@ -20,7 +20,7 @@ from shardwise.formats import _yaml
 from shardwise.formats._imported import SIZES, ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
-from shardwise.models import find_model, load_model, namesake
+from shardwise.models import find_model, load_model, namesake, quantised_copy
 from shardwise.records import dataclass, replace
 from shardwise.serving import find_engine, launched_engine
 from shardwise.shell import Budget, commands_of, left_open
@@ -29,12 +29,6 @@ ENGINES = tuple(name for name in SERVERS if name != "dynamo")
 """The engines whose launch lines are read."""
 WIDE = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """16-bit types and fp32, by the words that engines have for them."""
-# What names of checkpoints end in -> the format that their weights are stored in.
-_FORMATS = {
-    "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "w4a16": "int4",
-    "int4": "int4", "int8": "int8", "w8a8": "int8", "bnb-4bit": "nf4",
-}  # fmt: skip
-_STORED = re.compile(rf"[-_.]({'|'.join(_FORMATS)})([-_.](dynamic|block|kv|int4|int8|\d+bit))*$", re.IGNORECASE)
 _CACHED = re.compile(r".*models--([\w.-]+?)--([\w.-]+)(/.*)?")  # a folder of the hub's cache
 _THOUSANDS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
@@ -226,11 +220,9 @@ class LaunchLine:
         if find_model(named) or os.path.exists(os.path.expanduser(named)):
             return named
         for word in (_CACHED.sub(r"\1/\2", named), str(self.values.get("--served-model-name", ""))):
-            stored = _STORED.search(word)
-            known = namesake(word[: stored.start()] if stored else word) if word else None
+            known, stored = (quantised_copy(word) or (namesake(word), "")) if word else (None, "")
             if known is not None:
-                self.stored = _FORMATS[stored[1].lower()] if stored else ""
-                storage = f", stored in {self.stored}" if stored else ""
+                self.stored, storage = stored, f", stored in {stored}" if stored else ""
                 self.assumed.append(f"model {known}: {word} is named after it{storage}")
                 return known
         return named

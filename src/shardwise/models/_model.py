@@ -225,23 +225,27 @@ def namesake(word: str) -> str | None:
     return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))
 
 
-# What hub ids of quantised copies end with -> the weight format that engines call so.
-_QUANTISED = re.compile(
-    r"(?i)([-_.](fp8|nvfp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|dynamic|block|quantized))+$"
+# What names of quantised copies end with, and the weight format that the first of these in an ending means.
+_ENDING = re.compile(
+    r"(?i)([-_.](fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|kv|dynamic|block|quantized))+$"
 )
-_OF_NO_FORMAT = ("", "dynamic", "block", "quantized")
-_FORMAT_WORDS = {"bnb": "nf4", "4bit": "int4", "8bit": "int8"}
+_STORED = (
+    ("bnb.*8bit", "int8-w8a8"), ("bnb", "nf4"), ("w8a8", "int8-w8a8"), ("mxfp4", "mxfp4"), ("fp4", "nvfp4"),
+    ("fp8", "fp8"), ("int8|8bit", "int8"), ("awq|gptq|w4a16|int4|4bit", "int4"),
+)  # fmt: skip
 
 
-def _quantised_copy(word: str) -> tuple[str, str] | None:
-    """Return the catalogue name of a model whose quantised copy a word names, and the format of its weights."""
+def quantised_copy(word: str) -> tuple[str, str] | None:
+    """Return the catalogue name of a model whose quantised copy a word names, and the format of its weights.
+
+    >>> quantised_copy("nvidia/Llama-3.1-405B-Instruct-NVFP4"), quantised_copy("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8")
+    (('llama-3.1-405b', 'nvfp4'), ('qwen2.5-72b', 'int8'))
+    """
     own = re.split(r"[/\\]", word)[-1]
-    ending = _QUANTISED.search(own)
-    base = namesake(own[: ending.start()]) if ending else None
-    if base is None or ending is None:
-        return None
-    words = [word for word in re.split(r"[-_.]", ending[0].lower()) if word not in _OF_NO_FORMAT]
-    return (base, _FORMAT_WORDS.get(words[0], words[0])) if words else None
+    ending = _ENDING.search(own)
+    stored = next((name for words, name in _STORED if ending and re.search(words, ending[0].lower())), "")
+    base = namesake(own[: ending.start()]) if ending and stored else None
+    return None if base is None else (base, stored)
 
 
 def _untuned(name: str) -> str:
@@ -328,7 +332,7 @@ def _series(name: str) -> str:
 
 
 def _fail(word: str, rule: str) -> InputError:
-    copy = _quantised_copy(word)
+    copy = quantised_copy(word)
     if copy is not None:
         remedy = f"give a path to its config.json, or serve {copy[0]} with --weights {copy[1]} (weights='{copy[1]}')"
         return InputError([Problem("model", word, rule, remedy)])
