@@ -15,7 +15,7 @@ from functools import cache
 
 from shardwise.cost._tables import constants, record
 from shardwise.files import own_table
-from shardwise.records import dataclass
+from shardwise.records import dataclass, replace
 
 # Standard deviations of a normal distribution from its median to its 90 %.
 _EDGE = 1.2815515655446004
@@ -101,13 +101,23 @@ def joined(parts: Collection[tuple[float, Band]]) -> Band:
 class Conditions:
     """What is known of a run that decides how far predictions were off: its stack or engine, device, and words.
 
-    No family means that the device plays no part.
+    No family means that the device plays no part. `hosts` is what it takes where the host launches its kernels fastest
+    and slowest, over what is predicted.
     """
 
     stack: str
     family: str
     words: tuple[str, ...]
     device: str = ""
+    hosts: tuple[float, float] = (1.0, 1.0)
+
+    def also(self, word: str) -> Conditions:
+        """Return the conditions with one word more.
+
+        >>> Conditions(stack="megatron", family="hopper", words=("nodes",)).also("assumed fields").words
+        ('nodes', 'assumed fields')
+        """
+        return replace(self, words=(*self.words, word))
 
     def known(self, seen: Mapping[str, tuple[str, ...]], devices: Collection[str]) -> tuple[str, ...]:
         """Return the words, with those that its stack and device bring; `seen` are families of runs by stack.
@@ -173,9 +183,19 @@ class Spread:
         return self.scale * math.prod(wider.values())
 
     def band(self, known: Conditions) -> Band:
-        """Return the band of a run."""
+        """Return the band of a run: what its kind is off by and what its host may be are independent.
+
+        >>> run = Conditions(stack="megatron", family="hopper", words=(), hosts=(0.8, 1.5))
+        >>> other = Conditions(stack="megatron", family="hopper", words=())
+        >>> any_host, usual = (spreads()["step_seconds"].band(one) for one in (run, other))
+        >>> any_host.low < min(0.8, usual.low), any_host.high > max(1.5, usual.high), any_host.typical == usual.typical
+        (True, True, True)
+        """
         scale = self.scale_of(known)
-        low, typical, high = (math.exp(end * scale) for end in (self.low, self.typical, self.high))
+        typical = self.typical * scale
+        ends = zip((self.low * scale, self.high * scale), known.hosts, (-1, 1), strict=True)
+        low, high = (typical + sign * math.hypot(end - typical, math.log(host)) for end, host, sign in ends)
+        low, typical, high = (math.exp(log) for log in (low, typical, high))
         return Band(low=low, typical=typical, high=high, rows=self.rows, source=self.source)
 
 

@@ -215,12 +215,13 @@ class DevicePasses(Generic[X]):
 class LaunchWaits(Generic[X]):
     """Seconds that the device waits for the host's launches in each pass, and what the host takes for a whole one.
 
-    Nothing of the latter is given where the host runs ahead of the device from one pass to the next.
+    `ahead`: the host runs ahead of the device from one pass to the next.
     """
 
     forward: X
     backward: X
     passes: tuple[X, X] | None = None
+    ahead: bool = False
 
 
 def launch_waits(
@@ -244,7 +245,8 @@ def launch_waits(
     backward = costs.module_launch * replayed + (costs.gradient_launch or costs.rates.launch) * back
     if costs.gradient_launch and not device.routes:
         behind = forward + backward - device.forward - device.backward - device.replay
-        return LaunchWaits(forward=zero, backward=named(maximum(behind, 0.0), "launches by Python modules"))
+        waits = named(maximum(behind, 0.0), "launches by Python modules")
+        return LaunchWaits(forward=zero, backward=waits, passes=(forward, backward), ahead=True)
     return LaunchWaits(
         forward=named(maximum(forward - device.forward, 0.0), "launches by Python modules"),
         backward=named(maximum(backward - device.backward - device.replay, 0.0), "launches of the backward pass"),

@@ -246,6 +246,8 @@ class Stack:
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden behind kernels)."""
     gradient_launch_seconds: float
     """Seconds of the host for a kernel of a backward pass whose functions are Python's own (0: autograd's, in C++)."""
+    launch_hosts: tuple[float, float]
+    """What the fastest and the slowest hosts that are known take of those seconds."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""
@@ -346,6 +348,7 @@ def _extended(table: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 # What a table says of the choice of a stack, and what is read apart; any other key that is no field is an error.
 _CHOSEN_BY = ("fine_tunes", "written_with", "brought", "brought_adapters", "brought_replicas", "brought_schedules")
+_TUPLES = ("overlap_sends", "usual_offload", "uncounted", "rotary_passes", "launch_hosts")
 _NOT_OF_IT = ("also", "extends", "sources", "runs", *_CHOSEN_BY)
 
 
@@ -360,7 +363,7 @@ def find_stack(word: str) -> Stack:
     name = known_name("stack", word, "framework", {name: row.get("also", ()) for name, row in table.items()})
     row = _extended(table, name)
     values = {key: value for key, value in row.items() if key not in _NOT_OF_IT}
-    values |= {name: tuple(values[name]) for name in ("overlap_sends", "usual_offload", "uncounted", "rotary_passes")}
+    values |= {name: tuple(values[name]) for name in _TUPLES}
     values["recompute_steps"] = tuple(map(tuple, values["recompute_steps"]))
     values |= {name: tuple(row[name].items()) for name in ("blas_workspace", "library_workspace")}
     values["reported"] = tuple((flag, tuple(v) if isinstance(v, list) else v) for flag, v in row["reported"].items())

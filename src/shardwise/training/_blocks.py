@@ -102,7 +102,8 @@ class BlockCost(Generic[X]):
     windows: dict[str, X] = field(default_factory=dict)
     """Seconds of the parts of a layer that run beside those of a paired micro-batch, and of messages of experts."""
     host: tuple[X, X] | None = None
-    """Seconds in which the host launches a forward pass and a backward pass, where the device cannot be ahead of it."""
+    """Seconds in which the host launches a forward pass and a backward pass, where its launches are charged."""
+    host_ahead: bool = False  # It runs ahead of the device from one pass to the next.
     launch_waits: X | float = 0
     """Seconds of both passes in which the device waits for launches."""
 
@@ -359,8 +360,7 @@ def _folded(
 ) -> BlockCost[X]:
     """Return a block as it is `run`: the units that run again, and its label."""
     (units, label), zero = run, 0 * ops[0].forward_bytes
-    shares = recomputed_shares(ops, units)
-    routes = any(op.role == "dispatch" for op in ops)
+    shares, routes = recomputed_shares(ops, units), any(op.role == "dispatch" for op in ops)
     sums = _PassSums(forward=zero, backward=zero, weight=zero, replay=zero, compute=zero, routes=routes)
     for op, priced in zip(ops, prices, strict=True):
         sums.add(op, priced, shares.get(id(op)))
@@ -377,6 +377,7 @@ def _folded(
         replay=named(sums.replay, f"{label}recompute"),
         compute=sums.compute + late + host.forward,
         host=host.passes,
+        host_ahead=host.ahead,
         launch_waits=host.forward + host.backward,
         exposed=sums.exposed,
         hidden=sums.hidden,

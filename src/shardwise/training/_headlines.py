@@ -12,10 +12,11 @@ from shardwise.models import Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops import train_flops
 from shardwise.ops.count import whole_layout
-from shardwise.plans import OBJECTIVES, Plan, Training
+from shardwise.plans import OBJECTIVES, Plan, Stack, Training
 from shardwise.records import dataclass, replace
+from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase, stages_of
-from shardwise.training._evaluate import Evaluation
+from shardwise.training._evaluate import Evaluation, PricedBlocks, step_of
 from shardwise.training._ledger import ledger_of, units_of
 from shardwise.training._step import scoring_seconds
 
@@ -77,14 +78,47 @@ def goodput_of(job: Training, devices: int) -> float:
     return (1 - saving) / (1 + lost)
 
 
-def launch_notes(whole: Evaluation[float]) -> tuple[str, ...]:
+def launch_notes(stack: Stack, whole: Evaluation[float]) -> tuple[str, ...]:
     """Return what is assumed where a tenth of a layer's seconds or more wait for a host that launches its kernels."""
     shares = [float(k.launch_waits) / max(float(k.forward + k.backward), 1e-30) for k in whole.parts.kinds]
     most = max(shares, default=0.0)
     if most < 0.1:
         return ()
     why = "whose Python launches its kernels one by one; larger micro-batches or CUDA graphs hide that"
-    return (f"launches: {most:.0%} of a layer's seconds wait for the host, {why}",)
+    fast, slow = stack.launch_hosts
+    band = f"; the band allows for hosts that take {fast:g} to {slow:g} times as long" if fast < slow else ""
+    return (f"launches: {most:.0%} of a layer's seconds wait for the host, {why}{band}",)
+
+
+def seconds_elsewhere(case: TrainingCase, whole: Evaluation[float], priced: PricedBlocks | None) -> float:
+    """Return the seconds of the step of a plan on a machine of other rates, or beside another host."""
+    known = priced.elsewhere() if priced else None
+    return step_of(case, whole.sizes, whole.stages, known=known).total
+
+
+def _may_wait(k: BlockCost[float], slow: float) -> bool:
+    """Return whether a layer would wait for a host whose launches take so many times as long, or waits for this one."""
+    if slow == 1.0 or k.host is None:
+        return False
+    if k.host_ahead:
+        return slow * sum(k.host) > k.forward + k.backward - k.launch_waits
+    return any(slow * host > device for host, device in zip(k.host, (k.forward, k.backward), strict=True))
+
+
+def host_range(case: TrainingCase, whole: Evaluation[float], priced: PricedBlocks | None) -> tuple[float, float]:
+    """Return what a step takes beside the fastest and the slowest hosts that are known, over what it takes here."""
+    if not any(_may_wait(k, case.stack.launch_hosts[1]) for k in whole.parts.kinds):
+        return 1.0, 1.0
+
+    def ratio(factor: float) -> float:
+        launched = {
+            name: getattr(case.stack, name) * factor for name in ("module_launch_seconds", "gradient_launch_seconds")
+        }
+        other = replace(case, stack=replace(case.stack, **launched))
+        return seconds_elsewhere(other, whole, priced) / whole.step.total
+
+    fast, slow = map(ratio, case.stack.launch_hosts)
+    return min(fast, 1.0), max(slow, 1.0)
 
 
 def with_values(model: Model, job: Training) -> Model:
@@ -187,8 +221,8 @@ SHRINKING = ("tokens_per_second_per_gpu", "mfu", "hfu", "model_flops_per_second_
 BYTES = ("memory.peak_bytes", "device_bytes")
 
 
-def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
-    """Return what decides how far published runs like a case were off; `assumed`: fields that matter were."""
+def conditions(case: TrainingCase, family: str, hosts: tuple[float, float]) -> Conditions:
+    """Return what decides how far published runs like a case were off; `hosts` is what `host_range` says."""
     cluster = case.cluster
     nodes = cluster.num_devices / cluster.devices_per_node
     conditions_of = {
@@ -200,12 +234,11 @@ def conditions(case: TrainingCase, family: str, assumed: bool) -> Conditions:
         "narrow types": case.recipe.precision.compute in _NARROW,
         "long sequences": case.job.seq_len > _LONG,
         "many experts a token": most_chosen(case.model) > _MANY_EXPERTS,
-        "assumed fields": assumed,
         "fine-tuning": bool(case.tuning),
     }
     words = tuple(word for word, holds in conditions_of.items() if holds)
     device = cluster.device.name
-    return Conditions(stack=lineage(case.stack.measured_as), family=family, words=words, device=device)
+    return Conditions(stack=lineage(case.stack.measured_as), family=family, words=words, device=device, hosts=hosts)
 
 
 def most_chosen(model: Model) -> int:

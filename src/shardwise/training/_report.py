@@ -19,7 +19,7 @@ from shardwise.training import _headlines
 from shardwise.training._assumed import stated
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._changes import Change, changes_of, least_recompute, settled
-from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of, step_of
+from shardwise.training._evaluate import Evaluation, PricedBlocks, evaluate, hosted_of, memory_of
 from shardwise.training._framework_bytes import reserved_bytes
 from shardwise.training._parts import StageMemory
 from shardwise.training._resolve import Question, complete
@@ -106,9 +106,8 @@ class TrainReport(Card):
     @cached_property
     def verdict(self) -> _headlines.Verdict:
         """Whether the plan fits the device."""
-        limit = self.case.cluster.device.usable_memory_bytes
-        sizes = {name: getattr(self.memory, name) for name in CATEGORIES}
-        cluster = self.case.cluster
+        cluster, sizes = self.case.cluster, {name: getattr(self.memory, name) for name in CATEGORIES}
+        limit = cluster.device.usable_memory_bytes
         host = self.host_bytes * min(cluster.devices_per_node, cluster.num_devices)
         return _headlines.Verdict(
             fits=self.device_bytes <= limit and not 0 < cluster.host_memory_bytes < host,
@@ -241,20 +240,20 @@ class TrainReport(Card):
         headlines |= {"memory.peak_bytes": self.allocated_bytes}
         return _headlines.intervals(headlines, self.conditions_for(assumed), self.case.memory_band, self._least_seconds)
 
-    @property
+    @cached_property
     def conditions(self) -> Conditions:
         """What decides how far published runs like this one were off."""
-        return self.conditions_for(False)
+        hosts = _headlines.host_range(self.case, self.evaluation, self.priced)
+        return _headlines.conditions(self.case, self.evaluation.rates.family, hosts)
 
     def conditions_for(self, assumed: bool) -> Conditions:
         """Return what decides how far published runs were off; `assumed`: fields of the plan that matter were."""
-        return _headlines.conditions(self.case, self.evaluation.rates.family, assumed)
+        return self.conditions.also("assumed fields") if assumed else self.conditions
 
     @cached_property
     def _least_seconds(self) -> float:
         ideal = replace(self.case, efficiencies=_headlines.IDEAL)  # no run is quicker
-        known = self.priced.elsewhere() if self.priced else None
-        return step_of(ideal, self.evaluation.sizes, self.evaluation.stages, known=known).total
+        return _headlines.seconds_elsewhere(ideal, self.evaluation, self.priced)
 
     @property
     def chance_to_fit(self) -> float:
@@ -394,7 +393,8 @@ def train(
     report = report_of(whole, (), priced)
     rates, network = report.evaluation.rates, report.evaluation.network
     noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
+    launched = _headlines.launch_notes(stack, report.evaluation)
     if report.host_bytes and not cluster.host_memory_bytes:
         needed = show_bytes(report.verdict.host_needed_bytes)
         noted = (*noted, f"host_memory: not known, {needed} on the host of a node are taken to be there")
-    return replace(report, assumptions=tuple(dict.fromkeys((*noted, *_headlines.launch_notes(report.evaluation)))))
+    return replace(report, assumptions=tuple(dict.fromkeys((*noted, *launched))))

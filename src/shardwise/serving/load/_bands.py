@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.cost import Band, Conditions, band_of, joined
-from shardwise.records import replace
 
 TAIL = "tail"
 _TAILS = ("p90", "p95", "p99")
@@ -43,7 +42,7 @@ def band_of_parts(parts: Mapping[str, float], known: Conditions) -> Band:
 
 def with_tail(known: Conditions, quantile: str) -> Conditions:
     """Return the conditions of a percentile of a latency: tails are further off than means and medians."""
-    return replace(known, words=(*known.words, TAIL)) if quantile in _TAILS else known
+    return known.also(TAIL) if quantile in _TAILS else known
 
 
 def around(band: Band, value: float) -> dict[str, float]:
