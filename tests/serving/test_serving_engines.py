@@ -449,7 +449,8 @@ def test_sequences_beside_prompts_run_their_kernel(device: str, model: str, leas
 @pytest.mark.parametrize(
     ("engine", "family", "lacking"),
     [
-        ("vllm", "bamba", True), ("vllm", "qwen", True), ("vllm", "jamba", False), ("vllm-0.32", "bamba", False),
+        ("vllm", "bamba", True), ("vllm", "qwen", True), ("vllm", "jamba", False), ("vllm-0.23", "bamba", False),
+        ("vllm-0.28", "mpt", False), ("vllm-0.32", "mpt", True),
         ("sglang", "zamba2", True), ("sglang", "falcon_h1", False), ("sglang", "olmo_hybrid", True),
     ],
 )  # fmt: skip

@@ -43,15 +43,62 @@ LOGS = (
 
 @pytest.mark.parametrize("row", LOGS, ids=lambda row: f"{row[0]} {row[1]} tp{row[2]} pp{row[3]}")
 def test_the_room_of_the_cache_is_what_the_log_says(row: tuple[str, str, int, int, float, float, int]) -> None:
-    """Tokens to 2 %, 1 % of dense models; the peak and what is outside PyTorch each to a fifth of a GiB."""
+    """Tokens to 1 %; the peak to 0.04 GiB where sampling is it; what is outside PyTorch to 0.07, 0.17 on four ranks."""
     model, weights, tp, pp, peak, outside, tokens = row
     job = Serving(input_tokens=4096, output_tokens=4096, weights=weights, memory_fraction=0.95)
     report = ask(model, job, Plan(tp=tp, pp=pp), engine="vllm-0.19")
-    dense = not report.case.model.has_experts and "gemma" not in model and "72b" not in model
-    assert report.kv_cache_tokens == pytest.approx(tokens, rel=0.01 if dense else 0.02)
+    assert report.kv_cache_tokens == pytest.approx(tokens, rel=0.01)
     last = report.memory
-    assert last.working / GIB == pytest.approx(peak, abs=0.21)
-    assert (last.context + last.communicators) / GIB == pytest.approx(outside, abs=0.21)
+    assert last.working / GIB == pytest.approx(peak, abs=0.04 if last.sampling > last.activations else 0.2)
+    assert (last.context + last.communicators) / GIB == pytest.approx(outside, abs=0.17 if tp == 4 else 0.07)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "peak", "outside"),
+    [("vllm-2025", 41.94, 5.64, 0.13), ("vllm-0.17", 45.34, 2.23, 0.13), ("vllm-0.19", 45.23, 2.23, 0.25)],
+)
+def test_one_model_under_three_releases(engine: str, cache: float, peak: float, outside: float) -> None:
+    """Qwen3-14B on H100 under 0.16, 0.17 and 0.18: nothing is sorted, then graphs are captured in the profile."""
+    job = Serving(input_tokens=4096, output_tokens=4096, memory_fraction=0.95)
+    memory = ask("qwen3-14b", job, engine=engine).memory
+    assert memory.cache_budget / GIB == pytest.approx(cache, abs=0.06)
+    assert memory.working / GIB == pytest.approx(peak, abs=0.03)
+    assert memory.context / GIB == pytest.approx(outside, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "device", "plan", "bytes_per_logit", "row", "left"),
+    [
+        # Triton's sampler has a row of logits for each multiprocessor, FlashInfer's none; another runner has neither.
+        ("vllm-0.17", "llama-3.1-8b", "h100", Plan(), 14.0, 4.0, 0.0),
+        ("vllm-0.21", "llama-3.1-8b", "a100", Plan(), 14.0, 4.0, 0.97e6),
+        ("vllm-0.23", "llama-3.1-8b", "h100", Plan(), 14.0, 0.0, 0.97e6),
+        ("vllm-0.23", "qwen3-8b", "h100", Plan(), 2.0, 0.0, 0.97e6),
+        ("vllm-0.24", "llama-3.1-8b", "h100", Plan(), 2.0, 0.0, 0.97e6),
+        ("vllm-0.24", "gemma-2-9b", "h100", Plan(), 14.0, 0.0, 0.97e6),
+        ("vllm-0.26", "gemma-2-9b", "h100", Plan(), 2.0, 0.0, 0.97e6),
+        ("vllm-0.26", "qwen3-30b-a3b", "h100", Plan(), 14.0, 0.0, 0.97e6),
+        ("vllm-0.28", "gemma-2-9b", "h100", Plan(), 6.125, 0.0, 0.0),
+        ("vllm-0.28", "qwen3-next-80b-a3b", "h200", Plan(tp=2), 14.0, 0.0, 0.0),
+        ("vllm-0.32", "qwen3-30b-a3b", "h100", Plan(), 6.125, 0.0, 0.0),
+        ("vllm", "llama-3.1-8b", "h100", Plan(), 18.125, 0.0, 0.0),
+        # A communicator has run before the first look at the memory; on ROCm nothing is captured in the profile.
+        ("vllm-0.19", "llama-3.1-8b", "h100", Plan(tp=2), 14.0, 4.0, 0.0),
+        ("vllm-0.19", "llama-3.1-8b", "h100", Plan(pp=2), 14.0, 4.0, 0.0),
+        ("vllm-0.19", "llama-3.1-8b", "mi300x", Plan(), 14.0, 4.0, 0.0),
+    ],
+)
+def test_what_sampling_and_captured_graphs_take_by_release(
+    engine: str, model: str, device: str, plan: Plan, bytes_per_logit: float, row: float, left: float
+) -> None:
+    """What 512 sequences take over 8, whose rows are no more than there are multiprocessors."""
+    few, many = (
+        ask(model, Serving(max_sequences=n, max_batched_tokens=2048), plan, device, engine=engine) for n in (8, 512)
+    )
+    cores, vocab = many.case.cluster.device.cores, many.case.model.vocab
+    more = many.memory.sampling - few.memory.sampling
+    assert more == pytest.approx(vocab * (504 * bytes_per_logit + (min(cores, 512) - 8) * row))
+    assert many.memory.context == pytest.approx(cores * (1.05e6 + left))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +107,8 @@ def test_the_room_of_the_cache_is_what_the_log_says(row: tuple[str, str, int, in
         ("vllm", "h100", Plan(), 0.0),
         ("vllm", "h100", Plan(tp=2), 0.45e9 + 512 * 2**20),
         ("vllm", "b200", Plan(tp=8), 0.45e9 + 512 * 2**20),
+        ("vllm-0.26", "h100", Plan(tp=4), 0.45e9 + 512 * 2**20),
+        ("vllm-0.24", "h100", Plan(tp=4), 0.45e9 + 3 * 512 * 2**20),
         ("vllm-0.19", "h100", Plan(tp=4), 0.45e9 + 3 * 512 * 2**20),
         ("vllm-2025", "h100", Plan(tp=4), 0.45e9),
         # Compiled and captured alone, on devices with multicast alone, between ranks of tp alone.
@@ -101,13 +150,15 @@ def test_experts_keep_a_workspace_while_tokens_are_sampled(
     case = report.case
     sampling = case.engine.memory.sampler_bytes_per_logit * 256 * case.model.vocab
     step = 8192 * 2 * (case.model.hidden + row_elements)
-    assert report.memory.sampling == pytest.approx(sampling + step)
+    library = 8519680 if device == "a100" else 32 * 2**20
+    assert report.memory.sampling == pytest.approx(sampling + step + library)
 
 
 def test_todays_vllm_has_tables_of_penalties_for_every_sequence() -> None:
     """A count of 4 bytes and a bit for each token of the vocabulary (vllm/v1/worker/gpu/sample/penalties.py)."""
     job = Serving(max_sequences=1024)
-    new, old = (ask("qwen3-8b", job, engine=engine).memory.sampling for engine in ("vllm", "vllm-0.32"))
+    new, old = (ask("qwen3-8b", job, engine=engine).memory.sampling for engine in ("vllm", "vllm-0.21"))
+    new += 4 * 151_936 * 132  # rows of Triton's sampler
     assert new - old == pytest.approx(1024 * 151_936 * (4 + 1 / 8))
 
 
@@ -115,7 +166,7 @@ def test_todays_vllm_has_tables_of_penalties_for_every_sequence() -> None:
 def test_nothing_is_sorted_whatever_the_vendor(device: str) -> None:
     """Triton's kernels mask logits in place (vllm/v1/sample/ops/topk_topp_triton.py), on AMD's devices too."""
     memory = ask("llama-3.1-8b", Serving(max_sequences=1024), device=device, engine="vllm-0.19").memory
-    assert memory.sampling < 15 * 1024 * 128_256
+    assert memory.sampling < 15 * 1024 * 128_256 + 2**27
 
 
 @pytest.mark.parametrize(

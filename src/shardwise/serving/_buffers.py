@@ -10,6 +10,26 @@ from shardwise.serving._ledger import StepLedger
 from shardwise.serving._sizes import ServingSizes
 
 
+def context_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of the context, with what graphs of the engine's profile leave on a rank without communicators."""
+    memory, cores, zero = case.engine.memory, case.cluster.device.cores, 0 * sizes.batch
+    driver = memory.context_bytes + memory.context_bytes_per_core * cores + case.job.misc_bytes
+    left = zero
+    if memory.profiles_graphs_on(case.cluster.device):
+        ranks = maximum(sizes.tp, sizes.ep * sizes.etp) * sizes.pp
+        left = above(ranks, 1, zero, zero + memory.profiled_graph_bytes_per_core * cores)
+    return named(left + driver, "context", dict(case.engine.sources)["memory.context_bytes"])
+
+
+def sampling_bytes(case: ServingCase, sequences: X, kept: X) -> X:
+    """Return bytes alive while tokens of so many sequences are chosen, with what the step before keeps."""
+    memory, cores = case.engine.memory, case.cluster.device.cores
+    vocab = case.model.vocab if case.model.head else 0
+    logits = memory.sampler_bytes(case.model) * (sequences * vocab)
+    rows = memory.sampler_row_bytes * vocab * minimum(sequences, 0 * sequences + cores)
+    return named(logits + rows + kept, "logits and sampling")
+
+
 def communicator_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     """Return bytes of buffers of a rank's communicators, and of the workspace of all-reduces that are fused."""
     memory, sources, zero = case.engine.memory, dict(case.engine.sources), 0 * sizes.batch

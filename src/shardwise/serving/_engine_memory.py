@@ -24,6 +24,12 @@ class EngineMemory:
     communicator_bytes: float
     sampler_bytes_per_logit: float
     """Bytes of working memory for each logit of the sequences that may run."""
+    sampler_bytes_of: tuple[tuple[str, float], ...] = ()
+    """The same of some models (patterns of "dense", "experts" or "states" and the family)."""
+    sampler_row_bytes: float = 0.0
+    """Bytes of a row of logits, for each entry of the vocabulary, that each core of the device has to itself."""
+    library_bytes: tuple[tuple[str, float], ...] = ()
+    """Workspace of the library of GEMMs on families of devices (patterns)."""
     communicator_bytes_of: tuple[tuple[str, float], ...] = ()
     """The same on families of devices (patterns)."""
     fusion_bytes: tuple[tuple[str, float], ...] = ()
@@ -36,6 +42,8 @@ class EngineMemory:
     block_tokens: int
     context_bytes_per_core: float = 0.0
     """Bytes of the context for each core of the device."""
+    profiled_graph_bytes_per_core: float = 0.0
+    """Bytes for each core that graphs captured in its profile leave on a rank without communicators."""
     graph_bytes: float = 0.0
     """Bytes that it sets aside for captured graphs beside those of each."""
     graph_bytes_each: float = 0.0
@@ -166,6 +174,28 @@ class EngineMemory:
         own = (size for one, size in self.communicator_bytes_of if re.fullmatch(one, family))
         return next(own, self.communicator_bytes)
 
+    def sampler_bytes(self, model: Architecture) -> float:
+        """Return bytes of working memory for each logit of a model's sequences that may run.
+
+        >>> from shardwise.models import load_model
+        >>> from shardwise.serving import find_engine
+        >>> names = ("llama-3.1-8b", "qwen3-30b-a3b", "qwen3-next-80b-a3b")
+        >>> [find_engine("vllm-0.28").memory.sampler_bytes(load_model(name)) for name in names]
+        [6.125, 14.0, 14.0]
+        """
+        layers = "states" if keeps_states(model.kinds) else "experts" if model.has_experts else "dense"
+        own = (size for one, size in self.sampler_bytes_of if re.fullmatch(one, f"{layers} {model.family}"))
+        return next(own, self.sampler_bytes_per_logit)
+
+    def library_bytes_on(self, family: str) -> float:
+        """Return the workspace of the library of GEMMs on a family of devices.
+
+        >>> from shardwise.serving import find_engine
+        >>> [find_engine("vllm").memory.library_bytes_on(one) / 2**20 for one in ("hopper", "ampere", "cdna3")]
+        [32.0, 8.125, 0.0]
+        """
+        return next((size for one, size in self.library_bytes if re.fullmatch(one, family)), 0.0)
+
     def fusion_bytes_on(self, family: str) -> float:
         """Return the workspace of fused all-reduces on a family of devices.
 
@@ -189,6 +219,10 @@ class EngineMemory:
     def captures(self, device: Device) -> bool:
         """Return whether it sets memory aside for graphs that it captures on a device."""
         return bool(self.graph_sizes) and re.fullmatch(self.graph_vendors, device.vendor) is not None
+
+    def profiles_graphs_on(self, device: Device) -> bool:
+        """Return whether graphs that it captures in its profile leave something on a device."""
+        return self.profiled_graph_bytes_per_core > 0 and re.fullmatch(self.graph_vendors, device.vendor) is not None
 
     def captured_bytes(self, tokens: X, decoded: X) -> X:
         """Return the bytes of captured graphs of steps of up to so many tokens, and of so many that decode.

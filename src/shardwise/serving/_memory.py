@@ -11,12 +11,20 @@ import re
 from collections.abc import Sequence
 from typing import Generic
 
+from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
 from shardwise.ledger.op import within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass, replace
-from shardwise.serving._buffers import captured_bytes, communicator_bytes, static_bytes, workspace_bytes
+from shardwise.serving._buffers import (
+    captured_bytes,
+    communicator_bytes,
+    context_bytes,
+    sampling_bytes,
+    static_bytes,
+    workspace_bytes,
+)
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import engine_tables, static_row
@@ -298,22 +306,20 @@ def stage_bytes(
     cache = named(sizes.batch * reserved_cache(case, caches, stage, tokens), "KV cache")
     if engine.memory.tied_head_copied and case.model.tied:
         weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
-    activations = named(model.live, "activations")
+    library = engine.memory.library_bytes_on(family_of(case.cluster.device))
+    activations = named(model.live + library, "activations")
     if engine.memory.static_buffers:
         activations = named(
             static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
         )
     sequences = maximum(sizes.batch, case.profiled.sequences)
-    logits = stage.ends * (sequences * (case.model.vocab if case.model.head else 0))
     if case.model.generates:
-        sampling = named(engine.memory.sampler_bytes_per_logit * logits + model.beside_sampling, "logits and sampling")
+        sampling = sampling_bytes(case, stage.ends * sequences, model.beside_sampling + library)
     else:
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
         sampling = named(stage.ends * tokens * case.activation_bytes * head, "logits of every token")
-    cores = engine.memory.context_bytes_per_core * case.cluster.device.cores
-    driver = engine.memory.context_bytes + cores + case.job.misc_bytes
-    context = named(zero + driver, "context", dict(engine.sources)["memory.context_bytes"])
+    context = context_bytes(case, sizes)
     communicators = communicator_bytes(case, sizes)
     working, largest = maximum(activations, sampling), context + communicators
     graphs = captured_bytes(case, sequences)
