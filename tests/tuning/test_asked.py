@@ -164,6 +164,10 @@ def test_files_name_the_layers_of_the_models_class(target: str, model: str, targ
         # Its loss reads past an adapter of the head.
         assert done.status == 2
         return
+    if target == "llamafactory" and "mlp" in targets and ("a3b" in model or "mixtral" in model):
+        # Its peft finds no experts that are parameters by the names that they had.
+        assert done.tree["error"]["problems"][0]["field"] == "targets"
+        return
     assert done.status in (0, 1), done.err
     (text,) = (text for name, text in done.tree["files"].items() if name.endswith((".yaml", ".yml")))
     found = yaml.safe_load(text)
@@ -217,11 +221,11 @@ def test_a_layer_has_the_name_of_its_class(model: str, name: str, reaches: str) 
     assert {op for op, _ in reached(job, load_model(model), find_stack("trl"))} == {reaches}
 
 
-def test_all_linear_layers_and_the_head_are_named_with_the_router_among_them() -> None:
-    """Peft 0.21.2 trains as much by the names as by all-linear, and the head's (24,352 and 440 of a small model)."""
+def test_all_linear_layers_and_the_head_are_named_as_the_framework_lists_them() -> None:
+    """Axolotl's all-linear are names of linear layers, among which experts and routers that are parameters are not."""
     words = ("--on", "8xh200", "--adapter", "lora", "--targets", "all-linear,head")
     named = yaml.safe_load(run("export", "axolotl", "qwen3-30b-a3b", *words).out)["lora_target_modules"]
-    assert named == ["q_proj", "k_proj", "v_proj", "o_proj", "gate", "gate_proj", "up_proj", "down_proj", "lm_head"]
+    assert named == ["q_proj", "k_proj", "v_proj", "o_proj", "lm_head"]
 
 
 def test_experts_by_one_word_are_no_module_of_a_file() -> None:

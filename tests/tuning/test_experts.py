@@ -11,6 +11,8 @@ from shardwise import Plan, Training
 from shardwise.formats import ImportContext, import_file
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
+from shardwise.ops.count import trainable_parameters
+from shardwise.plans import find_stack, tuning_of
 from shardwise.training import TrainingOptions, TrainReport, train
 
 # Layers x experts x three matrices.
@@ -65,3 +67,75 @@ def test_a_fine_tune_whose_experts_stay_wide_is_led_to_a_framework_that_stores_t
     wide, narrow = (next(row for row in rows if word in row["flags"]) for word in ("--base bf16", "--stack unsloth"))
     for row, words in ((wide, ["--adapter", "lora"]), (narrow, ["--qlora"])):
         assert run(*ask, *words, *row["flags"].split()).tree["device_bytes"] == row["device_bytes"]
+
+
+R, LAYERS, E, D, F, HEADS, KV = 16, 48, 128, 2048, 768, 32 * 128, 4 * 128
+ATTENTION = LAYERS * R * ((D + HEADS) + 2 * (D + KV) + (HEADS + D))
+ROUTERS = LAYERS * R * (D + E)
+JOINT = LAYERS * E * R * ((D + 2 * F) + (F + D))
+APART = LAYERS * E * R * 3 * (D + F)
+CONVERTED = LAYERS * E * R * (2 * (D + 2 * F) + (F + D))
+REACHED = {
+    "transformers": ATTENTION + CONVERTED + ROUTERS,
+    "trl": ATTENTION + CONVERTED + ROUTERS,
+    "transformers-2025": ATTENTION + APART + ROUTERS,
+    "unsloth": ATTENTION + JOINT,
+    "megatron-bridge": JOINT + LAYERS * R * ((D + HEADS + 2 * KV) + (HEADS + D)),
+    "axolotl": ATTENTION,
+    "ms-swift": ATTENTION,
+    "llama-factory": ATTENTION,
+}
+
+
+@pytest.mark.parametrize("stack", REACHED)
+def test_all_linear_layers_are_what_each_framework_finds(stack: str) -> None:
+    """LoRA of Qwen3-30B-A3B, counted by hand: experts by name, by parameter, one by one, grouped, or not at all."""
+    job = Training(seq_len=1, global_batch=1, adapter="lora", rank=R)
+    tuning = tuning_of(job, find_stack(stack), "qwen3_moe")
+    assert tuning is not None
+    assert sum(trainable_parameters(load_model("qwen3-30b-a3b"), tuning).values()) == REACHED[stack]
+
+
+@pytest.mark.parametrize("stack", ["transformers", "transformers-2025", "unsloth", "megatron-bridge", "axolotl"])
+def test_adapters_hold_as_many_bytes_as_parameters_are_said_to_train(stack: str) -> None:
+    """What the answer counts is what the device holds, in each way of adapting experts."""
+    model, plan = load_model("qwen3-30b-a3b"), Plan(micro_batch=1, sequence_parallel=False)
+
+    def weights(*targets: str) -> tuple[float, float]:
+        job = Training(seq_len=64, global_batch=1, adapter="lora", rank=R, targets=targets)
+        report = train(model, Cluster.parse("1xb300"), plan, job, TrainingOptions(stack=stack))
+        assert report.tuning is not None
+        return report.memory.weights, report.tuning.adapter_bytes
+
+    (whole, all_bytes), (few, few_bytes) = weights("all-linear"), weights("q")
+    assert whole - few == pytest.approx(all_bytes - few_bytes, rel=1e-9)
+
+
+def test_names_of_other_feed_forwards_reach_experts_where_peft_converts_them() -> None:
+    """A list of DeepSeek's linear layers has gate_proj of shared experts, which peft takes for the routed ones'."""
+    model, job = load_model("deepseek-v2-lite"), Training(seq_len=1, global_batch=1, adapter="lora", rank=R)
+    counts = {}
+    for stack in ("axolotl", "llama-factory"):
+        tuning = tuning_of(job, find_stack(stack), model.family)
+        assert tuning is not None
+        counts[stack] = trainable_parameters(model, tuning)
+    assert "experts" in counts["axolotl"] and "gate" not in counts["axolotl"]
+    assert "experts" not in counts["llama-factory"] and "gate" in counts["llama-factory"]
+
+
+def test_experts_that_stay_frozen_are_said() -> None:
+    """The answer says that all-linear leaves experts out, and what takes them in."""
+    ask = ("train", "qwen3-30b-a3b", "--on", "1xh200", "--adapter", "lora", "--seq-len", "512", "--micro-batch", "1")
+    said = run(*ask, "--stack", "axolotl", "--json").tree["assumptions"]
+    assert any("experts stay frozen" in note and "all-linear,experts" in note for note in said)
+    told = run(*ask, "--stack", "axolotl", "--targets", "all-linear,experts", "--json").tree["assumptions"]
+    assert not any("experts stay frozen" in note for note in told)
+    job = Training(seq_len=1, global_batch=1, adapter="lora", rank=R, targets=("all-linear", "experts"))
+    tuning = tuning_of(job, find_stack("axolotl"), "qwen3_moe")
+    assert tuning is not None
+    assert sum(trainable_parameters(load_model("qwen3-30b-a3b"), tuning).values()) == ATTENTION + JOINT
+
+
+def test_experts_that_were_parameters_before_transformers_5_stay_wide() -> None:
+    """Bitsandbytes passed over those of gpt-oss then too (transformers 4.57.6 GptOssExperts)."""
+    assert tuned("gpt-oss-20b", "transformers-2025").memory.weights > 2 * EXPERTS["gpt-oss-20b"]

@@ -263,14 +263,15 @@ def matches(tuning: Tuning, op: Op[X], short: str) -> bool:
     if op.role in ("embedding", "head"):
         return op.role in words
     if op.kind == "grouped":
-        return "experts" in words or (tuning.finds_experts and (names_experts(words, op.role) or "all-linear" in words))
-    if op.role == "router" and not (tuning.finds_experts or tuning.linear_router or "router" in words):
+        named = names_experts(words, op.role) or ("all-linear" in words and tuning.all_experts)
+        return "experts" in words or (tuning.finds_experts and named)
+    if op.role == "router" and not (tuning.finds_routers or "router" in words):
         return False
     if short in tuning.shadowed:
         return "linear" in words
     if own and layer_name(tuning.family, op.region, short) in own:
         return True
-    if "all-linear" in words and (op.role != "router" or tuning.finds_experts or tuning.linear_router):
+    if "all-linear" in words and (op.role != "router" or tuning.finds_routers):
         return True
     if "linear" in words and op.role != "router":
         return True

@@ -38,7 +38,8 @@ def lora(
 ) -> tuple[Op[X], ...]:
     """Return a GEMM with B A beside each of its layers (arXiv:2106.09685 section 4.1)."""
     if op.kind == "grouped":
-        return _experts(y, tuning, op) if y.stack.experts == "grouped-mm" else _grouped(y, tuning, op)
+        own = _experts if tuning.sums_experts else _one_by_one if tuning.experts == "modules" else _grouped
+        return own(y, tuning, op)
     ops = [op]
     for module, came, a, b in branches(y, tuning, op, chosen, trains_a):
         ops += [*came.ops, a, b, added(y, tuning, op, module, b.name)]
@@ -272,12 +273,12 @@ def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs of experts with weights to which B A of each expert is added (peft ParamWrapper).
 
     The sum is a tensor like the weights, which the gradient of the input reads and which has a gradient as large. The
-    joint first weight counts twice where its two halves are named or are among all linear layers.
+    joint first weight counts twice where peft makes it of the names of its two halves.
     """
     local = op.weights[0].shape[0]
     words = words_of(tuning)
-    halves = "all-linear" in words or names_experts(words, op.role)
-    twice = 2 if halves and tuning.finds_experts and op.role == "up" else 1
+    halves = ("all-linear" in words and tuning.all_experts) or names_experts(words, op.role)
+    twice = 2 if halves and tuning.finds_experts and tuning.converts_experts and op.role == "up" else 1
     r = twice * tuning.rank
     whole, thin_elements = _elements(op), local * r * (op.inner + op.columns)
     name = f"{op.name}.lora"
@@ -301,22 +302,43 @@ def _experts(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     return made, own
 
 
+def _beside_grouped(y: Layout[X], op: Op[X], name: str, sides: tuple[X, X], read: Tensor[X]) -> Op[X]:
+    """Return a thin GEMM beside those of experts, of `sides` (features out, features in), whose weight trains."""
+    (n, k), local, rows = sides, op.weights[0].shape[0], op.rows * op.batch
+    elements = local * n * k
+    moved, flops = y.a * (rows * (n + k) + op.batch * n * k), 2 * rows * n * k
+    weight = Weight(name=f"{name}.weight", elements=elements, whole=elements, expert=True, adapter=True,
+                    shape=(local, n, k), role=op.role)  # fmt: skip
+    return replace(op, name=name, flops=flops, forward_bytes=moved, backward_flops=flops, backward_bytes=moved,
+                   weight_flops=flops, weight_bytes=moved, columns=n, inner=k, weights=(weight,), reads=(read,),
+                   saves=(replace(read, read_for="weight"),), model_flops=flops, output_bytes=y.a * rows * n,
+                   widened_bytes=0, decoding_flops=0, transient_bytes=0, modules=("experts",))  # fmt: skip
+
+
 def _grouped(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
     """Return the GEMMs of experts with two thin grouped ones beside them (Megatron-Bridge, TEGroupedLinear)."""
-    local, r = op.weights[0].shape[0], 0 * op.rows + tuning.rank
-    rows = op.rows * op.batch
+    r, rows = 0 * op.rows + tuning.rank, op.rows * op.batch
     low = Tensor(name=f"{op.name}.lora_A", size_bytes=y.a * rows * r, born=op.region)
-
-    def one(name: str, n: X, k: X, read: Tensor[X]) -> Op[X]:
-        elements = local * n * k
-        moved, flops = y.a * (rows * (n + k) + op.batch * n * k), 2 * rows * n * k
-        weight = Weight(name=f"{name}.weight", elements=elements, whole=elements, expert=True, adapter=True,
-                        shape=(local, n, k), role=op.role)  # fmt: skip
-        return replace(op, name=name, flops=flops, forward_bytes=moved, backward_flops=flops, backward_bytes=moved,
-                       weight_flops=flops, weight_bytes=moved, columns=n, inner=k, weights=(weight,), reads=(read,),
-                       saves=(replace(read, read_for="weight"),), model_flops=flops, output_bytes=y.a * rows * n,
-                       widened_bytes=0, decoding_flops=0, transient_bytes=0, modules=("experts",))  # fmt: skip
-
-    a, b = one(low.name, r, op.inner, kept_input(op)), one(f"{op.name}.lora_B", op.columns, r, low)
+    a = _beside_grouped(y, op, low.name, (r, op.inner), kept_input(op))
+    b = _beside_grouped(y, op, f"{op.name}.lora_B", (op.columns, r), low)
     moved = y.a * rows * op.columns
     return op, a, b, step(y, f"{op.name}.add", op, (5 * moved, 2 * moved), kernels=2, takes=(b.name,), makes=op.makes)
+
+
+def _one_by_one(y: Layout[X], tuning: Tuning, op: Op[X]) -> tuple[Op[X], ...]:
+    """Return the GEMMs of experts that are modules, with LoRA beside each of their linear layers.
+
+    Source: transformers 4.57.6 models/qwen3_moe/modeling_qwen3_moe.py, which runs one expert after another.
+    """
+    flat, r, halves = replace(op, rows=op.rows * op.batch), 0 * op.rows + tuning.rank, len(op.modules)
+    experts, ops = op.kernels / halves, [op]
+    for short in op.modules:
+        name, columns = (f"{op.name}.{short}" if halves > 1 else op.name), divide(op.columns, halves)
+        makes = op.makes or (op.name, f"{op.name}.output")
+        module = AdaptedLinear(name=name, short="experts", columns=columns, makes=makes)
+        came, low = entry(y, tuning, flat, module), low_rank(y, tuning, flat, module, r)
+        a = _beside_grouped(y, op, low.name, (r, op.inner), came.tensor)
+        b = _beside_grouped(y, op, f"{name}.lora_B", (columns, r), low)
+        own = (*came.ops, replace(a, kernels=1), replace(b, kernels=1), added(y, tuning, flat, module, b.name))
+        ops += [replace(one, kernels=one.kernels * experts) for one in own]
+    return tuple(ops)

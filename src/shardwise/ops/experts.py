@@ -56,7 +56,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
         saves=(replace(source, read_for="weight"),), model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
         output_bytes=y.a * e.rows * n,
-        host_seconds=e.local * _launch_seconds(y), role=shape.role,
+        host_seconds=e.local * _launch_seconds(y), role=shape.role, modules=shape.modules,
     )  # fmt: skip
 
 
@@ -74,9 +74,10 @@ def _expert_ops(y: Layout[X], moe: MoE, e: Experts[X], name: str) -> tuple[Op[X]
         whole_outputs=sides * all_ffn,
         bias=moe.bias,
         role="up",
+        modules=("gate", "up") if moe.gated else ("up",),
     )
     down = LinearShape(inputs=e.F, outputs=e.D + zero, whole_inputs=moe.ffn, whole_outputs=moe.experts * e.D,
-                 bias=moe.bias, role="down")  # fmt: skip
+                 bias=moe.bias, role="down", modules=("down",))  # fmt: skip
     ops = (
         _looped(y, moe, _with_idle_rows(y, moe, _grouped(y, e, f"{region}.up", up, permuted)), sides),
         *_clamps(y, moe, e, region),

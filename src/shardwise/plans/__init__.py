@@ -1,5 +1,6 @@
 """Plans (how a model is laid out over devices), jobs (what is asked), stacks (what runs it) and the laws of plans."""
 
+from shardwise.plans._bases import BaseFormat, base_names, find_base
 from shardwise.plans._capabilities import DIVISORS, JOB_WORDS, SETTING_WORDS, Capabilities
 from shardwise.plans._frameworks import default_stack, filling, fine_tuners
 from shardwise.plans._jobs import (
@@ -80,10 +81,7 @@ from shardwise.plans._tuning import (
     OFT_BLOCK,
     USUAL_TARGETS,
     VIRTUAL,
-    BaseFormat,
     Tuning,
-    base_names,
-    find_base,
     layers_of,
     rank_of,
     tuning_of,

@@ -56,7 +56,10 @@ class Stack:
     """The cross entropy, one of `ops.head.loss`."""
     experts: Literal["grouped-mm", "permuted"]
     experts_loop: bool
-    """Python launches the kernels of one expert after another."""
+    """Python launches the kernels of one expert, a module of linear layers, after another."""
+    adapts_experts: Literal["peft", "listed", "parameters", "none"]
+    """Who looks for experts that are parameters among targets: peft, by its "all-linear" or by the names that the
+    framework "listed" of linear layers, the framework itself, or none of them."""
     experts_kernel: str
     """The fused kernel of experts whose rates apply ("": grouped GEMMs of libraries)."""
     library: str

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from shardwise.errors import InputError, Problem, Problems
-from shardwise.files import own_table
-from shardwise.plans._experts import LINEAR_ROUTERS, experts_of, wide_experts
+from shardwise.errors import Problems
+from shardwise.plans._bases import BaseFormat, base_names, find_base
+from shardwise.plans._experts import (
+    LINEAR_ROUTERS,
+    NAMED_EXPERTS,
+    ExpertAdapters,
+    all_reaches_experts,
+    experts_of,
+    wide_experts,
+)
 from shardwise.plans._jobs import OBJECTIVES, Training, reference_of
 from shardwise.plans._precision import Precision, find_precision
 from shardwise.plans._stack import Stack
@@ -70,56 +76,6 @@ OWN_TARGETS = {"ia3": ("k", "v", "down")}  # arXiv:2205.05638 section 3.3
 USUAL_TARGETS = ("all-linear",)  # arXiv:2305.14314 section 4: adapters on all linear layers match full fine-tuning
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BaseFormat:
-    """How frozen matrices are stored: bits an element, scales of its blocks, tables of a tensor.
-
-    `second_block` scales share one of `second_bytes`. Before a GEMM `widened_bytes` of each element are moved to
-    make 16 bits of it (0: GEMMs read it as it is), `unpacked_bytes` of each are there at once, and decoding by branches
-    takes as long as `decoding_flops` of vectors; with `keeps_widened` autograd keeps the 16 bits for the input
-    gradient. `bitsandbytes` has products of its own for it, which with `keeps_inputs` keep their input in all its
-    releases, whatever trains. With `rest_as_is` peft casts nothing beside it
-    (peft utils/other.py prepare_model_for_kbit_training).
-    """
-
-    name: str
-    bits: float
-    block: int = 0
-    scale_bytes: float = 0.0
-    second_block: int = 0
-    second_bytes: float = 0.0
-    tensor_bytes: float = 0.0
-    row_bytes: float = 0.0
-    widened_bytes: float = 0.0
-    decoding_flops: float = 0.0
-    unpacked_bytes: float = 2.0
-    keeps_widened: bool = False
-    bitsandbytes: bool = False
-    keeps_inputs: bool = False
-    rest_as_is: bool = False
-    source: str = ""
-
-    @property
-    def narrow(self) -> bool:
-        """Whether elements have fewer than 16 bits, so that they cannot be trained."""
-        return self.bits < 16
-
-
-@cache
-def _table() -> dict[str, dict[str, Any]]:
-    bases: dict[str, dict[str, Any]] = own_table(__file__, "precisions.toml")["base"]
-    return bases
-
-
-def base_names() -> tuple[str, ...]:
-    """Return the formats of frozen weights.
-
-    >>> "nf4" in base_names()
-    True
-    """
-    return tuple(_table())
-
-
 def usual_recompute(stack: Stack, base: str = "") -> Literal["none", "full"]:
     """Return what a framework recomputes unless told, beside frozen weights in a format.
 
@@ -129,17 +85,6 @@ def usual_recompute(stack: Stack, base: str = "") -> Literal["none", "full"]:
     """
     recompute = stack.usual_narrow_recompute if base and find_base(base).narrow else "none"
     return recompute if stack.usual_recompute == "none" else stack.usual_recompute
-
-
-def find_base(name: str) -> BaseFormat:
-    """Return the named format of frozen weights; raises `InputError` naming the known ones.
-
-    >>> find_base("nf4").bits, find_base("bf16").narrow
-    (4, False)
-    """
-    if name not in _table():
-        raise InputError([Problem("base", name, "is not a known format", "use one of " + ", ".join(_table()))])
-    return BaseFormat(name=name, **_table()[name])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,8 +101,8 @@ class Tuning:
     sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one of a `critic`
     that trains. OFT without a rank turns blocks of `block` features.
 
-    `experts` says how "all-linear" finds experts and their routers: as linear layers, by the names that they had in one
-    of `NAMED_EXPERTS`, or not at all; `linear_router` that it finds routers whatever it is. `family` is the type of the
+    `experts` says how names of targets reach experts, `all_experts` whether those of all linear layers do, which the
+    framework `lists_linear`; `linear_router` that these find routers whatever they reach. `family` is the type of the
     model, whose class names its linear layers.
     """
 
@@ -183,14 +128,35 @@ class Tuning:
     splits_rank: bool = True
     reference: bool = False
     critic: bool = False
-    experts: Literal["modules", "mixtral", "qwen2_moe", "hidden"] = "modules"
+    experts: ExpertAdapters = "grouped"
+    all_experts: bool = True
+    lists_linear: bool = False
     linear_router: bool = False
     family: str = ""
 
     @property
     def finds_experts(self) -> bool:
-        """Whether "all-linear" adapts experts and their routers; what has names of linear layers, LoRA alone does."""
-        return self.experts == "modules" or (self.experts != "hidden" and self.adapter in LORA)
+        """Whether names of linear layers reach experts; those of peft's transformers do so for LoRA alone."""
+        return self.experts == "grouped" or (self.experts != "hidden" and self.adapter in LORA)
+
+    @property
+    def converts_experts(self) -> bool:
+        """Whether peft makes parameters of experts of the names that their linear layers had."""
+        return self.experts in NAMED_EXPERTS
+
+    @property
+    def finds_routers(self) -> bool:
+        """Whether "all-linear" adapts routers: those that are linear layers, or were before they became parameters."""
+        named = self.converts_experts and not self.lists_linear
+        return self.linear_router or (self.adapter in LORA and (named or self.experts == "modules"))
+
+    @property
+    def sums_experts(self) -> bool:
+        """Whether adapters of experts are added to their weights, which are parameters (peft ParamWrapper).
+
+        Unsloth runs them beside grouped GEMMs (unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py, separated LoRA).
+        """
+        return self.experts not in ("grouped", "modules", "parameters")
 
     @property
     def shadowed(self) -> tuple[str, ...]:
@@ -334,6 +300,8 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
         experts=experts_of(stack, family),
+        all_experts=all_reaches_experts(stack, family),
+        lists_linear=stack.adapts_experts == "listed",
         linear_router=family in LINEAR_ROUTERS,
         family=family,
     )
@@ -344,8 +312,8 @@ def tuning_problems(job: Training) -> Problems:
     problems = Problems()
     if job.adapter and job.adapter not in ADAPTERS:
         problems.add("adapter", job.adapter, "is not a known method", "use one of " + ", ".join(ADAPTERS))
-    if job.base and job.base not in _table():
-        problems.add("base", job.base, "is not a known format", "use one of " + ", ".join(_table()))
+    if job.base and job.base not in base_names():
+        problems.add("base", job.base, "is not a known format", "use one of " + ", ".join(base_names()))
     if not isinstance(job.rank, int) or isinstance(job.rank, bool) or job.rank < 0:
         problems.add("rank", job.rank, "must be a whole number of at least 1", "use 16")
     if not isinstance(job.oft_block_size, int) or isinstance(job.oft_block_size, bool) or job.oft_block_size < 0:

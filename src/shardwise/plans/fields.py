@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any, Literal, TypeAlias
 
+from shardwise.plans._bases import base_names
 from shardwise.plans._jobs import OBJECTIVES, REFERENCES, TUNINGS
 from shardwise.plans._optimizers import OPTIMIZERS
 from shardwise.plans._plan import CONTEXT_KINDS, LAYOUTS, RECOMPUTES, SHARDINGS
 from shardwise.plans._precision import SCALINGS
 from shardwise.plans._settings import CHECKPOINT_POLICIES, LOSSES, ROLLOUTS
-from shardwise.plans._tuning import ADAPTERS, LAYER_WORDS, TRAINS, base_names
+from shardwise.plans._tuning import ADAPTERS, LAYER_WORDS, TRAINS
 from shardwise.plans.schedules import SCHEDULES
 from shardwise.records import dataclass
 

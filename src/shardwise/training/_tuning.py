@@ -141,15 +141,16 @@ def _layers(model: Model, tuning: Tuning, problems: Problems) -> None:
             problems.add("trains", word, "names layers that share their weights with others", "leave out --trains")
 
 
-def _summed_experts(tuning: Tuning, problems: Problems) -> None:
-    """Record what adapters that are added to the weights of experts cannot do.
+def _beside_experts(tuning: Tuning, problems: Problems) -> None:
+    """Record what adapters that are added to the weights of experts cannot do, and what is not counted beside experts.
 
     Source: github.com/huggingface/peft 0.21.2 tuners/lora/layer.py, ParamWrapper.
     """
     rule, remedy = "adapters of experts are added to their weights", "use --targets attention"
     if tuning.adapter == "dora":
+        rule = rule if tuning.sums_experts else "those of experts one by one are not counted"
         problems.add("adapter", "dora", f"has magnitudes, and {rule}", f"{remedy}, or --adapter lora")
-    if tuning.dropout and "experts" not in tuning.targets:
+    if tuning.dropout and tuning.experts != "modules" and "experts" not in tuning.targets:
         problems.add("adapter_dropout", tuning.dropout, f"drops an input, and {rule}", f"leave it out, or {remedy}")
 
 
@@ -159,7 +160,7 @@ def _halves(tuning: Tuning, roles: set[str], problems: Problems) -> None:
     Source: github.com/huggingface/peft 0.21.2 utils/transformers_weight_conversion.py, _convert_peft_config_moe.
     """
     words = words_of(tuning)
-    halves = words & {"gate", "up"}
+    halves = words & {"gate", "up"} if tuning.converts_experts else set()
     if "up" in roles and len(halves) == 1 and words.isdisjoint(("all-linear", "experts", "mlp")):
         names = EXPERT_NAMES.get((tuning.experts, "up"), ("gate_proj", "up_proj"))
         one, other = names if "gate" in halves else names[::-1]
@@ -215,9 +216,9 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
         for m in modules_of(tuning, op)
         if op.kind in ("matmul", "grouped") and matches(tuning, op, m.short)
     ]
-    if tuning.experts != "modules":
+    if tuning.experts != "grouped":
         if any(op.kind == "grouped" for op in chosen):
-            _summed_experts(tuning, problems)
+            _beside_experts(tuning, problems)
             _halves(tuning, {op.role for op in chosen if op.kind == "grouped"}, problems)
         _state_space(model, tuning, {op.name for op in chosen if op.region == "ssm"}, problems)
         _convolutions(model, tuning, problems)
@@ -253,8 +254,23 @@ def target_notes(model: Model, job: Training, stack: Stack) -> list[str]:
 
 
 def _expert_notes(model: Model, tuning: Tuning, stack: Stack) -> list[str]:
+    """Return that experts have no adapters though all linear layers do, and how wide they are beside narrow weights."""
+    if not any(block.has_experts for block in model.layers):
+        return []
+    return [*_frozen_experts(tuning, stack), *_wide_experts(tuning, stack)]
+
+
+def _frozen_experts(tuning: Tuning, stack: Stack) -> list[str]:
+    words, reached = words_of(tuning), tuning.finds_experts and tuning.all_experts
+    if "all-linear" not in words or "experts" in words or reached or tuning.adapter not in LORA:
+        return []
+    why = f"they are parameters, which all-linear of {stack.name} does not reach in {tuning.family}"
+    return [f"experts stay frozen: {why}; --targets all-linear,experts adapts them too"]
+
+
+def _wide_experts(tuning: Tuning, stack: Stack) -> list[str]:
     """Return how wide experts are beside narrow weights where these are linear layers alone."""
-    if not tuning.wide_experts or not any(block.has_experts for block in model.layers):
+    if not tuning.wide_experts:
         return []
     width = "fp32" if tuning.rest_bytes == 4 else "16 bits"
     why = (
