@@ -69,6 +69,18 @@ def test_a_fine_tune_whose_experts_stay_wide_is_led_to_a_framework_that_stores_t
         assert run(*ask, *words, *row["flags"].split()).tree["device_bytes"] == row["device_bytes"]
 
 
+def test_experts_that_axolotl_prepares_are_fp32_but_where_weights_are_sharded() -> None:
+    """Peft casts all that is not in 4 bits, axolotl norms and embeddings alone back, and neither runs under FSDP."""
+    model, job = load_model("qwen3-30b-a3b"), Training(seq_len=64, global_batch=2, adapter="lora", base="nf4")
+    weights = []
+    for sharding in ("none", "fsdp"):
+        plan = Plan(micro_batch=1, dp=2, sharding=sharding, sequence_parallel=False)
+        report = train(model, Cluster.parse("2xb300"), plan, job, TrainingOptions(stack="axolotl"))
+        weights.append(report.memory.weights)
+        assert any(("fp32" if sharding == "none" else "16 bits") in note for note in report.assumptions)
+    assert weights[0] > 4 * EXPERTS["qwen3-30b-a3b"] and weights[1] < 1.1 * EXPERTS["qwen3-30b-a3b"]
+
+
 R, LAYERS, E, D, F, HEADS, KV = 16, 48, 128, 2048, 768, 32 * 128, 4 * 128
 ATTENTION = LAYERS * R * ((D + HEADS) + 2 * (D + KV) + (HEADS + D))
 ROUTERS = LAYERS * R * (D + E)

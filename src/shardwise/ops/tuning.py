@@ -172,7 +172,8 @@ def stored(tuning: Tuning, op: Op[X], w: Weight[X]) -> X:
         return w.elements * (tuning.base.bits / 8)
     if quantised(tuning, op, w):
         return base_bytes(tuning.base, w.elements, w.shape[0] if w.shape else 0, len(op.parts) or 1)
-    return w.elements * (tuning.rest_bytes or 2)
+    own = tuning.expert_bytes if op.kind == "grouped" else 0
+    return w.elements * (own or tuning.rest_bytes or 2)
 
 
 def packed_bytes(base: BaseFormat, elements: X) -> X:

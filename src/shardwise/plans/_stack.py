@@ -157,6 +157,8 @@ class Stack:
     """So are experts by bitsandbytes, which passes over parameters of three dimensions."""
     narrow_rest_bytes: float
     """Width in which embedding, head and norms are kept beside narrow weights (0: as they come)."""
+    narrow_expert_bytes: float
+    """Width of experts that it passes over where that is another (0), and no sharding of weights leaves them so."""
     scores_rollouts: bool
     """Log-probabilities of answers under the policy that generated them are a pass ahead of the update."""
     narrow_rest_as_loaded: bool

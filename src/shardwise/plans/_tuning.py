@@ -96,7 +96,8 @@ class Tuning:
     of the framework's own (`Stack.adapter_kernels`), `keeps_inputs` that GEMMs of narrow weights keep their input,
     `holds_inputs` that they do as long as the graph is there, `scales_apart` that their scales are no part of the
     parameter, `narrow_head` that the head is stored as they are, `wide_experts` that experts are not, `rest_bytes` how
-    wide weights beside narrow ones are kept (0: as they come), `norm_bytes` norms where they differ, `trains` what of
+    wide weights beside narrow ones are kept (0: as they come), `norm_bytes` and
+    `expert_bytes` norms and wide experts where they differ, `trains` what of
     the model itself trains. With `splits_rank` tensor parallelism splits both matrices of an adapter, else only those
     sides that it splits of the layer. Beside an adapter there is a frozen one of a `reference`, and one of a `critic`
     that trains. OFT without a rank turns blocks of `block` features.
@@ -125,6 +126,7 @@ class Tuning:
     wide_experts: bool = False
     rest_bytes: float = 0.0
     norm_bytes: float = 0.0
+    expert_bytes: float = 0.0
     splits_rank: bool = True
     reference: bool = False
     critic: bool = False
@@ -261,10 +263,10 @@ def _rest_bytes(job: Training, stack: Stack) -> float:
     return 0.0 if stack.narrow_rest_as_loaded and narrow else stack.narrow_rest_bytes
 
 
-def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
+def tuning_of(job: Training, stack: Stack, family: str = "", sharded: bool = False) -> Tuning | None:
     """Return how a framework fine-tunes as a job asks; None where all weights train in the type of the recipe.
 
-    `family` is the type of the model.
+    `family` is the type of the model, `sharded` whether ranks share its weights.
 
     >>> from shardwise.plans import find_stack
     >>> tuning = tuning_of(Training(seq_len=1, global_batch=1, adapter="lora"), find_stack("transformers"))
@@ -297,6 +299,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "") -> Tuning | None:
         wide_experts=base.bitsandbytes and wide_experts(stack, family),
         rest_bytes=_rest_bytes(job, stack) if narrow and not base.rest_as_is else 0.0,
         norm_bytes=stack.narrow_norm_bytes if narrow and not base.rest_as_is else 0.0,
+        expert_bytes=0.0 if sharded or base.rest_as_is else stack.narrow_expert_bytes,
         reference=reference_of(job, stack.reference) == "adapter",
         critic=bool(job.adapter) and job.method in OBJECTIVES and OBJECTIVES[job.method].critic,
         experts=experts_of(stack, family),

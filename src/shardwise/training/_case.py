@@ -215,7 +215,7 @@ class TrainingCase:
     @cached_property
     def tuning(self) -> Tuning | None:
         """How the model is fine-tuned; None where all weights train."""
-        return tuning_of(self.job, self.stack, self.model.family)
+        return tuning_of(self.job, self.stack, self.model.family, bool(self.plan.sharding_rules.weights))
 
     @cached_property
     def order(self) -> LayerOrder:

@@ -205,7 +205,7 @@ def complete(question: Question, seconds: Timed) -> tuple[Plan, Training, tuple[
     problems.items += fine_tuning_problems(question.model, plan, question.job, question.stack).items
     if not problems.items:
         notes += tuning_notes(question.job, question.stack)
-        notes += target_notes(question.model, question.job, question.stack)
+        notes += target_notes(question.model, question.job, question.stack, bool(question.plan.sharding_rules.weights))
     _paging_laws(question, plan, problems)
     seq_len = question.job.seq_len if is_count(question.job.seq_len) else 0
     problems.items += law_problems(question.model, replace(plan, micro_batch=plan.micro_batch or 1), seq_len)

@@ -239,7 +239,7 @@ def _targets(model: Model, job: Training, tuning: Tuning, problems: Problems) ->
         problems.add("rank", tuning.rank, rule, f"use at most {max(sides):.0f}")
 
 
-def target_notes(model: Model, job: Training, stack: Stack) -> list[str]:
+def target_notes(model: Model, job: Training, stack: Stack, sharded: bool = False) -> list[str]:
     """Return which targets are names of other classes, and what the model's own calls the layers that they mean.
 
     >>> from shardwise.plans import find_stack
@@ -247,7 +247,7 @@ def target_notes(model: Model, job: Training, stack: Stack) -> list[str]:
     >>> target_notes(Model.load("mixtral-8x7b"), job, find_stack("trl"))
     ['targets gate_proj,up_proj taken as w1,w3: the names in mixtral']
     """
-    tuning = tuning_of(job, stack, model.family)
+    tuning = tuning_of(job, stack, model.family, sharded)
     if tuning is None or tuning.joint or not tuning.adapter:
         return []
     return [*_expert_notes(model, tuning, stack), *_foreign_names(model, job, tuning)]
@@ -272,7 +272,7 @@ def _wide_experts(tuning: Tuning, stack: Stack) -> list[str]:
     """Return how wide experts are beside narrow weights where these are linear layers alone."""
     if not tuning.wide_experts:
         return []
-    width = "fp32" if tuning.rest_bytes == 4 else "16 bits"
+    width = "fp32" if 4 in (tuning.expert_bytes, tuning.rest_bytes) else "16 bits"
     why = (
         f"{tuning.base.name} of {stack.name} is of linear layers alone, and experts are parameters since transformers 5"
     )
