@@ -207,3 +207,29 @@ def test_a_file_chooses_the_attention_of_transformers(word: str, attention: str,
     assert (case.stack.attention, case.stack.attention_kernel) == (attention, kernel)
     kept = case.train("b200").evaluation.parts.kinds[0].kept_bytes
     assert (kept > 32 * 4096**2 * 6) == (word == "eager")
+
+
+@pytest.mark.parametrize(
+    ("text", "patched"),
+    [
+        ("base_model: meta-llama/Llama-3.1-8B\n" + LIGER, True),
+        ("base_model: allenai/OLMoE-1B-7B-0924\n" + LIGER, False),
+        ("model_name_or_path: zai-org/GLM-4.5-Air\nstage: sft\nenable_liger_kernel: true\n", False),
+        ("model_name_or_path: zai-org/GLM-4.5-Air\nmax_length: 512\nuse_liger_kernel: true\n", False),
+        ("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 512\nuse_liger_kernel: true\n", True),
+    ],
+)
+def test_liger_leaves_types_of_models_that_it_has_no_kernels_for(text: str, patched: bool, tmp_path: Path) -> None:
+    """Their layers stay as they come, which the answer says (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
+    case = case_of(text, tmp_path)
+    assert (case.stack.norm == "fused" or case.stack.settings.loss == "fused-linear") is patched
+    assert any("Liger's kernels are not of" in note for note in case.assumed) is not patched
+
+
+@pytest.mark.parametrize(("text", "word"), [(AXOLOTL, "eager_attention: true"), (FACTORY, "flash_attn: disabled")])
+def test_a_trainer_s_own_word_for_eager_attention_keeps_scores(text: str, word: str, tmp_path: Path) -> None:
+    """Whole scores of 32 heads are kept, where a fused kernel keeps a number a row."""
+    off = "disable_gradient_checkpointing: true\n" if text.startswith(FACTORY) else ""
+    usual, eager = (answer(case_of(text + off + more, tmp_path)) for more in ("", word + "\n"))
+    kept = [one.evaluation.parts.kinds[0].kept_bytes / one.case.job.sequences for one in (usual, eager)]
+    assert kept[1] - kept[0] > 4 * 32 * 2048**2

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.formats._imported import Imported, Keys
-from shardwise.plans import Stack
+from shardwise.models import Model
+from shardwise.plans import Stack, find_stack
 from shardwise.records import replace
 
 
@@ -28,8 +29,29 @@ _ATTENTION["kernels-community/flash-attn2"] = _ATTENTION["flash_attention_2"]
 
 
 def attending(keys: Keys, stack: Stack, path: str) -> Stack:
-    """Return a stack with the attention that a key names; PyTorch's own, and words that are not known, leave it."""
-    return replace(stack, **_ATTENTION.get(keys.word(path), {}))
+    """Return a stack with the attention that a key names; words that are not known leave it."""
+    return with_attention(stack, keys.word(path))
+
+
+def with_attention(stack: Stack, word: str) -> Stack:
+    """Return a stack with the attention that a word of transformers names: PyTorch's own, steps or a kernel.
+
+    >>> from shardwise.plans import find_stack
+    >>> [with_attention(find_stack("axolotl"), word).attention_kernel for word in ("", "sdpa", "flash_attention_2")]
+    ['flash-2', 'cudnn-9.19', 'flash-2']
+    """
+    if word == "sdpa":
+        usual = find_stack("transformers")
+        return replace(stack, attention_kernel=usual.attention_kernel, leaves_groups=usual.leaves_groups)
+    return replace(stack, **_ATTENTION.get(word, {}))
+
+
+def liger_patches(keys: Keys, model: Model | None) -> bool:
+    """Return whether Liger patches a model's class, as far as the trainer's table has its types; says where not."""
+    if model is None or not model.family or model.family in keys.table["liger"]["types"]:
+        return True
+    keys.assumed.append(f"layers and loss as they are: Liger's kernels are not of {model.family}, which it leaves")
+    return False
 
 
 def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
@@ -38,7 +60,10 @@ def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
         changed = all(getattr(stack, name) == value for name, value in fields.items())
         if changed and any(getattr(usual, name) != value for name, value in fields.items()):
             return {"attn_implementation": word}
-    return {}
+    own = (stack.attention_kernel, stack.leaves_groups)
+    plain = with_attention(usual, "sdpa")
+    of_pytorch = own == (plain.attention_kernel, plain.leaves_groups) != (usual.attention_kernel, usual.leaves_groups)
+    return {"attn_implementation": "sdpa"} if of_pytorch else {}
 
 
 _OWN = ("loss", "checkpoint_reenters", "adapter_kernels")

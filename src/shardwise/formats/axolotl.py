@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import reentrance_words, reentrant, under_deepspeed
+from shardwise.formats._checkpoints import (
+    attention_words,
+    liger_patches,
+    reentrance_words,
+    reentrant,
+    under_deepspeed,
+    with_attention,
+)
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
 from shardwise.formats._words import words_of
+from shardwise.models import Model
 from shardwise.plans import Plan, Recompute, Sharding, Stack, Training, find_stack, rank_of, shard_of
 from shardwise.records import replace
 
@@ -64,7 +72,7 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
     job = _trainer.lasting(job, keys.whole("max_steps") or 0)
     if not keys.flag("sample_packing") and not keys.flag("pad_to_sequence_len"):
         _trainer.say_unpacked(keys, seq_len)
-    stack = _stack(keys, under_deepspeed(launched, find_stack("axolotl")))
+    stack = _stack(keys, under_deepspeed(launched, find_stack("axolotl")), model)
     devices = _trainer.world(keys, around.num_devices, plan, _SIZES["shard"], _SIZES["replicate"])
     return keys.case(
         source, model=model, plan=plan, job=job, stack=stack, num_devices=devices,
@@ -182,13 +190,22 @@ def _adapter(keys: Keys) -> dict[str, Any]:
 _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
-def _stack(keys: Keys, stack: Stack) -> Stack:
+# utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL, in its order.
+_ATTENTION = {
+    "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+}  # fmt: skip
+
+
+def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
+    flags = [word for name, word in _ATTENTION.items() if keys.flag(name)]
+    stack = with_attention(stack, keys.word("attn_implementation") or next(iter(flags), ""))
     # utils/schemas/config.py check_auto_enable_lora_kernels: on unless one of them is said, and then those alone.
     kernels = [keys.flag(name) for name in _KERNELS]
     if any(one is not None for one in kernels) and not kernels[0]:
         stack = replace(stack, adapter_kernels="")
     stack = _checkpointed(keys, stack)
-    stack = _liger_layers(keys, stack)
+    stack = _liger_layers(keys, stack, model)
     if keys.flag("quantize_moe_experts"):
         stack = replace(stack, narrow_experts=True)
     settings = _trainer.synchronised(keys, stack).settings
@@ -212,9 +229,10 @@ def _checkpointed(keys: Keys, stack: Stack) -> Stack:
     return stack if wrapped else given
 
 
-def _liger_layers(keys: Keys, stack: Stack) -> Stack:
+def _liger_layers(keys: Keys, stack: Stack, model: Model | None) -> Stack:
     """Return a stack with the layers that Liger's plugin fuses, each by a switch (integrations/liger/args.py)."""
-    if _LIGER not in words_of(keys, "plugins"):
+    fused = any([keys.flag(name) for name in ("liger_rms_norm", "liger_glu_activation", "liger_swiglu")])
+    if _LIGER not in words_of(keys, "plugins") or (fused and not liger_patches(keys, model)):
         return stack
     if keys.flag("liger_rms_norm"):
         stack = replace(stack, norm="fused")
@@ -240,6 +258,7 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         **({"fp16": True, "bf16": False} if precision == "amp-fp16" else {"bf16": precision != "fp32"}),
         # Packed sequences stay apart, and context parallelism runs, with this one alone.
         "attn_implementation": "flash_attention_2",
+        **attention_words(case.stack, find_stack("axolotl")),
         "gradient_checkpointing": p.recompute == "full" or "activations" in p.offload,
         "learning_rate": 2e-5,
     }

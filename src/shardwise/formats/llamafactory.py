@@ -10,12 +10,13 @@ import re
 from typing import Any
 
 from shardwise.formats import _trainer, _yaml
-from shardwise.formats._checkpoints import under_deepspeed
+from shardwise.formats._checkpoints import attention_words, liger_patches, under_deepspeed, with_attention
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table, top_level
 from shardwise.formats._launch import started
 from shardwise.formats._words import words_of
 from shardwise.formats.megatron._beside import plan_beside
+from shardwise.models import Model
 from shardwise.plans import (
     OBJECTIVES,
     OFT_BLOCK,
@@ -109,7 +110,7 @@ def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
     if not packed:
         _trainer.say_unpacked(keys, seq_len)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=_stack(keys, stack), num_devices=around.num_devices,
+        source, model=model, plan=plan, job=job, stack=_stack(keys, stack, model), num_devices=around.num_devices,
         accumulation=0 if batch else times,
     )  # fmt: skip
 
@@ -218,16 +219,20 @@ def base_of(keys: Keys, bits: int | None, way: str, under: str = "") -> str:
     return "nf4" if keys.flag(f"{under}double_quantization") is False else "nf4-dq"
 
 
-def _stack(keys: Keys, stack: Stack) -> Stack:
-    stack = _trainer.synchronised(keys, stack)
+# model/model_utils/attention.py configure_attn_implementation; auto is transformers' own choice.
+_ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+
+
+def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
+    stack = with_attention(_trainer.synchronised(keys, stack), _ATTENTION.get(keys.word("flash_attn"), ""))
     if keys.flag("use_reentrant_gc") is False:
         stack = replace(stack, checkpoint_reenters="")
-    if keys.flag("enable_liger_kernel") and keys.word("stage") not in ("", "sft", "pt"):
+    if not keys.flag("enable_liger_kernel") or not liger_patches(keys, model):
+        return stack
+    if keys.word("stage") not in ("", "sft", "pt"):
         # model/model_utils/liger_kernel.py require_logits: stages that read logits have no fused linear cross entropy.
         return fused_layers(stack)
-    if keys.flag("enable_liger_kernel"):
-        return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
-    return stack
+    return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
 
 
 def tree_of(case: ExportCase) -> dict[str, Any]:
@@ -266,6 +271,9 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
         tree["use_unsloth_gc"] = True
     if case.stack.settings.loss == "fused-linear" or case.stack.norm == "fused":
         tree["enable_liger_kernel"] = True
+    attention = attention_words(case.stack, find_stack("llama-factory")).get("attn_implementation", "")
+    if told := next((theirs for theirs, word in _ATTENTION.items() if word == attention), ""):
+        tree["flash_attn"] = told
     return tree | _trainer.sync_words(case.stack)
 
 

@@ -14,18 +14,12 @@ from typing import Any
 
 from shardwise.files import YAML_BYTES, below, read_text
 from shardwise.formats import _trainer, _yaml, deepspeed, fsdp
-from shardwise.formats._checkpoints import attending, reentrant, under_deepspeed
-from shardwise.formats._exported import (
-    ExportCase,
-    Exported,
-    lost,
-    refuse,
-    unexported,
-    worded,
-)
+from shardwise.formats._checkpoints import attending, liger_patches, reentrant, under_deepspeed
+from shardwise.formats._exported import ExportCase, Exported, lost, refuse, unexported, worded
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, table
 from shardwise.formats._launch import Launch, started
 from shardwise.formats._words import words_of
+from shardwise.models import Model
 from shardwise.plans import (
     WHOLE_LOSSES,
     Plan,
@@ -116,7 +110,8 @@ def _case(
         **(_objective(keys, program) if trl else {}),
     )
     job = _trainer.lasting(job, keys.whole("max_steps", rest=True) or 0)
-    stack = _stack(keys, under_deepspeed(launched, find_stack("trl" if trl else "transformers")))
+    model = _trainer.model_named(keys, "model_name_or_path")
+    stack = _stack(keys, under_deepspeed(launched, find_stack("trl" if trl else "transformers")), model)
     if trl and job.adapter and launched and plan.sharding_rules.weights:
         # trl 1.16.0 trainer/{sft,dpo,kto,grpo,rloo,reward}_trainer.py: forced, until DeepSpeed takes the other kind.
         stack = replace(stack, checkpoint_reenters="always")
@@ -126,7 +121,7 @@ def _case(
     stack = _rollouts(keys, stack) if program in ("grpo", "rloo") else stack
     return keys.case(
         source,
-        model=_trainer.model_named(keys, "model_name_or_path"),
+        model=model,
         plan=plan,
         job=job,
         stack=stack,
@@ -336,15 +331,15 @@ def _rollouts(keys: Keys, stack: Stack) -> Stack:
     return replace(stack, settings=replace(stack.settings, rollout=place))
 
 
-def _stack(keys: Keys, stack: Stack) -> Stack:
+def _stack(keys: Keys, stack: Stack, model: Model | None) -> Stack:
     stack = attending(keys, stack, "attn_implementation")
     stack = reentrant(keys, _trainer.synchronised(keys, stack), *_REENTRANT)
-    if keys.flag("use_liger_kernel") and stack.loss in WHOLE_LOSSES:
+    if not keys.flag("use_liger_kernel") or not liger_patches(keys, model):
+        return stack
+    if stack.loss in WHOLE_LOSSES:
         # trl 1.16.0 trainer/sft_trainer.py and its like: fused_linear_cross_entropy False, for their own stands there.
         return fused_layers(stack)
-    if keys.flag("use_liger_kernel"):
-        return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
-    return stack
+    return replace(stack, settings=replace(stack.settings, loss="fused-linear"))
 
 
 def _settings(case: ExportCase) -> dict[str, Any]:
