@@ -65,3 +65,31 @@ def test_an_address_cites_what_its_short_form_does(path: str, case: str, notes: 
     """What a repository documents counts for its pages however they are cited, as do the names of its cases."""
     cells, _ = documented(f"{path}docs/b200/summary.json case {case}")
     assert (cells["cp_kind"], cells.get("notes")) == ("a2a", notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "dtype", "release", "wanted"),
+    [
+        (
+            "nemotron-3-nano-30b-a3b",
+            "h100-sxm-80gb",
+            "fp8",
+            "26.04",
+            ("selective", "moe, layernorm, core_attn, moe_act"),
+        ),
+        ("nemotron-3-nano-30b-a3b", "b300", "mxfp8", "26.06", ("none", None)),
+        ("gpt-oss-120b", "gb200", "bf16", "26.02", ("selective", "layernorm, moe_act")),
+        ("gpt-oss-120b", "gb200", "mxfp8", "26.06.01", ("none", None)),
+        ("qwen3-30b-a3b", "b300", "mxfp8", "26.06", ("none", None)),
+        ("llama-3-70b", "h100-sxm-80gb", "fp8", "26.06", (None, None)),
+    ],
+)
+def test_recipes_say_which_modules_of_mixtures_run_again(
+    model: str, device: str, dtype: str, release: str, wanted: tuple[str | None, str | None]
+) -> None:
+    """Megatron-Bridge's table leaves recomputation to its recipes, which differ by device, type and release."""
+    page = "github:NVIDIA-NeMo/Megatron-Bridge@067f987df:docs/performance-summary.md"
+    row = {"model": model, "device": device, "compute_dtype": dtype, "framework": f"Megatron-Bridge {release}"}
+    cells, _ = documented(page, {**row, "seq_len": "4096", "finetune": "pretrain"})
+    assert (cells.get("recompute"), cells.get("recompute_detail")) == wanted
+    assert "recompute" not in documented(page, {**row, "seq_len": "4096", "finetune": "lora"})[0]
