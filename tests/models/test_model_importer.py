@@ -415,7 +415,7 @@ def test_an_unknown_type_with_llamas_keys_is_read_as_llama() -> None:
     [
         ({"model_type": "ouro", "total_ut_steps": 4}, "total_ut_steps"),
         ({"model_type": "longcat_flash_ngram", "ngram_vocab_size_ratio": 78}, "ngram_vocab_size_ratio"),
-        ({"model_type": "mimo", "num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
+        ({"model_type": "new", "num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         ({"model_type": "new", "layer_types": ["linear_attention", "full_attention", "full_attention"]}, "layer_types"),
         ({"architectures": ["LoopedLlamaForCausalLM"], "num_loops": 4}, "num_loops"),
         ({"draft_vocab_size": 32, "architectures": ["LlamaForCausalLMEagle3"]}, "another model's states"),

@@ -179,7 +179,7 @@ class Config:
         if value is _MISSING or value is None:
             return []
         if not isinstance(value, Sequence) or isinstance(value, str) or not all(_is(kind, v) for v in value):
-            word = {int: "whole numbers", str: "words"}.get(kind, f"{kind.__name__} values")
+            word = {int: "whole numbers", str: "words", dict: "objects"}.get(kind, f"{kind.__name__} values")
             remedy = "write one entry for each layer, or leave it out"
             self.problems.add(key, value, f"must be a list of {word}", remedy)
             return []
@@ -214,7 +214,14 @@ class Config:
         key, value = self._find(name, ())
         if value is not _MISSING and value is not None and not isinstance(value, Mapping):
             self.problems.add(key, value, "must be an object", "write { } with its fields")
-        inner = Config(value if isinstance(value, Mapping) else {}, self.model_type, overrides=self.overrides)
+        return self._nested(value if isinstance(value, Mapping) else {})
+
+    def sections(self, name: str, length: int) -> list[Config]:
+        """Return a list of nested objects, one for each of `length` layers, as `section` returns one."""
+        return [self._nested(value) for value in self.sequence(name, length, dict)]
+
+    def _nested(self, value: Mapping[str, Any]) -> Config:
+        inner = Config(value, self.model_type, overrides=self.overrides)
         inner.problems, inner.notes, inner._overridden = self.problems, self.notes, self._overridden
         inner._asked = self._asked
         return inner

@@ -42,6 +42,13 @@ class LayerCost(Generic[X]):
     flops: X
     moved_bytes: X
 
+    @classmethod
+    def nothing(cls, zero: X) -> LayerCost[X]:
+        """Return the cost of a layer without operators, which a search has pruned away."""
+        return cls(
+            seconds=zero, routed=zero, operators={}, roles={}, exposed={}, hidden={}, flops=zero, moved_bytes=zero
+        )
+
 
 _SUMS, _TABLES = ("seconds", "routed", "flops", "moved_bytes"), ("operators", "roles", "exposed", "hidden")
 

@@ -153,7 +153,7 @@ def gathered(part: LayerCost[X], weights: X, costs: EngineCostModel[X]) -> Layer
 
 def model_cost(case: ServingCase, ledger: StepLedger[X], costs: EngineCostModel[X], zero: X) -> ModelCost[X]:
     """Return seconds of every kind of layer, of the embedding and of the head in one step."""
-    costs_of = [layer_cost(ops, costs, label) for label, ops in ledger.lines]
+    costs_of = [layer_cost(ops, costs, label) if ops else LayerCost.nothing(zero) for label, ops in ledger.lines]
     if case.job.shard_weights:
         layers = layers_bytes(case, ledger, zero)
         costs_of = [gathered(part, own.weights, costs) for part, own in zip(costs_of, layers, strict=True)]

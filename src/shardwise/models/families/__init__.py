@@ -36,7 +36,8 @@ _MODULES = {
         bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
     "vision": "vit deit beit dinov2 dinov2_with_registers dinov3_vit",
     "described": "gpt2-like llama-like mcore_gpt mcore_moe mcore_hybrid",
-    "remote": "internlm baichuan qwen chatglm deci",
+    "remote": "internlm baichuan qwen chatglm deci mimo nemotron-nas",
+    "remote_moe": "deepseek bailing_moe bailing_moe_v2 bailing_moe_linear",
 }
 
 FAMILIES: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -1,7 +1,7 @@
-"""Families whose model code lives beside their checkpoints: InternLM, Baichuan, Qwen 1, ChatGLM and DeciLM.
+"""Dense families whose model code lives beside their checkpoints: InternLM, Baichuan, Qwen 1, ChatGLM, DeciLM, MiMo.
 
 Sources: the configuration and modelling files of internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, Qwen/Qwen-7B,
-THUDM/chatglm3-6b and Deci/DeciLM-7B on the hub.
+THUDM/chatglm3-6b, Deci/DeciLM-7B, nvidia/Llama-3_3-Nemotron-Super-49B-v1 and XiaomiMiMo/MiMo-7B-Base on the hub.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from shardwise.models._config import Config
 from shardwise.models._mixers import Attention
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
+from shardwise.models.families.moe import with_mtp
 from shardwise.records import replace
 
 
@@ -72,10 +73,66 @@ def deci(config: Config) -> Architecture:
     return parts.language_model(config, tuple(made[k] for k in given))
 
 
+def mimo(config: Config) -> Architecture:
+    """Return MiMo-7B: Qwen2's layers with prediction layers of their kind behind them."""
+    core = parts.attention(config, qkv_bias=config.flag("attention_bias", default=True))
+    config.accept("use_sliding_window", "window", "max_window_layers")
+    return with_mtp(config, _llama_like(config, core, parts.mlp(config)))
+
+
+def nemotron_nas(config: Config) -> Architecture:
+    """Return a Llama that a search has pruned: attention and feed-forwards that layers lack, each of its own width.
+
+    Source: github.com/vllm-project/vllm v0.33.0 vllm/model_executor/models/nemotron_nas.py.
+    """
+    number = config.layers()
+    config.accept("ffn", "num_key_value_heads")
+    if not config.has("block_configs"):
+        config.problems.add("block_configs", None, "is missing", "list attention and ffn of each layer")
+    made: dict[str, Block] = {}
+    layers = []
+    for inner in config.sections("block_configs", number):
+        key = str(inner.raw)
+        made[key] = made.get(key) or _searched(config, inner)
+        layers.append(made[key])
+    return parts.language_model(config, tuple(layers) or (Block(mixers=(), feed_forward=None, norms=0),) * number)
+
+
+def _searched(config: Config, inner: Config) -> Block:
+    """Return the layer that one entry of `block_configs` states."""
+    attends, feeds = inner.section("attention"), inner.section("ffn")
+    for part, name in ((attends, "attention"), (feeds, "ffn")):
+        rule = f"has {name} that one linear layer replaces, which is not understood"
+        config.expect(not part.flag("replace_with_linear"), "block_configs", rule, "use a model without")
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    bias, mixers, ffn = config.flag("attention_bias"), (), None
+    if not attends.flag("no_op"):
+        group = attends.size("n_heads_in_group")
+        rule = f"has n_heads_in_group {group}, which must divide the {heads} heads"
+        config.expect(heads % group == 0, "block_configs", rule, "use a divisor")
+        mixers = (
+            Attention(
+                heads=heads,
+                kv_heads=max(heads // group, 1),
+                head_dim=parts.head_dim(config, heads),
+                qkv_bias=bias,
+                out_bias=bias,
+                window=attends.count("window_length"),
+            ),
+        )
+    if not feeds.flag("no_op"):
+        # The width is two thirds of so many times the stream, and filled up to a multiple of 256.
+        width = -(-int(2 * feeds.number("ffn_mult", default=1.0) * hidden / 3) // 256) * 256
+        ffn = MLP(ffn=max(width, 256), bias=config.flag("mlp_bias"), activation=parts.activation(config))
+    return Block(mixers=mixers, feed_forward=ffn, norms=len(mixers) + (ffn is not None))
+
+
 ROWS: dict[str, FamilyRow] = {
     "internlm": FamilyRow(internlm),
     "baichuan": FamilyRow(baichuan),
     "qwen": FamilyRow(qwen),
     "chatglm": FamilyRow(chatglm),
     "deci": FamilyRow(deci),
+    "mimo": FamilyRow(mimo),
+    "nemotron-nas": FamilyRow(nemotron_nas),
 }
