@@ -354,7 +354,16 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
          f"{NVFP4}+attention=bf16"),
         ({**MODELOPT, "ignore": [f"model.layers.{i}.self_attn.q_proj" for i in range(3)]},
          f"{NVFP4}+attention=different"),
-        ({**MODELOPT, "ignore": ["model.layers.1*"]}, f"{NVFP4}+layers=different"),
+        ({**MODELOPT, "ignore": ["model.layers.1*"]}, f"{NVFP4}+attention=bf16*1/3+feed-forward=bf16*1/3"),
+        ({**MODELOPT, "ignore": ["model.layers.1.wings"]}, f"{NVFP4}+layers=different"),
+        ({**MODELOPT, "ignore": ["mtp.layers.0*", "mtp*"]}, NVFP4),
+        ({**MODELOPT, "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4"}, **{
+            f"model.layers.{i}.{part}": {"quant_algo": algo} for i in range(3)
+            for part, algo in (("mlp.up_proj", "W4A16_NVFP4"), ("mlp.down_proj", "W4A16_NVFP4"), ("self_attn", "FP8"))}}},
+         "modelopt-w4a16_nvfp4+attention=fp8+head=w4a16_nvfp4"),
+        ({"quant_method": "fp8", "modules_to_not_convert": [
+            f"model.layers.{i}.{name}" for i in range(3)
+            for name in ("self_attn.indexers_proj", "mlp.gate.e_score_correction_bias", "eh_proj")]}, "fp8"),
         ({**MODELOPT, "quantized_layers": {f"model.layers.{i}.mlp*": {"quant_algo": "NVFP4"} for i in range(3)}},
          f"{NVFP4}+attention=bf16"),
         ({"quant_method": "compressed-tensors", "ignore": ["re:.*self_attn.*"], "config_groups": {"group_0": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from os import PathLike
@@ -285,7 +285,26 @@ def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -
     name = os.path.basename(file)
     named_by_folder = name == "config.json"
     stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
-    return architecture_from_config(_read(file), name=stem, overrides=overrides, part=part)
+    beside = os.path.join(os.path.dirname(file), _MODELOPT)
+    raw = _with_modelopt(_read(file), lambda: beside if named_by_folder else "")
+    return architecture_from_config(raw, name=stem, overrides=overrides, part=part)
+
+
+_MODELOPT = "hf_quant_config.json"
+
+
+def _with_modelopt(raw: Any, beside: Callable[[], str]) -> Any:
+    """Return a configuration with what ModelOpt wrote into a file of its own, which `beside` finds, if it did.
+
+    Source: github.com/vllm-project/vllm v0.33.0 vllm/transformers_utils/config.py, get_config.
+    """
+    if not isinstance(raw, dict) or raw.get("quantization_config") is not None or not os.path.isfile(file := beside()):
+        return raw
+    section = content.get("quantization") if isinstance(content := _read(file), dict) else None
+    if not isinstance(section, dict):
+        rule = "has no object quantization"
+        raise InputError([Problem(_MODELOPT, file, rule, "write it as ModelOpt does, or take the file away")])
+    return {**raw, "quantization_config": {"quant_method": "modelopt", **section}}
 
 
 def _read(file: str) -> Any:
@@ -311,7 +330,15 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
         file = hf_hub_download(word, "config.json")
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
         raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
-    return architecture_from_config(_read(file), name=word.rpartition("/")[2].lower(), overrides=overrides, part=part)
+
+    def beside() -> str:
+        try:
+            return str(hf_hub_download(word, _MODELOPT))
+        except Exception:  # most have none
+            return ""
+
+    raw, name = _with_modelopt(_read(file), beside), word.rpartition("/")[2].lower()
+    return architecture_from_config(raw, name=name, overrides=overrides, part=part)
 
 
 def _alike(word: str, alike: float) -> list[str]:

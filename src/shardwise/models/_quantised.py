@@ -16,11 +16,14 @@ from shardwise.models._mixers import Attention, CompressedAttention, LatentAtten
 
 # The part of a model that a module's name belongs to, the first that is found; "" is wide in every format, or no part.
 _NAMES = (
-    (r"vision|visual|audio|projector|merger|embed|lm_head|output_layer|norm|router|conv1d", ""),
+    (r"lm_head|output_layer", "head"),
+    (r"vision|visual|audio|projector|merge|embed|norm|router|conv1d|correction_bias|eh_proj", ""),
+    # Weights of the indexer's heads, a value a head of the indexer (zai-org/GLM-5-FP8 config.json, 2026).
+    (r"indexers?[._](weights_)?proj|indexers_proj", ""),
     (r"(^|[._])gate\W*$", ""),
     # Steps and decays of delta attention, a value a head: Qwen3.5 keeps them wide (its config.json in FP8, 2026).
     (r"in_proj_(a|b|ba)\W*$", ""),
-    (r"mtp|nextn|eh_proj", "mtp"),
+    (r"mtp|nextn", "mtp"),
     (r"latent", "latent"),
     (r"shared_expert", "shared"),
     (r"experts", "experts"),
@@ -29,6 +32,8 @@ _NAMES = (
     (r"mlp|ffn|feed_forward|(up|down|gate)_proj", "feed-forward"),
 )
 _LAYER = re.compile(r"layers\W{1,3}(\d{1,4})(?!\d)")
+# All of a layer: model.layers.0*, as ModelOpt writes what it keeps.
+_WHOLE = re.compile(r"layers\W{1,3}(\d{1,4})\W*$")
 # One linear layer of several in a module, and those without which a module is not kept whole.
 _LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
 _LAST = frozenset(("o", "out", "down"))
@@ -112,8 +117,9 @@ def _algo(algorithm: Any) -> str:
 
 
 def _of_experts(formats: Mapping[str, str]) -> str:
-    """Return the format of the experts among named modules, or of the first."""
-    own = [form for name, form in formats.items() if _part(name, 0) == "experts"]
+    """Return the format of the experts among named modules, of feed-forwards where there are none, or of the first."""
+    named = [(_part(name, 0), form) for name, form in formats.items()]
+    own = [form for kind in ("experts", "feed-forward") for part, form in named if part == kind]
     return next(iter((*own, *formats.values())), "")
 
 
@@ -144,19 +150,21 @@ def _scheme(group: Mapping[str, Any]) -> str:
 
 def _part(name: str, layers: int) -> str:
     """Return the part that a module belongs to, "" for one that is wide in every format."""
-    index = _LAYER.search(name)
-    if layers and index and int(index[1]) >= layers:
-        return "mtp"
-    return next((part for pattern, part in _NAMES if re.search(pattern, name[:200])), "?")
+    index, named = _LAYER.search(name), next((part for pattern, part in _NAMES if re.search(pattern, name[:200])), "?")
+    return "mtp" if named and layers and index and int(index[1]) >= layers else named
 
 
 def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: str) -> str:
     """Return the parts with a format of their own as formats are written; `unnamed` is that of modules not named."""
     layers, parts = _layers(model), []
-    if any(_LAYER.search(name) and _part(name, len(model.layers)) == "?" for name in formats):
+    number, experts = len(model.layers), {i for i, block in enumerate(model.layers) if block.experts is not None}
+    rest = {name: form for name, form in formats.items() if _LAYER.search(name) and _part(name, number) == "?"}
+    whole = {int(layer[1]): form for name, form in rest.items() if (layer := _WHOLE.search(name))}
+    if any(not _WHOLE.search(name) for name in rest) or any(i in experts and f != own for i, f in whole.items()):
         parts.append("+layers=different")
     for part, indices in layers.items():
-        named = {name: form for name, form in formats.items() if _part(name, len(model.layers)) == part}
+        named = {name: form for name, form in formats.items() if _part(name, number) == part}
+        named |= {f"layers.{i}": form for i, form in whole.items() if i in indices}
         if not named and unnamed and part != "mtp":
             parts.append(f"+{part}={unnamed}")
         others = set(named.values()) - {own}
@@ -166,7 +174,8 @@ def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: s
             parts.append(
                 f"+{part}={others.pop()}{of}" if len(others) == 1 and (named_layers or not of) else f"+{part}=different"
             )
-    return "".join(parts)
+    head = {form for name, form in formats.items() if _part(name, number) == "head"} - {"bf16"}
+    return "".join(parts) + "".join(f"+head={form}" for form in head)
 
 
 def _layers_named(names: Iterable[str], indices: frozenset[int]) -> frozenset[int]:

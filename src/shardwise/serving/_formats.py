@@ -73,6 +73,8 @@ class WeightFormat:
     def of(self, weight: Weight[Any]) -> WeightFormat | None:
         """Return the format that a weight takes, this or that of its part; None for one that stays wide."""
         own = dict(self.parts).get(part_of(weight), self)
+        if weight.kind == "head" and own is not self:
+            return own if own.bits < self.rest_bits else None
         return own if own.holds(weight) and (own is self or own.bits < self.rest_bits) else None
 
     def holds(self, weight: Weight[Any]) -> bool:
@@ -93,14 +95,16 @@ class WeightFormat:
         return own.bytes if own else max(self.rest_bits / 8, 4.0 if self.bits == 32 else 0.0)
 
 
-PARTS = ("attention", "recurrent", "feed-forward", "shared", "latent", "mtp")
+PARTS = ("attention", "recurrent", "feed-forward", "shared", "latent", "mtp", "head")
 """What formats tell apart from the routed experts: mixers that attend and that keep a state, feed-forwards that are no
 mixture, experts that all tokens pass, the maps into a latent of the experts and out of it, layers that predict more
-tokens."""
+tokens, and the output head, which stays wide unless it is named."""
 
 
 def part_of(weight: Weight[Any]) -> str:
     """Return the part that a matrix belongs to, "" where it is an expert's or none's."""
+    if weight.kind == "head":
+        return "head"
     if weight.expert or weight.kind != "matrix" or weight.role == "router":
         return ""
     return weight.module or ("feed-forward" if weight.role in _FEED_FORWARD else "")
