@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -309,6 +310,25 @@ def test_changes_of_a_deployment_are_what_they_say(replicas: int) -> None:
         assert field not in wanted or wanted[field] == one.value
 
 
+@pytest.mark.parametrize("devices", [1, 5, 12])
+def test_more_replicas_than_a_node_holds_are_joined_as_a_cluster_of_so_many_is(devices: int) -> None:
+    """Part of a node grows into nodes: the devices, the links and the latencies are those of `--on` with as many."""
+    arrivals = Arrivals(rate=200.0 * devices)
+    asked = Workload(input_tokens=Length(mean=500), output_tokens=Length(mean=20), count=300, arrivals=arrivals)
+    options = LoadOptions(limits=(Limit(metric="e2e", quantile="mean", seconds=0.001),))
+
+    def served(replicas: int) -> ServeReport:
+        cluster = Cluster.parse(f"{replicas}xh100-sxm-80gb")
+        return serve(load_model("llama-3.2-1b"), cluster, Plan(dp=replicas), asked, Serving(), options)
+
+    wider = [one for one in load_remedies(served(devices)) if one.field == "dp"]
+    assert wider
+    for one in wider:
+        typed = served(int(one.value))
+        assert replace(one.report.base.case.cluster, name="") == replace(typed.base.case.cluster, name="")
+        assert one.report.latencies == typed.latencies
+
+
 @pytest.mark.parametrize(("tpot", "least"), [(0.030, 5), (0.012, 7), (0.0001, 0)])
 def test_the_fewest_replicas_that_keep_the_limits_are_named(tpot: float, least: int) -> None:
     """One replica less carries the load too full or misses a limit; a limit that none keeps is kept by no number."""
@@ -357,3 +377,13 @@ def test_one_replica_is_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
     found = plan_serve(model, cluster, workload(1.0), None, options, (one, "devices", 1))
     assert found.best[0].replicas == 1 and found.best[0].meets
     assert found.fewer is None
+
+
+def test_what_is_typed_again_has_the_remedies_of_the_first_answer() -> None:
+    """Remedies simulate as many requests as fill them: the line under AGAIN states no number that nobody gave."""
+    asked = ("serve", "llama-3.2-1b", "--on", "1xh100", "--rate", "700", "--p90-itl", "1ms")
+    asked += ("--input-tokens", "10", "--output-tokens", "300")
+    again = shlex.split(run(*asked).out.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
+    first, second = run(*asked, "--json"), run(*again, "--json")
+    assert first.tree["remedies"]
+    assert (first.status, first.tree["remedies"]) == (second.status, second.tree["remedies"])

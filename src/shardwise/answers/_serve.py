@@ -342,7 +342,8 @@ def answer(inputs: Inputs, width: int) -> Answer:
     if "explain" in inputs.values:
         return _explained(inputs, report, width)
     plan = report.base.plan
-    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, **simulated_again(report)}
+    # Remedies choose how many requests they need, as long as nobody says how many: what is typed with one does too.
+    fixed = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, **(simulated_again(report) if report.meets else {})}
     remedies: tuple[LoadRemedy, ...] = ()
     if report.fits and not report.meets:
         from shardwise.search import load_remedies

@@ -7,7 +7,7 @@ from dataclasses import field as dc_field
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.hardware import Cluster, part_of
+from shardwise.hardware import Cluster
 from shardwise.plans import Limit
 from shardwise.records import dataclass, replace
 from shardwise.serving import infer
@@ -45,8 +45,9 @@ def _grown(cluster: Cluster, devices: int) -> Cluster:
     if devices <= cluster.num_devices:
         return cluster
     usual = Cluster.parse(f"{devices}x{cluster.device.name}")
-    if part_of(usual, cluster.num_devices).tiers == cluster.tiers:
-        return replace(cluster, num_devices=devices, tiers=usual.tiers)
+    if Cluster.parse(f"{cluster.num_devices}x{cluster.device.name}").tiers == cluster.tiers:
+        # Of a part of a node the whole node is what more of them come in.
+        return replace(cluster, num_devices=devices, tiers=usual.tiers, devices_per_node=usual.devices_per_node)
     *inner, last = cluster.tiers
     return replace(cluster, num_devices=devices, tiers=(*inner, replace(last, size=devices)))
 
