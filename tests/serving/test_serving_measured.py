@@ -106,6 +106,8 @@ def test_one_sequence_of_todays_llama_cpp_is_near(row: tuple[str, str, str, int,
 @pytest.mark.parametrize(
     ("model", "device", "weights", "tokens", "measured"),
     [
+        ("qwen3-30b-a3b", "rtx-5090", "q4_k_m", 1024, 12241),  # issue 28196
+        ("qwen3.5-27b", "rtx-5090", "q4_k_m", 1024, 3972),
         ("gpt-oss-20b", "rtx-3090", "mxfp4", 512, 4703),  # pull 20586
         ("gpt-oss-20b", "rtx-3090", "mxfp4", 256, 3047),
         ("llama-3.1-8b", "rtx-4090", "q4_0", 512, 10359),  # pull 7676
