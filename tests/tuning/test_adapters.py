@@ -475,12 +475,13 @@ def test_norms_in_fp32_widen_the_stream_and_leave_the_head_narrow() -> None:
     tuning = tuning_of(job, find_stack("trl-2024"))
     assert tuning is not None and tuning.wide_stream and not tuning.wide_head
     stored, streams = {}, {}
-    for name in ("trl-2024", "transformers-2024"):
+    for name in ("trl-2024", "transformers-2024", "verl"):
         plan, options = Plan(micro_batch=1, recompute="full"), TrainingOptions(stack=name)
         report = train(Model.load("mistral-7b-v0.1"), Cluster.parse("a100-sxm-80gb"), plan, job, options)
         stored[name] = report.evaluation.memory[0].weights
         streams[name] = report.evaluation.parts.kinds[0].kept_bytes
-    assert streams["trl-2024"] == 2 * streams["transformers-2024"] == 4 * 4096 * 4096
+    assert streams["trl-2024"] == streams["transformers-2024"] == 4 * 4096 * 4096
+    assert streams["verl"] == 2 * 4096 * 4096
     # Embedding and head take 2 bytes an element fewer than what peft alone leaves in fp32; norms are left as they come.
     assert stored["transformers-2024"] - stored["trl-2024"] == 2 * (2 * 32000 + 65) * 4096
 

@@ -169,9 +169,10 @@ class Tuning:
     def wide_stream(self) -> bool:
         """Whether what is not narrow is in fp32, norms at least, and so the residual stream that it makes.
 
-        bitsandbytes nn/modules.py Linear4bit.forward gives its result the type of its input, a norm's.
+        bitsandbytes nn/modules.py Linear4bit.forward gives its result the type of its input, a norm's, and under
+        autocast 16 bits are added to an embedding in fp32.
         """
-        return self.autocast and 4 in (self.rest_bytes, self.norm_bytes)
+        return 4 in (self.rest_bytes, self.norm_bytes)
 
     @property
     def wide_head(self) -> bool:
