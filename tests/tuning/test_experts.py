@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,3 +152,43 @@ def test_experts_that_stay_frozen_are_said() -> None:
 def test_experts_that_were_parameters_before_transformers_5_stay_wide() -> None:
     """Bitsandbytes passed over those of gpt-oss then too (transformers 4.57.6 GptOssExperts)."""
     assert tuned("gpt-oss-20b", "transformers-2025").memory.weights > 2 * EXPERTS["gpt-oss-20b"]
+
+
+def seconds(model: str, stack: str, **words: Any) -> float:
+    """Return seconds of a step of 4,096 tokens, every layer recomputed."""
+    job = Training(seq_len=4096, global_batch=1, **words)
+    plan = Plan(micro_batch=1, recompute="full", sequence_parallel=False)
+    return train(load_model(model), Cluster.parse("1xh200-sxm"), plan, job, TrainingOptions(stack=stack)).step_seconds
+
+
+# FLOPs of the experts of 4,096 tokens in one pass: tokens x layers x chosen experts x three matrices.
+CHOSEN = {"gpt-oss-20b": 2 * 4096 * 24 * 4 * 3 * 2880**2, "mixtral-8x7b": 2 * 4096 * 32 * 2 * 3 * 4096 * 14336}
+FP32_FLOPS = 67e12
+
+
+def test_experts_in_fp32_run_in_fp32() -> None:
+    """PyTorch has no grouped GEMM of fp32 but a loop of plain ones, and autocast leaves it (torch 2.13 F.grouped_mm).
+
+    Forward, recompute and input gradient of QLoRA take what the FP32 units need at least; a full fine-tune has the
+    weight gradient beside them. Experts of 16 or of 4 bits take far less, and so do linear layers under autocast.
+    """
+    bound = {model: flops / FP32_FLOPS for model, flops in CHOSEN.items()}
+    tuned = {"adapter": "lora", "targets": ("q", "v")}
+    for stack in ("transformers", "trl"):
+        assert seconds("gpt-oss-20b", stack, base="nf4", **tuned) > 3 * bound["gpt-oss-20b"]
+    for stack, base in (("transformers", "bf16"), ("unsloth", "nf4")):
+        assert seconds("gpt-oss-20b", stack, base=base, **tuned) < 2 * bound["gpt-oss-20b"]
+    assert seconds("mixtral-8x7b", "trl") > 4 * bound["mixtral-8x7b"]
+    for stack, precision in (("trl", "bf16-pure"), ("litgpt", "amp-bf16"), ("transformers-2025", "amp-bf16")):
+        assert seconds("mixtral-8x7b", stack, precision=precision) < 2 * bound["mixtral-8x7b"]
+
+
+def test_an_answer_says_that_experts_run_in_fp32() -> None:
+    """The reason of the seconds, and the flag that changes it, which does."""
+    ask = ("train", "olmoe-1b-7b", "--on", "h200", "--stack", "trl", "--seq-len", "2048", "--json")
+    for words, flags in (((), ["--precision", "bf16-pure"]), (("--qlora",), ["--base", "bf16", "--adapter", "lora"])):
+        wide = run(*ask, *words).tree
+        assert any("experts run in fp32" in line and " ".join(flags[:2]) in line for line in wide["assumptions"])
+        narrow = run(*ask, *flags).tree
+        assert not any("experts run in fp32" in line for line in narrow["assumptions"])
+        assert narrow["step_seconds"] < wide["step_seconds"]

@@ -302,6 +302,7 @@ def _grouped_pass(rates: Rates[X], op: Op[X], which: str, flops: X, moved: X) ->
         if which == "forward" and not _is_ideal(rates) and not is_plain(op.host_seconds, 0):
             # Behind the count of rows, for which the host has waited.
             products = maximum(products, named(op.host_seconds, "launches by the host"))
+    products = _off_matrix_units(rates, op, flops, products)
     return products if which == "weight" else products + _cast(rates, op, which)
 
 

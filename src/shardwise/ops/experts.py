@@ -14,6 +14,7 @@ from shardwise.ops.elementwise import vector
 from shardwise.ops.feed_forward import activation_op, mlp, weights_rows
 from shardwise.ops.layout import Layout, LinearShape, belonging, memory_op
 from shardwise.ops.routed import Experts, experts_of, routed_rows, routed_tokens
+from shardwise.plans import Tuning
 from shardwise.records import replace
 
 EXPERTS, SHARED = "mlp.experts", "mlp.shared"
@@ -39,10 +40,35 @@ def _launch_seconds(y: Layout[X]) -> float:
     return y.stack.narrow_expert_seconds if narrow else 0.0
 
 
+def has_fp32_experts(autocast: bool, tuning: Tuning | None) -> bool:
+    """Return whether the parameters of experts are in fp32 where GEMMs take 16 bits.
+
+    So parameters of three dimensions come beside a base of 4 bits (peft utils/other.py
+    prepare_model_for_kbit_training).
+    """
+    return autocast or (tuning is not None and tuning.wide_experts and tuning.rest_bytes == 4)
+
+
+def _as_wide_as_weights(y: Layout[X]) -> Layout[X]:
+    """Return a layout whose activations are in fp32 where the weights of experts are.
+
+    Grouped GEMMs are no operators of autocast: their input is cast to the type of their weights (transformers 5.24.0
+    integrations/moe.py _grouped_mm).
+    """
+    wide = has_fp32_experts(y.choices.autocast, y.choices.tuning)
+    return replace(y, work=replace(y.work, activation_bytes=4)) if wide else y
+
+
 def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], source: Tensor[X]) -> Op[X]:
-    """Return one GEMM of every local expert with its rows; experts that got no token are not read."""
+    """Return one GEMM of every local expert with its rows; experts that got no token are not read.
+
+    In fp32 the kernel of 16 bits does not run: PyTorch loops over the experts in C++, a GEMM of fp32 each, which
+    autocast leaves as it is and TF32 does not reach unless a script allows it (torch 2.13 ATen/native/GroupedMMUtils.h
+    _grouped_mm_fallback, at::mm_out). Linear layers in a loop of Python are operators of autocast.
+    """
     n, k = shape.outputs, shape.inputs
-    flops, weight = 2 * e.rows * n * k, y.work.weight_bytes * e.hit * n * k
+    unfused = y.a == 4 and y.work.dtype in WIDE_DTYPES and not y.stack.experts_loop
+    flops, weight = 2 * e.rows * n * k, (y.a if unfused else y.work.weight_bytes) * e.hit * n * k
     edges, zero = y.a * e.rows * (n + k), 0 * e.rows
     whole = zero + shape.whole_inputs * shape.whole_outputs
     weights = [Weight(name=f"{name}.weight", elements=e.local * n * k, whole=whole, expert=True, shape=(e.local, n, k),
@@ -56,7 +82,7 @@ def _grouped(y: Layout[X], e: Experts[X], name: str, shape: LinearShape[X], sour
         rows=e.rows / maximum(e.hit, 1), columns=n, inner=k, batch=e.hit, weights=tuple(weights), reads=(source,),
         saves=(replace(source, read_for="weight"),), model_flops=2 * e.fair * n * k, dtype=y.work.dtype,
         output_bytes=y.a * e.rows * n,
-        host_seconds=e.local * _launch_seconds(y), role=shape.role, modules=shape.modules,
+        host_seconds=e.local * _launch_seconds(y), role=shape.role, modules=shape.modules, vector_units=unfused,
     )  # fmt: skip
 
 
@@ -282,9 +308,7 @@ def moe(y: Layout[X], moe: MoE, D: int, source: Tensor[X], name: str = "mlp") ->
     ['mlp.router', 'mlp.dispatch']
     """
     e = experts_of(y, moe, D)
-    # Grouped GEMMs are no operators of autocast: they stay in the type of their weights (transformers 5.23.0
-    # integrations/moe.py _grouped_mm).
-    own = replace(y, work=replace(y.work, activation_bytes=4)) if y.choices.autocast else y
+    own = _as_wide_as_weights(y)
     dispatch, combine = _exchange(own, moe, e, name)
     routed = [dispatch, *_expert_ops(own, moe, e, name), combine]
     if moe.latent:

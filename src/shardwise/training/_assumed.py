@@ -7,6 +7,7 @@ from shardwise.models import Block, Model
 from shardwise.ops import count_parameters
 from shardwise.ops.core_kernels import leaves_heads
 from shardwise.ops.elementwise import written_in_python
+from shardwise.ops.experts import has_fp32_experts
 from shardwise.plans import (
     OBJECTIVES,
     Plan,
@@ -128,7 +129,6 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     notes += _attention_notes(case)
     if not case.job.precision:
         notes.append(f"precision {case.recipe.precision.name}: the stack's own")
-    experts = case.model.has_experts
     if case.plan.pp == 1 and case.plan.schedule != Plan().schedule:
         notes.append(f"schedule {case.plan.schedule}: no effect, pp is 1")
     off = find_rules(case.plan.schedule).uneven_error
@@ -139,8 +139,7 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     notes += idle_words(case.job, case.model)
     if case.job.capacity_factor:
         notes.append(f"capacity_factor {case.job.capacity_factor:g}: {_capacity_note(case.job, case.model)}")
-    if case.plan.tp > 1 and case.plan.etp == 1 and experts:
-        notes.append(f"etp 1: experts are whole on their ranks; etp {case.plan.tp} splits them as tp splits the rest")
+    notes += _expert_notes(case)
     notes += [f"{name}: no effect, {why}" for name, why in idle_settings(case)]
     if case.recipe.precision.note:
         notes.append(case.recipe.precision.note)
@@ -154,6 +153,21 @@ def stated(case: TrainingCase) -> tuple[str, ...]:
     if case.cluster.usd_per_device_hour is None:
         notes.append("price: not known, no cost given")
     return tuple(notes)
+
+
+def _expert_notes(case: TrainingCase) -> list[str]:
+    """Return what is said of how experts are split, and of the type that their GEMMs run in."""
+    if not case.model.has_experts:
+        return []
+    notes, tp = list[str](), case.plan.tp
+    if tp > 1 and case.plan.etp == 1:
+        notes.append(f"etp 1: experts are whole on their ranks; etp {tp} splits them as tp splits the rest")
+    if has_fp32_experts(case.autocast, case.tuning) and not case.stack.experts_loop:
+        way = "--base bf16" if case.tuning else "--precision bf16-pure"
+        notes.append(
+            f"experts run in fp32: autocast leaves grouped GEMMs in the type of their weights; {way} has 16 bits"
+        )
+    return notes
 
 
 def _attention_notes(case: TrainingCase) -> list[str]:
