@@ -1045,3 +1045,28 @@ def test_bridge_is_told_of_offload_and_fusion_by_its_own_names() -> None:
     assert tree["model"]["bias_activation_fusion"] is False
     assert tree["mixed_precision"]["grad_reduce_in_fp32"] is False
     assert not {"optimizer_cpu_offload", "bias_swiglu_fusion"} & tree["model"].keys()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "trains", "note"),
+    [
+        (["^lm_head.weight$"], ("head",), ""),
+        (["^model.embed_tokens.weight$[:32000]", "model.norm"], ("embedding", "norms"), ""),
+        (["model.layers.(?:2[4-9]|3[0-1])."], ("layers:24-31",), ""),
+        (["model.layers.[0-9]+.mlp.down_proj"], ("layers:0-31",), "not told apart"),
+        (["model.layers.0.", "model.layers.2."], ("layers:0", "layers:2"), ""),
+        (["model.layers.([0-9]+)+x"], (), "not found out"),
+    ],
+)
+def test_patterns_of_axolotl_s_say_what_trains(patterns: list[str], trains: tuple[str, ...], note: str) -> None:
+    """Of Llama-3.1-8B; a range of rows is a hook on the gradient, the whole parameter has its states."""
+    text = "base_model: meta-llama/Llama-3.1-8B\nunfrozen_parameters:\n" + "".join(f"- '{one}'\n" for one in patterns)
+    case = axolotl.read(text, around=ImportContext(num_devices=1))
+    assert case.job.trains == trains
+    assert any(note in text for text in case.assumed) if note else not any("train:" in text for text in case.assumed)
+
+
+def test_patterns_that_match_nothing_from_the_start_of_a_name_are_refused() -> None:
+    """Axolotl would train nothing, and warn."""
+    with pytest.raises(InputError, match=r"unfrozen_parameters.*from its start"):
+        axolotl.read("base_model: meta-llama/Llama-3.1-8B\nunfrozen_parameters: ['layers.31.']\n")

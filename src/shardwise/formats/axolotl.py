@@ -20,6 +20,7 @@ from shardwise.formats._checkpoints import (
 )
 from shardwise.formats._exported import ExportCase, Exported
 from shardwise.formats._imported import PLAIN, ImportContext, Imported, Keys, top_level
+from shardwise.formats._unfrozen import unfrozen_parts
 from shardwise.formats._words import words_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Recompute, Sharding, Stack, Training, find_stack, rank_of, shard_of
@@ -66,7 +67,7 @@ def read(text: str, source: str = "axolotl.yaml", around: ImportContext = PLAIN)
         global_batch=batch,
         precision=_precision(keys) if launched is None else launched.job.precision,
         optimizer=_trainer.optimizer_of(keys, "optimizer"),
-        **_adapter(keys),
+        **(_adapter(keys) or {"trains": unfrozen_parts(keys, "unfrozen_parameters", model)}),
         **_objective(keys),
     )
     job = _trainer.lasting(job, keys.whole("max_steps") or 0)
