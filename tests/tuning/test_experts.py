@@ -82,6 +82,24 @@ def test_experts_that_axolotl_prepares_are_fp32_but_where_weights_are_sharded() 
     assert weights[0] > 4 * EXPERTS["qwen3-30b-a3b"] and weights[1] < 1.1 * EXPERTS["qwen3-30b-a3b"]
 
 
+@pytest.mark.parametrize(("stack", "wide"), [("trl", True), ("llama-factory", True), ("transformers-2025", False)])
+def test_experts_in_fp32_run_off_the_matrix_units_under_autocast(stack: str, wide: bool) -> None:
+    """Grouped GEMMs of parameters are no operators of autocast; modules of transformers 4 are linear layers."""
+    model, plan = load_model("olmoe-1b-7b"), Plan(micro_batch=8, recompute="full", sequence_parallel=False)
+
+    def ran(precision: str) -> TrainReport:
+        job = Training(seq_len=2048, global_batch=8, precision=precision)
+        return train(model, Cluster.parse("1xh200"), plan, job, TrainingOptions(stack=stack))
+
+    narrow, cast = ran("bf16-pure"), ran("amp-bf16")
+    # Eight experts of three GEMMs a token, four passes with recomputation, at the 67 TFLOP/s of fp32 at most.
+    least = 4 * 2 * 16 * 8 * 3 * 2048 * 1024 * 8 * 2048 / 67e12
+    assert (cast.step_seconds > least) is wide
+    assert wide or cast.step_seconds < 1.1 * narrow.step_seconds
+    assert any("experts run in fp32" in note for note in cast.assumptions) is wide
+    assert not any("experts run in fp32" in note for note in narrow.assumptions)
+
+
 R, LAYERS, E, D, F, HEADS, KV = 16, 48, 128, 2048, 768, 32 * 128, 4 * 128
 ATTENTION = LAYERS * R * ((D + HEADS) + 2 * (D + KV) + (HEADS + D))
 ROUTERS = LAYERS * R * (D + E)
