@@ -210,3 +210,15 @@ def test_an_answer_says_that_experts_run_in_fp32() -> None:
         narrow = run(*ask, *flags).tree
         assert not any("experts run in fp32" in line for line in narrow["assumptions"])
         assert narrow["step_seconds"] < wide["step_seconds"]
+
+
+@pytest.mark.parametrize("deepspeed", ["", "deepspeed: ds.json\n"])
+def test_what_a_trainer_lists_it_lists_under_deepspeed_too(deepspeed: str, tmp_path: Path) -> None:
+    """LLaMA-Factory names the same layers, whatever runs the model."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "utf-8")
+    text = "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: lora\nlora_rank: 16\nbf16: true\n"
+    (tmp_path / "lf.yaml").write_text(text + deepspeed, "utf-8")
+    case = import_file(tmp_path / "lf.yaml", around=ImportContext(num_devices=8))
+    tuning = tuning_of(case.job, case.stack, "qwen3_moe")
+    assert tuning is not None
+    assert sum(trainable_parameters(load_model("qwen3-30b-a3b"), tuning).values()) == ATTENTION

@@ -66,7 +66,7 @@ def attention_words(stack: Stack, usual: Stack) -> dict[str, Any]:
     return {"attn_implementation": "sdpa"} if of_pytorch else {}
 
 
-_OWN = ("loss", "checkpoint_reenters", "adapter_kernels")
+_OWN = ("loss", "checkpoint_reenters", "adapter_kernels", "adapts_experts")
 """What a trainer patches into the model, which DeepSpeed wraps as it comes."""
 
 
