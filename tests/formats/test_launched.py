@@ -132,6 +132,22 @@ LINES = {
     "unless prefixes are not cached": (
         "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --no-enable-prefix-caching", {"engine": "vllm"}, 4,
     ),
+    "a model's towers left out": (
+        "vllm serve google/gemma-3-4b-it --language-model-only", {"language_model_only": True}, 1,
+    ),
+    "no images, in JSON": (
+        """vllm serve google/gemma-3-4b-it --limit-mm-per-prompt '{"image": 0}'""", {"language_model_only": True}, 1,
+    ),
+    "no images, as a part": (
+        "vllm serve google/gemma-3-4b-it --limit-mm-per-prompt.image 0", {"language_model_only": True}, 1,
+    ),
+    "no images, as releases of 2024 read it": (
+        "vllm serve google/gemma-3-4b-it --limit-mm-per-prompt image=0", {"language_model_only": True}, 1,
+    ),
+    "no video but images": (
+        """vllm serve google/gemma-3-4b-it --limit-mm-per-prompt '{"image": 2, "video": 0}'""",
+        {"language_model_only": None}, 1,
+    ),
     "windows are no more for it in vLLM": ("vllm serve openai/gpt-oss-20b", {"engine": "vllm"}, 1),
     "a pattern that sends all experts to the host": (
         "llama-server -m gpt-oss-120b-mxfp4.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu_experts": 10_000}, 0,

@@ -67,7 +67,7 @@ def test_every_catalogue_model_loads_and_says_where_it_comes_from() -> None:
     for name in model_names():
         model, entry = load_model(name), catalogue()[name]
         assert model.name == name
-        assert {*entry} <= {"config", "source", "hub", "also", "parameters", "beside", "uncertain"}
+        assert {*entry} <= {"config", "source", "hub", "also", "parameters", "beside", "towers", "uncertain"}
         assert entry["source"].startswith("https://")
         assert not any(note.startswith(("ignored", "absent")) for note in model.assumptions), (name, model.assumptions)
 

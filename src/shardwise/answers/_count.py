@@ -133,6 +133,8 @@ def _parameters(page: Page, report: CountReport) -> None:
     legend(page, segments, total, show_count)
     if report.predictions:
         page.note(f"and {show_count(report.predictions)} in multi-token-prediction layers, not counted above", "dim")
+    if towers := report.model.tower_parameters:
+        page.note(f"and {show_count(towers)} in towers beside the language model, not counted above", "dim")
 
 
 def _flops(page: Page, report: CountReport) -> None:

@@ -313,6 +313,7 @@ def count_tree(report: CountReport) -> dict[str, Any]:
             "embedding": components.get("embedding", 0),
             "by_component": components,
             "mtp": report.predictions,
+            "towers": report.model.tower_parameters,
             "trainable": report.trained.trainable_parameters if report.trained else None,
             "trainable_by_module": report.trained.trainable_by_module if report.trained else {},
         },

@@ -7,6 +7,7 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -86,6 +87,8 @@ def words_of(one: Deployment) -> Words:
         words["--speculative-config"] = json.dumps(speculation | ({"model": draft} if draft else {}))
     if one.report.case.engine.host.eager_decode:
         words["--enforce-eager"] = True
+    if one.job.language_model_only:
+        words["--language-model-only"] = True
     if one.role:
         words["--kv-transfer-config"] = json.dumps({"kv_connector": "NixlConnector", "kv_role": _ROLES[one.role]})
     refuse(launch_types)
@@ -144,6 +147,20 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     return {"speculative_method": method, "num_speculative_tokens": int(depth), "draft_model": draft}
 
 
+def _text_alone(line: LaunchLine) -> bool:
+    """Return whether a line leaves out all towers (vllm/config/multimodal.py, get_limit_per_prompt)."""
+    key = "--limit-mm-per-prompt"
+    pairs = re.fullmatch(r"\w+=\d+(,\w+=\d+)*", str(line.values.get(key, "")))
+    stated = dict(one.split("=") for one in pairs[0].split(",")) if pairs else line.tree(key)
+    none = "image" in stated and not any(map(_items_of, stated.values()))
+    return line.flag("--language-model-only") or none
+
+
+def _items_of(stated: Any) -> bool:
+    """Return whether a limit of a modality, a number or an object with a count, lets items in."""
+    return str(stated.get("count", 1) if isinstance(stated, dict) else stated) != "0"
+
+
 def _engine(line: LaunchLine, model: str) -> str:
     """Return the engine by what a line switches off: captured graphs, or the prefix cache, of which one is told."""
     off = line.flag("--no-enable-prefix-caching") or line.values.get("--enable-prefix-caching") == "false"
@@ -184,6 +201,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "max_sequences": line.whole("--max-num-seqs"),
         "max_batched_tokens": line.whole("--max-num-batched-tokens"),
         "max_context": line.auto("--max-model-len"),
+        "language_model_only": _text_alone(line),
     }
     if line.flag("--enable-lora"):
         values |= {"adapter_rank": line.whole("--max-lora-rank") or 16, "adapters": line.whole("--max-loras") or 1}

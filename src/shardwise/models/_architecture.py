@@ -176,7 +176,9 @@ class Architecture:
 
     `layers` lists the blocks in order (equal blocks are equal values). `mtp` are multi-token-prediction layers, each
     with a 2 * hidden to hidden projection and `mtp_norms` norms beside its block. `logit_softcap` is whether logits go
-    through a tanh. `state_types` are the keys by which the file names the type of recurrent states, each with it.
+    through a tanh. `tower_parameters` are of the towers of images and sound beside it, which engines load and nothing
+    else here counts; 0 where there are none or their sizes are not known. `state_types` are the keys by which the file
+    names the type of recurrent states, each with it.
     """
 
     name: str
@@ -203,6 +205,7 @@ class Architecture:
     extra_embedding: int = 0
     extra_vectors: int = 0
     quantization: str = ""
+    tower_parameters: int = 0
     state_types: tuple[tuple[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 

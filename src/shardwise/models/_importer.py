@@ -15,6 +15,7 @@ from shardwise.models._architecture import Architecture
 from shardwise.models._config import Config
 from shardwise.models._fields import FIELDS
 from shardwise.models._quantised import quantization_of
+from shardwise.models._towers import tower_parameters
 from shardwise.models.families import DESCRIBED, FAMILIES, SAME_AS, TEXT_OF, builder
 from shardwise.models.families._parts import with_task
 from shardwise.records import dataclass, replace
@@ -67,6 +68,9 @@ def architecture_from_config(
         raise InputError([*problems, *error.problems]) from None
     if problems:
         raise InputError(problems)
+    towers = tower_parameters(raw, file.keys) if file.others else 0
+    if towers:
+        model = replace(model, tower_parameters=towers)
     # A folder may be called anything: its letters stand on pages and in scripts.
     plain = "".join(letter if letter.isprintable() else "_" for letter in name)
     return replace(model, name=plain or model.name)

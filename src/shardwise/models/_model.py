@@ -184,7 +184,8 @@ def _from_sizes(file: OwnFile, sizes: Mapping[str, Any]) -> Architecture:
 def catalogue() -> dict[str, dict[str, Any]]:
     """Return every entry by name: `config`, `hub` ids, published `parameters`, `source`, `uncertain` fields.
 
-    `also` are other names of a model, `beside` the parts that the release has beside this language model.
+    `also` are other names of a model, `beside` the parts that the release has beside this language model, `towers` how
+    many parameters those have.
     """
     with open(os.path.join(os.path.dirname(__file__), "catalogue", "models.json"), encoding="ascii") as file:
         return cast(dict[str, dict[str, Any]], json.load(file))
@@ -272,7 +273,8 @@ def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = 
     notes = [*more, *(f"uncertain in the catalogue: {field}" for field in entry.get("uncertain", []))]
     if "beside" in entry:
         notes.append(f"only the language model is counted, without its {entry['beside']}")
-    return architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+    model = architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
+    return replace(model, tower_parameters=entry["towers"]) if "towers" in entry else model
 
 
 def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:

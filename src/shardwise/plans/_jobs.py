@@ -182,6 +182,8 @@ class Serving:
     """Weights are split over the replicas and gathered layer by layer (ZeRO-Inference)."""
     misc_bytes: float = 0.0
     """Bytes beside all else on every device."""
+    language_model_only: bool = False
+    """Towers of images and sound that the model has are not loaded."""
     adapter_rank: int = 0
     """Rank of the LoRA adapters that every device has room for; 0: none."""
     adapters: int = 1

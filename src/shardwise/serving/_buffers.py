@@ -21,6 +21,21 @@ def context_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
     return named(left + driver, "context", dict(case.engine.sources)["memory.context_bytes"])
 
 
+def tower_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of the weights of towers on a rank of the first stage."""
+    return named(divide(0 * sizes.tp + case.activation_bytes * case.tower_parameters, sizes.tp), "weights of towers")
+
+
+def image_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:
+    """Return bytes of what the towers make of a step that is all images, which the profile keeps to its end.
+
+    vLLM's budget of encoder tokens is that of a step (vllm/v1/worker/gpu/mm/encoder_runner.py, profile_encoder_cache,
+    v0.33.0; profile_run of gpu_model_runner.py, v0.19.0).
+    """
+    tokens = case.profiled.step_tokens * bool(case.tower_parameters)
+    return named(0 * sizes.tp + case.activation_bytes * case.model.hidden * tokens, "encoded images")
+
+
 def sampling_bytes(case: ServingCase, sequences: X, kept: X) -> X:
     """Return bytes alive while tokens of so many sequences are chosen, with what the step before keeps."""
     memory, cores = case.engine.memory, case.cluster.device.cores

@@ -65,6 +65,12 @@ class ServingCase:
         return narrow and self.engine.memory.packs_latents(self.model.family, family_of(self.cluster.device))
 
     @property
+    def tower_parameters(self) -> int:
+        """Parameters of the towers that the engine loads beside the language model."""
+        loads = self.engine.memory.loads_towers and not self.job.language_model_only
+        return self.model.tower_parameters if loads else 0
+
+    @property
     def new_input_tokens(self) -> int:
         """Input tokens of a request that the cache does not hold yet."""
         return self.job.input_tokens - self.job.prefix_tokens
@@ -292,6 +298,11 @@ def _stated(case: ServingCase) -> list[str]:
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")
+    if case.tower_parameters:
+        notes.append(
+            f"towers beside the language model take {case.tower_parameters / 1e9:.2f} billion parameters in 16 bits, "
+            "which --language-model-only leaves out; what a request with images takes is not counted"
+        )
     if job.shard_weights and case.plan.dp == 1:
         notes.append("shard_weights: no effect, there is one replica")
     notes += ["host: no effect, the device holds the whole model"] * bool(job.host and not job.splits_with_host)

@@ -52,6 +52,8 @@ class EngineMemory:
     """Tokens of the captured steps: first, last and step of each run, up to the largest."""
     graph_vendors: str = ".*"
     """Vendors of devices (a pattern) that it captures graphs on."""
+    loads_towers: bool = False
+    """Towers of images and sound are on its first stage, in 16 bits, split over the tensor-parallel ranks."""
     static_buffers: bool = False
     """All buffers of a pass exist at once."""
     tied_head_copied: bool = False

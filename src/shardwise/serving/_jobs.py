@@ -51,7 +51,7 @@ def job_problems(job: Serving, model: Model) -> Problems:
 
 
 def _choices(job: Serving, problems: Problems) -> None:
-    for name in ("use_kv_cache", "shard_weights", "same_prompts"):
+    for name in ("use_kv_cache", "shard_weights", "same_prompts", "language_model_only"):
         if not isinstance(getattr(job, name), bool):
             problems.add(name, getattr(job, name), "must be true or false", "use true or false")
     if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):

@@ -21,8 +21,10 @@ from shardwise.serving._buffers import (
     captured_bytes,
     communicator_bytes,
     context_bytes,
+    image_bytes,
     sampling_bytes,
     static_bytes,
+    tower_bytes,
     workspace_bytes,
 )
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
@@ -302,19 +304,21 @@ def stage_bytes(
     weights = stage_weights(model, stage, case.model.tied)
     if case.job.shard_weights:
         weights = shared_weights(sizes, model, weights)
+    if case.tower_parameters:
+        weights = weights + stage.embeds * tower_bytes(case, sizes)
     tokens = zero + blocks_of(case.job.total_tokens, engine.memory.block_tokens)
     cache = named(sizes.batch * reserved_cache(case, caches, stage, tokens), "KV cache")
     if engine.memory.tied_head_copied and case.model.tied:
         weights = weights + above(stage.ends, 0, model.embedding.table, zero) * above(stage.embeds, 0, 1 + zero, zero)
-    library = engine.memory.library_bytes_on(family_of(case.cluster.device))
-    activations = named(model.live + library, "activations")
+    kept = engine.memory.library_bytes_on(family_of(case.cluster.device)) + stage.embeds * image_bytes(case, sizes)
+    activations = named(model.live + kept, "activations")
     if engine.memory.static_buffers:
         activations = named(
             static_bytes(case, sizes), "buffers of a pass", dict(engine.sources)["memory.static_buffers"]
         )
     sequences = maximum(sizes.batch, case.profiled.sequences)
     if case.model.generates:
-        sampling = sampling_bytes(case, stage.ends * sequences, model.beside_sampling + library)
+        sampling = sampling_bytes(case, stage.ends * sequences, model.beside_sampling + kept)
     else:
         tokens = minimum(sizes.batch * case.job.input_tokens, case.job.max_batched_tokens or math.inf)
         head = case.model.vocab if case.model.head else 0
