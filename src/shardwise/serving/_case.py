@@ -16,8 +16,8 @@ from shardwise.models import Model
 from shardwise.plans import AXES, Axis, Plan, Serving, divisors, one_of, split_layers
 from shardwise.plans.laws import domain_problems, field_problems, law_problems
 from shardwise.records import dataclass, replace
-from shardwise.serving._cache import keeps_states
 from shardwise.serving._engine import Engine, find_engine
+from shardwise.serving._engine_memory import pool_notes
 from shardwise.serving._formats import WeightFormat, cache_bytes, checkpoint_format, find_format, recipe_of
 from shardwise.serving._jobs import job_problems
 from shardwise.serving._policy import SchedulerLimits, profile_of, step_tokens_of
@@ -244,21 +244,6 @@ def _formats(
     return form, wide, narrow
 
 
-def _pools(case: ServingCase) -> list[str]:
-    """Return how the engine divides its cache where its prefix cache is on, or would were it."""
-    memory, family = case.engine.memory, case.model.family
-    cached = case.engine.caching().memory
-    ratio = cached.window_ratio(family) if case.model.has_windows and memory.keeps_windows(family) else 0.0
-    parts = [f"{ratio:g} tokens of windows for each of other layers"] * bool(ratio)
-    if cached.pool_of_states and keeps_states(case.model.kinds):
-        slots = cached.states_of(family, 0)
-        parts.append(f"{cached.pool_of_states:.0%} of the cache for states, {slots} a sequence")
-    if not parts:
-        return []
-    alone = "no prefix cache: pools take what sequences need, where with one they are"
-    return [f"{'pools beside cached prefixes:' if memory.caches_prefixes else alone} {', '.join(parts)}"]
-
-
 def _with_usual_cache(question: ServingQuestion, engine: Engine, notes: list[str]) -> ServingQuestion:
     """Return the question with the engine's own format of the cache where nobody says one."""
     family = family_of(question.cluster.device)
@@ -294,7 +279,7 @@ def _stated(case: ServingCase) -> list[str]:
         )
     whole = case.model.has_windows and not engine.memory.keeps_windows(case.model.family)
     notes += [f"windows: {engine.name} keeps every token in layers that read a window"] * whole
-    notes += _pools(case)
+    notes += pool_notes(engine.memory, engine.caching().memory, case.model)
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")

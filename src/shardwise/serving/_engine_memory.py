@@ -243,3 +243,17 @@ class EngineMemory:
             for first, last, step in self.graph_sizes
         )
         return total(runs, 0 * tokens)
+
+
+def pool_notes(memory: EngineMemory, caching: EngineMemory, model: Architecture) -> list[str]:
+    """Return how an engine divides its cache where its prefix cache is on, or would were it, as it would be then."""
+    windows = model.has_windows and memory.keeps_windows(model.family)
+    ratio = caching.window_ratio(model.family) if windows else 0.0
+    parts = [f"{ratio:g} tokens of windows for each of other layers"] * bool(ratio)
+    if caching.pool_of_states and keeps_states(model.kinds):
+        slots = caching.states_of(model.family, 0)
+        parts.append(f"{caching.pool_of_states:.0%} of the cache for states, {slots} a sequence")
+    if not parts:
+        return []
+    alone = "no prefix cache: pools take what sequences need, where with one they are"
+    return [f"{'pools beside cached prefixes:' if memory.caches_prefixes else alone} {', '.join(parts)}"]
