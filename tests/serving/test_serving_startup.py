@@ -154,6 +154,28 @@ def test_experts_keep_a_workspace_while_tokens_are_sampled(
     assert report.memory.sampling == pytest.approx(sampling + step + library)
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "device", "weights", "plan", "running", "kept"),
+    [
+        # FlashInfer's experts have rows for all choices in a call, with groups of all their tokens.
+        ("vllm", "deepseek-v3", "h200", "fp8-block", Plan(tp=8, ep=8), 8 * (7168 + 7168), 0),
+        ("vllm", "deepseek-v3", "h200", "fp8-block", Plan(dp=8, ep=8), 8 * (7168 + 8 * (7168 + 7168)), 0),
+        ("vllm", "deepseek-v3", "h200", "fp8-block", Plan(tp=4, dp=2, ep=8), 2 * (7168 + 8 * (7168 + 7168)), 0),
+        # Triton's keep them.
+        ("vllm", "qwen3-30b-a3b", "h100", "", Plan(dp=8, ep=8), 8 * 2048, 8 * 8 * (2048 + 2048)),
+        ("vllm-0.19", "qwen3-30b-a3b", "h100", "", Plan(dp=8, ep=8), 8 * 2048, 8 * 8 * (2048 + 2048)),
+    ],
+)
+def test_groups_of_attention_gather_each_others_tokens(
+    engine: str, model: str, device: str, weights: str, plan: Plan, running: int, kept: int
+) -> None:
+    """Every rank has those of all, of steps of 16,384 tokens in 16 bits, beside its own in the residual stream."""
+    job = Serving(weights=weights, max_sequences=64, max_batched_tokens=16384)
+    report = ask(model, job, plan, device, engine=engine)
+    stream = report.case.model.hidden
+    assert report.memory.activations == pytest.approx(16384 * 2 * (stream + running + kept) + 2**25)
+
+
 def test_todays_vllm_has_tables_of_penalties_for_every_sequence() -> None:
     """A count of 4 bytes and a bit for each token of the vocabulary (vllm/v1/worker/gpu/sample/penalties.py)."""
     job = Serving(max_sequences=1024)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Generic
+
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, divide, largest, maximum, minimum
 from shardwise.ledger.traced import named
+from shardwise.records import dataclass
 from shardwise.serving._case import ServingCase
 from shardwise.serving._ledger import StepLedger
 from shardwise.serving._sizes import ServingSizes
@@ -73,19 +76,39 @@ def captured_bytes(case: ServingCase, sequences: X) -> X:
     )
 
 
-def workspace_bytes(case: ServingCase, ledger: StepLedger[X], sizes: ServingSizes[X]) -> X:
-    """Return bytes of the workspace that fused experts keep: a row of each token and choice, in and out of the GEMMs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertBytes(Generic[X]):
+    """Bytes of fused experts: of a workspace that is kept, and of what is alive beside it while they run.
+
+    `known` is whether that is all that they take.
+    """
+
+    kept: X
+    running: X
+    known: bool
+
+
+def expert_bytes(case: ServingCase, ledger: StepLedger[X], sizes: ServingSizes[X]) -> ExpertBytes[X]:
+    """Return bytes of the workspace of fused experts: a row of each token and choice, in and out of the GEMMs.
 
     Rows are as wide as the wider of the model and of what a GEMM writes, gate and up, and once more of what it reads
     (github.com/vllm-project/vllm v0.33.0 vllm/model_executor/layers/fused_moe/experts/triton_moe.py, workspace_shapes;
-    vllm/v1/worker/workspace.py, which frees none). Tokens of other replicas are left out of account.
+    vllm/v1/worker/workspace.py, which frees none). FlashInfer's are as many for the time of a call, of all choices
+    whether their experts are on the rank or not (github.com/flashinfer-ai/flashinfer 0.7.2
+    csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh, getWorkspaceDeviceBufferSizes). Groups of attention
+    that share experts gather the tokens of all of them first (vllm/distributed/device_communicators/all2all.py,
+    AgRsAll2AllManager, the default), and each profiles a step as long as its own at the same time.
     """
-    zero, step = 0 * sizes.tp, ledger.step
-    kept = case.engine.memory.expert_workspace(family_of(case.cluster.device), case.format.name)
+    zero, step, memory = 0 * sizes.tp, ledger.step, case.engine.memory
+    kind = memory.expert_workspace(family_of(case.cluster.device), case.format.name)
     experts = [block.experts for block in case.model.kinds if block.experts]
-    if not kept or not experts:
-        return zero
-    rows = step.sequences * step.tokens * case.activation_bytes
+    if not experts:
+        return ExpertBytes(kept=zero, running=zero, known=False)
+    groups = maximum(divide(zero + sizes.ep * sizes.etp, sizes.tp), 1.0) if memory.gathers_tokens else zero + 1
+    rows = step.sequences * step.tokens * case.activation_bytes * groups
+    gathered = above(groups, 1, named(rows * case.model.hidden, "gathered tokens"), zero)
+    if not kind:
+        return ExpertBytes(kept=zero, running=gathered, known=False)
     widths = (
         (moe.top_k, moe.latent or case.model.hidden, divide(zero + (1 + moe.gated) * moe.ffn, sizes.etp),
          divide(zero + moe.ffn, sizes.etp))
@@ -93,7 +116,8 @@ def workspace_bytes(case: ServingCase, ledger: StepLedger[X], sizes: ServingSize
     )  # fmt: skip
     each = largest([k * (maximum(out, zero + wide) + maximum(mid, zero + wide)) for k, wide, out, mid in widths])
     workspace: X = named(rows * each, "workspace of experts")
-    return above(sizes.ep, 1, zero, workspace) if kept == "split" else workspace
+    kept = above(sizes.ep, 1, zero, workspace) if kind == "split" else workspace
+    return ExpertBytes(kept=kept, running=workspace - kept + gathered, known=True)
 
 
 def static_bytes(case: ServingCase, sizes: ServingSizes[X]) -> X:

@@ -283,6 +283,11 @@ def _stated(case: ServingCase) -> list[str]:
     notes += ["memory reserved and unused, off this engine's cache too, is not known"] * engine.memory.profiles_reserved
     rest = f", the rest in {form.rest_bits:g} bits" if form.scope == "experts" and form.rest_bits != 16 else ""
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")
+    if engine.memory.gathers_tokens and case.plan.ep * case.plan.etp > case.plan.tp:
+        groups = case.plan.ep * case.plan.etp // case.plan.tp
+        notes.append(
+            f"experts: every rank gathers the tokens of {groups} groups (all2all_backend allgather_reducescatter)"
+        )
     if case.tower_parameters:
         notes.append(
             f"towers beside the language model take {case.tower_parameters / 1e9:.2f} billion parameters in 16 bits, "

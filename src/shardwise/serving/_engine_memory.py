@@ -37,6 +37,8 @@ class EngineMemory:
     expert_workspaces: tuple[tuple[str, str, str], ...] = ()
     """Families of devices and formats of weights (patterns) whose fused experts keep a workspace from the first step
     on; with "split" where they are split within, no expert parallelism beside."""
+    gathers_tokens: bool = False
+    """Groups of attention that share experts bring the tokens of all of them to every rank."""
     reserves_between_stages: bool = True
     """Stages of a pipeline have sent each other something by the time that the cache is sized."""
     block_tokens: int

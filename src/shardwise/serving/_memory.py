@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic
 
 from shardwise.cost import family_of
 from shardwise.ledger.number import X, above, ceil, divide, largest, maximum, minimum, total
-from shardwise.ledger.op import within
+from shardwise.ledger.op import Op, within
 from shardwise.ledger.traced import leaf, named
 from shardwise.ops.experts import EXPERTS
 from shardwise.records import dataclass, replace
@@ -21,11 +21,11 @@ from shardwise.serving._buffers import (
     captured_bytes,
     communicator_bytes,
     context_bytes,
+    expert_bytes,
     image_bytes,
     sampling_bytes,
     static_bytes,
     tower_bytes,
-    workspace_bytes,
 )
 from shardwise.serving._cache import SequenceCache, block_caches, keeps_states, sequence_bytes
 from shardwise.serving._case import ServingCase
@@ -174,12 +174,19 @@ def model_bytes(case: ServingCase, ledgers: Sequence[StepLedger[X]], sizes: Serv
     """Return bytes of the model, and most that is alive in one of its steps: engines reserve that at start-up."""
     zero = 0 * sizes.tp
     *kinds, embedding, head = layers_bytes(case, ledgers[-1], zero)
+    experts = [expert_bytes(case, one, sizes) for one in ledgers]
     live = [
-        one.stream_bytes + largest([zero, *(live_bytes(op) for _, ops in one.lines[:-1] for op in ops)])
-        for one in ledgers
+        one.stream_bytes + own.kept + largest([own.running, *(live_bytes(op) for op in _ops_beside(one, own.known))])
+        for one, own in zip(ledgers, experts, strict=True)
     ]
-    kept = largest([one.stream_bytes + workspace_bytes(case, one, sizes) for one in ledgers])
+    kept = largest([one.stream_bytes + own.kept for one, own in zip(ledgers, experts, strict=True)])
     return ModelBytes(kinds=tuple(kinds), embedding=embedding, head=head, live=largest(live), beside_sampling=kept)
+
+
+def _ops_beside(ledger: StepLedger[X], experts_known: bool) -> Iterator[Op[X]]:
+    """Yield the operators up to the head, without those of experts where their workspace says what they take."""
+    ops = (op for _, ops in ledger.lines[:-1] for op in ops)
+    return (op for op in ops if not (experts_known and within(op.region, EXPERTS)))
 
 
 def caches_of(case: ServingCase, sizes: ServingSizes[X]) -> tuple[tuple[SequenceCache[X], ...], ...]:
