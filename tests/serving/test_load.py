@@ -926,3 +926,20 @@ def test_lines_of_a_trace_may_end_as_on_old_computers(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"arrival_seconds,input_tokens,output_tokens\r0,10,10\r1,20,10\r")
     assert read_trace(str(path)).pairs == ((10, 10), (20, 10))
+
+
+def test_who_comes_late_in_a_long_answer_waits_for_its_step_alone() -> None:
+    """Steps grow with the context: whoever comes before the answer ends is seen as the step that runs has ended."""
+    base = answer("dense", workload(1.0, 20))
+    table = StepTable(base.base.case, 8, 8192, 65536)
+
+    def run(*requests: Request) -> None:
+        Replica(table, base.policy, 1e6).run(requests)
+
+    alone = Request(0.0, 100, 60_000)
+    run(alone)
+    first = table.decode(1, 101)
+    late = Request(alone.first + 59_999 * first + 1.0, 100, 10)
+    assert late.arrival < 0.95 * alone.end
+    run(Request(0.0, 100, 60_000), late)
+    assert late.queue_seconds < 3 * table.decode(1, 60_000)

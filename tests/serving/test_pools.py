@@ -95,6 +95,16 @@ def test_answers_of_one_token_pass_a_decode_pool(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_cache_waits_for_no_answer_of_others(engine: str) -> None:
+    """With room for all a cache joins within three steps, though answers of its pool last for minutes and seconds."""
+    pairs = ((500, 20000), (500, 20), (500, 30), (500, 12000), (500, 25), (500, 40)) * 6
+    asked = workload(count=len(pairs), arrivals=Arrivals(kind="closed", users=4), pairs=pairs, finite=True)
+    requests = pools(engine, asked, 1, 2).requests
+    longest = max(r.tpot_seconds or 0.0 for r in requests if r.output_tokens > 1000)
+    assert max(r.first - r.ready for r in requests) < 3 * longest
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_each_pool_tells_of_its_own_queue(engine: str) -> None:
     """Prompts wait at workers that compute them, caches at those that decode: on average no more than at most."""
     found = pools(engine, workload(24.0), 1, 2).to_dict()

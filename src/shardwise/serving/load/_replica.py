@@ -92,10 +92,11 @@ class Replica:
 
     @property
     def next_end(self) -> float:
-        """A time before which no request ends here: that of the first end if nobody else came."""
+        """A time before which no request ends here: that of the first end, or when somebody comes whose end is near."""
         if any(g.prompts or g.waiting for g in self.groups):
             return min(map(self._starts, self.groups))
-        return min((g.first_end for g in self.groups if g.decoding), default=math.inf)
+        comes = min((g.pending[0].ready for g in self.groups if g.pending), default=math.inf)
+        return min([comes, *(g.first_end for g in self.groups if g.decoding)])
 
     def advance(self, until: float) -> None:
         """Run to a time, or to the end of the step under way then; whoever is sent later may arrive from there on."""

@@ -294,7 +294,8 @@ class Scheduler(SchedulerState):
             if self.pending and self.pending[0].ready < until:
                 until = self.pending[0].ready
             until -= self.now
-            if until < steps * seconds:
+            # Steps grow with the context: over long answers by seconds, of which the first step tells nothing.
+            if until < steps * table.decode(count, context + (steps - 1) / 2):
                 every = self.policy.receive_steps
                 after = self.unseen + table.steps_within(until, count, context, seconds)
                 steps = min(steps, -(-after // every) * every - self.unseen)
