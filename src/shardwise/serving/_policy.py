@@ -64,6 +64,10 @@ class Policy:
     """Tokens of such a block, 0 where they are those of the cache."""
     recomputed_tokens: int = 0
     """Tokens that a decode pool runs again of a prompt whose cache it was sent: 1 where the first token is its own."""
+    early_first_token: bool = False
+    """A decode pool hands out the token that came with a cache a step before its sequence joins those that decode."""
+    place_first: bool = False
+    """A prompt runs once the decode pool has set aside a place for its cache, which it does between two steps."""
     balance_steps: int = 0
     """Steps that prompts wait until every group of attention that shares the experts has one; 0: they do not wait."""
     balances: Literal["turns", "loads", "queues"] = "turns"

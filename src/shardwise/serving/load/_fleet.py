@@ -26,7 +26,7 @@ from shardwise.serving._report import InferReport
 from shardwise.serving._sizes import PipelineStage, sizes_of
 from shardwise.serving.load._batches import groups_of, lanes_of
 from shardwise.serving.load._clock import EngineQueue
-from shardwise.serving.load._means import Steady, in_tandem
+from shardwise.serving.load._means import Steady, early_first_token, in_tandem, placed_first
 from shardwise.serving.load._replica import LimitMissed, LimitWatch, Replica
 from shardwise.serving.load._requests import Request, Trace, ended_rate, request_of
 from shardwise.serving.load._sample import Sample, requests_of
@@ -261,7 +261,8 @@ class Pools:
         def hand_over(request: Request) -> None:
             group = self.exit.group(request, request.prefilled)
             taker = id(self.clocks[1].of(group))
-            start = max(request.prefilled, self.free.get(id(engine), 0.0), self.free.get(taker, 0.0))
+            prompted = request.prefilled + group.place_seconds(request.queue_seconds)
+            start = max(prompted, self.free.get(id(engine), 0.0), self.free.get(taker, 0.0))
             request.ready = self.free[id(engine)] = self.free[taker] = start + self.link.seconds(request.input_tokens)
             request.remote, request.past, request.target = True, 0, request.input_tokens
             group.expect(request)
@@ -343,7 +344,12 @@ class Fleet:
         workers = self.prefill.many / self.prefill.groups
         first = self.prefill.form.at(rate / self.prefill.many, workers if turns else 1.0).row(0)
         sent = called(self.link.seconds(self.prefill.form.moments.input_tokens), "transfer of the cache")
-        return in_tandem(first, steady, sent, self.prefill.many / many)
+        share = self.prefill.many / many
+        if self.decode.policy.place_first:
+            sent = sent + called(placed_first(first, steady, share), "place for the cache")
+        if self.decode.policy.early_first_token:
+            steady = early_first_token(steady, self.decode.form.moments.inverse_steps)
+        return in_tandem(first, steady, sent, share)
 
     def saturated(self, workload: Workload) -> float:
         """Return requests a second of a group of the pool that decodes, where the queue before it is full."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Generic, cast
 
-from shardwise.ledger.number import X, maximum
+from shardwise.ledger.number import X, maximum, minimum
 from shardwise.ledger.opened import number_at
 from shardwise.records import dataclass, replace
 
@@ -45,6 +45,32 @@ class Steady(Generic[X]):
     def row(self: Steady[Any], index: int) -> Steady[float]:
         """Return one layout, as plain numbers; as traced ones where columns open."""
         return Steady(**{f.name: number_at(getattr(self, f.name), index) for f in fields(self)})
+
+
+def early_first_token(decode: Steady[Any], inverse_steps: float) -> Steady[Any]:
+    """Return a pool that decodes whose first token goes out a step before its sequence joins; answers end as before.
+
+    Where somebody decodes a cache waits for a step and a half without that: an idle pool hands it out at once.
+    """
+    step = _step(decode)
+    return replace(
+        decode,
+        ttft_seconds=decode.ttft_seconds - step,
+        tpot_seconds=decode.tpot_seconds + step * inverse_steps,
+    )
+
+
+def placed_first(prefill: Steady[Any], decode: Steady[Any], share: Any) -> Any:
+    """Return seconds that a prompt waits for its place between two steps of the pool that decodes.
+
+    Half a step where somebody decodes, while no other prompt runs. For each group that decodes so many compute prompts.
+    """
+    return _step(decode) / 2 * maximum(1 - decode.rate / share * prefill.full_seconds, 0.0)
+
+
+def _step(decode: Steady[Any]) -> Any:
+    """Return seconds of a step of who decodes as a cache comes, none where nobody does."""
+    return minimum(decode.tpot_seconds, decode.ttft_seconds / 1.5)
 
 
 def in_tandem(prefill: Steady[Any], decode: Steady[Any], sent_seconds: Any, share: Any) -> Steady[Any]:

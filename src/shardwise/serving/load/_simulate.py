@@ -35,6 +35,15 @@ class Scheduler(SchedulerState):
         """Whether prompts would run in the next step."""
         return bool(self.prompts or (self.waiting and self._refused(self.waiting[0], self._room(), 0) is None))
 
+    def place_seconds(self, queued: float) -> float:
+        """Return seconds by which a prompt runs later, elsewhere, for the place that its cache is given here.
+
+        Half a step of who decodes now, where that is done between two steps, less what it has waited for others anyhow.
+        """
+        if not (self.policy.place_first and self.decoding):
+            return 0.0
+        return max(self.table.decode(self.decoding, self.contexts / self.decoding) / 2 - queued, 0.0)
+
     def next_step(self, horizon: float, waiting: bool = False) -> Step:
         """Return what runs next, which is asked again by a time; prompts that are held do not run."""
         self.horizon = horizon
@@ -253,7 +262,8 @@ class Scheduler(SchedulerState):
             return
         request.made += 1
         if request.first < 0:
-            request.first = self.now
+            early = request.remote and self.policy.early_first_token
+            request.first = max(self.decided, request.ready) if early else self.now
         self.reserved -= self.policy.reserved_share
         if request.made >= request.output_tokens:
             self.used -= request.past + self.half
