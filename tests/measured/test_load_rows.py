@@ -72,6 +72,15 @@ def test_notes_say_how_lengths_are_spread(tmp_path: Path) -> None:
     assert 0.8 * stated < drawn < stated
 
 
+def test_answers_are_of_two_lengths_where_notes_say_so(tmp_path: Path) -> None:
+    """Answers that end soon or run to a limit have the stated mean: most are shorter, the longest as long as that."""
+    lines = [f"request_latency_{q}|0.8|s||1|arrivals=poisson; num_requests=400" for q in ("p50", "p99")]
+    fixed = predicted(rows(tmp_path, *(f"{line}; lengths=fixed" for line in lines)))
+    either = predicted(rows(tmp_path, *(f"{line}; input_lengths=fixed; output_lengths=20 or 420" for line in lines)))
+    assert either[0] < 0.35 * fixed[0]
+    assert either[1] > 3.5 * fixed[1]
+
+
 def test_gaps_between_tokens_are_not_the_time_per_token_of_a_request(tmp_path: Path) -> None:
     """A row whose source gives the mean of all gaps is held against that: short answers behind prompts weigh less."""
     burst = "tpot|0.02|s||inf|num_requests=400; lengths=distribution_mean"

@@ -32,6 +32,8 @@ _RATES = (
     *("output_tokens_per_second", "output_tokens_per_second_per_gpu", "total_tokens_per_second", "request_throughput"),
 )
 _MOST = 4000
+# Draws that stand for lengths of which there are two.
+_OF_TWO = 1000
 # Requests that clients of closed loops ask for each user (github.com/SemiAnalysisAI/InferenceX benchmarks: num-prompts
 # of ten times the concurrency), and the most that are simulated: the first of each user come at once, so that of fewer
 # most would be that rush.
@@ -80,6 +82,8 @@ def _length(record: Record, name: str, closed: bool, context: int) -> Length:
     both = record.number("input_tokens") + record.number("output_tokens")
     table = read("engines.toml")["load"]
     spread = record.notes.get(name.replace("_tokens", "_lengths")) or record.notes.get("lengths", "")
+    if either := _either(spread, mean):
+        return either
     if "distribution" in spread:
         record.rule_value("lengths")
         most = context * mean / max(both, 1.0)
@@ -102,6 +106,22 @@ def _shares(text: str) -> tuple[float, float] | None:
     """
     match = re.fullmatch(r"(\d{1,6}(?:[.]\d{1,6})?) to (\d{1,6}(?:[.]\d{1,6})?)", text)
     return (float(match[1]), float(match[2])) if match and 0 < float(match[1]) <= float(match[2]) else None
+
+
+def _either(text: str, mean: float) -> Length | None:
+    """Return lengths that are one of two, in the shares that have the stated mean, as the notes say them.
+
+    Random prompts end so where no end is forced: some answers soon, the rest at the limit.
+
+    >>> (found := _either("30 or 2048", 635.4)).mean, found.values.count(2048) / len(found.values)
+    (635.4, 0.3)
+    """
+    match = re.fullmatch(r"(\d{1,7}) or (\d{1,7})", text)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 0 < low <= mean <= high or low == high:
+        return None
+    longer = round(_OF_TWO * (mean - low) / (high - low))
+    return Length(kind="empirical", mean=mean, values=(low,) * (_OF_TWO - longer) + (high,) * longer)
 
 
 def _count(record: Record, arrivals: Arrivals) -> int:
