@@ -359,7 +359,8 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
         ({**MODELOPT, "ignore": ["mtp.layers.0*", "mtp*"]}, NVFP4),
         ({**MODELOPT, "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4"}, **{
             f"model.layers.{i}.{part}": {"quant_algo": algo} for i in range(3)
-            for part, algo in (("mlp.up_proj", "W4A16_NVFP4"), ("mlp.down_proj", "W4A16_NVFP4"), ("self_attn", "FP8"))}}},
+            for part, algo in (("mlp.up_proj", "W4A16_NVFP4"), ("mlp.down_proj", "W4A16_NVFP4"),
+                               ("self_attn", "FP8"))}}},
          "modelopt-w4a16_nvfp4+attention=fp8+head=w4a16_nvfp4"),
         ({"quant_method": "fp8", "modules_to_not_convert": [
             f"model.layers.{i}.{name}" for i in range(3)

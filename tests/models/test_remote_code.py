@@ -106,3 +106,18 @@ def test_a_layer_of_nothing_costs_an_engine_nothing() -> None:
     one, two = (model_from_config(searched(*blocks)) for blocks in ((whole,), (whole, none)))
     reports = [sw.infer(model, sw.Cluster.parse("1xh100"), sw.Plan(), sw.Serving(batch=4)) for model in (one, two)]
     assert reports[0].tpot_seconds == pytest.approx(reports[1].tpot_seconds, rel=0.02) and reports[0].fits
+
+
+def test_kimi_k3_has_the_weights_that_its_own_code_makes() -> None:
+    """Delta attention with a gate at once and a decay of low rank, experts in a latent, residuals that layers mix."""
+    model = load_model("kimi-k3")
+    hidden, width, heads, latent, full = 7168, 96 * 128, 96, 3584, 24
+    delta = 5 * hidden * width + 12 * width + 128 * (hidden + width) + hidden * heads + heads + width + 128
+    queries = hidden * 1536 + 1536 + 1536 * heads * 192
+    attention = queries + hidden * 576 + 512 + 512 * heads * 256 + 2 * heads * 128 * hidden
+    experts = 896 * 3 * latent * 3072 + 896 * hidden + 2 * hidden * latent + latent + 3 * hidden * 6144
+    around = 2 * 163840 * hidden + 3 * hidden + 93 * 6 * hidden
+    layers = (93 - full) * delta + full * attention + 92 * experts + 3 * hidden * 33792
+    assert count_parameters(model) == around + layers
+    assert sum(bool(b.mixers[0].attends) for b in model.layers) == full
+    assert "recurrent=bf16" in model.quantization and "latent=mxfp4" in model.quantization

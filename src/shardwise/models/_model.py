@@ -287,20 +287,20 @@ def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -
     name = os.path.basename(file)
     named_by_folder = name == "config.json"
     stem = os.path.basename(os.path.dirname(os.path.realpath(file))) if named_by_folder else os.path.splitext(name)[0]
-    beside = os.path.join(os.path.dirname(file), _MODELOPT)
-    raw = _with_modelopt(_read(file), lambda: beside if named_by_folder else "")
+    scales = os.path.join(os.path.dirname(file), _MODELOPT)
+    raw = _with_modelopt(_read(file), lambda: scales if named_by_folder else "")
     return architecture_from_config(raw, name=stem, overrides=overrides, part=part)
 
 
 _MODELOPT = "hf_quant_config.json"
 
 
-def _with_modelopt(raw: Any, beside: Callable[[], str]) -> Any:
-    """Return a configuration with what ModelOpt wrote into a file of its own, which `beside` finds, if it did.
+def _with_modelopt(raw: Any, find: Callable[[], str]) -> Any:
+    """Return a configuration with what ModelOpt wrote into a file of its own, which `find` finds, if it did.
 
     Source: github.com/vllm-project/vllm v0.33.0 vllm/transformers_utils/config.py, get_config.
     """
-    if not isinstance(raw, dict) or raw.get("quantization_config") is not None or not os.path.isfile(file := beside()):
+    if not isinstance(raw, dict) or raw.get("quantization_config") is not None or not os.path.isfile(file := find()):
         return raw
     section = content.get("quantization") if isinstance(content := _read(file), dict) else None
     if not isinstance(section, dict):
@@ -333,13 +333,13 @@ def _from_hub(word: str, overrides: Mapping[str, Any] | None, part: FilePart) ->
     except Exception as error:  # the hub's client raises many kinds, all meaning that there is no file to read
         raise _fail(word, f"cannot be fetched from the hub ({type(error).__name__})") from None
 
-    def beside() -> str:
+    def fetched() -> str:
         try:
             return str(hf_hub_download(word, _MODELOPT))
         except Exception:  # most have none
             return ""
 
-    raw, name = _with_modelopt(_read(file), beside), word.rpartition("/")[2].lower()
+    raw, name = _with_modelopt(_read(file), fetched), word.rpartition("/")[2].lower()
     return architecture_from_config(raw, name=name, overrides=overrides, part=part)
 
 

@@ -37,6 +37,8 @@ _WHOLE = re.compile(r"layers\W{1,3}(\d{1,4})\W*$")
 # One linear layer of several in a module, and those without which a module is not kept whole.
 _LINEAR = re.compile(r"[._](\w{1,24})_proj\W*$")
 _LAST = frozenset(("o", "out", "down"))
+# Families that call the mixers of all layers self_attn or attention, those that keep a state too.
+_ATTENTIONS = ("kimi_linear", "bailing_hybrid", "bailing_moe_linear", "minimax")
 _KEPT = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
 
 
@@ -165,6 +167,8 @@ def _parts(formats: Mapping[str, str], model: Architecture, own: str, unnamed: s
     for part, indices in layers.items():
         named = {name: form for name, form in formats.items() if _part(name, number) == part}
         named |= {f"layers.{i}": form for i, form in whole.items() if i in indices}
+        if part == "recurrent" and model.family in _ATTENTIONS:
+            named |= {name: form for name, form in formats.items() if _part(name, number) == "attention"}
         if not named and unnamed and part != "mtp":
             parts.append(f"+{part}={unnamed}")
         others = set(named.values()) - {own}

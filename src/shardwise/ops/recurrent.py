@@ -73,6 +73,8 @@ def _delta_inputs(y: Layout[X], mixer: GatedDelta, D: int, source: Tensor[X]) ->
     own = inward(y, D, (y.split(whole), whole), source, layers=layers)
     ops = [exchanges(y, own, y.split(whole), "inputs of the delta rule")]
     for name, short, width in (("decay", "f", decays), ("gate", "g", v)) if mixer.style == "kda" else ():
+        if any(layer.rpartition("_")[2] == short for layer in mixer.linear_layers):
+            continue
         zero = 0 * y.tokens
         low = LinearShape(inputs=D + zero, outputs=mixer.value_dim + zero, whole_inputs=D,
                           whole_outputs=mixer.value_dim, modules=(f"{short}_a",))  # fmt: skip

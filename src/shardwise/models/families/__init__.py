@@ -100,6 +100,7 @@ TEXT_OF: dict[str, str] = {
     "glm5_next": "glm5_next_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "qwen4_exp": "qwen4_exp_text",
+    "kimi_k3": "kimi_linear",
     "minimax_m3": "minimax_m3_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",

@@ -23,6 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "swiglu": "silu",
     "swigluoai": "silu",
+    "situ": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu-new",
     "quick_gelu": "quick-gelu",

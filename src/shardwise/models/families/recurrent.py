@@ -251,18 +251,44 @@ def delta_attention(config: Config) -> GatedDelta:
     heads = inner.count("num_heads", "linear_num_heads") or config.size("linear_key_heads")
     width = inner.count("head_dim") or config.size("linear_key_head_dim")
     conv = inner.count("short_conv_kernel_size") or config.size("linear_conv")
-    return GatedDelta(key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=conv, style="kda")
+    # Kimi-K3 projects the output gate at once, and the decay through the low rank as before.
+    own = ("q", "k", "v", "b", "g") if inner.flag("use_full_rank_gate") else ()
+    return GatedDelta(
+        key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=conv, style="kda", projections=own
+    )
 
 
 def kimi_linear(config: Config) -> Architecture:
-    """Return Kimi Linear: three delta-attention layers to each latent-attention layer, MoE layers behind the first."""
+    """Return Kimi Linear or Kimi-K3: three delta-attention layers to each latent-attention layer, MoE behind the first.
+
+    Kimi-K3 has a gate of every element on both, experts in a latent, and residuals that each layer mixes from those
+    before (mlx_lm 0.32.2 models/kimi_k3.py; moonshotai/Kimi-K3 config.json).
+    """
     number, inner, delta = config.layers(), config.section("linear_attn_config"), delta_attention(config)
-    core = parts.latent_attention(config)
-    experts = replace(parts.moe(config, shared_count=True), correction_bias=True)
+    core = replace(parts.latent_attention(config), output_gate=config.flag("mla_use_output_gate"))
+    latent = config.count("moe_latent", "routed_expert_hidden_size", default=0)
+    experts = replace(parts.moe(config, shared_count=True), correction_bias=True, latent=latent)
     words, first = config.sequence("mlp_layer_types", number), config.count("first_dense_layers", default=1)
     config.accept("first_dense_layers", "moe_layer_freq")
     sparse = [word == "sparse" for word in words] or [i >= first for i in range(number)]
-    return _mixed(config, {"full": core, "linear": delta}, _kimi_kinds(config, inner, number), sparse, experts)
+    model = _mixed(config, {"full": core, "linear": delta}, _kimi_kinds(config, inner, number), sparse, experts)
+    return _with_residuals(config, model, latent if config.flag("latent_moe_use_norm") else 0)
+
+
+def _with_residuals(config: Config, model: Architecture, latent_norm: int) -> Architecture:
+    """Return Kimi's model with what mixes residuals of earlier layers, a norm and a map to one value a branch."""
+    config.accept("activation_situ_beta", "activation_situ_linear_beta", "mla_use_nope", "use_grouped_topk")
+    mixes = config.count("attn_res_block_size", default=0) > 0
+    if not mixes and not latent_norm:
+        return model
+    if mixes:
+        config.note("residuals of earlier layers are counted as weights, what mixing them moves is not")
+    own = 4 * model.hidden if mixes else 0
+    made = {
+        block: replace(block, extra_vectors=own + (latent_norm if block.experts is not None else 0))
+        for block in dict.fromkeys(model.layers)
+    }
+    return replace(model, layers=tuple(made[block] for block in model.layers), extra_vectors=own // 2)
 
 
 def _kimi_kinds(config: Config, inner: Config, number: int) -> list[str]:
