@@ -14,6 +14,7 @@ import pytest
 
 from shardwise.errors import InputError
 from shardwise.models import FIELDS, Model, catalogue, load_model, model_names
+from shardwise.ops import count_parameters
 from shardwise.serving import find_format
 
 TINY = {
@@ -38,6 +39,10 @@ TINY = {
         ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
         ("openai-community/gpt2-xl", "gpt2-xl"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("codellama/CodeLlama-13b-Instruct-hf", "codellama-13b"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "llama-3.3-nemotron-super-49b"),
     ],
 )
 def test_a_model_is_found_however_its_name_is_written(spelled: str, name: str) -> None:
@@ -231,3 +236,44 @@ def test_a_wrong_name_is_given_its_own_series_first(word: str, first: str) -> No
     """Another size of the series is what was meant, sooner than a name of more equal letters."""
     with pytest.raises(InputError, match=f"such as {re.escape(first)}"):
         load_model(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("huihui-ai/Qwen2.5-7B-Instruct-abliterated", "a catalogue name such as qwen2.5-7b"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "a catalogue name such as llama-3.1-8b"),
+        ("unsloth/gpt-oss-20b-GGUF", "serve gpt-oss-20b with --weights q4_k_m"),
+        ("bartowski/Llama-3.2-3B-Instruct-Q6_K-GGUF", "serve llama-3.2-3b with --weights q6_k"),
+        ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "serve qwen3-8b with --weights nf4"),
+        ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "serve qwen3-30b-a3b-2507 with --weights int4"),
+        ("amd/Llama-3.3-70B-Instruct-MXFP4-Preview", "serve llama-3.3-70b with --weights mxfp4"),
+    ],
+)
+def test_a_copy_that_is_not_listed_is_told_by_the_model_in_its_name(word: str, remedy: str) -> None:
+    """Tuned and quantised copies name what they were made of, which says where to start without their config.json."""
+    with pytest.raises(InputError) as caught:
+        load_model(word)
+    assert remedy in caught.value.problems[0].remedy
+    if "--weights" in remedy:
+        assert find_format(remedy.rpartition(" ")[2]).bits < 16
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("glm-4-32b", 32.57),
+        ("moonlight-16b-a3b", 15.96),
+        ("internlm2.5-20b", 19.86),
+        ("exaone-3.5-32b", 32.0),
+        ("falcon3-10b", 10.31),
+        ("starcoderbase-7b", 7.33),
+        ("llama-3.2-90b-vision", 87.67),
+        ("granite-3.3-8b", 8.17),
+        ("deepseek-coder-6.7b", 6.74),
+        ("glm-4.5v", 106.85),
+    ],
+)
+def test_models_that_people_type_are_as_large_as_their_checkpoints(name: str, billions: float) -> None:
+    """Billions of parameters of the language model, as the hub counts the tensors of each."""
+    assert count_parameters(load_model(name)) / 1e9 == pytest.approx(billions, abs=0.006)

@@ -228,11 +228,13 @@ def namesake(word: str) -> str | None:
 
 # What names of quantised copies end with, and the weight format that the first of these in an ending means.
 _ENDING = re.compile(
-    r"(?i)([-_.](fp8|nvfp4|fp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|kv|dynamic|block|quantized))+$"
+    r"(?i)([-_.](fp8|nvfp4|fp4|mxfp4|mxfp8|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|kv|dynamic|block|quantized|gguf"
+    r"|unsloth|mlx|autoround|preview|q[2-8]_[k\d](_[sml])?|qat|v2|w8a16|nvfp4a16|q4|q8|tensorwise|hqq))+$"
 )
 _STORED = (
-    ("bnb.*8bit", "int8-w8a8"), ("bnb", "nf4"), ("w8a8", "int8-w8a8"), ("mxfp4", "mxfp4"), ("fp4", "nvfp4"),
-    ("fp8", "fp8"), ("int8|8bit", "int8"), ("awq|gptq|w4a16|int4|4bit", "int4"),
+    ("gguf", "q4_k_m"), ("bnb.*8bit", "int8-w8a8"), ("bnb", "nf4"), ("w8a8", "int8-w8a8"),
+    ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4a16", "nvfp4-w4a16"), ("fp4", "nvfp4"), ("fp8", "fp8"),
+    ("int8|8bit|w8a16", "int8"), ("awq|gptq|w4a16|int4|4bit|autoround", "int4"),
 )  # fmt: skip
 
 
@@ -241,18 +243,26 @@ def quantised_copy(word: str) -> tuple[str, str] | None:
 
     >>> quantised_copy("nvidia/Llama-3.1-405B-Instruct-NVFP4"), quantised_copy("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8")
     (('llama-3.1-405b', 'nvfp4'), ('qwen2.5-72b', 'int8'))
+    >>> quantised_copy("bartowski/Llama-3.2-3B-Instruct-GGUF"), quantised_copy("unsloth/Qwen3-8B-unsloth-bnb-4bit")
+    (('llama-3.2-3b', 'q4_k_m'), ('qwen3-8b', 'nf4'))
     """
     own = re.split(r"[/\\]", word)[-1]
     ending = _ENDING.search(own)
-    stored = next((name for words, name in _STORED if ending and re.search(words, ending[0].lower())), "")
-    base = namesake(own[: ending.start()]) if ending and stored else None
+    if ending is None:
+        return None
+    words = ending[0].lower()
+    mixture = re.search(r"q[3-5]_k_[sm]|q6_k|q[48]_0", words)
+    stored = mixture[0] if mixture else next((name for pattern, name in _STORED if re.search(pattern, words)), "")
+    base = namesake(own[: ending.start()]) if stored else None
     return None if base is None else (base, stored)
 
 
 def _untuned(name: str) -> str:
-    """Return a name without what says that the model was tuned, which changes no size."""
-    lower = name.lower()
-    return next((lower.removesuffix(ending) for ending in _TUNED if lower.endswith(ending)), lower)
+    """Return a name without what says that the model was tuned, which changes no size: one or two such words."""
+    bare = name.lower()
+    for _ in range(2):
+        bare = next((bare.removesuffix(ending) for ending in _TUNED if bare.endswith(ending)), bare)
+    return bare
 
 
 def _from_catalogue(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = ()) -> Architecture:
@@ -360,6 +370,17 @@ def _series(name: str) -> str:
     return start[0] if start else ""
 
 
+def _inside(own: str) -> list[str]:
+    """Return the model that a tuned one names, the longest of those that stand in its name.
+
+    >>> _inside("hermes-3-llama-3.1-8b"), _inside("qwen2.5-7b-instruct-abliterated"), _inside("mine")
+    (['llama-3.1-8b'], ['qwen2.5-7b'], [])
+    """
+    own = plain(own)
+    inside = [name for name in model_names() if len(name) > 6 and re.search(rf"{re.escape(plain(name))}(?![\d.])", own)]
+    return sorted(inside, key=len)[-1:]
+
+
 def _fail(word: str, rule: str) -> InputError:
     copy = quantised_copy(word)
     if copy is not None:
@@ -367,6 +388,6 @@ def _fail(word: str, rule: str) -> InputError:
         return InputError([Problem("model", word, rule, remedy)])
     own = re.split(r"[/\\]", word)[-1].lower()
     # A place is seldom a name that is spelt wrong.
-    close = _alike(own.removesuffix(".json"), 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
+    close = _inside(own) or _alike(own.removesuffix(".json"), 0.75 if own != word.lower() or _PATH.match(word) else 0.5)
     such = f" such as {', '.join(close)}" if close else ""
     return InputError([Problem("model", word, rule, f"give a path to config.json or a catalogue name{such}")])
