@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from itertools import chain
 
 import pytest
@@ -66,7 +67,7 @@ def test_rates_say_what_they_count() -> None:
     [
         (("deepseek-v3", "--on", "8xh200"), "nearest change that fits: --tp 8"),
         (("llama-3.1-70b", "--on", "4xh100"), "nearest change that fits: --tp "),
-        (("llama-3.1-405b", "--on", "8xa100"), "no single change tried fits; nearest is --tp 8, "),
+        (("llama-3.1-405b", "--on", "8xa100"), "no single change tried fits; nearest is --tp 8 --dp 1, "),
     ],
 )
 def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: str) -> None:
@@ -74,6 +75,27 @@ def test_a_model_too_large_for_a_device_is_split(words: tuple[str, ...], says: s
     done = run("infer", *words, "--width", "120")
     assert done.status == 1
     assert says in done.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "infer llama-3.1-70b --on 2xh100 --dp 2",
+        "infer deepseek-v3 --on 8xh200",
+        "serve llama-3.1-70b --on 4xh100 --rate 1/s",
+        "train llama-3.1-70b --on 16xh100 --tp 4 --pp 2 --dp 2 --recompute full --sharding zero1",
+    ],
+)
+def test_the_nearest_change_fits_where_it_is_typed(words: str) -> None:
+    """With the line under AGAIN, which states how many replicas there are, the change that is said to fit does."""
+    page = run(*words.split()).out
+    again = shlex.split(page.split("AGAIN\n")[1].replace("\\\n", " "))[1:]
+    near = re.search(r"nearest change that fits: ((--\S+ [^\s,]+ ?)+)", " ".join(page.split()))
+    assert near is not None and {"--tp", "--pp", "--cp"} & set(near[1].split())
+    words_of = dict(zip(near[1].split()[::2], near[1].split()[1::2], strict=True))
+    changed = [words_of.pop(before, word) for before, word in zip(["", *again], again, strict=False)]
+    assert run(*again).status == 1
+    assert run(*changed, *chain.from_iterable(words_of.items())).status == 0
 
 
 @pytest.mark.parametrize(

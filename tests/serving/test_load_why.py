@@ -395,8 +395,8 @@ def test_groups_that_step_together_carry_what_the_closed_form_says(input_tokens:
     ("stages", "arrivals", "field"),
     [
         ("5/s:10s", "burst", "arrivals"),
-        ("5/s:10s", "gamma:0", "cv"),
-        ("5/s:10s", "gamma:nan", "cv"),
+        ("5/s:10s", "gamma:0", "arrivals"),
+        ("5/s:10s", "gamma:nan", "arrivals"),
         ("1/s:1us", "poisson", "stages"),
     ],
 )

@@ -64,7 +64,7 @@ def whole(least: int = 1, most: int = MOST_WHOLE) -> Converter:
         if value < least:
             raise fail(field, value, f"must be a whole number of at least {least}", remedy)
         if value > most:
-            raise fail(field, value, f"must be at most {most}", remedy)
+            raise fail(field, value, f"must be at most {most:,}", remedy)
         return value
 
     return Converter(read, "N", schema={"type": ["integer", "string"], "minimum": least, "maximum": most})
@@ -98,18 +98,23 @@ def number(parse: Callable[[str, str], float], word: str, allowed: Range) -> Con
         if not math.isfinite(parsed):
             raise fail(field, str(value)[:60], "must be finite", remedy)
         if parsed < least or (allowed.above and parsed <= least) or parsed > most:
-            low = f"above {least:g}" if allowed.above else f"at least {least:g}"
-            raise fail(
-                field,
-                value,
-                f"must be {low}" + (f" and at most {most:g}" if parsed > most or most <= 1 else ""),
-                remedy,
-            )
+            low = f"above {_shown(least)}" if allowed.above else f"at least {_shown(least)}"
+            high = f" and at most {_shown(most)}" if parsed > most or most <= 1 else ""
+            raise fail(field, value, f"must be {low}{high}", remedy)
         if 0 < parsed < LEAST:
             raise fail(field, value, f"must not be below {LEAST:g}", remedy)
         return parsed
 
     return Converter(read, word, schema=_NUMBER)
+
+
+def _shown(bound: float) -> str:
+    """Return a bound as people write it.
+
+    >>> _shown(1e6), _shown(0.05), _shown(1e24)
+    ('1,000,000', '0.05', '1e+24')
+    """
+    return f"{bound:,.0f}" if 1e4 <= bound < 1e15 else f"{bound:g}"
 
 
 def choice(*allowed: str) -> Converter:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from shardwise.answers._answer import whole_bytes
 from shardwise.cost import Efficiencies, network_of, op_seconds, rates_of
 from shardwise.errors import InputError
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.flow import flow
 from shardwise.ledger.op import Op
@@ -270,6 +271,7 @@ def _seconds(op: Op[float], costs: CostModel[float]) -> Seconds:
     )
 
 
+@typed
 def count(
     model: Model,
     counting: Counting = Counting(),  # noqa: B008 (frozen)

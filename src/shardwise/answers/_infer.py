@@ -276,6 +276,9 @@ def nearest_change(report: InferReport) -> str:
         return "no change of one flag takes less; use more devices, or a smaller job"
     near = changes[0]
     flag = f"--{near.field.replace('_', '-')} {near.value}"
+    if near.field in ("tp", "pp"):
+        # Replicas that are stated, as AGAIN does, would not leave the devices.
+        flag += f" --dp {report.plan.dp * getattr(report.plan, near.field) // int(str(near.value))}"
     if not near.fits:
         nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
         return f"no single change tried fits; {nearest}; `shardwise plan infer` tries every plan"

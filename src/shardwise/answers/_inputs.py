@@ -28,6 +28,7 @@ FLAG_OF = {
     "fast_bytes_per_second": "fast_bandwidth_achieved",
     "slow_bytes_per_second": "slow_bandwidth_achieved",
     "cluster": "on",
+    "cv": "arrivals",
     "max_step_seconds": "max_step",
     "max_run_seconds": "max_time",
     "min_free_bytes": "min_free",

@@ -15,7 +15,7 @@ from shardwise.answers._inputs import Inputs
 from shardwise.answers._plot import check_drawable, plotted
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
 from shardwise.answers._serve_page import serve_page
-from shardwise.errors import InputError
+from shardwise.errors import InputError, Problem
 from shardwise.records import replace
 from shardwise.serving.load import ServeReport, prefill_plan
 
@@ -39,11 +39,26 @@ def _length(values: Mapping[str, Any], name: str, usual: int) -> Length:
     """Return the distribution of tokens in or out."""
     from shardwise.plans import Length
 
-    text, cv = str(values.get(name, usual)), float(values.get(f"{name.partition('_')[0]}_cv", 0.0))
+    text, spread = str(values.get(name, usual)), f"{name.partition('_')[0]}_cv"
+    cv = float(values.get(spread, 0.0))
     if match := TOKENS_RANGE.fullmatch(text):
+        if spread in values:
+            raise InputError([Problem(spread, cv, f"is given beside a range, {name} {text}", "leave out one of them")])
         low, high = int(match[1]), int(match[2])
         return Length(kind="uniform", mean=(low + high) / 2, low=low, high=high)
     return Length(kind="lognormal" if cv else "fixed", mean=int(text), cv=cv)
+
+
+def _refuse_what_has_no_effect(inputs: Inputs, word: str, cv: str) -> None:
+    """Record flags of arrivals that nothing reads beside what says when requests arrive."""
+    for key, of in (("speed", "trace"), ("last", "trace"), ("think", "users")):
+        if key in inputs.values and of not in inputs.values:
+            inputs.fail(key, inputs.values[key], f"has no effect without --{of}", "leave it out")
+    if cv and word != "gamma":
+        inputs.fail("arrivals", f"{word}:{cv}", "has a number, and gaps of gamma alone have one", "write gamma:4")
+    for key in ("rate", "users"):
+        if {key, "arrivals"} <= inputs.values.keys() and (key == "users" or word == "burst"):
+            inputs.fail("arrivals", word, f"has no effect beside --{key}", "leave out one of them")
 
 
 def _arrivals(inputs: Inputs) -> Arrivals:
@@ -52,9 +67,7 @@ def _arrivals(inputs: Inputs) -> Arrivals:
 
     sources = [name for name in ("rate", "users", "trace", "stages") if name in inputs.values]
     word, _, cv = str(inputs.get("arrivals", "poisson")).partition(":")
-    for key, of in (("speed", "trace"), ("last", "trace"), ("think", "users")):
-        if key in inputs.values and of not in inputs.values:
-            inputs.fail(key, inputs.values[key], f"has no effect without --{of}", "leave it out")
+    _refuse_what_has_no_effect(inputs, word, cv)
     if word == "burst" and not sources:
         return Arrivals(kind="burst")
     if not sources and inputs.bad & {"rate", "users", "trace", "stages"}:
@@ -249,8 +262,8 @@ def autoscale_of(inputs: Inputs) -> Autoscale | None:
     given = inputs.values
     if "autoscale" not in given:
         if given_keys := [key for key in _SCALING if key in given]:
-            rule = "is of replicas that follow the load"
-            inputs.fail(given_keys[0], given[given_keys[0]], rule, "add --autoscale running:32")
+            why = "is of replicas that follow the load"
+            inputs.fail(given_keys[0], given[given_keys[0]], why, "add --autoscale running:32")
         return None
     metric, _, text = str(given["autoscale"]).partition(":")
     try:
@@ -259,13 +272,16 @@ def autoscale_of(inputs: Inputs) -> Autoscale | None:
         inputs.fail("autoscale", given["autoscale"], "is not METRIC:TARGET", "write for example running:32")
         return None
     if "startup_time" not in given:
-        rule = "is not known: it depends on image, disk and network"
-        inputs.fail("startup_time", None, rule, "measure it, and state for example --startup-time 90s")
-    return Autoscale(
+        why = "is not known: it depends on image, disk and network"
+        inputs.fail("startup_time", None, why, "measure it, and state for example --startup-time 90s")
+    rule = Autoscale(
         metric=cast(Any, metric), target=target, start_seconds=given.get("startup_time", 0.0),
         least=given.get("min_replicas", 1), interval_seconds=given.get("scale_interval", 15.0),
         keep_seconds=given.get("scale_down_after", 300.0),
     )  # fmt: skip
+    wrong = rule.problems().items
+    inputs.problems.items.extend(wrong)
+    return None if wrong else rule
 
 
 def ask(inputs: Inputs) -> ServeReport:

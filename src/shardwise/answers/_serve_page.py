@@ -186,6 +186,7 @@ def _remedies(page: Page, remedies: Sequence[LoadRemedy]) -> None:
     page.add((f"REMEDIES  simulated, {limit.quantile} {_ROWS[limit.metric]} then", "bold"))
     for one in remedies:
         flag = f"--{one.field.replace('_', '-')} {one.value}"
+        flag += f" --dp {one.report.base.plan.dp}" if one.field == "tp" else ""
         devices = f" on {one.report.devices:,} devices" if one.field in ("dp", "tp", "prefill_workers") else ""
         shown = show_seconds(one.seconds) if math.isfinite(one.seconds) else "grows"
         page.note(f"{shown:>10}  {flag}{devices}: {_remedied(one.report)}", "bold" if one.report.meets else "")

@@ -241,6 +241,9 @@ def say_change(report: TrainReport, change: Change) -> str:
     """
     value = ",".join(map(str, change.value)) if isinstance(change.value, tuple) else change.value
     flags = f"--{change.field.replace('_', '-')} {value}" if value != "" else f"without --{change.field}"
+    if change.field in ("tp", "pp", "cp"):
+        # Replicas that are stated, as AGAIN does, would not leave the devices.
+        flags += f" --dp {report.plan.dp * getattr(report.plan, change.field) // int(str(change.value))}"
     flags += f" --offload {','.join(change.offload)}" if change.offload else ""
     flags += f" --stack {change.stack}" if change.stack else ""
     host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import accumulate, islice, repeat, takewhile
+from itertools import accumulate, islice, pairwise, repeat, takewhile
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from shardwise.errors import Problems
@@ -107,6 +107,9 @@ class Length:
             problems.add(name, self.mean, f"must be at least {least} on average", f"use {least} or more")
         if not 0 <= self.cv <= 10:
             problems.add(f"{name}_cv", self.cv, "must lie between 0 and 10", "use for example 0.8")
+        if self.kind == "uniform" and self.low < least:
+            shown, most = f"{self.low}..{self.high}", max(self.high, least)
+            problems.add(name, shown, f"must begin with at least {least}", f"write {least}..{most}")
         if self.high and self.low > self.high:
             problems.add(name, f"{self.low}..{self.high}", "must rise", f"write {self.high}..{self.low}")
         return problems
@@ -193,12 +196,10 @@ class Arrivals:
         elif self.kind == "trace":
             if not self.times:
                 problems.add("trace", 0, "has no request", "give a file with at least one")
-            elif any(b < a for a, b in zip(self.times, self.times[1:], strict=False)):
+            elif any(b < a for a, b in pairwise(self.times)):
                 problems.add("trace", len(self.times), "must be sorted by time", "sort its rows by arrival")
         elif self.kind != "burst" and not (math.isfinite(self.rate) and 0 < self.rate <= 1e6):
-            problems.add(
-                "rate", self.rate, "must be more than 0 and at most 1e6 requests a second", "use for example 50/s"
-            )
+            problems.add("rate", self.rate, "must be above 0 and at most 1,000,000 a second", "use for example 50/s")
         if self.kind == "gamma" and not 0.05 <= self.cv <= 20:
             problems.add("cv", self.cv, "must lie between 0.05 and 20", "use 1 for Poisson arrivals")
         return problems
@@ -330,13 +331,9 @@ class Workload:
 
     def problems(self) -> Problems:
         """Return everything that is wrong with the workload."""
-        problems = Problems()
-        for part in (
-            self.arrivals.problems(),
-            self.input_tokens.problems("input_tokens", 1),
-            self.output_tokens.problems("output_tokens", 1),
-        ):
-            problems.items.extend(part.items)
+        problems = self.arrivals.problems()
+        for name in ("input_tokens", "output_tokens"):
+            problems.items.extend(getattr(self, name).problems(name, 1).items)
         if not self.pairs and self.prefix_tokens >= max(self.input_tokens.mean, 1):
             rule = f"must be shorter than the {self.input_tokens.mean:g} tokens of a prompt"
             problems.add("prefix_tokens", self.prefix_tokens, rule, "count the prefix within the input")
@@ -390,11 +387,14 @@ class Limit:
         """Return the requests of a workload that must be simulated, so that there are enough of the limit's class."""
         return math.ceil(self.needed_requests / workload.share(self.of))
 
-    def problems(self) -> Problems:
-        """Return what is wrong with the limit."""
+    def problems(self, workload: Workload) -> Problems:
+        """Return what is wrong with the limit on the requests of a workload."""
         problems = Problems()
+        if self.quantile not in QUANTILES:
+            problems.add("quantile", self.quantile, "is not a known choice", "use one of " + ", ".join(QUANTILES))
+        if self.of and self.of not in (names := [one.name for one in workload.classes]):
+            problems.add("of", self.of, "is no class of the workload", f"use one of {', '.join(names) or 'none'}")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            problems.add(
-                f"{self.quantile}_{self.metric}", self.seconds, "must be more than 0 seconds", "use for example 1s"
-            )
+            name = f"{self.quantile}_{self.metric}"
+            problems.add(name, self.seconds, "must be more than 0 seconds", "use for example 1s")
         return problems

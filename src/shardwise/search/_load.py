@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwise.errors import Problems
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.notebook import Card, CardLine, in_words, plain_line
@@ -209,10 +210,11 @@ def _problems(workload: Workload, options: LoadOptions, objective: str) -> Probl
     if objective not in LOAD_OBJECTIVES:
         problems.add("objective", objective, "is not an objective", "use one of " + ", ".join(LOAD_OBJECTIVES))
     for limit in options.limits:
-        problems.items.extend(limit.problems().items)
+        problems.items.extend(limit.problems(workload).items)
     return problems
 
 
+@typed
 def plan_serve(
     model: Model,
     cluster: Cluster,

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwise.cost import tie_factor
 from shardwise.errors import Problems
+from shardwise.field_types import typed
 from shardwise.frames import Frame
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
@@ -240,6 +241,7 @@ def tokens_per_second_per_gpu(report: InferReport) -> float:
     return report.samples_per_second * counted_tokens(report.job) / report.plan.num_devices
 
 
+@typed
 def plan_serving(
     model: Model,
     cluster: Cluster,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import band_of, tie_factor
 from shardwise.errors import Problems
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.models import Model
 from shardwise.plans import Plan, Training, find_stack
@@ -309,6 +310,7 @@ def plan_degrees(plan: Plan) -> tuple[int, ...]:
     return plan.num_devices, plan.tp, plan.tp2, plan.cp, plan.pp, plan.dp, plan.ep, plan.etp
 
 
+@typed
 def plan_training(
     model: Model,
     cluster: Cluster | Sequence[Cluster],

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from shardwise.cost import Band, Conditions, band_of
 from shardwise.errors import InputError, Problem
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, tracing
 from shardwise.models import Model
@@ -369,6 +370,7 @@ def time_tree(cost: StepCost[float]) -> dict[str, Any]:
     }
 
 
+@typed
 def infer(
     model: Model,
     cluster: Cluster,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.cost import Conditions, Efficiencies
 from shardwise.errors import InputError, Problem
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster
 from shardwise.ledger.traced import Traced, leaf, named, tracing
 from shardwise.models import Model
@@ -350,6 +351,7 @@ def asked_again(case: TrainingCase) -> TrainReport:
     return train(case.model, case.cluster, case.plan, case.job, options)
 
 
+@typed
 def train(
     model: Model, cluster: Cluster, plan: Plan, job: Training, options: TrainingOptions | None = None
 ) -> TrainReport:
@@ -373,15 +375,9 @@ def train(
 
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(
-            model=model,
-            cluster=cluster,
-            job=j,
-            stack=stack,
-            plan=p,
-            efficiencies=options.efficiencies,
-            overlap=options.overlap,
-            sequence_parallel=sequence,
-        )
+            model=model, cluster=cluster, job=j, stack=stack, plan=p, efficiencies=options.efficiencies,
+            overlap=options.overlap, sequence_parallel=sequence,
+        )  # fmt: skip
 
     def seconds(p: Plan, j: Training) -> float | None:
         known_floor = report_of(case(p, j), (), priced)

@@ -7,6 +7,7 @@ from dataclasses import field
 from functools import lru_cache
 
 from shardwise.errors import InputError, Problems
+from shardwise.field_types import typed
 from shardwise.hardware import Cluster, part_of
 from shardwise.models import Model
 from shardwise.plans import Plan, Serving, Workload
@@ -54,6 +55,8 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
         problems.add("input_tokens", prompt, rule, "use more devices a replica (--tp), or a narrower --kv-cache")
     if options.receive_steps is not None and options.receive_steps < 1:
         problems.add("receive_steps", options.receive_steps, "must be at least 1", "use 1 to look after every step")
+    if not 0 <= options.risk < 1:
+        problems.add("risk", options.risk, "must be a chance below 1", "use 0 for none, or for example 0.9")
     most, share = options.batch_wait
     if most < 0 or not 0 <= share <= 1:
         rule = "must be steps of at least 0 and a share between 0 and 1"
@@ -61,7 +64,9 @@ def _problems(base: InferReport, workload: Workload, options: LoadOptions) -> Pr
     if options.autoscale:
         problems.items.extend(_scaling_problems(base, workload, options, options.autoscale).items)
     for limit in options.limits:
-        problems.items.extend(limit.problems().items)
+        if wrong := limit.problems(workload).items:
+            problems.items.extend(wrong)
+            continue
         if limit.metric in ("tpot", "itl") and _most_output(workload, limit.of) < 2:
             rule = "is of tokens after the first, and answers have one token"
             fix = "use more --output-tokens, or a limit on the first token such as --p99-ttft"
@@ -121,6 +126,7 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     return policy
 
 
+@typed
 def serve(
     model: Model,
     cluster: Cluster,
