@@ -46,7 +46,15 @@ from shardwise.serving._kernels import (
     prompt_seconds,
     read_as_wide,
 )
-from shardwise.serving._rates import engine_rates, integer_share, weight_only_rates
+from shardwise.serving._rates import (
+    engine_rates,
+    fp4_gains,
+    integer_share,
+    merged_operators,
+    unpacked_weights,
+    weight_only_rates,
+    widened_elements,
+)
 from shardwise.serving._sizes import ServingSizes, sizes_of
 
 UNSHARED = 1000  # larger than any group of query heads
@@ -80,6 +88,12 @@ class EngineCostModel(CostModel[X]):
     starts: float = 1.0
     widened: float = 0.0
     integer_share: float = 1.0
+    fp4_gains: tuple[tuple[str, float], ...] = ()
+    """How much faster than on integers GEMMs run on weights of a format of 4-bit floats."""
+    merged: tuple[str, ...] = ()
+    """Operators that start no kernel of their own."""
+    unpacked: float = 0.0
+    """Narrow weights a second that vector units widen, 0 where that takes no time."""
     weight_only: tuple[tuple[str, Rates[X]], ...] = ()
     """Rates of 16-bit GEMMs whose kernels widen weights, by the format of these, where such kernels were measured."""
     attention: AttentionKernels | None = None
@@ -189,6 +203,11 @@ def _product(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of a GEMM, by kernels that widen its weights where these are narrow and its inputs are not."""
     form = next(filter(None, map(costs.format.of, op.weights)), None)
     rates = next((own for name, own in costs.weight_only if form and name == form.name), _rates(costs, op))
+    if costs.integer_share < 1:
+        # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
+        gain = dict(costs.fp4_gains).get(form.base, 1.0) if form else 1.0
+        integers = costs.integer_share * gain * costs.rates.matmul_flops
+        rates = replace(rates, matmul_flops=above(op.rows, 8, integers, rates.matmul_flops))
     return _multiplied(costs, op, rates)
 
 
@@ -197,18 +216,17 @@ def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
 
     Such kernels (split-k, GEMV and 16-row MMA tiles: Marlin arXiv:2408.11743) spread over all cores whatever the shape.
     """
-    if costs.integer_share < 1:
-        # Eight rows and fewer run in a kernel that multiplies in no matrix unit.
-        integers = costs.integer_share * rates.matmul_flops
-        rates = replace(rates, matmul_flops=above(op.rows, 8, integers, rates.matmul_flops))
     large = kernel_seconds(rates, op, "forward")
-    charged = 2 * 16 * ceil(op.rows / 16) * op.columns * op.inner * op.batch
-    small = blend(charged / rates.matmul_flops, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
+    small = _few_rows(costs, op, rates)
     if costs.kernels.thin_bytes_per_second:
         loaded = op.forward_bytes / (costs.kernels.thin_bytes_per_second * costs.cores)
         small = maximum(small, loaded)
         # More rows read no less.
         large = above(op.rows, 8, maximum(large, loaded + rates.matmul_start), small + rates.matmul_start)
+    if costs.unpacked:
+        tile, gemv = costs.engine.quantisation.unpack_rows, costs.engine.operators.gemv_rows
+        tiled = large + _widened_once(costs, op) * ceil(op.rows / tile) if tile else large
+        large = above(op.rows, gemv, tiled, small + rates.matmul_start)
     if costs.engine.quantisation.activation_bytes > 2:
         # Cast to 16 bits on the way in, back on the way out.
         moved = (2 + costs.engine.quantisation.activation_bytes) * op.rows * (op.columns + op.inner) * op.batch
@@ -219,6 +237,21 @@ def _multiplied(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
             op.rows, costs.engine.quantisation.dequantise_above_rows, _written_out(costs, op), 0 * large
         )
     return above(op.rows, costs.kernels.thin_rows, large, minimum(large, small + rates.matmul_start))
+
+
+def _few_rows(costs: EngineCostModel[X], op: Op[X], rates: Rates[X]) -> X:
+    """Return seconds of a GEMM in tiles of 16 rows, or of few rows in a matrix-vector kernel, without its start."""
+    gemv, tiles = costs.engine.operators.gemv_rows, 16 * ceil(op.rows / 16)
+    multiplied = above(op.rows, gemv, tiles, op.rows) if gemv else tiles
+    worked = 2 * multiplied * op.columns * op.inner * op.batch / rates.matmul_flops
+    if costs.unpacked:
+        worked = maximum(worked, above(op.rows, gemv, 0 * worked, _widened_once(costs, op)))
+    return blend(worked, op.forward_bytes / rates.matmul_bytes, rates.sharpness)
+
+
+def _widened_once(costs: EngineCostModel[X], op: Op[X]) -> X:
+    """Return seconds in which vector units widen every weight of a GEMM once."""
+    return op.columns * op.inner * op.batch / costs.unpacked
 
 
 def _apart(costs: EngineCostModel[X], op: Op[X]) -> tuple[Op[X], ...]:
@@ -263,7 +296,7 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     """Return seconds of one operator's forward pass in an engine, without its messages."""
     if _charged_elsewhere(costs, op):
         return 0 * op.forward_bytes
-    if op.role in costs.engine.operators.fused:
+    if op.role in costs.merged and op.kind != "matmul":
         seconds = op.forward_bytes / costs.rates.memory_bytes
     elif op.kind == "attention" and costs.decoding:
         seconds = _decode_attention(costs, op)
@@ -274,8 +307,9 @@ def op_seconds(costs: EngineCostModel[X], op: Op[X]) -> X:
     elif op.kind == "matmul":
         seconds = total((_product(costs, one) for one in _apart(costs, op)), 0 * op.forward_bytes)
         if op.role == "router" and not costs.fused_experts:
-            # A softmax and the choice of experts, which fused experts hold, are kernels of their own.
-            seconds = seconds + (op.kernels - 1) * costs.rates.memory_start
+            # A softmax and the choice of experts, which fused experts hold, are kernels of their own, or one.
+            further = 1 if op.role in costs.merged else op.kernels - 1
+            seconds = seconds + further * costs.rates.memory_start
     elif op.role == "softmax":
         # The ledger's softmax reads and writes a score in 16 bits once.
         moved = op.forward_bytes / 4 * costs.engine.attention.score_bytes
@@ -318,8 +352,11 @@ def engine_cost_model(case: ServingCase, sizes: ServingSizes[X]) -> EngineCostMo
         kernels=kernels,
         engine=case.engine,
         decoding=False,
-        widened=_widened(case),
+        widened=widened_elements(case),
         integer_share=integer_share(case),
+        fp4_gains=fp4_gains(case),
+        merged=merged_operators(case),
+        unpacked=unpacked_weights(case),
         weight_only=tuple(weight_only_rates(case, wide).items()),
         format=case.format,
         attention=_attention_kernels(case),
@@ -349,14 +386,6 @@ def _alone(case: ServingCase) -> ServingCase:
         return case
     attention = replace(case.engine.attention, shared_query_heads=UNSHARED)
     return replace(case, engine=replace(case.engine, attention=attention))
-
-
-def _widened(case: ServingCase) -> float:
-    """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
-    device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
-    if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
-        return 0.0
-    return case.engine.quantisation.fp8_cache_elements_per_core * device.num_cores
 
 
 def _attention_kernels(case: ServingCase) -> AttentionKernels | None:

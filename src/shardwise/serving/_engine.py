@@ -28,6 +28,8 @@ class HostSeconds:
     """Seconds of a step for each time that the tensor-parallel workers double."""
     layer_seconds: float = 0.0
     """Seconds between the kernels of a layer where no captured graph holds them."""
+    layer_kernels: int = 0
+    """Kernels of a layer that the ledger does not count, in place of those seconds where one has measured seconds."""
     stage_seconds: float = 0.0
     """Seconds to hand over from one part of a layer split to the next."""
     copy_seconds: float = 0.0
@@ -67,6 +69,10 @@ class GraphCapture:
 
     small_kernel_seconds: float
     """Start of a small kernel; 0 takes the launches of the stack that it runs."""
+    as_measured: bool = False
+    """Small kernels start as the shortest replayed ones of the device's family do, where those were measured."""
+    merged: tuple[str, ...] = ()
+    """Operators that are part of another's kernel on such devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +114,10 @@ class EngineOperators:
     """With "products" experts run in the kernels of its other GEMMs, what is beside them in kernels of its own."""
     gemv_bound_by_cores: bool = False
     """Products of few rows are bound by what a core can load."""
+    gemv_rows: int = 0
+    """Rows up to which products run in matrix-vector kernels, which multiply these rows alone (0: in tiles of 16)."""
+    streams_faster: tuple[tuple[str, float], ...] = ()
+    """How much faster than the measured GEMMs of a family its own stream weights from memory."""
     splits_with_host: bool = False
     """The host's processor may hold layers and experts, and runs them."""
     device_tokens: float = 0.0
@@ -141,6 +151,12 @@ class EngineQuantisation:
     """Share of that rate that GEMMs of experts reach."""
     tile_rows: int = 0
     """Rows of a tile of such GEMMs: those of an expert end within one (0: as other GEMMs')."""
+    unpack_operations: tuple[tuple[str, float], ...] = ()
+    """Multiply-adds in which a weight of a format is widened where the device has no units for integers."""
+    unpack_rows: int = 0
+    """Rows of a tile for which weights are widened once (0: they are not widened in tiles)."""
+    fp4_gains: tuple[tuple[str, float], ...] = ()
+    """How much faster than in integers GEMMs run on a format of 4-bit floats where matrix units take it."""
     unfused_types: tuple[str, ...] = ()
     """Types of inputs that kernels of their own quantise."""
     weight_only_kernels: bool = False
@@ -181,6 +197,8 @@ class EngineAttention:
     """No heads share what they read in models with windows."""
     never_splits_kv: bool = False
     """Where heads do not share no kernel is cut along the context."""
+    cached_starts: int = 0
+    """Small kernels that attention over a cache starts as, where these are measured (0: as the measured kernels do)."""
     bytes_per_second_per_core: float = 0.0
     """Bytes of the cache a second that a core reads there (0: as measured for the device)."""
     beside_prompts: tuple[str, ...] = ()

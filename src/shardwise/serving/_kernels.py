@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from shardwise.cost import (
+    PARTS,
     TILE_KEYS,
     TILE_ROWS,
     Datasheet,
@@ -33,6 +34,7 @@ from shardwise.ledger.op import Op
 from shardwise.models import CoreSizes, Model
 from shardwise.records import dataclass, replace
 from shardwise.serving._engine import Engine, engine_tables
+from shardwise.serving._replayed import replayed_start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,15 +85,6 @@ def steady_state_memory(device: str) -> float:
     """
     shares: dict[str, float] = engine_tables()["measured"]["steady_state_memory"]
     return next((float(share) for names, share in shares.items() if re.fullmatch(names, device)), 1.0)
-
-
-def replay_seconds(vendor: str) -> float:
-    """Return the seconds that a kernel of a captured graph takes at least on a maker's devices, 0 where not known.
-
-    >>> replay_seconds("AMD"), replay_seconds("NVIDIA")
-    (3.9e-06, 0.0)
-    """
-    return float(engine_tables()["measured"]["replay_seconds"].get(vendor, 0.0))
 
 
 def thin_rows(family: str, untuned: bool = False) -> float:
@@ -167,6 +160,21 @@ def _shares(row: ExpertsFit, imposed: Efficiencies) -> tuple[tuple[float, float]
     return (imposed.compute, row.compute), (imposed.memory, row.memory)
 
 
+_CHAINS = ("first_1k_tokens", "first_16k_tokens")
+
+
+def _started(costs: KernelCosts, engine: Engine, family: str) -> KernelCosts:
+    """Return costs of attention over a cache whose kernel starts as the engine's own small ones do.
+
+    It cuts the context over all cores, so that none has a chain of tokens to follow.
+    """
+    start = engine.attention.cached_starts * replayed_start(engine, family)
+    parts = zip(PARTS["decode"][1:], costs.costs[1:], strict=True)
+    return (
+        replace(costs, costs=(start, *(0.0 if part in _CHAINS else cost for part, cost in parts))) if start else costs
+    )
+
+
 def kernels_of(device: Device, family: str, products: str, engine: Engine, imposed: Efficiencies) -> EngineKernels:
     """Return the kernel constants of a family under an engine for GEMMs of a type or of a format.
 
@@ -184,7 +192,7 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
     # Engines' own kernels were measured without peer access where ranks slow each other with their square.
     reduce = reduce_of(device, engine.kernels) if own else None
     return EngineKernels(
-        decode=None if imposed.ideal or imposed.compute or imposed.memory else decode,
+        decode=None if imposed.ideal or imposed.compute or imposed.memory else _started(decode, engine, family),
         last_cache=last_cache_bytes(device),
         experts_wide=_imposed(wide, imposed),
         experts_narrow=_imposed(narrow, imposed),

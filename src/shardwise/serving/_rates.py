@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +15,8 @@ from shardwise.records import replace
 from shardwise.serving._case import ServingCase
 from shardwise.serving._engine import Engine
 from shardwise.serving._formats import WeightFormat
-from shardwise.serving._kernels import replay_seconds, steady_state_memory, watts_per_core
+from shardwise.serving._kernels import steady_state_memory, watts_per_core
+from shardwise.serving._replayed import replay_seconds, replayed_start
 
 
 def engine_rates(case: ServingCase, fitted: Rates[Any]) -> dict[str, Rates[Any]]:
@@ -43,12 +45,21 @@ def captured(rates: Rates[X], engine: Engine, ideal: bool, device: Device) -> Ra
     if not engine.graphs.small_kernel_seconds:
         return rates
     zero, replay = 0 * rates.memory_start, replay_seconds(device.vendor)
-    started = zero + (0.0 if ideal else 1.0) * max(engine.graphs.small_kernel_seconds, replay)
+    small = replayed_start(engine, rates.family) or engine.graphs.small_kernel_seconds
+    started = zero + (0.0 if ideal else 1.0) * max(small, replay)
     start = rates.matmul_start if ideal else maximum(rates.matmul_start, replay)
-    streamed = rates.matmul_bytes * (1.0 if ideal else steady_state_memory(device.name))
+    share = steady_state_memory(device.name) * dict(engine.operators.streams_faster).get(rates.family, 1.0)
+    streamed = rates.matmul_bytes * (1.0 if ideal else share)
     return replace(
         rates, memory_start=started, launch=zero, cast_traffic=0.0, matmul_bytes=streamed, matmul_start=start
     )
+
+
+def merged_operators(case: ServingCase) -> tuple[str, ...]:
+    """Return the operators that start no kernel of their own in steps of an engine on its devices."""
+    engine = case.engine
+    replays = replayed_start(engine, family_of(case.cluster.device))
+    return engine.operators.fused + (engine.graphs.merged if replays else ())
 
 
 def weight_only_rates(case: ServingCase, wide: Rates[X]) -> dict[str, Rates[X]]:
@@ -77,6 +88,27 @@ def integer_share(case: ServingCase) -> float:
     if case.format.bytes >= 1.5 or imposed or family_of(device).startswith("cpu") or "int8" not in device.matrix_flops:
         return 1.0
     return case.engine.quantisation.integer_share
+
+
+def unpacked_weights(case: ServingCase) -> float:
+    """Return narrow weights a second that a device without units for integers widens, 0 where that takes no time."""
+    device, own = case.cluster.device, case.engine.quantisation.unpack_operations
+    each = next((count for names, count in own if re.fullmatch(names, case.format.base)), 0.0)
+    other = family_of(device).startswith("cpu") or "int8" in device.matrix_flops or not device.knows("vector_flops")
+    return 0.0 if other or not each or case.efficiencies.ideal else device.vector_flops / (2 * each)
+
+
+def widened_elements(case: ServingCase) -> float:
+    """Return cached elements a second that a device without 8-bit floats widens in a kernel, 0 if none are."""
+    device, floats = case.cluster.device, case.job.kv_cache.startswith("fp8")
+    if not floats or "fp8" in device.matrix_flops or case.efficiencies.ideal or not device.knows("num_cores"):
+        return 0.0
+    return case.engine.quantisation.fp8_cache_elements_per_core * device.num_cores
+
+
+def fp4_gains(case: ServingCase) -> tuple[tuple[str, float], ...]:
+    """Return how much faster than on integers GEMMs run on weights of formats of 4-bit floats, by format."""
+    return case.engine.quantisation.fp4_gains if "fp4" in case.cluster.device.matrix_flops else ()
 
 
 def _by_library(rates: Any, case: ServingCase, name: str = "library_shares") -> Any:

@@ -27,6 +27,7 @@ from shardwise.serving._ledger import (
 from shardwise.serving._memory import layers_bytes
 from shardwise.serving._placed import LayerCost, add, host_lines, layer_cost
 from shardwise.serving._rates import type_of
+from shardwise.serving._replayed import beside_seconds
 from shardwise.serving._sizes import PipelineStage, ServingSizes
 
 
@@ -181,7 +182,7 @@ def host_seconds(case: ServingCase, sizes: ServingSizes[X], step: EngineStep[X])
     blocks = step.context / host.memory.block_tokens if step.phase == "decode" else 0.0
     doublings = total((above(sizes.tp, n, one, 0 * one) for n in (1, 2, 4)), 0 * one)
     layers, split = case.model.num_layers, above(sizes.tp, 1, sizes.tp, 0 * one)
-    launches = layers * (host.host.layer_seconds + host.host.row_split_seconds * split)
+    launches = layers * (beside_seconds(host, case.cluster.device) + host.host.row_split_seconds * split)
     own = host.host.step_seconds + launches + host.host.worker_doubling_seconds * doublings
     return own + (host.host.sequence_seconds + host.host.block_seconds * blocks) * step.sequences
 
