@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 from shardwise.plans._capabilities import refusals
 from shardwise.plans._plan import Plan, alike
@@ -70,6 +71,18 @@ def _bringing(sharding: str, schedule: str, replicas: bool) -> tuple[tuple[str, 
 def fine_tuners() -> tuple[str, ...]:
     """Return the frameworks that people fine-tune with."""
     return _marked("fine_tunes")
+
+
+def proposed_for(saver: Literal["savers", "updates_in_backward", "narrow_experts"]) -> str:
+    """Return the framework to name for a memory saver that the one of a plan has not.
+
+    "savers" are most of them, "updates_in_backward" Adam in backward, "narrow_experts" experts of few bits that are
+    parameters of three dimensions.
+
+    >>> proposed_for("savers"), proposed_for("narrow_experts")
+    ('transformers', 'unsloth')
+    """
+    return next(name for name, row in stack_table().items() if saver in row.get("proposed_for", ()))
 
 
 def _marked(word: str) -> tuple[str, ...]:

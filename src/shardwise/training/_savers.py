@@ -11,7 +11,16 @@ from typing import Any, Protocol, TypeAlias
 
 from shardwise.errors import InputError, Problem
 from shardwise.hardware import Device
-from shardwise.plans import WHOLE_LOSSES, LossKernel, Plan, Settings, Training, find_stack, usual_recompute
+from shardwise.plans import (
+    WHOLE_LOSSES,
+    LossKernel,
+    Plan,
+    Settings,
+    Training,
+    find_stack,
+    proposed_for,
+    usual_recompute,
+)
 from shardwise.plans.fields import PLAN, SETTINGS, TRAINING, renamed
 from shardwise.plans.laws import stack_problems
 from shardwise.records import dataclass, replace
@@ -24,10 +33,6 @@ from shardwise.units import show_bytes
 FieldChanges = dict[str, Any]
 _RECORDS = tuple((record, {f.name for f in fields(record)}) for record in (Plan, Training, Settings))
 _FLAGS = {name: key for key, name in renamed((*PLAN, *TRAINING, *SETTINGS)).items()}
-# The framework with most savers, where that of the plan does not run a bundle, and one that updates Adam in backward.
-_ELSE, _EARLY = "transformers", "torchtune"
-# One whose 4 bits reach experts that are parameters (`Stack.narrow_experts`).
-_NARROW_EXPERTS = "unsloth"
 
 
 class AnsweredPlan(JudgedPlan, Protocol):
@@ -261,7 +266,7 @@ def _distinct(report: AnsweredPlan, bundles: Iterable[FieldChanges]) -> list[Fie
 
 def _tried_anywhere(report: AnsweredPlan, ask: Ask, changes: FieldChanges) -> MemorySaver:
     """Return what changes do under the report's framework, or under another one where it does not run them."""
-    other = _EARLY if "updates_in_backward" in changes else _ELSE
+    other = proposed_for("updates_in_backward" if "updates_in_backward" in changes else "savers")
     if report.case.stack.name == other or _launches(report, changes):
         one = tried(report, ask, changes)
         if not one.problem or report.case.stack.name == other:
@@ -283,8 +288,9 @@ def proposals(report: AnsweredPlan, ask: Ask) -> tuple[MemorySaver, ...]:
             one = _tried_anywhere(report, ask, {**changes, "sharding": word})
         proposed.append(one)
     if _wide_experts(report):
-        hosted = dict.fromkeys((*plan.offload, *find_stack(_NARROW_EXPERTS).usual_offload))
-        proposed.append(tried(report, ask, {"recompute": "full", "offload": tuple(hosted)}, _NARROW_EXPERTS))
+        storing = proposed_for("narrow_experts")
+        hosted = dict.fromkeys((*plan.offload, *find_stack(storing).usual_offload))
+        proposed.append(tried(report, ask, {"recompute": "full", "offload": tuple(hosted)}, storing))
     able = [one for one in proposed if not one.problem]
     fitting = sorted((one for one in able if one.fits), key=lambda one: one.step_seconds)
     return tuple(fitting or sorted(able, key=lambda one: one.device_bytes)[:1])

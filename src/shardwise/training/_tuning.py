@@ -23,6 +23,7 @@ from shardwise.plans import (
     Tuning,
     divisors,
     layers_of,
+    proposed_for,
     tuning_of,
     tuning_problems,
 )
@@ -276,7 +277,8 @@ def _wide_experts(tuning: Tuning, stack: Stack) -> list[str]:
     why = (
         f"{tuning.base.name} of {stack.name} is of linear layers alone, and experts are parameters since transformers 5"
     )
-    return [f"experts in {width}: {why}; --stack unsloth stores them in {tuning.base.name} too"]
+    storing = proposed_for("narrow_experts")
+    return [f"experts in {width}: {why}; --stack {storing} stores them in {tuning.base.name} too"]
 
 
 def _foreign_names(model: Model, job: Training, tuning: Tuning) -> list[str]:
