@@ -943,3 +943,16 @@ def test_who_comes_late_in_a_long_answer_waits_for_its_step_alone() -> None:
     assert late.arrival < 0.95 * alone.end
     run(Request(0.0, 100, 60_000), late)
     assert late.queue_seconds < 3 * table.decode(1, 60_000)
+
+
+def test_whole_prompts_share_a_step_as_far_as_its_stated_tokens_hold_them() -> None:
+    """Prompts that are not cut run two at a time where a step of so many tokens is asked for, all at once by default."""
+    asked = workload(count=8, arrivals=Arrivals(kind="burst"))
+    model, cluster, plan, engine = CASES["dense"][0], CASES["dense"][1], Plan(), "tensorrt-llm"
+    options = LoadOptions(serving=ServingOptions(engine=engine))
+    steps = []
+    for tokens in (0, 2100, 1000):
+        job = Serving(max_batched_tokens=tokens)
+        found = serve(load_model(model), Cluster.parse(cluster), plan, asked, job, options)
+        steps.append(len({request.first for request in found.requests}))
+    assert steps == [1, 4, 8]

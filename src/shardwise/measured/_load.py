@@ -244,8 +244,9 @@ def report_of(
     tokens = job.max_batched_tokens or policy.step_tokens
     whole = tokens - job.max_sequences if policy.mixed and not policy.chunked else context
     asked = replayed(record, workload_of(record, case.plan.dp, min(context, whole)), requests)
-    least_sequences = asked.longest[0] + asked.arrivals.users + _SPARE
-    fitted = record.notes.get("step_tokens") == "prompt and requests"
+    fitted = re.fullmatch(r"prompt and requests(?: and (\d{1,6}))?", record.notes.get("step_tokens", ""))
+    spare = int(fitted[1]) if fitted and fitted[1] else _SPARE
+    least_sequences = asked.longest[0] + asked.arrivals.users + spare
     if (
         policy.mixed
         and not policy.chunked

@@ -120,9 +120,10 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
         policy = replace(policy, receive_steps=options.receive_steps)
     policy = replace(policy, batch_wait=options.batch_wait)
     if not policy.chunked:
-        # A prompt that fills a step beside none that decode would never start beside some.
-        least = prompt + made + (policy.max_sequences if policy.mixed else 0)
-        policy = replace(policy, step_tokens=max(policy.step_tokens, least))
+        # A prompt that fills a step beside none that decode would never start beside some: no engine is set up so
+        # unless somebody says it.
+        beside = 0 if job.max_batched_tokens else made + (policy.max_sequences if policy.mixed else 0)
+        policy = replace(policy, step_tokens=max(policy.step_tokens, prompt + beside))
     return policy
 
 
