@@ -222,3 +222,12 @@ def test_what_a_trainer_lists_it_lists_under_deepspeed_too(deepspeed: str, tmp_p
     tuning = tuning_of(case.job, case.stack, "qwen3_moe")
     assert tuning is not None
     assert sum(trainable_parameters(load_model("qwen3-30b-a3b"), tuning).values()) == ATTENTION
+
+
+def test_axolotl_leaves_dropout_out_before_adapters_of_experts(tmp_path: Path) -> None:
+    """Peft refuses it; axolotl gives its wrapper of parameters none, and all other layers theirs."""
+    text = "base_model: deepseek-ai/DeepSeek-V2-Lite\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+    (tmp_path / "a.yaml").write_text(text + "lora_dropout: 0.05\n", encoding="utf-8")
+    assert run("train", "--from", str(tmp_path / "a.yaml"), "--on", "1xh200").status == 0
+    ask = ("train", "deepseek-v2-lite", "--on", "1xh200", "--adapter", "lora", "--adapter-dropout", "0.05")
+    assert "adapter_dropout" in run(*ask, "--seq-len", "512", "--stack", "ms-swift").err

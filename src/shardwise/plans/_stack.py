@@ -60,6 +60,8 @@ class Stack:
     adapts_experts: Literal["peft", "listed", "parameters", "none"]
     """Who looks for experts that are parameters among targets: peft, by its "all-linear" or by the names that the
     framework "listed" of linear layers, the framework itself, or none of them."""
+    leaves_expert_dropout: bool
+    """Adapters of experts that peft finds by name have no dropout where others have, which peft itself refuses."""
     experts_kernel: str
     """The fused kernel of experts whose rates apply ("": grouped GEMMs of libraries)."""
     library: str

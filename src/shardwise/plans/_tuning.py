@@ -103,8 +103,8 @@ class Tuning:
     that trains. OFT without a rank turns blocks of `block` features.
 
     `experts` says how names of targets reach experts, `all_experts` whether those of all linear layers do, which the
-    framework `lists_linear`; `linear_router` that these find routers whatever they reach. `family` is the type of the
-    model, whose class names its linear layers.
+    framework `lists_linear`; `drops_experts` that dropout stands before adapters of experts too; `linear_router` that
+    all linear layers have routers among them. `family` is the type of the model, whose class names its linear layers.
     """
 
     adapter: str
@@ -133,6 +133,7 @@ class Tuning:
     experts: ExpertAdapters = "grouped"
     all_experts: bool = True
     lists_linear: bool = False
+    drops_experts: bool = True
     linear_router: bool = False
     family: str = ""
 
@@ -306,6 +307,7 @@ def tuning_of(job: Training, stack: Stack, family: str = "", sharded: bool = Fal
         experts=experts_of(stack, family),
         all_experts=all_reaches_experts(stack, family),
         lists_linear=stack.adapts_experts == "listed",
+        drops_experts=not stack.leaves_expert_dropout,
         linear_router=family in LINEAR_ROUTERS,
         family=family,
     )
