@@ -233,3 +233,15 @@ def test_a_trainer_s_own_word_for_eager_attention_keeps_scores(text: str, word: 
     usual, eager = (answer(case_of(text + off + more, tmp_path)) for more in ("", word + "\n"))
     kept = [one.evaluation.parts.kinds[0].kept_bytes / one.case.job.sequences for one in (usual, eager)]
     assert kept[1] - kept[0] > 4 * 32 * 2048**2
+
+
+def test_unsloth_within_llamafactory_is_unsloth(tmp_path: Path) -> None:
+    """Its layers, its loss without logits and its checkpoints on the host; beside DeepSpeed it is said, not counted."""
+    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nfinetuning_type: lora\nquantization_bit: 4\nbf16: true\n"
+    text += "cutoff_len: 4096\nper_device_train_batch_size: 2\n"
+    plain, patched = (answer(case_of(text + more, tmp_path)) for more in ("", "use_unsloth: true\n"))
+    assert patched.case.stack.name == "unsloth" and "activations" in patched.case.plan.offload
+    assert patched.device_bytes < 0.5 * plain.device_bytes
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    case = case_of(text + "use_unsloth: true\ndeepspeed: ds.json\n", tmp_path)
+    assert any("use_unsloth" in note for note in case.assumed)

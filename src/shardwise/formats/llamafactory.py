@@ -94,13 +94,21 @@ def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
         plan = replace(plan, recompute=_recompute(keys))
     if keys.flag("use_unsloth_gc") and plan.recompute == "full":
         plan = replace(plan, offload=("activations",))
+    patched = bool(keys.flag("use_unsloth"))
+    unsloth = patched and not core and launched is None
+    if patched and not unsloth:
+        keys.assumed.append("layers as they are: use_unsloth beside what splits the model is not counted")
+    if unsloth:
+        # model/model_utils/unsloth.py: its layers, and its checkpoints whatever disable_gradient_checkpointing says.
+        stack = replace(find_stack("unsloth"), adapts_experts=stack.adapts_experts)
+        plan = replace(plan, recompute="full", offload=("activations",))
     micro, steps = "per_device_train_batch_size", "gradient_accumulation_steps"
     plan, batch, times = _trainer.batches(keys, plan, micro, steps, 8)
     seq_len = keys.whole("cutoff_len") or 2048
     job = Training(
         seq_len=seq_len,
         global_batch=batch,
-        precision="bf16" if core else _precision(keys) if launched is None else launched.job.precision,
+        precision=_recipe(keys, bool(core), unsloth) if launched is None else launched.job.precision,
         optimizer=_optimizer(keys),
         **_adapter(keys),
         **_objective(keys),
@@ -109,8 +117,9 @@ def _case(keys: Keys, source: str, around: ImportContext) -> Imported:
     packed = keys.flag("packing") or keys.flag("neat_packing") or keys.word("stage") == "pt"
     if not packed:
         _trainer.say_unpacked(keys, seq_len)
+    stack = stack if unsloth else _stack(keys, stack, model)
     return keys.case(
-        source, model=model, plan=plan, job=job, stack=_stack(keys, stack, model), num_devices=around.num_devices,
+        source, model=model, plan=plan, job=job, stack=stack, num_devices=around.num_devices,
         accumulation=0 if batch else times,
     )  # fmt: skip
 
@@ -147,6 +156,12 @@ def _plan(keys: Keys, devices: int) -> Plan:
 def _recompute(keys: Keys) -> Recompute:
     """Return what is recomputed: all layers unless told (908cd68 model/model_utils/checkpointing.py)."""
     return "none" if keys.flag("disable_gradient_checkpointing") else "full"
+
+
+def _recipe(keys: Keys, core: bool, unsloth: bool) -> str:
+    """Return the recipe, that of Megatron-Core or Unsloth where one of them keeps what trains."""
+    own = _precision(keys)
+    return "bf16" if core else "" if unsloth and own in ("amp-bf16", "bf16-pure") else own
 
 
 def _precision(keys: Keys) -> str:
