@@ -287,8 +287,8 @@ def tree_of(case: ExportCase) -> dict[str, Any]:
     if case.stack.settings.loss == "fused-linear" or case.stack.norm == "fused":
         tree["enable_liger_kernel"] = True
     attention = attention_words(case.stack, find_stack("llama-factory")).get("attn_implementation", "")
-    if told := next((theirs for theirs, word in _ATTENTION.items() if word == attention), ""):
-        tree["flash_attn"] = told
+    if asked := next((theirs for theirs, word in _ATTENTION.items() if word == attention), ""):
+        tree["flash_attn"] = asked
     return tree | _trainer.sync_words(case.stack)
 
 
