@@ -8,8 +8,8 @@ import pytest
 
 from shardwise.hardware import Cluster
 from shardwise.models import load_model
-from shardwise.plans import Plan, Training, find_stack
-from shardwise.training import TrainingOptions, train
+from shardwise.plans import Plan, Sharding, Training, find_stack
+from shardwise.training import TrainingOptions, TrainReport, train
 
 
 def seconds(precision: str, stack: str = "megatron-bridge", micro_batch: int = 1, each: float | None = None) -> float:
@@ -176,3 +176,44 @@ def test_bands_hold_what_hosts_differ_by(tokens: int, bound: bool) -> None:
     assert (0.99 * low < fast < 0.9 * report.step_seconds and high > slow > 1.1 * report.step_seconds) is bound
     usual = train(model, cluster, plan, job, TrainingOptions(stack=replace(stack, launch_hosts=(1.0, 1.0))))
     assert (usual.interval["step_seconds"] == report.interval["step_seconds"]) is not bound
+
+
+def hooked(seq_len: int, sharding: Sharding = "zero3", each: float | None = None) -> TrainReport:
+    """Return a step of whole fine-tuning of Qwen-1.8B on one A100 under DeepSpeed, with so many seconds for a hook."""
+    stack = find_stack("deepspeed-2023")
+    if each is not None:
+        stack = replace(stack, zero3_hook_seconds=each)
+    job = Training(seq_len=seq_len, global_batch=8)
+    plan = Plan(dp=0, micro_batch=1, recompute="full", sharding=sharding)
+    return train(load_model("qwen-1.8b"), Cluster.parse("1xa100-sxm-80gb"), plan, job, TrainingOptions(stack=stack))
+
+
+def test_hooks_of_zero3_pace_short_sequences() -> None:
+    """Each module with weights is fetched in three passes: 7 of a layer, 24 layers and 8 micro-batches at 256 tokens.
+
+    The host launches ahead of a device that computes longer, so that long sequences take as long without hooks.
+    """
+    short, free = hooked(256), hooked(256, each=0.0)
+    each = find_stack("deepspeed").zero3_hook_seconds
+    assert short.step_seconds - free.step_seconds == pytest.approx(8 * 24 * 7 * 3 * each, rel=0.05)
+    assert any("each module under ZeRO-3" in note for note in short.assumptions)
+    assert hooked(8192).step_seconds < 1.05 * hooked(8192, each=0.0).step_seconds
+    assert hooked(256, "zero2").step_seconds == hooked(256, "zero2", each=0.0).step_seconds
+
+
+def test_experts_in_a_loop_are_fetched_one_by_one() -> None:
+    """ZeRO-3 has hooks on each of the linear layers that models before transformers 5 have for every expert."""
+    job = Training(seq_len=8192, global_batch=16)
+    plan = Plan(dp=0, micro_batch=1, recompute="full", sharding="zero3")
+    loop = find_stack("deepspeed-2023")
+    slow, free = (
+        train(
+            load_model("qwen3-30b-a3b"),
+            Cluster.parse("16xa800-sxm-80gb"),
+            plan,
+            job,
+            TrainingOptions(stack=replace(loop, zero3_hook_seconds=each)),
+        ).step_seconds
+        for each in (loop.zero3_hook_seconds, 0.0)
+    )
+    assert slow - free > 0.8 * 48 * 128 * 3 * 3 * loop.zero3_hook_seconds

@@ -48,6 +48,8 @@ class CostModel(Generic[X]):
     """Seconds of the host for a kernel that Python modules launch in a forward pass (0: hidden)."""
     gradient_launch: float = 0.0
     """Seconds of the host for a kernel of a backward pass whose functions are Python's own (0: autograd's, in C++)."""
+    module_hook: float = 0.0
+    """Seconds of the host for what fetches and releases the weights of a module under ZeRO-3, in each of its passes."""
     messages: dict[tuple[object, ...], X] | None = None
     """Seconds of messages of states that are known on this network, where their sizes have a hash and come again."""
 
@@ -252,6 +254,27 @@ def launch_waits(
         backward=named(maximum(backward - device.backward - device.replay, 0.0), "launches of the backward pass"),
         passes=(forward, backward),
     )
+
+
+def hook_seconds(
+    costs: CostModel[X], ops: Sequence[Op[X]], again: Mapping[int, X | float], zero: X
+) -> tuple[X, X] | None:
+    """Return seconds of the host for the hooks of modules, which ZeRO-3 sets, in a forward pass and in a backward pass.
+
+    Backward fetches for what `again` says that it computes again, and for the gradients. None where there are none.
+    """
+    if not costs.module_hook or costs.rates.sharpness == math.inf:
+        return None
+    once = total((zero + costs.module_hook * _fetches(op) for op in ops), zero)
+    more = total((zero + costs.module_hook * _fetches(op) * again[id(op)] for op in ops if id(op) in again), zero)
+    return once, once + more
+
+
+def _fetches(op: Op[X]) -> float:
+    # Modules with weights that an operator stands for; each expert of a loop has linear layers of its own.
+    if not op.weights:
+        return 0
+    return op.kernels if op.kind == "grouped" else max(len(op.modules), 1)
 
 
 def _weight_pass(op: Op[X]) -> bool:

@@ -255,6 +255,8 @@ class Stack:
     """Seconds of the host for a kernel of a backward pass whose functions are Python's own (0: autograd's, in C++)."""
     launch_hosts: tuple[float, float]
     """What the fastest and the slowest hosts that are known take of those seconds."""
+    zero3_hook_seconds: float
+    """Seconds of the host for a pass of a module with weights, whose hooks fetch and release them under ZeRO-3."""
     step_overhead_seconds: float
     narrow_expert_seconds: float
     """Seconds of the host to quantise the rows of one expert in fewer than 16 bits and to launch one GEMM of it."""

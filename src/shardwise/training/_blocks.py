@@ -18,6 +18,7 @@ from shardwise.ops.overlap import (
     CostModel,
     DevicePasses,
     Messages,
+    hook_seconds,
     host_late,
     launch_waits,
     merge,
@@ -26,13 +27,7 @@ from shardwise.ops.overlap import (
     slowed_passes,
 )
 from shardwise.records import dataclass
-from shardwise.training._weights import (
-    FrozenWeights,
-    ParameterCounts,
-    elements,
-    frozen_weights,
-    narrow_elements,
-)
+from shardwise.training._weights import FrozenWeights, ParameterCounts, elements, frozen_weights, narrow_elements
 
 RECOMPUTE: dict[str, tuple[Checkpoint, ...]] = {
     mode: (Checkpoint(regions),) if regions else () for mode, regions in RECOMPUTED.items()
@@ -106,6 +101,8 @@ class BlockCost(Generic[X]):
     host_ahead: bool = False  # It runs ahead of the device from one pass to the next.
     launch_waits: X | float = 0
     """Seconds of both passes in which the device waits for launches."""
+    hooks: tuple[X, X] | None = None
+    """Seconds of the host for what fetches weights module by module under ZeRO-3, in a forward and a backward pass."""
 
     @property
     def backward(self) -> X:
@@ -379,6 +376,7 @@ def _folded(
         host=host.passes,
         host_ahead=host.ahead,
         launch_waits=host.forward + host.backward,
+        hooks=hook_seconds(costs, ops, shares, zero),
         exposed=sums.exposed,
         hidden=sums.hidden,
         forward_exposed=sums.forward_exposed,

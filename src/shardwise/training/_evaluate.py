@@ -172,8 +172,7 @@ class Tables(Generic[X]):
 
 def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostModel[X]:
     """Return what blocks run on: rates of the device, links, and where the groups of each axis lie."""
-    stack, precision = case.stack, case.recipe.precision
-    compute = precision.compute
+    stack, compute = case.stack, case.recipe.precision.compute
     kernels = stack.attention_kernel, stack.experts_kernel, stack.library
     busy = case.cluster.num_devices > 1
     rates = rates_of(case.cluster.device, compute, stack.eager_launch_seconds, case.efficiencies, kernels, busy)
@@ -191,6 +190,7 @@ def machine_of(case: TrainingCase, shared: dict[str, tuple[X, ...]]) -> CostMode
         host=host_of(case.cluster) if case.recipe.uses_host else None,
         module_launch=stack.module_launch_seconds,
         gradient_launch=stack.gradient_launch_seconds,
+        module_hook=stack.zero3_hook_seconds,
     )
 
 

@@ -12,12 +12,13 @@ from shardwise.models import Model
 from shardwise.ops import blocks as ledgers
 from shardwise.ops import train_flops
 from shardwise.ops.count import whole_layout
-from shardwise.plans import OBJECTIVES, Plan, Stack, Training
+from shardwise.plans import OBJECTIVES, Plan, Training
 from shardwise.records import dataclass, replace
 from shardwise.training._blocks import BlockCost
 from shardwise.training._case import TrainingCase, stages_of
 from shardwise.training._evaluate import Evaluation, PricedBlocks, step_of
 from shardwise.training._ledger import ledger_of, units_of
+from shardwise.training._overlap import hook_waits
 from shardwise.training._step import scoring_seconds
 
 
@@ -78,14 +79,19 @@ def goodput_of(job: Training, devices: int) -> float:
     return (1 - saving) / (1 + lost)
 
 
-def launch_notes(stack: Stack, whole: Evaluation[float]) -> tuple[str, ...]:
+def launch_notes(case: TrainingCase, whole: Evaluation[float]) -> tuple[str, ...]:
     """Return what is assumed where a tenth of a layer's seconds or more wait for a host that launches its kernels."""
-    shares = [float(k.launch_waits) / max(float(k.forward + k.backward), 1e-30) for k in whole.parts.kinds]
+    hooks = [sum(map(float, hook_waits(case.recipe, k))) for k in whole.parts.kinds]
+    waits = [float(k.launch_waits) + more for k, more in zip(whole.parts.kinds, hooks, strict=True)]
+    layers = [float(k.forward + k.backward) + more for k, more in zip(whole.parts.kinds, hooks, strict=True)]
+    shares = [wait / max(layer, 1e-30) for wait, layer in zip(waits, layers, strict=True)]
     most = max(shares, default=0.0)
     if most < 0.1:
         return ()
     why = "whose Python launches its kernels one by one; larger micro-batches or CUDA graphs hide that"
-    fast, slow = stack.launch_hosts
+    if any(hooks):
+        why = "whose Python fetches the weights of each module under ZeRO-3; larger micro-batches hide that"
+    fast, slow = case.stack.launch_hosts
     band = f"; the band allows for hosts that take {fast:g} to {slow:g} times as long" if fast < slow else ""
     return (f"launches: {most:.0%} of a layer's seconds wait for the host, {why}{band}",)
 

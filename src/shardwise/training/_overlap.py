@@ -152,6 +152,22 @@ def once_a_step(sizes: PlanSizes[X], recipe: Recipe) -> X:
     return above(sizes.pp, 1, one, 0 * one) if recipe.stack.pipeline_keeps_gathered else 0 * one
 
 
+def hook_waits(recipe: Recipe, k: BlockCost[X]) -> tuple[X, X]:
+    """Return seconds that each pass of a layer is shorter than the host that fetches its weights module by module.
+
+    Beside them it launches the kernels of the layer; DeepSpeed's ZeRO-3 alone has such hooks.
+    """
+    zero = 0 * k.forward
+    if k.hooks is None or not recipe.shards_weights:
+        return zero, zero
+    launched = k.host or (zero, zero)
+    waits = [
+        maximum(own + more - device, 0.0)
+        for own, more, device in zip(launched, k.hooks, (k.forward, k.backward), strict=True)
+    ]
+    return named(waits[0], "hooks of modules, forward"), named(waits[1], "hooks of modules, backward")
+
+
 def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: BlockCost[X]) -> tuple[X, X, X, X, X]:
     """Return seconds a layer waits in (forward, backward) for its weights under ZeRO-3 and FSDP, and hidden ones.
 
@@ -171,12 +187,14 @@ def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: B
     often, twice, reduced = unit_rounds(sizes, recipe)
     first, last = often * gather, often * twice * gather + reduced * scatter
     late = recipe.stack.fsdp_adapters and recipe.adapters is not None
-    ahead = maximum(first - often * k.forward, 0.0) if hides and not late else first
+    hooked, unhooked = hook_waits(recipe, k)
+    forward, backward = k.forward + hooked, k.backward + unhooked
+    ahead = maximum(first - often * forward, 0.0) if hides and not late else first
     if hides and not late:
-        quiet = maximum(twice * gather - k.backward, 0.0)
-        behind = (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - k.backward, 0.0)
+        quiet = maximum(twice * gather - backward, 0.0)
+        behind = (often - reduced) * quiet + reduced * maximum(twice * gather + scatter - backward, 0.0)
     else:
-        behind = often * twice * gather + reduced * maximum(scatter - k.backward, 0.0) if hides else last
+        behind = often * twice * gather + reduced * maximum(scatter - backward, 0.0) if hides else last
     hidden = first + last - ahead - behind
     copied, returned = copy_seconds(costs, recipe, often * total(elements), reduced * total(made))
     cast = cast_seconds(costs, recipe, k)
@@ -184,11 +202,13 @@ def unit_exposure(costs: CostModel[X], sizes: PlanSizes[X], recipe: Recipe, k: B
         named(ahead, "exposed weight gathers"),
         named(behind, "exposed weight gathers and gradient scatters"),
         hidden,
-        named(lost_seconds(costs, gathered, first - ahead) + copied + cast, "slowed by gathers and their copies"),
+        named(lost_seconds(costs, gathered, first - ahead) + copied + cast, "slowed by gathers and their copies")
+        + hooked,
         named(
             lost_seconds(costs, (*gathered, *scattered), last - behind) + twice * copied + returned,
             "slowed by messages and their copies",
-        ),
+        )
+        + unhooked,
     )
 
 

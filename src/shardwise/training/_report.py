@@ -385,12 +385,11 @@ def train(
 
     asked = Question(model=model, cluster=cluster, plan=plan, job=job, stack=stack, accumulation=options.accumulation)
     plan, job, notes = complete(asked, seconds)
-    whole = case(plan, job)
-    report = report_of(whole, (), priced)
-    rates, network = report.evaluation.rates, report.evaluation.network
-    noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(whole), *rates.assumptions, *network.assumptions)
-    launched = _headlines.launch_notes(stack, report.evaluation)
+    report = report_of(case(plan, job), (), priced)
+    rates, network = report.evaluation.rates.assumptions, report.evaluation.network.assumptions
+    noted = (*model.assumptions, *cluster.assumptions, *notes, *stated(report.case), *rates, *network)
     if report.host_bytes and not cluster.host_memory_bytes:
         needed = show_bytes(report.verdict.host_needed_bytes)
         noted = (*noted, f"host_memory: not known, {needed} on the host of a node are taken to be there")
-    return replace(report, assumptions=tuple(dict.fromkeys((*noted, *launched))))
+    noted = (*noted, *_headlines.launch_notes(report.case, report.evaluation))
+    return replace(report, assumptions=tuple(dict.fromkeys(noted)))
