@@ -39,6 +39,25 @@ def test_random_configurations_of_ling_have_the_counts_of_its_own_class() -> Non
     assert wrong == []
 
 
+def test_language_models_of_wrappers_have_the_counts_of_the_layers_they_are_read_as() -> None:
+    """Hunyuan VL, Granite 4 Vision and Docling, Emu 3, Apertus 1.5 and Cosmos 3 have their own word for a known layer."""
+    wrong = [config for count, config in COUNTS["texts"] if count_parameters(model_from_config(config)) != count]
+    assert wrong == [] and len({config["model_type"] for _, config in COUNTS["texts"]}) == 6
+
+
+@pytest.mark.parametrize("wrapper", ["glm_ocr", "molmo2", "deepseek_ocr2", "voxtral_realtime", "hunyuan_vl"])
+def test_a_wrapper_that_leaves_out_the_type_of_its_language_model_is_read(wrapper: str) -> None:
+    """Its own type says which, and the other parts are named."""
+    text = {key: value for key, value in SEARCHED.items() if key != "model_type"} | {"num_key_value_heads": 4}
+    text |= {"intermediate_size": 64, "head_dim": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 64}
+    text |= {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    if wrapper != "deepseek_ocr2":
+        text = {key: value for key, value in text.items() if "expert" not in key and "moe" not in key}
+    file = {"model_type": wrapper, "text_config": text, "vision_config": {"hidden_size": 8, "depth": 1}}
+    model = model_from_config(file, part="text")
+    assert model.num_layers == 3 and any("vision_config" in note for note in model.assumptions)
+
+
 @pytest.mark.parametrize(
     ("name", "total", "active"),
     [

@@ -51,6 +51,11 @@ HEADLESS = {
     "glm5_next_text": ("glm5_next", "Glm5NextTextModel"),
     "step3p5": ("step3p7", "Step3p7TextModel"),
     "mistral_large4_text": ("mistral_large4", "MistralLarge4TextModel"),
+    "glm_ocr_text": ("glm_ocr", "GlmOcrTextModel"),
+    "molmo2_text": ("molmo2", "Molmo2TextModel"),
+    "deepseek_ocr2_text": ("deepseek_ocr2", "DeepseekOcr2TextModel"),
+    "unlimited_ocr_text": ("unlimited_ocr", "UnlimitedOcrTextModel"),
+    "voxtral_realtime_text": ("voxtral_realtime", "VoxtralRealtimeTextModel"),
 }
 # Keys that change a size in this family alone.
 SIZED = {"mistral_large4_text": ("no_rope_layers",)}
@@ -73,10 +78,10 @@ def build(config: Any) -> Any:
 
 
 def _headed(config: Any) -> Any:
-    """Step-3.5, GLM-5.3 and Mistral Large 4 have a text model but no causal class; the head is one more linear map."""
+    """Text models of wrappers, Step-3.5 and GLM-5.3 have no causal class; the head is one more linear map."""
     module, name = HEADLESS[config.model_type]
     text = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)(config)
-    if config.tie_word_embeddings:
+    if getattr(config, "tie_word_embeddings", False):
         return text
     return torch.nn.ModuleList([text, torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)])
 

@@ -22,7 +22,8 @@ FREE_HEAD_DIM = """
 llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text
 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt_oss llama4_text nemotron nemotron_h
 minimax_m2 minimax minimax_m3_vl_text qwen4_exp_text hy_v3 seed_oss arcee solar_open mimo_v2_flash step3p5 afmoe
-flint kolibri1 ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2
+flint kolibri1 ernie4_5 hunyuan_v1_dense hunyuan_v1_moe smollm3 granite olmo2 glm_ocr_text molmo2_text
+voxtral_realtime_text
 """.split()  # noqa: SIM905
 SMALL = {
     "max_position_embeddings": (16, 200),
@@ -410,6 +411,14 @@ def _qwen4(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, An
     return out | {"indexer_compress_ratio": 4, "indexer_budget": 4 * rng.randint(1, 6)}
 
 
+def _ocr(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"mlp_layer_types": _types(rng, layers, "dense", "sparse"), "mlp_bias": False}
+
+
+def _molmo(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
+    return out | {"additional_vocab_size": rng.randint(0, 40), "qk_norm_type": rng.choice(("qwen3", "olmo"))}
+
+
 def _flint(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, Any]:
     return _qwen_moe(_sliding(out, layers, rng), layers, rng)
 
@@ -484,6 +493,9 @@ def _afmoe(out: dict[str, Any], layers: int, rng: random.Random) -> dict[str, An
 
 
 RULES = {
+    "deepseek_ocr2_text": _ocr,
+    "unlimited_ocr_text": _ocr,
+    "molmo2_text": _molmo,
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2", "gpt_oss"), _sliding),
     "afmoe": _afmoe,
     "helium": _square,

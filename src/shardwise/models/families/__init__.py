@@ -14,7 +14,7 @@ _MODULES = {
     "dense": """
         llama cwm granite granite_swa hyperclovax mistral ministral ministral3 phi3 qwen2 qwen3 smollm3 gemma gemma2
         vaultgemma gemma3_text seed_oss glm glm4
-        glm4v_text mllama_text_model
+        glm4v_text glm_ocr_text mllama_text_model
         helium olmo olmo2 olmo3 exaone4 apertus arcee nemotron jais2 hunyuan_v1_dense ernie4_5 nanochat bitnet stablelm
         cohere cohere2 starcoder2 phi persimmon gpt_neox gptj codegen""",
     "classic": "gpt2 gpt_bigcode gpt_neo opt bloom mpt falcon",
@@ -35,6 +35,7 @@ _MODULES = {
     "encoder": """
         bert roberta xlm-roberta distilbert modernbert clip_text_model siglip_text_model siglip2_text_model""",
     "vision": "vit deit beit dinov2 dinov2_with_registers dinov3_vit",
+    "texts": "molmo2_text deepseek_ocr2_text unlimited_ocr_text voxtral_realtime_text",
     "described": "gpt2-like llama-like mcore_gpt mcore_moe mcore_hybrid",
     "remote": "internlm baichuan qwen chatglm deci mimo nemotron-nas",
     "remote_moe": "deepseek bailing_moe bailing_moe_v2 bailing_moe_linear",
@@ -67,6 +68,12 @@ SAME_AS: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "granite4_vision_text": "granite",
+    "granite_docling_text": "granite",
+    "emu3_text_model": "llama",
+    "apertus1p5_text": "apertus",
+    "cosmos3_edge_text": "arcee",
 }
 """Model types of remote code and of language models in wrappers -> the type whose layers they have."""
 
@@ -105,6 +112,17 @@ TEXT_OF: dict[str, str] = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "step3p7": "step3p7_text",
+    "glm_ocr": "glm_ocr_text",
+    "hunyuan_vl": "hunyuan_vl_text",
+    "granite4_vision": "granite4_vision_text",
+    "granite_docling": "granite_docling_text",
+    "emu3": "emu3_text_model",
+    "apertus1p5": "apertus1p5_text",
+    "cosmos3_edge": "cosmos3_edge_text",
+    "molmo2": "molmo2_text",
+    "deepseek_ocr2": "deepseek_ocr2_text",
+    "unlimited_ocr": "unlimited_ocr_text",
+    "voxtral_realtime": "voxtral_realtime_text",
 }
 """Model types of wrappers -> the type of the language model inside."""
 

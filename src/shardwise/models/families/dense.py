@@ -71,6 +71,7 @@ STYLES: dict[str, Style] = {
     "glm": _MLP_FREE._replace(out_bias=False, joined_rotary=True, fused_gate=True),
     "glm4": _MLP_FREE._replace(out_bias=False, norms=4, joined_rotary=True, fused_gate=True),
     "glm4v_text": _BARE._replace(qkv_bias=True, norms=4, joined_rotary=True, fused_gate=True),
+    "glm_ocr_text": _BARE._replace(norms=4, joined_rotary=True, fused_gate=True),
     "mllama_text_model": _BARE,
     "helium": Style(norm="rmsnorm-float", out_bias=False),
     "olmo": _MLP_FREE._replace(norm="layernorm-no-weight"),
