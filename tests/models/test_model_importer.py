@@ -355,6 +355,13 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
         ({**MODELOPT, "ignore": [f"model.layers.{i}.self_attn.q_proj" for i in range(3)]},
          f"{NVFP4}+attention=different"),
         ({**MODELOPT, "ignore": ["model.layers.1*"]}, f"{NVFP4}+attention=bf16*1/3+feed-forward=bf16*1/3"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"],
+            "input_activations": None, "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}},
+         "compressed-tensors-nvfp4-w4a16"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "group_size": 32}}}},
+         "compressed-tensors-mxfp8"),
+        ({"quant_method": "exl2", "bits": 4.25, "head_bits": 6}, "exl2"),
         ({**MODELOPT, "ignore": ["model.layers.1.wings"]}, f"{NVFP4}+layers=different"),
         ({**MODELOPT, "ignore": ["mtp.layers.0*", "mtp*"]}, NVFP4),
         ({**MODELOPT, "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4"}, **{
@@ -375,6 +382,14 @@ def test_the_default_of_tying_is_the_familys_own() -> None:
 def test_a_quantised_checkpoint_says_how(section: object, expected: str) -> None:
     """The method of quantization_config, with its bits and the parts that differ, is the model's quantization."""
     assert model_from_config({**LLAMA, "quantization_config": section}).quantization == expected
+
+
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+def test_a_checkpoint_of_mlx_is_not_read_as_16_bits(keys: tuple[str, ...]) -> None:
+    """Its section is called quantization, in older files that alone: it was ignored, and the weights taken for bf16."""
+    section = {"group_size": 64, "bits": 4, "mode": "affine"}
+    model = model_from_config({**LLAMA, **dict.fromkeys(keys, section)})
+    assert model.quantization == "mlx-int4" and not any("ignored" in note for note in model.assumptions)
 
 
 def test_steps_of_delta_attention_in_16_bits_leave_its_other_layers_in_fp8() -> None:

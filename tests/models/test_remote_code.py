@@ -40,7 +40,7 @@ def test_random_configurations_of_ling_have_the_counts_of_its_own_class() -> Non
 
 
 def test_language_models_of_wrappers_have_the_counts_of_the_layers_they_are_read_as() -> None:
-    """Hunyuan VL, Granite 4 Vision and Docling, Emu 3, Apertus 1.5 and Cosmos 3 have their own word for a known layer."""
+    """Hunyuan VL, Granite 4 Vision, Emu 3, Apertus 1.5 and Cosmos 3 have words of their own for known layers."""
     wrong = [config for count, config in COUNTS["texts"] if count_parameters(model_from_config(config)) != count]
     assert wrong == [] and len({config["model_type"] for _, config in COUNTS["texts"]}) == 6
 

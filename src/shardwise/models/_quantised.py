@@ -47,11 +47,15 @@ def quantization_of(config: Config, model: Architecture) -> str:
 
     A part that is so in some layers says in how many; one that differs otherwise is "different", which no format is.
     """
-    if config.raw.get("quantization_config") is None:
-        config.accept("quantization_config")
+    # Files of MLX call the section quantization, at first that alone (mlx_lm 0.32.2 utils.py, save_config).
+    mlx = isinstance(config.raw.get("quantization"), Mapping)
+    config.accept("quantization_config", *(("quantization",) if mlx else ()))
+    if config.raw.get("quantization_config") is None and not mlx:
         return ""
-    section = config.section("quantization_config")
-    method, bits = section.text("quant_method"), section.count("bits")
+    section = config.section("quantization" if mlx else "quantization_config")
+    method = section.text("quant_method", default="mlx" if mlx else "")
+    # EXL2 and EXL3 state a mean, such as 4.25, of which no format has a name.
+    bits = 0 if isinstance(section.raw.get("bits"), float) else section.count("bits")
     algo, groups = section.text("quant_algo").lower(), section.raw.get("config_groups")
     names = [name for key in _KEPT if key in section.raw for name in section.words(key)]
     formats = dict.fromkeys(names, "bf16")
@@ -141,12 +145,14 @@ def _scheme(group: Mapping[str, Any]) -> str:
     weights, inputs = (group.get(key) for key in ("weights", "input_activations"))
     weight_scheme = weights if isinstance(weights, Mapping) else {}
     bits, kind = weight_scheme.get("num_bits"), weight_scheme.get("type")
+    size = weight_scheme.get("group_size")
+    if kind == "float" and bits == 4:
+        # Without inputs of 4 bits the weights are widened (vllm v0.33.0 compressed_tensors.py, _is_fp4a16_nvfp4).
+        wide = "input_activations" in group and inputs is None
+        return "mxfp4" if size != 16 else "nvfp4-w4a16" if wide else "nvfp4"
     if kind == "float":
-        blocks = "-block" if weight_scheme.get("strategy") == "block" else ""
-        return (
-            "nvfp4" if bits == 4 and weight_scheme.get("group_size") == 16 else "mxfp4" if bits == 4 else f"fp8{blocks}"
-        )
-    grouped = "-g32" if bits == 4 and weight_scheme.get("group_size") == 32 else ""
+        return "mxfp8" if size == 32 else "fp8-block" if weight_scheme.get("strategy") == "block" else "fp8"
+    grouped = "-g32" if bits == 4 and size == 32 else ""
     return f"int{bits}" + ("-w8a8" if bits == 8 and inputs else grouped)
 
 

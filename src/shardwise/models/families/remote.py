@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from shardwise.models._architecture import MLP, Architecture, Block
 from shardwise.models._config import Config
-from shardwise.models._mixers import Attention
+from shardwise.models._mixers import Attention, Mixer
 from shardwise.models.families import _parts as parts
 from shardwise.models.families._parts import FamilyRow
 from shardwise.models.families.moe import with_mtp
@@ -105,7 +105,9 @@ def _searched(config: Config, inner: Config) -> Block:
         rule = f"has {name} that one linear layer replaces, which is not understood"
         config.expect(not part.flag("replace_with_linear"), "block_configs", rule, "use a model without")
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
-    bias, mixers, ffn = config.flag("attention_bias"), (), None
+    bias = config.flag("attention_bias")
+    mixers: tuple[Mixer, ...] = ()
+    ffn: MLP | None = None
     if not attends.flag("no_op"):
         group = attends.size("n_heads_in_group")
         rule = f"has n_heads_in_group {group}, which must divide the {heads} heads"
