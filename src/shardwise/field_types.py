@@ -9,7 +9,7 @@ from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from shardwise.errors import Problems
 from shardwise.records import replace
@@ -49,8 +49,9 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         changed = {name: check(name, given[name], problems) for name, check in checks.items() if name in given}
         problems.raise_if_any()
-        plain = [changed.get(name, value) for name, value in zip(names, args, strict=False)]
-        return function(*plain, *args[len(names) :], **{k: changed.get(k, v) for k, v in kwargs.items()})
+        call: Any = function
+        plain = (changed.get(name, value) for name, value in zip(names, args, strict=False))
+        return cast(R, call(*plain, *args[len(names) :], **{k: changed.get(k, v) for k, v in kwargs.items()}))
 
     return checked
 
@@ -87,7 +88,7 @@ def _check(kind: Any) -> Check | None:
     return _PLAIN.get(kind) if isinstance(kind, type) else None
 
 
-def _record(kind: type) -> Check:
+def _record(kind: Any) -> Check:
     name, made = kind.__name__, kind.__name__ in _MADE
     rule = f"must be {'an' if name[0] in 'AEIOU' else 'a'} {name}", f"write {_MAKING.get(name, f'{name}(...)')}"
 
@@ -96,14 +97,15 @@ def _record(kind: type) -> Check:
             problems.add(field, value if isinstance(value, (str, int, float)) else type(value).__name__, *rule)
             return value
         changed = {}
-        for each, exact, of in () if made else _checks(type(value)):
+        of_kind: Any = type(value)
+        for each, exact, of in () if made else _checks(of_kind):
             own = getattr(value, each)
             if type(own) is exact and own == own:
                 continue
             plain = of(each, own, problems)
             if plain is not own:
                 changed[each] = plain
-        return replace(value, **changed) if changed else value
+        return replace(cast(Any, value), **changed) if changed else value
 
     return check
 
@@ -130,7 +132,7 @@ def _whole(field: str, value: Any, problems: Problems) -> Any:
 
 def _number(field: str, value: Any, problems: Problems) -> Any:
     if isinstance(value, Real) and not isinstance(value, bool) and value == value:
-        return value if type(value) in (int, float) else float(value)
+        return value if isinstance(value, int) else float(value)
     problems.add(field, value, "must be a number", "write for example 0.5")
     return value
 
