@@ -225,6 +225,22 @@ def test_a_case_names_files_below_it_or_below_where_it_is_asked(key: str, name: 
         assert status == 0 or done.fields == [key]
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('command = "plan train"', 'command = "plan" and what = "train"'),
+        ('command = "plan serve"', 'command = "plan" and what = "serve"'),
+        ("", "command: is missing"),
+    ],
+)
+def test_a_file_without_a_command_of_one_word_is_told_how_to_say_it(text: str, says: str, tmp_path: Path) -> None:
+    """A command with its kind is two keys of a file, and a file that has none is told what is missing."""
+    path = tmp_path / "case.toml"
+    path.write_text(f'{text}\nmodel = "gpt2"\non = "1xh100"\n')
+    done = run("--config", str(path))
+    assert done.status == 2 and says in done.err
+
+
 @pytest.mark.parametrize("command", ['"bake"', '["train"]', "3", "{a = 1}"])
 @pytest.mark.parametrize("words", [("train",), ()])
 def test_a_command_that_is_none_is_a_problem_of_the_file(words: tuple[str, ...], command: str, tmp_path: Path) -> None:

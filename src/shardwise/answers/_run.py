@@ -121,7 +121,10 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
         name = read_case(path).get("command")
         if isinstance(name, str) and name in _commands.NAMES:
             return name, list(words)
-        plain = [str(name)]
+        plain = [] if name is None else [str(name)]
+        first, _, what = str(name).partition(" ")
+        if what in _commands.KINDS.get(first, ("", ()))[1]:
+            raise fail("command", name, "is a command and its kind", f'write command = "{first}" and what = "{what}"')
     remedy = meant_by(plain[0], _commands.NAMES) if plain else ""
     raise fail(
         "command",
