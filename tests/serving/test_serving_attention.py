@@ -111,3 +111,23 @@ def test_releases_of_2025_read_8_bit_caches_of_large_groups_as_wide_ones(model: 
     for device, late in (("b200-sxm-180gb", 8.2e-6), ("l40s", 0.0)):
         late += attention("vllm-0.13", "fp8", device) / layers
         assert attention("vllm-0.11", "fp8", device) == pytest.approx(layers * late)
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "cache", "least", "most"),
+    [
+        ("rtx-pro-6000-server", "nvfp4", "fp8", 360e12, 430e12),
+        ("rtx-pro-6000-server", "nvfp4", "bf16", 190e12, 230e12),
+        ("rtx-pro-6000-server", "int4", "fp8", 190e12, 230e12),
+        ("l40s", "fp8", "fp8", 240e12, 280e12),
+        ("h100-sxm-80gb", "fp8", "fp8", 700e12, 800e12),
+    ],
+)
+def test_prompts_over_8_bit_caches_run_in_8_bits_beside_narrow_weights(
+    device: str, weights: str, cache: str, least: float, most: float
+) -> None:
+    """TensorRT-LLM's prompts of 16,384 tokens reach what its tables have: FLOP/s of the half that a mask leaves."""
+    job = Serving(batch=1, input_tokens=16384, output_tokens=2, weights=weights, kv_cache=cache)
+    report = ask("qwen3-8b", job, Plan(), device, engine="tensorrt-llm")
+    flops = 36 * 2 * 32 * 128 * 16384**2
+    assert least < flops / float(report.evaluation.prefill.roles["attention"]) < most

@@ -44,8 +44,8 @@ from shardwise.serving._kernels import (
     cached_seconds,
     kernels_of,
     prompt_seconds,
-    read_as_wide,
 )
+from shardwise.serving._narrow_cache import with_narrow_cache
 from shardwise.serving._rates import (
     engine_rates,
     fp4_gains,
@@ -397,4 +397,4 @@ def _attention_kernels(case: ServingCase) -> AttentionKernels | None:
     widths = (case.activation_bytes, case.cache_element_bytes)
     older = engine.attention.decode_family(family_of(device))
     kernels = attention_kernels(device, engine.kernels, case.model, widths, engine.attention.mla_kernels, older)
-    return read_as_wide(kernels, device, engine) if kernels else None
+    return kernels and with_narrow_cache(kernels, device, engine, case.model, case.format.base)

@@ -197,6 +197,8 @@ class EngineAttention:
     """No heads share what they read in models with windows."""
     never_splits_kv: bool = False
     """Where heads do not share no kernel is cut along the context."""
+    narrow_prompts: str = ""
+    """Formats of weights beside which prompts over 8-bit caches run in 8 bits, queries and all."""
     cached_starts: int = 0
     """Small kernels that attention over a cache starts as, where these are measured (0: as the measured kernels do)."""
     bytes_per_second_per_core: float = 0.0

@@ -213,8 +213,8 @@ def kernels_of(device: Device, family: str, products: str, engine: Engine, impos
 class SizedKernel:
     """The kernel of a head size: elements of a key and a value of a head, and of a token in the cache, its costs.
 
-    `group` query heads share a key-value head; the cache is read as `widened` times as wide as it is, and `late`
-    seconds pass before.
+    `group` query heads share a key-value head; the cache is read as `widened` times as wide as it is, `late` seconds
+    pass before, and costs are shares of `peak` times the peak of 16 bits.
     """
 
     dims: float
@@ -223,6 +223,7 @@ class SizedKernel:
     costs: KernelCosts
     widened: float = 1.0
     late: float = 0.0
+    peak: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +240,7 @@ class AttentionKernels:
     source: str
 
 
-def _sizes(model: Model, decoding: bool) -> list[CoreSizes]:
+def core_sizes(model: Model, decoding: bool) -> list[CoreSizes]:
     """Return the sizes of the kernels of a model's attention, one for each number of elements of key and value."""
     every = (mixer.core(decoding) for block in model.kinds for mixer in block.mixers)
     return [one for _, one in sorted({one.elements: one for one in every if one is not None}.items())]
@@ -258,7 +259,7 @@ def attention_kernels(
     for decoding in (False, True):
         label = "bf16" if not narrow else "fp8" if decoding else "bf16-fp8"
         sized = []
-        for core in _sizes(model, decoding):
+        for core in core_sizes(model, decoding):
             name = label if core.kind != "latent_prefill" or not narrow else "fp8"
             owner = latent if latent and core.kind == "latent_decode" else engine
             family = older if core.kind == "decode" else ""
@@ -283,25 +284,6 @@ def attention_kernels(
     )
 
 
-def read_as_wide(kernels: AttentionKernels, device: Device, engine: Engine) -> AttentionKernels:
-    """Return the kernels of a release that reads 8-bit caches of large groups no faster than 16-bit ones."""
-    attention, family = engine.attention, family_of(device)
-    late = dict(attention.narrow_query_seconds).get(family, 0.0)
-    shares = dict(attention.narrow_as_wide).get(family)
-
-    def slower(kernel: SizedKernel) -> SizedKernel:
-        wide = kernel_costs(device, "decode", (engine.kernels, "bf16"), kernel.dims / 2, False)
-        if wide is None or kernel.cached != kernel.dims:
-            return kernel
-        kernel = replace(kernel, late=late)
-        narrow = shares is None or kernel.group < shares
-        return kernel if narrow else replace(kernel, costs=wide, widened=2 / kernels.cache_width)
-
-    if kernels.cache_width >= 2 or not (late or shares):
-        return kernels
-    return replace(kernels, decode=tuple(map(slower, kernels.decode)))
-
-
 def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
     """Return the seconds by the kernel of the operator's head size."""
     chosen = seconds[-1]
@@ -312,7 +294,10 @@ def _chosen(kernels: tuple[SizedKernel, ...], op: Op[X], seconds: list[X]) -> X:
 
 def prompt_seconds(kernels: AttentionKernels, chip: Datasheet[X], op: Op[X]) -> X:
     """Return seconds of attention of a prompt, by the parts of `cost` as an operator of the ledger states them."""
-    seconds = [costed_seconds(k.costs, _prompt_parts(kernels, chip, op, k)) for k in kernels.prompt]
+    seconds = [
+        costed_seconds(k.costs, _prompt_parts(kernels, replace(chip, flops=k.peak * chip.flops), op, k))
+        for k in kernels.prompt
+    ]
     return _chosen(kernels.prompt, op, seconds)
 
 
