@@ -132,6 +132,13 @@ LINES = {
     "unless prefixes are not cached": (
         "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --no-enable-prefix-caching", {"engine": "vllm"}, 4,
     ),
+    "bytes of the cache": (
+        "vllm serve meta-llama/Llama-3.1-8B --kv-cache-memory-bytes 20G", {"kv_cache_memory": 20 * 2.0**30}, 1,
+    ),
+    "tokens of the cache": (
+        "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --max-total-tokens 65536",
+        {"max_total_tokens": 65536}, 1,
+    ),
     "a model's towers left out": (
         "vllm serve google/gemma-3-4b-it --language-model-only", {"language_model_only": True}, 1,
     ),

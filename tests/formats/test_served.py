@@ -48,6 +48,10 @@ CASES = (
     ("vllm", ("llama-3.1-8b", "--on", "2xh100", "--tp", "2", "--rate", "1/s", "--weights", "fp16"),
      "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-model-len 640 --max-num-seqs 1024"
      " --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92 --no-enable-prefix-caching --dtype float16"),
+    ("vllm", ("llama-3.1-8b", "--on", "1xh100", "--kv-cache-memory", "20GiB"),
+     "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 --max-model-len 544 --max-num-seqs 1024"
+     " --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92 --no-enable-prefix-caching"
+     " --kv-cache-memory-bytes 21474836480"),
     ("vllm", ("gemma-3-4b", "--on", "1xh100", "--language-model-only"),
      "vllm serve google/gemma-3-4b-pt --tensor-parallel-size 1 --max-model-len 544 --max-num-seqs 1024"
      " --max-num-batched-tokens 8192 --gpu-memory-utilization 0.92 --no-enable-prefix-caching --language-model-only"),
@@ -130,7 +134,10 @@ def test_options_of_tensorrt_llm_are_keys_of_its_release() -> None:
 
 
 REFUSED = (
-    ("sglang", ("gemma-3-4b", "--on", "1xh100", "--language-model-only"), ["language_model_only"]),
+    ("sglang", (*LLAMA, "--kv-cache-memory", "20GiB"), ["kv_cache_memory"]),
+    ("vllm", (*LLAMA, "--max-total-tokens", "65536"), ["max_total_tokens"]),
+    ("sglang", ("gemma-3-4b", "--on", "1xh100", "--max-sequences", "64", "--language-model-only"),
+     ["language_model_only"]),
     ("trtllm", (*LLAMA, "--weights", "fp8"), ["weights"]),
     ("trtllm", (*LLAMA, "--kv-cache", "int8", "--weights", "fp16"), ["kv_cache", "weights"]),
     ("trtllm", ("deepseek-v3", "--on", "16xh200", "--tp", "2", "--dp", "8", "--ep", "16", "--batch", "4"), ["tp"]),

@@ -10,6 +10,7 @@ import pytest
 
 from serving.serving_cases import ask
 from shardwise import Cluster, load_model
+from shardwise.errors import InputError
 from shardwise.plans import Arrivals, Length, Plan, Serving, Workload
 from shardwise.serving import ServingOptions
 from shardwise.serving.load import LoadOptions, serve
@@ -99,6 +100,24 @@ def test_what_sampling_and_captured_graphs_take_by_release(
     more = many.memory.sampling - few.memory.sampling
     assert more == pytest.approx(vocab * (504 * bytes_per_logit + (min(cores, 512) - 8) * row))
     assert many.memory.context == pytest.approx(cores * (1.05e6 + left))
+
+
+def test_bytes_and_tokens_of_the_cache_that_a_launch_states() -> None:
+    """Bytes whatever share of the memory they are, as long as they are there; tokens as many as fit at most."""
+    token = 2 * 32 * 8 * 128 * 2
+    stated = ask("llama-3.1-8b", Serving(kv_cache_memory=20 * GIB, memory_fraction=0.3))
+    assert stated.fits and stated.kv_cache_tokens == 20 * GIB // token // 16 * 16
+    crowded = ask("llama-3.1-8b", Serving(kv_cache_memory=200 * GIB)).memory
+    assert crowded.limit == pytest.approx(ask("llama-3.1-8b", Serving(memory_fraction=1.0)).memory.limit)
+    for engine in ("sglang", "tensorrt-llm"):
+        tokens = (
+            ask("llama-3.1-8b", Serving(max_total_tokens=n), engine=engine).kv_cache_tokens for n in (65536, 2**30)
+        )
+        few, many = tokens
+        assert few == 65536 and many == ask("llama-3.1-8b", Serving(), engine=engine).kv_cache_tokens
+    for name, wrong in (("kv_cache_memory", -1.0), ("max_total_tokens", -1)):
+        with pytest.raises(InputError, match=name):
+            ask("llama-3.1-8b", Serving(**{name: wrong}))
 
 
 @pytest.mark.parametrize(

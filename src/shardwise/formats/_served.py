@@ -176,9 +176,6 @@ def check(one: Deployment, target: str, narrows: Sequence[str] = ("fp8",)) -> Pr
     if "tp" in wide[1:]:
         rule = f"cannot be said to {system}, whose neighbours are ranks of tensor parallelism"
         problems.add("order", ",".join(one.plan.order), rule, "put tp first, or leave it out")
-    if job.language_model_only and target != "vllm":
-        rule = f"cannot be said to {system}, which loads a model's towers"
-        problems.add("language_model_only", True, rule, "leave it out, or use vllm")
     stored = case.model.quantization
     if case.format.name not in ([checkpoint_format(stored).name] if stored else ["bf16", "fp32", *narrows]):
         rule = f"is no format that {system} brings weights {'of ' + stored + ' ' if stored else ''}into as it starts"

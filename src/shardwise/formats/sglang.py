@@ -66,6 +66,8 @@ def _limits(one: Deployment) -> Words:
         "--chunked-prefill-size": one.step_tokens * groups,
         "--mem-fraction-static": one.share,
     }
+    if one.job.max_total_tokens:
+        words["--max-total-tokens"] = one.job.max_total_tokens
     if one.step_tokens > _USUAL_PREFILL:
         words["--max-prefill-tokens"] = one.step_tokens
     if not one.prefixes:
@@ -208,6 +210,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "weights": line.named("--quantization", _WEIGHTS) or line.wide(model),
         "kv_cache": line.named("--kv-cache-dtype", _OF_FLAG),
         "memory_fraction": line.share("--mem-fraction-static"),
+        "max_total_tokens": line.whole("--max-total-tokens"),
         "max_sequences": line.whole("--max-running-requests") // groups,
         "max_batched_tokens": _step_tokens(line, groups),
         "max_context": line.whole("--context-length"),

@@ -49,6 +49,8 @@ def _parallel(one: Deployment) -> dict[str, Any]:
 def _cache(one: Deployment, problems: Problems) -> dict[str, Any]:
     """Return the share of the memory, the type of the cache, and whether its blocks are found again."""
     tree: dict[str, Any] = {"free_gpu_memory_fraction": one.share, "enable_block_reuse": one.asked.prefixes}
+    if one.job.max_total_tokens:
+        tree["max_tokens"] = one.job.max_total_tokens
     if windows := _windows(one):
         tree["max_attention_window"] = windows
     if cache := one.job.kv_cache:
@@ -219,6 +221,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "tp": 1 if alone else ranks, "pp": pp, "dp": ranks if alone else 0,
         "kv_cache": line.named("kv_cache_config.dtype", {flag: name for name, flag in reversed(_CACHES.items())}),
         "memory_fraction": line.share("--kv-cache-free-gpu-memory-fraction"),
+        "max_total_tokens": line.whole("kv_cache_config.max_tokens"),
         "max_sequences": line.whole("--max-batch-size"),
         "max_batched_tokens": line.whole("--max-num-tokens"),
         "max_context": line.whole("--max-seq-len"),

@@ -7,6 +7,7 @@ scheduler.py); VLLM_PP_LAYER_PARTITION of vllm/envs.py. Experts of one engine li
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ def words_of(one: Deployment) -> Words:
         words["--speculative-config"] = json.dumps(speculation | ({"model": draft} if draft else {}))
     if one.report.case.engine.host.eager_decode:
         words["--enforce-eager"] = True
+    if one.job.kv_cache_memory:
+        words["--kv-cache-memory-bytes"] = math.ceil(one.job.kv_cache_memory)
     if one.job.language_model_only:
         words["--language-model-only"] = True
     if one.role:
@@ -198,6 +201,7 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "weights": weights or wide,
         "kv_cache": line.named("--kv-cache-dtype", _OF_FLAG),
         "memory_fraction": line.share("--gpu-memory-utilization"),
+        "kv_cache_memory": float(line.whole("--kv-cache-memory-bytes")),
         "max_sequences": line.whole("--max-num-seqs"),
         "max_batched_tokens": line.whole("--max-num-batched-tokens"),
         "max_context": line.auto("--max-model-len"),

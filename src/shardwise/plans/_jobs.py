@@ -182,6 +182,10 @@ class Serving:
     """Weights are split over the replicas and gathered layer by layer (ZeRO-Inference)."""
     misc_bytes: float = 0.0
     """Bytes beside all else on every device."""
+    kv_cache_memory: float = 0.0
+    """Bytes of the cache on every device, whatever share of the memory they are; 0: what that share leaves."""
+    max_total_tokens: int = 0
+    """Most tokens of the cache of a replica; 0: as many as there is room for."""
     language_model_only: bool = False
     """Towers of images and sound that the model has are not loaded."""
     adapter_rank: int = 0

@@ -277,6 +277,8 @@ SERVING: tuple[Field, ...] = (
     _job("adapters", "whole", "adapters in memory at once"),
     _job("shard_weights", "switch", "split weights over the replicas, gathered layer by layer (ZeRO-Inference)"),
     _assumed("misc_memory", "bytes", "other memory in use on a device, such as 5GiB", sets=("misc_bytes",)),
+    _job("kv_cache_memory", "bytes", "memory of the KV cache on a device, such as 20GiB"),
+    _job("max_total_tokens", "whole", "most tokens of the KV cache of a replica (SGLang's name)"),
     _job("language_model_only", "switch", "load no image or sound towers (vLLM's --language-model-only)"),
     _job("use_kv_cache", "switch", "use a KV cache; --no-use-kv-cache recomputes all tokens for each"),
     _assumed("expert_imbalance", "ratio", "load of the busiest expert rank over the mean"),

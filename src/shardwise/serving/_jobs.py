@@ -22,6 +22,7 @@ def job_problems(job: Serving, model: Model) -> Problems:
         "prefix_tokens",
         "max_batched_tokens",
         "max_sequences",
+        "max_total_tokens",
         "adapter_rank",
         "cpu_experts",
     ):
@@ -54,8 +55,9 @@ def _choices(job: Serving, problems: Problems) -> None:
     for name in ("use_kv_cache", "shard_weights", "same_prompts", "language_model_only"):
         if not isinstance(getattr(job, name), bool):
             problems.add(name, getattr(job, name), "must be true or false", "use true or false")
-    if not _is_number(job.misc_bytes) or not 0 <= job.misc_bytes < float("inf"):
-        problems.add("misc_memory", job.misc_bytes, "must be a number of bytes of at least 0", "use 0 to leave it out")
+    for name, stated in (("misc_memory", job.misc_bytes), ("kv_cache_memory", job.kv_cache_memory)):
+        if not _is_number(stated) or not 0 <= stated < float("inf"):
+            problems.add(name, stated, "must be a number of bytes of at least 0", "use 0 to leave it out")
 
 
 def _without_cache(job: Serving, model: Model, problems: Problems) -> None:

@@ -133,6 +133,20 @@ def budget_bytes(case: ServingCase, share: X, weights: X, working: X, other_byte
     return minimum(share * free, free)
 
 
+def stated_budget(case: ServingCase, budget: X, taken_bytes: X, token_bytes: X) -> X:
+    """Return the bytes of the cache where a job states them, or the most tokens that it may have.
+
+    Stated bytes are in place of a share of the memory, but no more than what the rest leaves of it
+    (github.com/vllm-project/vllm v0.33.0 vllm/v1/worker/gpu_worker.py, kv_cache_memory_bytes); tokens bound what that
+    share leaves (github.com/sgl-project/sglang 0.5.23 python/sglang/srt/mem_cache/kv_cache_configurator.py).
+    """
+    job = case.job
+    if job.kv_cache_memory:
+        left = leaf("usable memory", case.cluster.device.usable_memory_bytes, "device", "bytes") - taken_bytes
+        budget = minimum(left, 0 * left + job.kv_cache_memory)
+    return minimum(budget, job.max_total_tokens * token_bytes) if job.max_total_tokens else budget
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBytes(Generic[X]):
     """Bytes of the weights of some operators on one rank, among them the embedding `table` and routed `experts`."""
@@ -335,6 +349,7 @@ def stage_bytes(
     working, largest = maximum(activations, sampling), context + communicators
     graphs = captured_bytes(case, sequences)
     largest = largest + graphs
+    budget = budget_bytes(case, memory_share(case, sizes), weights, working, largest)
     needed = above(total(stage.layers, zero) + stage.embeds + stage.ends, 0, weights + cache + working + largest, zero)
     return StageBytes(
         weights=weights,
@@ -346,6 +361,7 @@ def stage_bytes(
         graphs=graphs,
         needed=named(needed, "memory of the stage"),
         cache_budget=named(
-            budget_bytes(case, memory_share(case, sizes), weights, working, largest), "budget of the cache"
+            stated_budget(case, budget, largest + weights + working, pool_token_bytes(case, caches, stage)),
+            "budget of the cache",
         ),
     )
