@@ -946,7 +946,7 @@ def test_who_comes_late_in_a_long_answer_waits_for_its_step_alone() -> None:
 
 
 def test_whole_prompts_share_a_step_as_far_as_its_stated_tokens_hold_them() -> None:
-    """Prompts that are not cut run two at a time where a step of so many tokens is asked, all at once by default."""
+    """Prompts that are not cut run two at a time where a step of so many tokens is asked for, else all at once."""
     asked = workload(count=8, arrivals=Arrivals(kind="burst"))
     model, cluster, plan, engine = CASES["dense"][0], CASES["dense"][1], Plan(), "tensorrt-llm"
     options = LoadOptions(serving=ServingOptions(engine=engine))

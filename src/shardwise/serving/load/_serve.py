@@ -122,8 +122,8 @@ def policy_for(case: ServingCase, job: Serving, workload: Workload, options: Loa
     if not policy.chunked:
         # A prompt that fills a step beside none that decode would never start beside some: no engine is set up so
         # unless somebody says it.
-        beside = 0 if job.max_batched_tokens else made + (policy.max_sequences if policy.mixed else 0)
-        policy = replace(policy, step_tokens=max(policy.step_tokens, prompt + beside))
+        spare = 0 if job.max_batched_tokens else made + (policy.max_sequences if policy.mixed else 0)
+        policy = replace(policy, step_tokens=max(policy.step_tokens, prompt + spare))
     return policy
 
 
