@@ -68,7 +68,7 @@ LOADS = [
     "mixtral-8x7b --on 8xh100 --tp 2 --ep 4 --rate 30 --input-tokens 500..1500 --output-tokens 50 --engine sglang",
     "llama-3.1-70b --on 8xh100 --tp 2 --pp 2 --rate 5 --input-tokens 2000 --input-cv 0.7 --output-tokens 100",
     "llama-3.1-8b --on 4xh100 --prefill-workers 1 --rate 10 --input-tokens 2000 --output-tokens 100",
-    "llama-3.1-8b --on 2xh100 --users 30 --input-tokens 1000 --output-tokens 50 --prefix-tokens 500 --mean-tpot 1ms",
+    "llama-3.1-8b --on 2xh100 --users 30 --input-tokens 1000 --output-tokens 50 --prefix-tokens 500 --mean-tpot 1s",
     "llama-3.1-8b --on 1xh100 --rate 10 --input-tokens 2000 --output-tokens 1",
     "llama-3.1-8b --on 1xh100 --rate 400 --input-tokens 2000 --output-tokens 50 --engine trtllm",
 ]
