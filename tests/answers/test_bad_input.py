@@ -386,3 +386,13 @@ def test_what_a_file_holds_moves_no_cursor(tmp_path: Path) -> None:
     path.write_bytes(b"\x1b[2Ja,\x07b\n1,2\n")
     err = run("serve", "gpt2", "--on", "1xh100", "--trace", str(path)).err
     assert "\\x1b[2Ja" in err and all(c.isprintable() or c == "\n" for c in err)
+
+
+@pytest.mark.parametrize("flag", ["--input-tokens=5", "--output-tokens=5", "--prefix-tokens=5", "--arrivals=constant"])
+def test_what_a_trace_says_is_not_said_twice(flag: str, tmp_path: Path) -> None:
+    """Lengths, prefixes and gaps beside a trace would be ignored."""
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_seconds,input_tokens,output_tokens\n0,10,4\n5,10,4\n")
+    words = ("serve", "gpt2", "--on", "1xh100", "--trace", str(path), "--json")
+    assert run(*words).status == 0
+    assert run(*words, flag).fields == [flag[2:].partition("=")[0].replace("-", "_")]

@@ -172,6 +172,10 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
         key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
     }
     timed = {"rate", "users", "stages"} & inputs.values.keys()
+    for key in _LENGTHS if "trace" in inputs.values else ():
+        if key in inputs.values:
+            rule = "is given beside a trace, which has the lengths of its requests"
+            inputs.fail(key, inputs.values[key], rule, "leave out one of them")
     if "trace" in inputs.values:
         from shardwise.formats.traces import read_lengths, read_trace
 
@@ -184,6 +188,8 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
             inputs.notes.append(f"{named}: lengths of {lengths.count} requests, in their order; it holds no times")
             return replace(lengths, count=inputs.get("requests", max(lengths.count, needed)), **changes)
     if "trace" in inputs.values and not timed:
+        if "arrivals" in inputs.values:
+            inputs.fail("arrivals", inputs.values["arrivals"], "has no effect beside a trace of times", "leave it out")
         workload = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
         return replace(workload, count=min(inputs.get("requests", workload.count), workload.count), **changes)
     arrivals = _arrivals(inputs)
