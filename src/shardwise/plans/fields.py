@@ -46,10 +46,9 @@ MOST = 10**9
 class Field:
     """One key: what its value is, from `least` to `most` where it is a whole number, and what it means.
 
-    `only_asked` are words that stand for a deduction. `searched` says how a search takes it: values to try, one value
-    for all plans, or not at all. `taken_by` are commands that take it beside those of training cases. `in_blocks` is
-    whether what a block of layers costs may depend on it. `exported` is whether frameworks are told it: the rest
-    is what is assumed of data, of machines and of how a run goes.
+    `only_asked` are words that stand for a deduction. `searched`: a search tries values, one for all plans, or none.
+    `taken_by` are commands that take it beside those of training cases. `in_blocks`: what a block of layers costs may
+    depend on it. `exported`: frameworks are told it; the rest is assumed of data, of machines and of how a run goes.
     """
 
     key: str
