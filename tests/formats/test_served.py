@@ -167,6 +167,16 @@ def test_chunks_of_some_engines_may_be_smaller_than_their_batch(system: str) -> 
     assert "-size 32 " in json.dumps(done.tree["files"])
 
 
+@pytest.mark.parametrize(("tokens", "batch"), [("512", False), ("4096", True)])
+def test_a_ubatch_longer_than_a_logical_batch_is_said_with_it(tokens: str, batch: bool) -> None:
+    """llama.cpp runs no ubatch longer than n_batch, 2,048 tokens unless `--batch-size` says more."""
+    asked = ("llama-3.1-8b", "--on", "1xh100", "--weights", "q4_k_m", "--input-tokens", "8000", "--output-tokens", "50")
+    done = run("export", "llamacpp", *asked, "--max-batched-tokens", tokens, "--json")
+    script = json.dumps(done.tree["files"])
+    assert f"--ubatch-size {tokens}" in script
+    assert (f" --batch-size {tokens}" in script) == batch
+
+
 @pytest.mark.parametrize(("system", "words", "named"), REFUSED)
 def test_what_an_engine_cannot_be_told_is_named(system: str, words: tuple[str, ...], named: list[str]) -> None:
     """Exit status 2, with the field, and what to do instead."""

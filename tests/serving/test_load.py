@@ -183,6 +183,50 @@ def test_one_request_is_a_static_batch_of_one(name: str) -> None:
     assert one.e2e_seconds == pytest.approx(alone.request_seconds, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "plan", "tokens"),
+    [
+        ("mixtral-8x7b", "1xh200-sxm-141gb", Plan(), 0),
+        ("gpt-oss-20b", "1xh100-sxm-80gb", Plan(), 0),
+        ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), 0),
+        ("llama-3.1-8b", "1xh100-sxm-80gb", Plan(), 128),
+        ("llama-3.1-8b", "2xh100-sxm-80gb", Plan(pp=2), 0),
+    ],
+)
+@pytest.mark.parametrize("prompt", [200, 1000, 3000])
+def test_one_request_takes_the_ubatches_of_its_logical_batches(
+    model: str, cluster: str, plan: Plan, tokens: int, prompt: int
+) -> None:
+    """A step of llama.cpp costs the sum of its ubatches: one request takes what `infer` says, in as many bytes."""
+    job = Serving(batch=1, input_tokens=prompt, output_tokens=100, max_batched_tokens=tokens)
+    machine, options = Cluster.parse(cluster), ServingOptions(engine="llama.cpp")
+    alone = infer(load_model(model), machine, plan, job, options)
+    asked = workload(1e-4, 1, input_tokens=Length(mean=prompt))
+    report = serve(
+        load_model(model), machine, plan, asked, Serving(max_batched_tokens=tokens), LoadOptions(serving=options)
+    )
+    one = report.requests[0]
+    for ttft, whole in ((one.ttft_seconds, one.e2e_seconds), (report.steady.ttft_seconds, report.steady.e2e_seconds)):
+        assert ttft == pytest.approx(alone.ttft_seconds, rel=0.02)
+        assert whole == pytest.approx(alone.request_seconds, rel=0.02)
+    assert report.base.kv_cache_tokens == alone.kv_cache_tokens
+    assert report.policy.step_tokens == 2048
+
+
+def test_a_step_that_ubatches_share_costs_their_sum() -> None:
+    """Prompts and tokens of those that decode fill ubatches of 512 tokens; a token more is a ubatch of its own."""
+    options = LoadOptions(serving=ServingOptions(engine="llama.cpp"))
+    case = serve(
+        load_model("mixtral-8x7b"), Cluster.parse("1xh200-sxm-141gb"), Plan(), workload(1e-4, 1), Serving(), options
+    ).base.case
+    table = StepTable(case, 4, 2048, 8192)
+    full, one = table.mixed(0, 0.0, [(512, 0)]), table.mixed(0, 0.0, [(1, 0)])
+    assert table.mixed(0, 0.0, [(512, 0)] * 4) == pytest.approx(4 * full, rel=1e-3)
+    assert table.mixed(0, 0.0, [(512, 0), (1, 0)]) == pytest.approx(full + one, rel=1e-3)
+    assert table.mixed(2, 64.0, [(510, 0)]) == pytest.approx(full, rel=0.02)
+    assert table.mixed(2, 64.0, [(511, 0)]) == pytest.approx(full + one, rel=0.02)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_work_and_time_are_conserved(name: str, share: float) -> None:

@@ -217,7 +217,7 @@ def _of_load(report: ServeReport) -> _Work:
         if report.scaling:
             own = report.scaling.replica_seconds * base.plan.num_devices / report.replicas
         # A trace is of a group of attention, or of one of the batches that pass its stages in turn.
-        each, lanes = base.plan.num_devices / base.plan.dp, lanes_of(base.plan)
+        each, lanes = base.plan.num_devices / base.plan.dp, lanes_of(base.plan, pool.policy.one_batch)
         work = _of_pool(base, traces, pool.form.moments)
         ranks = each / base.plan.pp
         arithmetic, moved = arithmetic + ranks * work[0], moved + ranks * work[1]

@@ -103,7 +103,7 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     fixed |= {key: getattr(plan, key) for key in ("tp", "pp", "dp")}
     fixed |= {key: getattr(plan, key) for key in ("ep", "etp") if getattr(plan, key) > 1}
     fixed |= {"engine": case.engine.name, "weights": job.weights or case.format.name}
-    fixed |= {"max_batched_tokens": report.policy.step_tokens, "max_sequences": report.policy.max_sequences}
+    fixed |= {"max_batched_tokens": report.policy.pass_tokens, "max_sequences": report.policy.max_sequences}
     fixed |= {key: getattr(job, key) for key in ("kv_cache", "compute") if getattr(job, key)}
     return {**kept, **fixed, **simulated_again(report)}
 
@@ -176,14 +176,13 @@ def _degrees(plan: Plan) -> str:
 
 def describe(report: ServeReport) -> str:
     """Return a deployment in words."""
-    plan, policy = report.base.plan, report.policy
+    plan = report.base.plan
     many = f"{report.replicas} replicas" if report.replicas > 1 else "one replica"
     degrees = _degrees(plan)
-    limits = f"{policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step"
     if report.prefill:
         first = report.prefill.base.plan
         degrees = f"{degrees} that decode, {first.dp} of {_degrees(first)} for prompts"
-    return f"{many} of {degrees}: {report.base.case.engine.name}, {limits}"
+    return f"{many} of {degrees}: {report.base.case.engine.name}, {report.policy.text}"
 
 
 def load_page(

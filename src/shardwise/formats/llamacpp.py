@@ -18,7 +18,7 @@ from shardwise.formats._exported import Exported
 from shardwise.formats._launched import HERE, Launched, LaunchFiles, LaunchLine
 from shardwise.formats._served import PLAIN, Asked, Deployment, Words, check, refuse, written
 from shardwise.models import load_model, namesake
-from shardwise.serving import InferReport, format_names, launched_engine
+from shardwise.serving import InferReport, format_names, launched_engine, step_tokens_of
 
 STARTS = r"(\bllama-server|\bllama\.cpp\S*[/:]server\S*|(^|\s)\./server)(?=\s|$)"
 _CACHES = {"f32": "fp32", "f16": "", "bf16": "bf16", "q8_0": "int8", "q4_0": "int4"}
@@ -66,6 +66,9 @@ def words_of(one: Deployment) -> Words:
         words |= {"--cache-type-k": kinds.get(cache, ""), "--cache-type-v": kinds.get(cache, "")}
     if one.report.case.step_tokens:
         words["--ubatch-size"] = one.step_tokens
+        # No ubatch is longer than a logical batch: src/llama-context.cpp, cparams.n_ubatch.
+        if one.step_tokens > step_tokens_of(one.report.case.engine.name, one.report.case.cluster.device, 0):
+            words["--batch-size"] = one.step_tokens
     if not one.asked.prefixes:
         words["--no-cache-prompt"] = True
     if "whole_windows" in one.report.case.engine.launched_with:

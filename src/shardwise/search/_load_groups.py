@@ -195,7 +195,7 @@ class LoadSearch:
     def _group(self, case: ServingCase, job: Serving, engine: Any, policy: Policy) -> LoadGroup:
         prompt, made = self.workload.longest
         asked = replace(
-            job, batch=1, input_tokens=prompt, output_tokens=made, max_batched_tokens=policy.step_tokens,
+            job, batch=1, input_tokens=prompt, output_tokens=made, max_batched_tokens=policy.pass_tokens,
             max_sequences=policy.max_sequences,
         )  # fmt: skip
         limited = replace(case, job=asked)
@@ -207,7 +207,7 @@ class LoadSearch:
         short = int(np.isfinite(tokens).sum()) - len(plans)
         if not plans:
             return LoadGroup(job=job, engine=engine, plans=(), form=None, short=short, policy=policy, case=case)
-        batches = batches_of(plans, case.model.has_experts)
+        batches = batches_of(plans, case.model.has_experts, policy.one_batch)
         most = most_running(policy, moments, tokens[rows], batches.lanes)
         prices = load_prices(limited, take_rows(sizes, rows), policy, moments, most, batches)
         form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=tokens[rows], batches=batches)

@@ -84,7 +84,7 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
     prompts = stage == "prefill"
     asked: Serving = replace(
         group.job, batch=1, input_tokens=prompt, output_tokens=1 if prompts else made,
-        max_batched_tokens=policy.step_tokens,
+        max_batched_tokens=policy.pass_tokens,
         max_sequences=policy.of_prompts_set_aside(usual) if prompts else policy.max_sequences,
     )  # fmt: skip
     limited = replace(case, job=asked)
@@ -97,7 +97,7 @@ def forms_of(search: LoadSearch, group: LoadGroup, case: ServingCase, stage: Sta
         return None
     sizes = take_rows(search.grid.sizes(limited.model), rows)
     plans = tuple(search.kinds[row] for row in rows.tolist())
-    batches = batches_of(plans, case.model.has_experts)
+    batches = batches_of(plans, case.model.has_experts, policy.one_batch)
     most = most_running(policy, moments, cache_tokens[rows], batches.lanes)
     prices = load_prices(limited, sizes, policy, moments, most, batches)
     form = Replicas(prices=prices, policy=policy, moments=moments, cache_tokens=cache_tokens[rows], batches=batches)

@@ -121,7 +121,7 @@ def _shorter_steps(report: ServeReport) -> list[LoadRemedy]:
     """
     best: LoadRemedy | None = None
     longest = report.base.case.job.input_tokens
-    tokens = report.policy.step_tokens // 2
+    tokens = report.policy.pass_tokens // 2
     while tokens >= _LEAST_STEP:
         one = _remedy(report, _step_of(tokens))
         if one is not None and one.report.meets:
@@ -136,7 +136,7 @@ def _shorter_steps(report: ServeReport) -> list[LoadRemedy]:
 def _changes(report: ServeReport) -> list[_Change]:
     """Return the changes of one field that may help, whatever they cost."""
     plan, job, policy = report.base.plan, report.base.case.job, report.policy
-    changes = [_step_of(2 * policy.step_tokens)]
+    changes = [_step_of(2 * policy.pass_tokens)]
     if any(trace.most_running >= policy.max_sequences for trace in report.traces):
         # Twice as many, and a place for every user of a closed loop.
         users = -(-report.workload.arrivals.users // plan.dp)

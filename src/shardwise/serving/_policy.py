@@ -80,10 +80,33 @@ class Policy:
     transfer: Literal["prompt", "chunk"] = "prompt"
     """What of a prompt is sent to the decode pool after it was computed: all of it, or its last chunk."""
 
+    ubatch_tokens: int = 0
+    """Tokens of a step that run at a time, one batch at a time (llama.cpp's n_ubatch of n_batch); 0: all at once."""
+
+    @property
+    def pass_tokens(self) -> int:
+        """Most tokens that run at once: those of a step, or of a ubatch."""
+        return self.ubatch_tokens or self.step_tokens
+
+    @property
+    def one_batch(self) -> bool:
+        """Whether stages of a pipeline run ubatches of one batch: its next step waits until all of them have ended."""
+        return self.ubatch_tokens > 0
+
     @property
     def found_block(self) -> int:
         """Tokens of a block that the prefix cache finds again."""
         return self.prefix_block or self.block_tokens
+
+    @property
+    def text(self) -> str:
+        """The step in words."""
+        cut = f", in ubatches of {self.ubatch_tokens:,} tokens" if self.ubatch_tokens else ""
+        return f"{self.step_tokens:,} tokens and {self.max_sequences:,} sequences a step{cut}"
+
+    def of_ubatches(self, tokens: int) -> Policy:
+        """How it schedules where so many tokens run at a time: a step has as many at least."""
+        return replace(self, step_tokens=max(self.step_tokens, tokens), ubatch_tokens=tokens)
 
     def of_states(self, block: int) -> Policy:
         """How it schedules a model with recurrent layers, whose states end with blocks of so many tokens."""

@@ -49,14 +49,14 @@ class Batches:
         return bool((self.many > 1).any())
 
 
-def batches_of(plans: Sequence[Plan], has_experts: bool) -> Batches:
+def batches_of(plans: Sequence[Plan], has_experts: bool, one_batch: bool = False) -> Batches:
     """Return the batches of layouts.
 
     >>> batches_of([Plan(pp=4), Plan(tp=2, ep=8)], True)
     Batches(groups=array([1., 4.]), lanes=array([4., 1.]))
     """
     groups = np.array([float(groups_of(plan, has_experts)) for plan in plans])
-    return Batches(groups=groups, lanes=np.array([float(lanes_of(plan)) for plan in plans]))
+    return Batches(groups=groups, lanes=np.array([float(lanes_of(plan, one_batch)) for plan in plans]))
 
 
 def groups_of(plan: Plan, has_experts: bool) -> int:
@@ -64,12 +64,13 @@ def groups_of(plan: Plan, has_experts: bool) -> int:
     return max(plan.ep * plan.etp // plan.tp, 1) if has_experts else 1
 
 
-def lanes_of(plan: Plan) -> int:
+def lanes_of(plan: Plan, one_batch: bool = False) -> int:
     """Return the batches that a replica has in flight: one a pipeline stage; one where attention groups step together.
 
-    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages.
+    github.com/vllm-project/vllm vllm/v1/engine/core.py, batch_queue of as many as pipeline stages. A server of
+    llama.cpp has `one_batch`: it samples before it decodes again (tools/server/server-context.cpp, update_slots).
     """
-    return plan.pp if plan.ep * plan.etp <= plan.tp else 1
+    return plan.pp if plan.ep * plan.etp <= plan.tp and not one_batch else 1
 
 
 def most_running(policy: Policy, moments: LengthMoments, cache_tokens: Any, lanes: Any = 1.0) -> Any:

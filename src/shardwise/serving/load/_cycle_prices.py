@@ -18,6 +18,7 @@ from shardwise.serving.load._cycle_parts import PRICED, CyclePrices, Piled
 from shardwise.serving.load._lockstep import Cycles, cycles_of
 from shardwise.serving.load._moments import LengthMoments
 from shardwise.serving.load._pipeline import IN_A_STEP, LanePrices
+from shardwise.serving.load._ubatches import Ubatches
 
 # Prompts of one step that are priced apart; more cost in proportion.
 PROMPTS = 8
@@ -54,6 +55,7 @@ class PromptPrices:
     launched: Any
     """The same of more tokens than are `replayed` from a captured graph."""
     replayed: int
+    ubatches: Ubatches = Ubatches()
 
     def floor(self, tokens: Any) -> Any:
         """Return the seconds that a step with prompts takes at least, by its tokens."""
@@ -61,12 +63,21 @@ class PromptPrices:
 
     def expert(self, tokens: Any) -> Any:
         """Return seconds of GEMMs of experts in a step of so many tokens."""
-        return between(tokens, self.tokens, self.experts)
+        return self._of_tokens(tokens, self.experts)
 
     def step(self, index: int, tokens: Any, many: Any) -> Any:
         """Return seconds of a step of so many tokens with so many prompts of a class, whose launches count once."""
         reads = self.attention[:, index, None]
-        return between(tokens, self.tokens, self.linear) + self.start + many * (reads - self.start)
+        launched = self.start * self.ubatches.extra(tokens) if self.ubatches.tokens else 0.0
+        return self._of_tokens(tokens, self.linear) + launched + self.start + many * (reads - self.start)
+
+    def _of_tokens(self, tokens: Any, values: Any) -> Any:
+        """Return values of steps of so many tokens: the sum of those of their ubatches."""
+        if not self.ubatches.tokens:
+            return between(tokens, self.tokens, values)
+        whole, rest, last = self.ubatches.split(tokens)
+        full = between(0 * rest + self.ubatches.tokens, self.tokens, values)
+        return whole * full + last * between(np.maximum(rest, 1.0), self.tokens, values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,7 +84,7 @@ class Pool:
         return self.known[asked]
 
     def _saturated(self, workload: Workload) -> float:
-        most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan)
+        most, queues = int(self.form.prices.counts.max()), self.groups * lanes_of(self.base.plan, self.policy.one_batch)
         count = min(max(4 * most, 400) * queues, max(20_000, 400 * queues))
         requests = [request_of(0.0, drawn) for drawn in islice(workload.draws(), count)]
         for request in requests:
@@ -103,7 +103,7 @@ class Pool:
 
     def replica(self, follow: Follow | None = None) -> Replica:
         """Return one replica, idle."""
-        cache, lanes = self.cache_tokens, lanes_of(self.base.plan)
+        cache, lanes = self.cache_tokens, lanes_of(self.base.plan, self.policy.one_batch)
         policy = replace(self.policy, max_sequences=-(-self.policy.max_sequences // lanes))
         replica_of = Replica(self.table, policy, cache / lanes, self.groups * lanes, follow, self.stage)
         replica_of.stages = lanes

@@ -31,6 +31,7 @@ from shardwise.serving.load._steps import (
     step_parts,
     verified_tokens,
 )
+from shardwise.serving.load._ubatches import Ubatches, ubatches_of
 from shardwise.units import counted
 
 _PLACES = 64
@@ -270,7 +271,7 @@ def _prompt_prices(
     case: ServingCase, sizes: ServingSizes[Any], rows: int, policy: Policy, moments: LengthMoments
 ) -> PromptPrices:
     """Return the prices of prompts of each layout; the middle piece stands for all of a prompt that is cut."""
-    tokens = np.array(grid(policy.step_tokens, 6, 8), float)
+    tokens = np.array(grid(policy.pass_tokens, 6, 8), float)
     pieces = [min(new, policy.step_tokens) if policy.chunked else new for new, _ in moments.prompts]
     # Attention of prompts that are cut grows with the square of their tokens, of those of a class with the mean square.
     before = [
@@ -278,15 +279,18 @@ def _prompt_prices(
         for size, (new, past) in zip(pieces, moments.prompts, strict=True)
     ]
     sizes_new = [max(round(size), 1) for size in pieces]
-    news = np.array([*tokens, 1.0, *sizes_new, *sizes_new])
-    pasts = np.array([*(0 * tokens), 0.0, *before, *(past for _, past in moments.prompts)])
+    new_of = np.array([*sizes_new, *sizes_new], float)
+    past_of = np.array([*before, *(past for _, past in moments.prompts)], float)
+    cut = ubatches_of(case, sizes)
+    priced = cut.pieces(new_of, past_of) if cut.tokens else (new_of, past_of)
+    news, pasts = np.concatenate([tokens, [1.0], priced[0]]), np.concatenate([0 * tokens, [0.0], priced[1]])
     step = EngineStep(phase="prefill", sequences=np.ones(len(news)), tokens=news, context=pasts)
     seconds, cached, sampled, experts = _priced(launched_ahead(case), sizes, rows, step)
     one = np.ones(1)
     shortest = EngineStep(phase="prefill", sequences=one, tokens=one, context=0 * one)
     least, launched = (_priced(some, sizes, rows, shortest)[0] for some in (case, never_replayed(case)))
     end, many = len(tokens), len(pieces)
-    attention = cached[:, end + 1 :]
+    attention = _whole_pieces(cut, new_of, cached[:, end + 1 :], cached[:, end, None])
     return PromptPrices(
         tokens=tokens,
         linear=(seconds - cached - sampled)[:, :end],
@@ -297,4 +301,14 @@ def _prompt_prices(
         least=least,
         launched=launched,
         replayed=replayed_tokens(case),
+        ubatches=cut,
     )
+
+
+def _whole_pieces(cut: Ubatches, sizes: Any, attention: Any, start: Any) -> Any:
+    """Return seconds of attention of pieces from those of their ubatches; launches of later ones count with tokens."""
+    if not cut.tokens:
+        return attention
+    whole, _, last = cut.split(sizes)
+    full, rest = attention[:, : len(sizes)], attention[:, len(sizes) :]
+    return start + whole * (full - start) + last * (rest - start)

@@ -100,14 +100,15 @@ def _scaling_problems(base: InferReport, workload: Workload, options: LoadOption
 
 def policy_for(case: ServingCase, job: Serving, workload: Workload, options: LoadOptions) -> Policy:
     """Return how the engine of a case schedules a workload: its defaults, and what the job and the options say."""
-    prompt, made = workload.longest
-    engine = case.engine
+    (prompt, made), engine = workload.longest, case.engine
     policy = policy_of(engine.name, case.cluster.device, int(engine.memory.block_tokens), prompt + made)
+    if engine.prefill.chunk_tokens:
+        policy = policy.of_ubatches(job.max_batched_tokens or engine.prefill.chunk_tokens)
     guessing = most_speculating(engine.name, case.model.family) if job.speculative_method else 0
     guessing = guessing and max(guessing // groups_of(case.plan, case.model.has_experts), 1)
     policy = replace(
         policy,
-        step_tokens=job.max_batched_tokens or policy.step_tokens,
+        step_tokens=policy.step_tokens if policy.ubatch_tokens else job.max_batched_tokens or policy.step_tokens,
         max_sequences=job.max_sequences or guessing or policy.max_sequences,
     )
     if keeps_states(case.model.kinds):
@@ -151,7 +152,7 @@ def serve(
     options = replace(options, serving=options.serving.caching(workload.repeats))
     base = infer(model, decode, plan, asked, options.serving)
     policy = policy_for(base.case, job, workload, options)
-    limits = replace(asked, max_batched_tokens=policy.step_tokens, max_sequences=policy.max_sequences)
+    limits = replace(asked, max_batched_tokens=policy.pass_tokens, max_sequences=policy.max_sequences)
     base = infer(model, decode, plan, limits, options.serving)
     first = None
     if prefill is not None and options.prefill is not None:
@@ -343,7 +344,7 @@ def _answer(base: InferReport, prefill: InferReport | None, asked: ServeQuestion
     _refuse_more_than_are_simulated(base, prefill)
     pool = _pool(base, policy, workload, "decode" if prefill else "both")
     notes = (
-        f"{base.case.engine.title}: up to {policy.step_tokens:,} tokens and {policy.max_sequences:,} sequences a step",
+        f"{base.case.engine.title}: up to {policy.text}",
         "latencies are the server's: no network, no tokenizer of the client",
     )
     unknown = _notes_of(pool, workload, options)

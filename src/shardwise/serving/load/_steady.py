@@ -378,7 +378,8 @@ class Replicas:
 
 def replicas_of(case: ServingCase, policy: Policy, moments: LengthMoments, cache_tokens: float) -> Replicas:
     """Return the closed form of one case."""
-    capacity, batches = np.array([float(cache_tokens)]), batches_of([case.plan], case.model.has_experts)
+    capacity = np.array([float(cache_tokens)])
+    batches = batches_of([case.plan], case.model.has_experts, policy.one_batch)
     sizes = sizes_of_columns(case.model, [case.plan], [1], case.domains, case.job)
     most = most_running(policy, moments, capacity, batches.lanes)
     prices = load_prices(case, sizes, policy, moments, most, batches)

@@ -5,6 +5,7 @@ A step holds n decoding sequences of a mean context, and pieces of prompts of c 
     seconds = linear(n + sum c) + decode attention(n, context) + sum prefill attention(c, p) + sampling + host
 
 Where one kernel runs all sequences of a step with prompts, those that decode take what prompts of one token take.
+Where a step runs as several ubatches, its tokens cost their sum (`Ubatches`).
 Attention and the writes to the cache come from two or three meshes, the rest from two columns of whole steps, so no
 second model of time appears. Interpolated steps are within 1 % of `step_cost` (tests/serving/test_load.py).
 """
@@ -25,6 +26,7 @@ from shardwise.serving._ledger import EngineStep
 from shardwise.serving._sizes import ServingSizes, sizes_of
 from shardwise.serving._speculation import tokens_per_step
 from shardwise.serving._step import decode_cost, replayed_tokens, step_cost
+from shardwise.serving.load._ubatches import ubatches_of
 
 StepPhase = Literal["prefill", "decode"]
 
@@ -147,13 +149,25 @@ class StepTable:
         slope = (seconds[step_tokens] - seconds[half]) / max(step_tokens - half, 1)
         beyond = np.maximum(every - step_tokens, 0)
         self._linear: list[float] = (seconds + slope * beyond).tolist()
-        new = grid(step_tokens, 4, 1)
+        cut = ubatches_of(case, sizes_of(case.model, case.plan, case.job, case.domains))
+        self._ubatches = replace(cut, later=float(np.asarray(cut.later).item()))
+        new = grid(min(step_tokens, self._ubatches.tokens or step_tokens), 4, 1)
         past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
         mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
         flat = _prices(case, "prefill", np.ones(mesh[0].size), mesh[0].ravel(), mesh[1].ravel())
         self._new, self._past = new, past
         self._prefill: list[list[float]] = flat.cached.reshape(mesh[0].shape).tolist()
         self._start = float(flat.cached.min())
+        if cut.tokens:
+            launched = self._start * self._ubatches.extra(every)
+            self._linear = (self._by_ubatch(every, tokens, linear) + launched).tolist()
+            self.experts = self._by_ubatch(every, tokens, prices.experts).tolist()
+
+    def _by_ubatch(self, every: Any, tokens: Any, seconds: Any) -> Any:
+        """Return seconds of steps of so many tokens, from those of single ubatches."""
+        whole, rest, last = self._ubatches.split(every)
+        one = np.interp(np.arange(self._ubatches.tokens + 1), tokens, seconds)
+        return whole * one[-1] + last * one[rest.astype(int)]
 
     def _as_prompts(self, case: ServingCase, counts: Any, alone: list[Any]) -> list[list[float]]:
         """Return seconds that sequences have of their own beside prompts: as prompts of one token, no less than alone.
@@ -199,6 +213,9 @@ class StepTable:
             return known
         # The middle of those that share a key: what came first must not matter.
         past = past - past % 64 + 32 if past >= 64 else 0
+        if 0 < self._ubatches.tokens < new:
+            self._memo[key] = seconds = self._attention_of_ubatches(new, past)
+            return seconds
         a, b, rows = self._new, self._past, self._prefill
         i = min(max(bisect_right(a, new) - 1, 0), max(len(a) - 2, 0))
         j = min(max(bisect_right(b, past) - 1, 0), len(b) - 2)
@@ -208,6 +225,15 @@ class StepTable:
         after = rows[min(i + 1, len(rows) - 1)]
         high = after[j] + over * (after[j + 1] - after[j])
         self._memo[key] = seconds = low + share * (high - low)
+        return seconds
+
+    def _attention_of_ubatches(self, new: int, past: int) -> float:
+        """Return seconds of a piece of several ubatches; what the later ones launch is in those of the tokens."""
+        start, each, cut = self._start, self._ubatches.tokens, self._ubatches
+        seconds = start
+        for i, at in enumerate(range(0, new, each)):
+            own = self._prefill_attention(min(each, new - at), past + at) - start
+            seconds += own * (cut.later if i % (cut.in_flight or new) else 1.0)
         return seconds
 
     def mixed(self, count: int, context: float, pieces: Sequence[tuple[int, int]]) -> float:
