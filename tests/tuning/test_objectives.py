@@ -254,3 +254,29 @@ def test_rollouts_without_room_are_no_fit() -> None:
     done, tree = run(*words), answered(*words)
     assert done.status == 1 and done.out.startswith("NO FIT") and "no room" in done.out
     assert not tree["fits"] and not tree["rollout"]["fits"] and tree["chance_to_fit"] > 0.99
+
+
+SEARCH = ("plan", "train", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--stack", "trl", "--method", "grpo",
+          "--seq-len", "1024", "--global-batch", "64", "--tokens", "65.536M", "--price", "2", *PROMPT)  # fmt: skip
+
+
+@pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "2")])
+def test_a_search_and_its_plan_agree_on_days_and_dollars_with_rollouts(apart: tuple[str, ...]) -> None:
+    """The proposed command answers what the search shows of a run; that no plan is ranked by rollouts is on the page."""
+    best = answered(*SEARCH, *apart)["best"][0]
+    alone = answered(*best["command"].removeprefix("shardwise ").split())
+    assert alone["whole_step_seconds"] > alone["step_seconds"] == best["step_seconds"]
+    for name in ("days", "device_hours", "usd", "interval", "fits"):
+        assert best[name] == alone[name], name
+    assert not any(note.startswith("rollouts: left out") for note in best["assumptions"])
+    page = run(*SEARCH, *apart).out
+    assert "they are in days and dollars" in page and "a step, rollouts included" in page
+
+
+def test_a_search_says_that_its_plan_leaves_the_engine_no_room() -> None:
+    """Its page, its JSON and its exit status are those of the plan that it proposes; wrong engines are refused."""
+    words = (*SEARCH, "--rollout", "awake", "--rollout-memory", "1GiB")
+    done = run(*words)
+    assert done.status == 1 and "the engine of rollouts has no room" in done.out
+    assert not answered(*words)["best"][0]["fits"]
+    assert "must divide the engine's 4 devices" in run(*SEARCH, "--rollout-tp", "3").err

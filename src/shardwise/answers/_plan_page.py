@@ -121,9 +121,10 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
     """Return what a plan was evaluated with that nobody said, as `train` lists it; of no plan, what all share."""
     notes = [*case.model.assumptions, *case.cluster.assumptions]
     if report is not None:
-        from shardwise.training import stated
+        from shardwise.training import ROLLOUTS_LEFT_OUT, stated
 
-        notes += [*stated(report.case), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
+        left = {ROLLOUTS_LEFT_OUT} if report.generation.seconds else set[str]()
+        notes += [*(note for note in stated(report.case) if note not in left), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(notes))
 
 
@@ -177,6 +178,10 @@ def _verdict(page: Page, result: TrainingResult) -> None:
         page.note(_described(result, best), "bold")
         page.note(show_band(best, "step_seconds", show_seconds), "dim")
         page.note(_fit(best, result.options.risk), "dim")
+        if best.case.stack.settings.times_rollouts:
+            from shardwise.answers._rollout import added_lines
+
+            added_lines(page, best)
     else:
         word, none = (
             ("NONE", "no plan of the space is feasible")

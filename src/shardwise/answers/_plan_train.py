@@ -121,7 +121,20 @@ def ask(inputs: Inputs, work: SearchTask) -> TrainingResult:
     """Return the answer of a search."""
     from shardwise.search import searched
 
-    return searched(work, _engine(inputs, len(work.parts())), _progress(work.num_plans))
+    return with_rollouts(searched(work, _engine(inputs, len(work.parts())), _progress(work.num_plans)))
+
+
+def with_rollouts(result: TrainingResult) -> TrainingResult:
+    """Return an answer whose reports have the rollouts of their steps, where these are timed; loads serving for them.
+
+    Plans are ranked, and held against limits, by what trains: an engine does not depend on how the trainer is laid out,
+    but for the bytes that it leaves the engine.
+    """
+    if not result.grid.case.stack.settings.times_rollouts:
+        return result
+    from shardwise.answers._rollout import timed_rollouts
+
+    return replace(result, finish=timed_rollouts)
 
 
 def searched(inputs: Inputs) -> TrainingResult:
@@ -129,7 +142,7 @@ def searched(inputs: Inputs) -> TrainingResult:
     from shardwise.search import searched
 
     work = question(inputs)
-    return searched(work, _engine(inputs, len(work.parts())), None)
+    return with_rollouts(searched(work, _engine(inputs, len(work.parts())), None))
 
 
 def _engine(inputs: Inputs, num_parts: int) -> Any:
@@ -208,20 +221,21 @@ def answer(inputs: Inputs, width: int) -> Answer:
         return scaled(inputs, width)
     result = ask(inputs, question(inputs))
     save_best(inputs, "train", case_of(inputs, result.best[0]) if result.best else None)
+    shown = result.best[0] if result.best else result.nearest
 
     def tree() -> dict[str, Any]:
         return with_notes(plan_tree(result, [words(inputs, report) for report in result.best]), inputs.notes)
 
     def page() -> Page:
-        report = result.best[0] if result.best else result.nearest
-        return plan_page(result, words(inputs, report) if report is not None else [], (tuple(inputs.notes), width))
+        return plan_page(result, words(inputs, shown) if shown is not None else [], (tuple(inputs.notes), width))
 
     def draw() -> Figure:
         from shardwise.answers._plots_search import plan_figure
 
         return plan_figure(result)
 
-    return plotted(inputs, Answer(status_of(result.covered, bool(result.best)), tree, page), draw)
+    fits = bool(result.best) and shown is not None and shown.generation.fits
+    return plotted(inputs, Answer(status_of(result.covered, fits), tree, page), draw)
 
 
 def scaled(inputs: Inputs, width: int) -> Answer:

@@ -44,7 +44,7 @@ def rollout_of(report: TrainReport) -> Rollout | None:
     what a sequence leaves behind its prompt.
     """
     settings, job = report.case.stack.settings, report.job
-    if not (settings.rollout_prompt_tokens or settings.rollout_devices or settings.rollout_tp != 1):
+    if not settings.times_rollouts:
         return None
     devices = settings.rollout_devices or report.plan.num_devices
     _check(report, devices)
@@ -120,6 +120,23 @@ def with_rollouts(report: TrainReport, rollout: Rollout) -> TrainReport:
     seconds = rollout.seconds + rollout.handover_seconds
     left = tuple(note for note in report.assumptions if not rollout.fits or note != ROLLOUTS_LEFT_OUT)
     return replace(report, assumptions=left, generation=Generation(seconds=seconds, devices=own, fits=rollout.fits))
+
+
+def timed_rollouts(report: TrainReport) -> TrainReport:
+    """Return a report with its rollouts, as it is where these are not timed; raises `InputError`."""
+    rollout = rollout_of(report)
+    return report if rollout is None else with_rollouts(report, rollout)
+
+
+def added_lines(page: Page, report: TrainReport) -> None:
+    """Append to the best plan of a search what its rollouts add, which plans are not ranked by."""
+    added = report.generation
+    if not added.fits:
+        page.note("the engine of rollouts has no room beside it, which no plan is ranked by", "bold red")
+    elif added.seconds:
+        whole = show_seconds(report.whole_step_seconds)
+        page.note(f"rollouts {show_seconds(added.seconds)}, whole step {whole}: they are in days and dollars,")
+        page.note("and not in the ranking and its limits")
 
 
 def phase_tree(report: TrainReport, rollout: Rollout | None, word: str) -> dict[str, Any]:

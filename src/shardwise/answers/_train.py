@@ -120,10 +120,7 @@ def _saver_trees(inputs: Inputs, report: TrainReport) -> dict[str, Any]:
 
 def _rollout(inputs: Inputs, report: TrainReport) -> tuple[TrainReport, Any, dict[str, Any] | None]:
     """Return the report with its rollouts, these and a phase that is asked; loads serving for one of them."""
-    settings = report.case.stack.settings
-    if not (
-        inputs.get("phase") or settings.rollout_prompt_tokens or settings.rollout_devices or settings.rollout_tp > 1
-    ):
+    if not (inputs.get("phase") or report.case.stack.settings.times_rollouts):
         return report, None, None
     from shardwise.answers import _rollout as rollouts
 

@@ -128,6 +128,11 @@ class Settings:
         return {"awake": self.rollout_bytes, "asleep": SLEEPING_BYTES}.get(self.rollout, 0.0)
 
     @property
+    def times_rollouts(self) -> bool:
+        """Whether anything is said of the engine that rollouts are timed on."""
+        return bool(self.rollout_prompt_tokens or self.rollout_devices or self.rollout_tp != 1)
+
+    @property
     def quantises(self) -> bool:
         """Whether any tensor of the feed-forward is kept in other bits."""
         return bool(self.mlp_input_bits or self.activation_input_bits or self.mlp_down_input_bits)

@@ -22,7 +22,7 @@ from shardwise.search._columns import check_degrees
 from shardwise.search._evaluator import Evaluator
 from shardwise.search._executor import Executor, PartRange, SerialExecutor
 from shardwise.search._grid import PlanGrid
-from shardwise.search._limits import PlanLimits, limits_of
+from shardwise.search._limits import PlanLimits, goodput_of, limits_of
 from shardwise.search._options import OBJECTIVES, SearchOptions
 from shardwise.search._ranking import ParetoFront, PartialResult, TopN, WantedPlans, least
 from shardwise.search._remedies import Remedies, case_of, report_on
@@ -165,12 +165,13 @@ class SearchTask:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingResult(SearchResult[TrainReport]):
-    """The answer of a search of training plans; `covered` is the share of the space that was evaluated."""
+    """The answer of a search of training plans; `finish` adds what none is ranked by, such as rollouts, to a report."""
 
     task: SearchTask
     partial: PartialResult
     seconds: float
     covered: float
+    finish: Callable[[TrainReport], TrainReport] = lambda report: report
 
     def frame(self) -> Frame:
         """Return every legal plan as a row, fitting or not."""
@@ -223,10 +224,10 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def alternatives(self, report: TrainReport) -> tuple[float, ...]:
         """Return seconds of the best plans of a row's degrees within its band, the row's own first."""
-        task = self._task_of(report)
+        task, share = self._task_of(report), goodput_of(report.case, report.plan.num_devices)
         degrees = task.grid.variant.choice, *plan_degrees(report.plan)
         # The seconds of the ranking include the time lost to failures.
-        seconds = [e.step_seconds / task.weight * report.goodput for e in self.partial.top.like(degrees)]
+        seconds = [e.step_seconds / task.weight * share for e in self.partial.top.like(degrees)]
         band = band_of("step_seconds", report.conditions)
         return tuple(s for s in seconds if s <= report.step_seconds * band.high / band.low)
 
@@ -253,7 +254,7 @@ class TrainingResult(SearchResult[TrainReport]):
         """Return the report of a ranked plan, made once."""
         if entry.key not in self._reports:
             grid = self.task.tasks[grid_of(entry.key)].grid
-            self._reports[entry.key] = report_on(grid, plan_of(entry.key, grid))
+            self._reports[entry.key] = self.finish(report_on(grid, plan_of(entry.key, grid)))
         return self._reports[entry.key]
 
     @cached_property
@@ -266,8 +267,8 @@ class TrainingResult(SearchResult[TrainReport]):
 
     def value_at(self, report: TrainReport, seconds: float) -> float:
         """Return the objective of a plan whose step takes so many seconds."""
-        measure, lasting = OBJECTIVES[self.options.objective], seconds / report.goodput
-        weight = self._task_of(report).weight
+        measure, weight = OBJECTIVES[self.options.objective], self._task_of(report).weight
+        lasting = seconds / goodput_of(report.case, report.plan.num_devices)
         return float(measure(lasting * weight, report.device_bytes, report.plan.num_devices))
 
     @cached_property
