@@ -396,3 +396,34 @@ def test_what_a_trace_says_is_not_said_twice(flag: str, tmp_path: Path) -> None:
     words = ("serve", "gpt2", "--on", "1xh100", "--trace", str(path), "--json")
     assert run(*words).status == 0
     assert run(*words, flag).fields == [flag[2:].partition("=")[0].replace("-", "_")]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("plan train llama-3.1-8b --on 8xh100", "global_batch: is needed: plans are compared for the same batch"),
+        ("plan train llama-3.1-8b --on 8xh100 --adapter lora --tp 2", "global_batch: is needed: plans are compared"),
+        (
+            "train llama-3.1-8b --on 8xh100 --global-batch 8 --checkpoint 30s --failures-per-device-hour 1e-5",
+            "checkpoint_interval: is needed with failures",
+        ),
+        (
+            "plan train llama-3.1-8b --on 8xh100,8xa100 --global-batch 8 --checkpoint 30s",
+            "checkpoint_interval: is needed with the seconds of a checkpoint",
+        ),
+        (
+            "infer llama-3.1-8b --on h100 --speculative-method draft_model --acceptance-rate 0.7 "
+            "--num-speculative-tokens 3",
+            "draft_model: is missing",
+        ),
+        (
+            "infer llama-3.1-8b --on h100 --speculative-method ngram --acceptance-rate 0.7",
+            "num_speculative_tokens: must be a whole number",
+        ),
+    ],
+)
+def test_what_is_missing_has_no_value_and_is_asked_for_once(words: str, line: str) -> None:
+    """A field that nobody gave is named without the zero that stands in for it, on one line."""
+    done = run(*words.split())
+    assert done.status == 2 and done.err.startswith(f"error: {line}")
+    assert done.err.count("error: ") == 1

@@ -101,7 +101,7 @@ def _check_batch(inputs: Inputs, clusters: Sequence[Cluster]) -> None:
     if inputs.values.keys() & {"adapter", "base"} and keys and "global_batch" not in keys:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in keys)
         remedy = f"for example {max(one.num_devices for one in clusters)}, or leave out {flags} for every way to tune"
-        inputs.fail("global_batch", 0, "is needed: plans are compared for the same batch", remedy)
+        inputs.fail("global_batch", None, "is needed: plans are compared for the same batch", remedy)
         raise InputError(dict.fromkeys(inputs.problems.items))
 
 

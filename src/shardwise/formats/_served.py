@@ -219,7 +219,7 @@ def proposer(one: Deployment, system: str, names: Mapping[str, str], problems: P
         return "", ""
     if method == "eagle" and not draft:
         problems.add(
-            "draft_model", "", f"is missing: {system} loads the checkpoint of a head", "name it: --draft-model"
+            "draft_model", None, f"is missing: {system} loads the checkpoint of a head", "name it: --draft-model"
         )
     third = method == "eagle" and re.search(r"eagle-?3", draft, re.IGNORECASE) is not None
     return names["eagle3" if third else method], hub_name(draft) if draft else ""

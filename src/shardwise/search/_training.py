@@ -350,7 +350,7 @@ def work_of(
     batches = space.global_batch or (job.global_batch,)
     if min(batches) < 1:
         problems.add(
-            "global_batch", min(batches), "is needed: plans are compared for the same batch", "for example 1024"
+            "global_batch", min(batches) or None, "is needed: plans are compared for the same batch", "for example 1024"
         )
     for one in clusters:
         problems.items += options.training_problems(one, job)

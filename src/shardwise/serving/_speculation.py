@@ -49,7 +49,7 @@ def _acceptance(job: Serving, problems: Problems) -> None:
     depth, rate, length = job.num_speculative_tokens, job.acceptance_rate, job.acceptance_length
     if not is_count(depth):
         rule = "must be a whole number of at least 1 to speculate"
-        problems.add("num_speculative_tokens", depth, rule, "use for example 3")
+        problems.add("num_speculative_tokens", depth or None, rule, "use for example 3")
         return
     if not rate and not length:
         rule = "is not known: how many guesses are accepted depends on draft, model and text"
@@ -70,7 +70,7 @@ def _draft(job: Serving, model: Model, problems: Problems) -> None:
     if method not in SPECULATION:
         problems.add("speculative_method", method, "is not known", f"use one of {', '.join(SPECULATION)}")
     if method == "draft_model" and not name:
-        problems.add("draft_model", "", "is missing", "name a model, such as llama-3.2-1b")
+        problems.add("draft_model", None, "is missing", "name a model, such as llama-3.2-1b")
     if name and method in ("mtp", "ngram"):
         problems.add("draft_model", name, f"has no effect: {method} has none", "leave it out")
     if method == "mtp" and not model.mtp:
@@ -78,7 +78,7 @@ def _draft(job: Serving, model: Model, problems: Problems) -> None:
         problems.add("speculative_method", "mtp", rule, "use eagle, draft_model or ngram")
     if method == "eagle" and not name and _own_layer(model) is None:
         rule = f"is not known for {model.name}, whose layers have experts"
-        problems.add("draft_model", "", rule, "name the configuration of its EAGLE head")
+        problems.add("draft_model", None, rule, "name the configuration of its EAGLE head")
 
 
 def _own_layer(model: Model) -> Block | None:

@@ -98,19 +98,12 @@ def job_problems(job: Training, model: Model) -> Problems:
             "is a share of the attention square, above 0 and at most 1",
             "use 1 for unpacked sequences",
         )
-    if job.failures_per_device_hour and not job.checkpoint_interval_seconds:
-        rule = "is needed with failures: each loses half of it"
-        problems.add("checkpoint_interval", job.checkpoint_interval_seconds, rule, "for example 30min")
+    if not job.checkpoint_interval_seconds and (job.failures_per_device_hour or job.checkpoint_seconds):
+        why = "failures: each loses half of it" if job.failures_per_device_hour else "the seconds of a checkpoint"
+        problems.add("checkpoint_interval", None, f"is needed with {why}", "for example 30min")
     if job.restart_seconds and not job.failures_per_device_hour:
         rule = "has no effect without failures"
         problems.add("restart", job.restart_seconds, rule, "give failures_per_device_hour, or leave it out")
-    if job.checkpoint_seconds and not job.checkpoint_interval_seconds:
-        problems.add(
-            "checkpoint_interval",
-            job.checkpoint_interval_seconds,
-            "is needed with the seconds of a checkpoint",
-            "for example 30min",
-        )
     return problems
 
 
