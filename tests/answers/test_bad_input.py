@@ -427,3 +427,21 @@ def test_what_is_missing_has_no_value_and_is_asked_for_once(words: str, line: st
     done = run(*words.split())
     assert done.status == 2 and done.err.startswith(f"error: {line}")
     assert done.err.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "words"),
+    [
+        ("sglang", "--tp 16 --dp 16 --ep 16", "--tp 1 --dp 16 --ep 16"),
+        ("sglang", "--tp 16 --dp 8", "--tp 2 --dp 8 --etp 16"),
+        ("tensorrt-llm", "--tp 16 --dp 16", "--tp 1 --dp 16 --etp 16"),
+    ],
+)
+def test_groups_of_attention_within_tp_are_said_as_here(engine: str, flags: str, words: str) -> None:
+    """Where tp and dp are an engine's own, of which dp lies within tp, the error says the same layout; it runs."""
+    asked = f"infer deepseek-v3 --on 16xh200 --engine {engine} --input-tokens 64 --output-tokens 8".split()
+    done = run(*asked, *flags.split())
+    assert done.status == 2 and done.err.strip().endswith(f"counts within tp, is {words}")
+    assert run(*asked, *words.split()).status == 0
+    assert "attention data" not in run(*asked, "--engine", "vllm", "--tp", "16", "--dp", "16").err
+    assert "did you mean --dp" in run(*asked, "--enable-dp-attention").err

@@ -340,7 +340,7 @@ ALIASES = {
     "tp": "tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size",
     "pp": "pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size",
     "cp": "context_parallel context_parallel_size context_parallel_degree cp_size",
-    "dp": "data_parallel data_parallel_size data_parallel_degree dp_size replicas",
+    "dp": "data_parallel data_parallel_size data_parallel_degree dp_size replicas enable_dp_attention attn_dp_size",
     "ep": "expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_size",
     "vpp": "virtual_pipeline interleave virtual_pipeline_model_parallel_size",
     "micro_batch": "batch batch_size mbs micro_batch_size local_batch_size per_device_train_batch_size",

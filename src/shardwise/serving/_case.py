@@ -151,12 +151,14 @@ def _replicas(question: ServingQuestion, plan: Plan, problems: Problems, notes: 
             legal = [t for t in divisors(n) if n % (t * plan.pp) == 0]
             problems.add("tp", plan.tp, f"tp x pp = {used} must divide the {n} devices", one_of(legal))
             return replace(plan, dp=1)
-        if n != used:
-            notes.append(f"dp {n // used}: replicas fill {n} devices")
+        notes += [f"dp {n // used}: replicas fill {n} devices"] * (n != used)
         return replace(plan, dp=n // used)
     if used * plan.dp != n:
         rule = f"tp x pp x dp = {used * plan.dp} must equal the {n} devices"
-        problems.add("dp", plan.dp, rule, f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices")
+        engine = find_engine(question.engine) if isinstance(question.engine, str) else question.engine
+        groups = engine.layouts.groups_within(engine.title, plan, question.model.has_experts) if used == n else ""
+        remedy = f"use {n // used}" if n % used == 0 else f"use {used * plan.dp} devices"
+        problems.add("dp", plan.dp, rule, remedy + groups)
     return plan
 
 
@@ -285,16 +287,14 @@ def _stated(case: ServingCase) -> list[str]:
     notes.append(f"weights {form.name}: {scope[form.scope]}{group}{rest}")
     if engine.memory.gathers_tokens and case.plan.ep * case.plan.etp > case.plan.tp:
         groups = case.plan.ep * case.plan.etp // case.plan.tp
-        notes.append(
-            f"experts: every rank gathers the tokens of {groups} groups (all2all_backend allgather_reducescatter)"
-        )
+        how = "all2all_backend allgather_reducescatter"
+        notes.append(f"experts: every rank gathers the tokens of {groups} groups ({how})")
     if case.tower_parameters:
         notes.append(
             f"towers beside the language model take {case.tower_parameters / 1e9:.2f} billion parameters in 16 bits, "
             "which --language-model-only leaves out; what a request with images takes is not counted"
         )
-    if job.shard_weights and case.plan.dp == 1:
-        notes.append("shard_weights: no effect, there is one replica")
+    notes += ["shard_weights: no effect, there is one replica"] * bool(job.shard_weights and case.plan.dp == 1)
     notes += ["host: no effect, the device holds the whole model"] * bool(job.host and not job.splits_with_host)
     if not job.use_kv_cache and job.output_tokens:
         notes.append("no KV cache: each output token recomputes all tokens before it")

@@ -98,3 +98,19 @@ class EngineLayouts:
             rule = f"with attention data parallelism {engine} runs attention on single devices"
             problems.add("tp", plan.tp, rule, f"use tp 1 with dp {shared}")
         return problems
+
+    def groups_within(self, engine: str, plan: Plan, experts: bool) -> str:
+        """Return how groups of attention are said that the engine counts within tp; empty where it could not have them.
+
+        SGLang's --dp-size with --enable-dp-attention, and TensorRT-LLM's enable_attention_dp, lie within --tp; here tp
+        is that of a group, and replicas are its groups.
+
+        >>> from shardwise.serving import find_engine
+        >>> find_engine("sglang").layouts.groups_within("SGLang", Plan(tp=16, dp=8), True)
+        '; attention data parallelism, which SGLang counts within tp, is --tp 2 --dp 8 --etp 16'
+        """
+        tp, rest = divmod(plan.tp, plan.dp)
+        if not experts or self.experts != "filled" or rest or plan.tp % plan.ep or (self.lone_groups and tp > 1):
+            return ""
+        split = " ".join(f"--{name} {n}" for name, n in (("ep", plan.ep), ("etp", plan.tp // plan.ep)) if n > 1)
+        return f"; attention data parallelism, which {engine} counts within tp, is --tp {tp} --dp {plan.dp} {split}"
