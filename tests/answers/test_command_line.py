@@ -529,3 +529,15 @@ def test_what_is_measured_alone_may_use_all_threads(name: str, monkeypatch: pyte
     assert name in _commands.NAMES and cli.command() == 0
     assert ("OPENBLAS_NUM_THREADS" in os.environ) is (name != "measure")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+
+
+def test_help_starts_with_what_a_command_is_about() -> None:
+    """Load and limits of serving, the space of a search and its limits stand ahead of efficiencies and overrides."""
+    help_of = {name: run(*name.split(), "--help").out.splitlines() for name in ("serve", "plan serve", "plan train")}
+    rate = next(at for at, line in enumerate(help_of["serve"]) if line.strip().startswith("--rate "))
+    assert rate < help_of["serve"].index("plan") < 60
+    for lines in help_of.values():
+        own = [
+            lines.index(one) for one in ("load", "pools", "autoscaling", "space", "search", "limits") if one in lines
+        ]
+        assert len(own) > 2 and max(own) < lines.index("achieved efficiencies") < lines.index("output")

@@ -177,3 +177,14 @@ def test_the_cost_of_a_short_run_is_no_zero() -> None:
     out = run("train", "gpt2", "--on", "1xh100", "--global-batch", "8", "--tokens", "1M", "--price", "2").out
     said = re.search(r"([\d.]+) device hours, \$([\d.]+) at", out)
     assert said and float(said[1]) > 0 and float(said[2]) == pytest.approx(2 * float(said[1]), rel=0.05)
+
+
+@pytest.mark.parametrize("asked", ["--savers", "--rollout-prompt-tokens 256", "--phase update"])
+def test_the_command_is_the_last_section_of_a_page(asked: str) -> None:
+    """Savers, rollouts and phases stand ahead of what was assumed and of the command that asks again."""
+    words = "train llama-3.2-1b --on 4xh100-sxm-80gb --sharding fsdp --stack trl --method grpo --seq-len 1024"
+    page = run(*words.split(), "--global-batch", "64", *asked.split()).out
+    sections = [line.split()[0] for line in page.splitlines() if line[:2].isupper()]
+    assert sections[-2:] == ["ASSUMED", "AGAIN"]
+    assert {"--savers": "SAVERS", "--phase": "PHASE"}.get(asked.split()[0], "ROLLOUT") in sections
+    assert "\n\n\n" not in page

@@ -124,7 +124,8 @@ def assumed(case: TrainingCase, report: TrainReport | None) -> tuple[str, ...]:
         from shardwise.training import ROLLOUTS_LEFT_OUT, stated
 
         left = {ROLLOUTS_LEFT_OUT} if report.generation.seconds else set[str]()
-        notes += [*(note for note in stated(report.case) if note not in left), *report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
+        notes += [note for note in stated(report.case) if note not in left]
+        notes += [*report.evaluation.rates.assumptions, *report.evaluation.network.assumptions]
     return tuple(dict.fromkeys(notes))
 
 

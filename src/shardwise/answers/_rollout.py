@@ -193,3 +193,4 @@ def rollout_page(page: Page, report: TrainReport, rollout: Rollout | None, phase
         fits = "fits" if phase["fits"] else "does not fit"
         text = f"{phase['name']}: {show_seconds(phase['seconds'])}, {show_bytes(phase['device_bytes'])}, {fits}"
         page.label("PHASE", text, "bold", "bold")
+    page.blank()

@@ -152,14 +152,20 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
     def page() -> Page:
         batches = _batch_flags(inputs, report)
-        answer_tree = train_page(report, words(inputs, report), width, inputs.get("risk", 0.0), used, batches)
-        if rollout is not None or phase is not None:
-            from shardwise.answers._rollout import rollout_page
 
-            rollout_page(answer_tree, report, rollout, phase)
-        if inputs.get("savers"):
-            savers_table(answer_tree, report, batches)
-        return answer_tree
+        def more(made: Page) -> None:
+            if rollout is not None or phase is not None:
+                from shardwise.answers._rollout import rollout_page
+
+                rollout_page(made, report, rollout, phase)
+            if inputs.get("savers"):
+                savers_table(made, report, batches)
+
+        from shardwise.answers._page import command_lines
+
+        whole = train_page(report, width, inputs.get("risk", 0.0), used, batches, more)
+        command_lines(whole, "AGAIN", words(inputs, report))
+        return whole
 
     def draw() -> Figure:
         from shardwise.answers._plots_bars import train_figure

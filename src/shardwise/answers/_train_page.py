@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shardwise.answers._described import describe
@@ -17,7 +17,6 @@ from shardwise.answers._page import (
     Page,
     Segment,
     assumptions,
-    command_lines,
     label_width,
     legend,
     mark_limit,
@@ -58,16 +57,16 @@ _AXES = {
 
 def train_page(
     report: TrainReport,
-    command: Sequence[str],
     width: int = 80,
     risk: float = 0.0,
     used: Energy | None = None,
     batches: str = "",
+    more: Callable[[Page], None] = lambda page: None,
 ) -> Page:
     """Return a report as a page, with the energy where it was asked for.
 
-    `command` are the words that reproduce it, `risk` the chance to fit that was asked, `batches` flags of what the plan
-    chose, which a change of it might choose otherwise.
+    `risk` is the chance to fit that was asked, `batches` flags of what the plan chose, which a change of it might
+    choose otherwise; `more` appends what else was asked, ahead of the evidence. The command that reproduces it comes last.
     """
     page, parts = Page(width), peak_parts(report)
     _verdict(page, report, risk, parts)
@@ -89,11 +88,11 @@ def train_page(
     if report.phases:
         _phases(page, report)
         page.blank()
+    more(page)
     evidence_lines(page, report)
     page.blank()
     assumptions(page, report.assumptions)
     page.blank()
-    command_lines(page, "AGAIN", command)
     return page
 
 
@@ -182,12 +181,12 @@ def savers_table(page: Page, report: TrainReport, batches: str = "") -> None:
             host = show_bytes(one.host_bytes) if one.host_bytes else ""
             figures = _signed(one.saved_bytes, show_bytes), _signed(one.added_seconds, show_seconds), host
             rows.append((one.flags.removeprefix("--"), *figures, "fits" if one.fits else ""))
-    page.blank()
     page.label("SAVERS", "each evaluated against the plan above: bytes saved, seconds added")
     page.table(rows, (1, 2, 3), header=True)
     if batches:
         page.note(_batch_note(batches))
     page.items((f"{one.flags}: {one.problem}" for one in report.savers if one.problem), "dim")
+    page.blank()
 
 
 def _batch_note(batches: str) -> str:
