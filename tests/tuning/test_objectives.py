@@ -262,7 +262,7 @@ SEARCH = ("plan", "train", "llama-3.2-1b", "--on", "4xh100-sxm-80gb", "--stack",
 
 @pytest.mark.parametrize("apart", [(), ("--rollout", "apart", "--rollout-devices", "2")])
 def test_a_search_and_its_plan_agree_on_days_and_dollars_with_rollouts(apart: tuple[str, ...]) -> None:
-    """The proposed command answers what the search shows of a run; that no plan is ranked by rollouts is on the page."""
+    """The proposed command answers what the search shows of a run; the page says that none is ranked by rollouts."""
     best = answered(*SEARCH, *apart)["best"][0]
     alone = answered(*best["command"].removeprefix("shardwise ").split())
     assert alone["whole_step_seconds"] > alone["step_seconds"] == best["step_seconds"]

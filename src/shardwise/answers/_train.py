@@ -84,8 +84,11 @@ def words(inputs: Inputs, report: TrainReport) -> list[str]:
         fixed["schedule"] = plan.schedule
     if plan.tp > 1 and plan.layout == "1d" and not plan.sequence_parallel:
         fixed["sequence_parallel"] = False
-    dropped = {"accumulation"}
-    return command_words("train", {**{k: v for k, v in inputs.values.items() if k not in dropped}, **fixed})
+    if inputs.get("accumulation"):
+        # What was stated stays, and what follows from it is not: a change of the plan changes it too.
+        follows = "micro_batch" if "global_batch" in inputs.values else "global_batch"
+        fixed = {key: value for key, value in fixed.items() if key != follows or key in inputs.values}
+    return command_words("train", {**inputs.values, **fixed})
 
 
 def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
@@ -98,6 +101,7 @@ def _batch_flags(inputs: Inputs, report: TrainReport, flags: str = "") -> str:
         if "--recompute" not in flags.split():
             chosen = {name: value for name, value in settled.items() if value} | chosen
     stated = {"global_batch"} if inputs.get("accumulation") else set()
+    stated |= {"micro_batch"} if inputs.get("accumulation") and inputs.get("global_batch") else set()
     left = [name for name in chosen if name not in stated and inputs.values.get(name) in (None, "auto")]
     names = {name: "--" + name.replace("_", "-") for name in left}
     return " ".join(f"{flag} {chosen[name]}" for name, flag in names.items() if flag not in flags.split())

@@ -66,7 +66,7 @@ def train_page(
     """Return a report as a page, with the energy where it was asked for.
 
     `risk` is the chance to fit that was asked, `batches` flags of what the plan chose, which a change of it might
-    choose otherwise; `more` appends what else was asked, ahead of the evidence. The command that reproduces it comes last.
+    choose otherwise; `more` appends what else was asked, ahead of the evidence. Its command comes last.
     """
     page, parts = Page(width), peak_parts(report)
     _verdict(page, report, risk, parts)
@@ -180,7 +180,8 @@ def savers_table(page: Page, report: TrainReport, batches: str = "") -> None:
         if not one.problem:
             host = show_bytes(one.host_bytes) if one.host_bytes else ""
             figures = _signed(one.saved_bytes, show_bytes), _signed(one.added_seconds, show_seconds), host
-            rows.append((one.flags.removeprefix("--"), *figures, "fits" if one.fits else ""))
+            batch = f" (global batch {one.global_batch})" if one.global_batch else ""
+            rows.append((one.flags.removeprefix("--") + batch, *figures, "fits" if one.fits else ""))
     page.label("SAVERS", "each evaluated against the plan above: bytes saved, seconds added")
     page.table(rows, (1, 2, 3), header=True)
     if batches:
@@ -246,7 +247,8 @@ def say_change(report: TrainReport, change: Change) -> str:
     flags += f" --offload {','.join(change.offload)}" if change.offload else ""
     flags += f" --stack {change.stack}" if change.stack else ""
     host = f", {show_bytes(change.host_needed_bytes)} on the host" if report.verdict.host_short_by_bytes else ""
-    return f"{flags} ({show_bytes(change.needed_bytes)}{host})"
+    batch = f", global batch {change.global_batch}" if change.global_batch else ""
+    return f"{flags} ({show_bytes(change.needed_bytes)}{host}{batch})"
 
 
 def _speed(page: Page, report: TrainReport) -> None:

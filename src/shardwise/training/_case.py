@@ -49,6 +49,10 @@ class TrainingCase:
     overlap: bool = True
     sequence_parallel: bool = True
     """Whether tensor parallelism was asked to split the sequence too; where tp is 1 the plan says that it does not."""
+    accumulation: int = 0
+    """Micro-batches of a step on each replica where they were stated, which a changed plan keeps; 0: deduced."""
+    stated_batches: tuple[bool, bool] = (True, True)
+    """Whether micro-batch and global batch were stated; beside accumulation what was not follows a changed plan."""
 
     def planned(self, plan: Plan, job: Training) -> TrainingCase:
         """Return the case of another plan, and of the job with the batch that the plan deduced."""

@@ -62,6 +62,8 @@ class Change:
     host_needed_bytes: float = 0.0
     stack: str = ""
     offload: tuple[str, ...] = ()
+    global_batch: int = 0
+    """Sequences of a step where it is of others than the plan's, which follow stated accumulation; else 0."""
 
 
 def stack_beside(case: TrainingCase, then: TrainingCase) -> str:
@@ -129,12 +131,13 @@ def changes_of(report: JudgedPlan, ask: Callable[[TrainingCase], JudgedPlan]) ->
                 host_needed_bytes=answer.verdict.host_needed_bytes,
                 stack=stack_beside(case, changed),
                 offload=usual,
+                global_batch=0 if changed.job.global_batch == case.job.global_batch else changed.job.global_batch,
             )
         )
 
     def rank(one: Change) -> tuple[bool, float]:
         short = one.host_needed_bytes if lacks else one.needed_bytes
-        return not one.fits, one.step_seconds if one.fits else short
+        return not one.fits, one.step_seconds / (one.global_batch or case.job.global_batch) if one.fits else short
 
     return tuple(sorted(changes, key=rank))
 
@@ -147,12 +150,21 @@ def _lacking(report: JudgedPlan, host: bool) -> float:
 def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> TrainingCase | None:
     """Return a changed plan with dp refilled; None where it is not legal, or its framework refuses more than before.
 
-    `case` is of the plan as it was, and `refused` are the fields that the framework refuses of it.
+    `case` is of the plan as it was, and `refused` are the fields that the framework refuses of it. Beside stated
+    accumulation the batch that nobody stated follows, as it does where the change is typed.
     """
     plan = replace(changed, dp=0, sequence_parallel=_splits_sequence(case, changed))
     if len(plan.stage_layers) != plan.pp * plan.vpp:
         plan = replace(plan, stage_layers=())
-    asked = Question(model=case.model, cluster=case.cluster, plan=plan, job=case.job, stack=case.stack, settled=True)
+    job, (micro_stated, global_stated) = case.job, case.stated_batches
+    if case.accumulation and not global_stated:
+        job = replace(job, global_batch=0)
+    elif case.accumulation and not micro_stated and plan.micro_batch == case.plan.micro_batch:
+        plan = replace(plan, micro_batch=0)
+    asked = Question(
+        model=case.model, cluster=case.cluster, plan=plan, job=job, stack=case.stack, settled=True,
+        accumulation=case.accumulation,
+    )  # fmt: skip
     try:
         plan, job, _ = complete(asked, lambda plan, job: None)
     except InputError:

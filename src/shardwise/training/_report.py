@@ -346,9 +346,13 @@ def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks |
 
 
 def asked_again(case: TrainingCase) -> TrainReport:
-    """Return the report of a case whose plan and job have changed."""
-    options = TrainingOptions(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
-    return train(case.model, case.cluster, case.plan, case.job, options)
+    """Return the report of a case whose plan and job have changed; beside stated accumulation the batch follows."""
+    options = TrainingOptions(
+        stack=case.stack, efficiencies=case.efficiencies, accumulation=case.accumulation, overlap=case.overlap
+    )
+    follows = case.accumulation and not case.stated_batches[1]
+    job = replace(case.job, global_batch=0) if follows else case.job
+    return train(case.model, case.cluster, case.plan, job, options)
 
 
 @typed
@@ -372,11 +376,13 @@ def train(
         least = least_recompute(plan, model, stack, lambda p: train(model, cluster, p, job, options))
         return replace(least, assumptions=(settled(least.plan, least.fits), *least.assumptions))
     model, priced, sequence = _headlines.with_values(model, job), PricedBlocks(), plan.sequence_parallel
+    batches = bool(plan.micro_batch), bool(job.global_batch)
 
     def case(p: Plan, j: Training) -> TrainingCase:
         return TrainingCase(
             model=model, cluster=cluster, job=j, stack=stack, plan=p, efficiencies=options.efficiencies,
-            overlap=options.overlap, sequence_parallel=sequence,
+            overlap=options.overlap, sequence_parallel=sequence, accumulation=options.accumulation,
+            stated_batches=batches,
         )  # fmt: skip
 
     def seconds(p: Plan, j: Training) -> float | None:

@@ -73,7 +73,8 @@ def leaner(device: Device) -> dict[str, str]:
 class MemorySaver:
     """Changes that may save memory and what they do: bytes on device and host, the step, or the rule that they break.
 
-    `saved_bytes` and `added_seconds` are against the plan as it was asked.
+    `saved_bytes` and `added_seconds` are against the plan as it was asked, seconds of as many sequences. Beside stated
+    accumulation a step may be of another `global_batch` than the plan's; else 0.
     """
 
     flags: str
@@ -84,6 +85,7 @@ class MemorySaver:
     step_seconds: float = 0.0
     fits: bool = False
     problem: str = ""
+    global_batch: int = 0
 
     @property
     def saves(self) -> bool:
@@ -195,15 +197,17 @@ def tried(report: AnsweredPlan, ask: Ask, changes: FieldChanges, stack: str = ""
     except InputError as error:
         return MemorySaver(flags=flags, problem=str(error.problems[0]))
     new = _newly(report, report_with.unlaunched)
+    asked, batch = report.case.job.global_batch, report_with.case.job.global_batch
     return MemorySaver(
         flags=flags,
         saved_bytes=report.device_bytes - report_with.device_bytes,
-        added_seconds=report_with.step_seconds - report.step_seconds,
+        added_seconds=report_with.step_seconds * (asked / batch) - report.step_seconds,
         device_bytes=report_with.device_bytes,
         host_bytes=report_with.host_bytes,
         step_seconds=report_with.step_seconds,
         fits=report_with.fits,
         problem=str(new[0]) if new else "",
+        global_batch=0 if batch == asked else batch,
     )
 
 
