@@ -387,3 +387,12 @@ def test_what_is_typed_again_has_the_remedies_of_the_first_answer() -> None:
     first, second = run(*asked, "--json"), run(*again, "--json")
     assert first.tree["remedies"]
     assert (first.status, first.tree["remedies"]) == (second.status, second.tree["remedies"])
+
+
+def test_a_wider_replica_is_told_with_the_replicas_that_are_left() -> None:
+    """The JSON of a change of `tp` names the `dp` that goes with it, as the page does, in `infer` and in `serve`."""
+    changes = run("infer", "llama-3.1-70b", "--on", "8xh100", "--tp", "1", "--json").tree["changes"]
+    assert {(one["value"], one["dp"]) for one in changes if one["field"] == "tp"} == {(2, 4), (4, 2), (8, 1)}
+    asked = "serve llama-3.1-8b --on 8xh100 --tp 1 --rate 4/s --input-tokens 3000 --output-tokens 100 --p99-tpot 5ms"
+    remedies = run(*asked.split(), "--json").tree["remedies"]
+    assert [one["dp"] for one in remedies if one["field"] == "tp"] == [4]

@@ -125,6 +125,8 @@ class ServingChange:
     short_by_bytes: float
     tpot_seconds: float
     fits: bool
+    dp: int
+    """Replicas that are left."""
 
 
 def infer_tree(report: InferReport, risk: float = 0.0) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def _change(
         tried = infer(case.model, case.cluster, plan, replace(report.job, **new[1]), options)
     except InputError:
         return None
-    return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits)
+    return ServingChange(field, value, tried.short_by_bytes, tried.tpot_seconds, tried.fits, plan.dp)
 
 
 def infer_page(
@@ -278,7 +280,7 @@ def nearest_change(report: InferReport) -> str:
     flag = f"--{near.field.replace('_', '-')} {near.value}"
     if near.field in ("tp", "pp"):
         # Replicas that are stated, as AGAIN does, would not leave the devices.
-        flag += f" --dp {report.plan.dp * getattr(report.plan, near.field) // int(str(near.value))}"
+        flag += f" --dp {near.dp}"
     if not near.fits:
         nearest = f"nearest is {flag}, {show_bytes(near.short_by_bytes)} too much"
         return f"no single change tried fits; {nearest}; `shardwise plan infer` tries every plan"

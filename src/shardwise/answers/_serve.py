@@ -393,7 +393,8 @@ def remedy_tree(one: LoadRemedy) -> dict[str, Any]:
     """Return a change as plain values: null seconds where the queue still grows."""
     seconds = one.seconds if math.isfinite(one.seconds) else None
     return {
-        "field": one.field, "value": one.value, "metric": one.limit.metric, "quantile": one.limit.quantile,
-        "seconds": seconds, "meets": one.report.meets, "devices": one.report.devices,
+        "field": one.field, "value": one.value, "dp": one.report.base.plan.dp,
+        "metric": one.limit.metric, "quantile": one.limit.quantile, "seconds": seconds,
+        "meets": one.report.meets, "devices": one.report.devices,
         "capacity": {"requests_per_second": one.report.capacity_per_second},
     }  # fmt: skip
