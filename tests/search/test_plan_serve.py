@@ -389,6 +389,17 @@ def test_what_is_typed_again_has_the_remedies_of_the_first_answer() -> None:
     assert (first.status, first.tree["remedies"]) == (second.status, second.tree["remedies"])
 
 
+def test_a_load_that_needs_more_devices_is_asked_again_with_them() -> None:
+    """Where too few devices are given, NEAREST is the command with as many as REJECTED names, and it is carried so."""
+    load = ("plan", "serve", "llama-3.1-8b", "--rate", "60/s", "--input-tokens", "2000", "--output-tokens", "300")
+    page = " ".join(run(*load, "--on", "1xh100").out.split())
+    least = page.partition("are needed use ")[2].split()[0]
+    nearest = page.partition("NEAREST ")[2]
+    assert nearest.startswith("shardwise plan serve llama-3.1-8b ")
+    assert f"--on {least}xh100" in nearest
+    assert run(*load, "--on", f"{least}xh100").out.startswith("BEST")
+
+
 def test_a_wider_replica_is_told_with_the_replicas_that_are_left() -> None:
     """The JSON of a change of `tp` names the `dp` that goes with it, as the page does, in `infer` and in `serve`."""
     changes = run("infer", "llama-3.1-70b", "--on", "8xh100", "--tp", "1", "--json").tree["changes"]

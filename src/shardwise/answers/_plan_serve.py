@@ -108,6 +108,15 @@ def case_of(inputs: Inputs, report: ServeReport) -> dict[str, Any]:
     return {**kept, **fixed, **simulated_again(report)}
 
 
+def on_more(inputs: Inputs, result: LoadResult) -> list[str]:
+    """Return the command that asks again with the devices that the load needs, nothing where they are no more."""
+    cluster, least = result.search.cluster, result.least_devices
+    if least <= cluster.num_devices:
+        return []
+    asked = {key: value for key, value in inputs.values.items() if key not in ("what", "save")}
+    return command_words("plan serve", asked | {"on": on_devices(inputs, cluster.device.name, least)})
+
+
 def answer(inputs: Inputs, width: int) -> Answer:
     """Return the answer of `shardwise plan serve`."""
     check_drawable(inputs)
@@ -119,7 +128,7 @@ def answer(inputs: Inputs, width: int) -> Answer:
 
     def page() -> Page:
         shown = result.best[0] if result.best else result.nearest
-        command = words(shown) if shown is not None else []
+        command = words(shown) if shown is not None else on_more(inputs, result)
         return load_page(result, command, (tuple(inputs.notes), width), used[0] if used else None)
 
     def draw() -> Figure:

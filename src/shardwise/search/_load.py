@@ -7,6 +7,7 @@ batch limit at once; the best are confirmed by simulation, each with the fewest 
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterator
 from functools import cached_property
@@ -58,6 +59,14 @@ class LoadResult(Card):
     def rejected(self) -> tuple[Rejection, ...]:
         """What the laws and the limits rejected."""
         return self.search.rejected(self.missed)
+
+    @cached_property
+    def least_devices(self) -> int:
+        """Fewest devices that carry the load within its limits by the closed form, 0 where no number does."""
+        one = self.search
+        forms = [group for group in one.groups if group.form is not None and one.space.pools != "disaggregated"]
+        needed = [*one.pairs, *(float(few) for g in forms for few in one.fewest(g, math.inf) * g.devices)]
+        return int(min((few for few in needed if math.isfinite(few)), default=0))
 
     @cached_property
     def front(self) -> tuple[FrontPoint, ...]:
