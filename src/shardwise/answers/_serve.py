@@ -13,6 +13,7 @@ from shardwise.answers._energy import asked_energy, energy_tree
 from shardwise.answers._files import command_words
 from shardwise.answers._inputs import Inputs
 from shardwise.answers._plot import check_drawable, plotted
+from shardwise.answers._request_counts import needed_count, stated_count, usual_count
 from shardwise.answers._search_flags import TOKENS_RANGE, serve_flags, stages_of
 from shardwise.answers._serve_page import serve_page
 from shardwise.errors import InputError, Problem
@@ -166,8 +167,7 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
     """Return the workload of the flags."""
     from shardwise.plans import Length, Workload
 
-    shares = {one.name: one.share or 1.0 for one in classes}
-    needed = max((math.ceil(limit.needed_requests / shares.get(limit.of, 1.0)) for limit in limits), default=0)
+    needed = needed_count(inputs, limits, {one.name: one.share or 1.0 for one in classes})
     changes = {
         key: inputs.values[key] for key in ("prefix_tokens", "cached_share", "seed", "finite") if key in inputs.values
     }
@@ -186,14 +186,14 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
             inputs.values["trace"] = named
         if lengths is not None:
             inputs.notes.append(f"{named}: lengths of {lengths.count} requests, in their order; it holds no times")
-            return replace(lengths, count=inputs.get("requests", max(lengths.count, needed)), **changes)
+            return replace(lengths, count=stated_count(inputs, max(lengths.count, needed)), **changes)
     if "trace" in inputs.values and not timed:
         if "arrivals" in inputs.values:
             inputs.fail("arrivals", inputs.values["arrivals"], "has no effect beside a trace of times", "leave it out")
         workload = read_trace(inputs.values["trace"], float(inputs.get("speed", 1.0)), inputs.get("last", math.inf))
-        return replace(workload, count=min(inputs.get("requests", workload.count), workload.count), **changes)
+        return replace(workload, count=stated_count(inputs, workload.count, workload.count), **changes)
     arrivals = _arrivals(inputs)
-    usual = len(arrivals.times) or max(2000, needed, 10 * arrivals.users)
+    count = usual_count(inputs, arrivals, needed)
     if classes:
         asked, made = (
             Length(mean=sum(one.share * getattr(one, key).mean for one in classes))
@@ -209,7 +209,7 @@ def _workload(inputs: Inputs, limits: tuple[Limit, ...], classes: Classes) -> Wo
         output_tokens=made,
         arrivals=arrivals,
         classes=classes,
-        count=inputs.get("requests", usual),
+        count=count,
         **changes,
     )
 
