@@ -54,6 +54,11 @@ class TrainingCase:
     stated_batches: tuple[bool, bool] = (True, True)
     """Whether micro-batch and global batch were stated; beside accumulation what was not follows a changed plan."""
 
+    @property
+    def batch_follows(self) -> bool:
+        """Whether the global batch follows from stated accumulation."""
+        return self.accumulation > 0 and not self.stated_batches[1]
+
     def planned(self, plan: Plan, job: Training) -> TrainingCase:
         """Return the case of another plan, and of the job with the batch that the plan deduced."""
         other = replace(self, plan=plan, job=job)

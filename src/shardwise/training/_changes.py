@@ -156,10 +156,9 @@ def changed_case(case: TrainingCase, changed: Plan, refused: Container[str]) -> 
     plan = replace(changed, dp=0, sequence_parallel=_splits_sequence(case, changed))
     if len(plan.stage_layers) != plan.pp * plan.vpp:
         plan = replace(plan, stage_layers=())
-    job, (micro_stated, global_stated) = case.job, case.stated_batches
-    if case.accumulation and not global_stated:
-        job = replace(job, global_batch=0)
-    elif case.accumulation and not micro_stated and plan.micro_batch == case.plan.micro_batch:
+    job = replace(case.job, global_batch=0) if case.batch_follows else case.job
+    open_micro = case.accumulation and not case.batch_follows and not case.stated_batches[0]
+    if open_micro and plan.micro_batch == case.plan.micro_batch:
         plan = replace(plan, micro_batch=0)
     asked = Question(
         model=case.model, cluster=case.cluster, plan=plan, job=job, stack=case.stack, settled=True,

@@ -347,10 +347,10 @@ def report_of(case: TrainingCase, notes: tuple[str, ...], priced: PricedBlocks |
 
 def asked_again(case: TrainingCase) -> TrainReport:
     """Return the report of a case whose plan and job have changed; beside stated accumulation the batch follows."""
-    options = TrainingOptions(stack=case.stack, efficiencies=case.efficiencies, overlap=case.overlap)
-    options = replace(options, accumulation=case.accumulation)
-    follows = case.accumulation and not case.stated_batches[1]
-    job = replace(case.job, global_batch=0) if follows else case.job
+    options = TrainingOptions(
+        stack=case.stack, efficiencies=case.efficiencies, accumulation=case.accumulation, overlap=case.overlap
+    )
+    job = replace(case.job, global_batch=0) if case.batch_follows else case.job
     return train(case.model, case.cluster, case.plan, job, options)
 
 
