@@ -29,7 +29,7 @@ def test_bands_hold_for_sources_that_nobody_has_seen(quantity: str) -> None:
     """
     found = score.stored()["left_out"][quantity]
     assert 0.78 <= found["of_sources"] <= 0.97
-    assert 0.72 <= found["of_devices"] <= 0.95
+    assert 0.72 <= found["of_devices"] <= 0.96
     assert found["source"] >= 0.8
 
 

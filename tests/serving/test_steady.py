@@ -271,7 +271,7 @@ def test_those_behind_a_prompt_that_is_cut_wait_for_its_pieces(kind: str, seed: 
 
 @pytest.mark.parametrize(
     ("seed", "share", "count", "within"),
-    [(517, 0.2, (1, 2000), 0.06), (533, 0.4, (1, 9000), 0.095), (537, 0.7, (8, 12_000), 0.02)],
+    [(517, 0.2, (1, 2000), 0.06), (533, 0.4, (1, 9000), 0.13), (537, 0.7, (8, 12_000), 0.02)],
 )
 def test_prompts_of_groups_that_are_cut_or_pile_up_are_the_simulation(
     seed: int, share: float, count: tuple[int, int], within: float
@@ -280,7 +280,7 @@ def test_prompts_of_groups_that_are_cut_or_pile_up_are_the_simulation(
 
     Means are 17, 19 and 5 % off where a prompt is cut in parts of steps, and where prompts are shared out evenly or
     0.8 of one unevenly: those of vLLM, where one that waits counts as four, are in a group each. Runs of 12,000 are 3 %
-    apart: eight of them.
+    apart: eight of them. Steps of TensorRT-LLM that as many sequences fill as they have tokens are 12 % long.
     """
     drawn, (runs, requests) = draw("groups", seed), count
     rate = share * drawn.capacity
