@@ -220,7 +220,8 @@ def test_devices_find_their_family(device: str, family: str) -> None:
     found = find_device(device).device
     assert family_of(found) == family
     notes = rates_of(found, "fp16", 0.0, Efficiencies()).assumptions
-    assert any("no kernel measurements" in n for n in notes) == (
+    words = ("no kernel measurements", "are the middle of other families", "are CDNA 3's")
+    assert any(word in note for note in notes for word in words) == (
         family in ("generic", "volta", "turing", "pascal", "cdna2", "cdna", "cdna4")
     )
 

@@ -51,8 +51,8 @@ JOBS: dict[str, Any] = {
     "global_batch": 32,
     "precision": "fp8",
     "optimizer": "sgd",
-    "attention_dropout": 0.1,
-    "hidden_dropout": 0.1,
+    "attention_dropout": True,
+    "hidden_dropout": True,
     "tuning": "typical",
     "token_budget": 1e9,
     "attention_density": 0.5,
@@ -127,10 +127,12 @@ def test_a_recording_is_shared_between_numbers_of_devices() -> None:
 def test_every_field_that_a_recording_reads_is_known_here() -> None:
     """A field that a case or a space gains needs a place in the key of a recording, and a change above.
 
-    Whether sequence parallelism was asked for is read by the changes of a report alone, which no recording has.
+    Whether sequence parallelism was asked for, accumulation and batches are read by the changes of a report alone,
+    which no recording has.
     """
     assert {f.name for f in fields(TrainingCase)} == {
         "model", "cluster", "job", "stack", "plan", "efficiencies", "overlap", "sequence_parallel",
+        "accumulation", "stated_batches",
     }  # fmt: skip
     ranges = {"devices", "panels", "shard", "precision", *(f"fast_{axis}" for axis in AXES)}
     assert {f.name for f in fields(SearchSpace)} == {*SPACES, *ranges}

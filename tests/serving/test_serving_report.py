@@ -111,7 +111,7 @@ def test_cost_is_price_over_rate() -> None:
 @pytest.mark.parametrize(
     ("plan", "job", "fields"),
     [
-        (Plan(), {"batch": 0, "input_tokens": -1, "output_tokens": 1.5}, {"batch", "input_tokens", "output_tokens"}),
+        (Plan(), {"batch": 0, "input_tokens": -1, "output_tokens": -2}, {"batch", "input_tokens", "output_tokens"}),
         (Plan(), {"weights": "int3", "kv_cache": "fp5"}, {"weights", "kv_cache"}),
         (Plan(), {"memory_fraction": 1.5, "expert_imbalance": 0.5}, {"memory_fraction", "expert_imbalance"}),
         (Plan(), {"prefix_tokens": 512}, {"prefix_tokens"}),
@@ -121,7 +121,8 @@ def test_cost_is_price_over_rate() -> None:
         (Plan(tp=3), {}, {"tp", "dp"}),
         (Plan(tp=6, dp=0), {}, {"tp"}),
         (Plan(ep=2), {}, {"ep"}),
-        (Plan(dp=2), {"batch": True}, {"dp", "batch"}),
+        (Plan(dp=2), {"batch": 0}, {"dp", "batch"}),
+        (Plan(), {"batch": True, "output_tokens": 1.5}, {"batch", "output_tokens"}),
     ],
 )
 def test_all_problems_are_reported_at_once(plan: Plan, job: dict[str, Any], fields: set[str]) -> None:

@@ -137,7 +137,7 @@ def test_checkpoints_lie_in_blocks_of_what_a_layer_makes_widest(
 
     Two checkpoints of 4,096 values lie in a block of 11,008 each: a third more than they take.
     """
-    adapter = {"adapter": "lora", "rank": 64, "targets": ("q", "k", "v", "gate", "up", "down"), "dropout": 0.1}
+    adapter = {"adapter": "lora", "rank": 64, "targets": ("q", "k", "v", "gate", "up", "down"), "adapter_dropout": 0.1}
     job = Training(seq_len=tokens, global_batch=batch, base="nf4-dq" if batch == 8 else "", **adapter)  # type: ignore[arg-type]
     options = TrainingOptions(stack=find_stack("fsdp-2024"))
     plan = Plan(micro_batch=batch, recompute="full")
@@ -259,7 +259,7 @@ def test_gradients_of_flat_parameters_take_the_room_of_frozen_weights_too() -> N
     plan = Plan(micro_batch=1, dp=4, sharding="fsdp", recompute="full")
 
     def buffers(batch: int, adapter: str) -> float:
-        job = Training(seq_len=512, global_batch=batch, adapter=adapter or None, targets=("q",) if adapter else ())
+        job = Training(seq_len=512, global_batch=batch, adapter=adapter, targets=("q",) if adapter else ())
         one = train(
             model, Cluster.parse("4xa100-sxm-80gb"), plan, job, TrainingOptions(stack="litgpt")
         ).evaluation.memory[0]

@@ -150,7 +150,8 @@ class StepTable:
         beyond = np.maximum(every - step_tokens, 0)
         self._linear: list[float] = (seconds + slope * beyond).tolist()
         cut = ubatches_of(case, sizes_of(case.model, case.plan, case.job, case.domains))
-        self._ubatches = replace(cut, later=float(np.asarray(cut.later).item()))
+        # Of one layout: the first is the only one.
+        self._ubatches = replace(cut, later=np.reshape(np.asarray(cut.later, float), (-1,)).tolist()[0])
         new = grid(min(step_tokens, self._ubatches.tokens or step_tokens), 4, 1)
         past = [0, *(n for n in grid(max(context, 256), 2, 1) if n >= 128)]
         mesh = np.meshgrid(np.array(new, float), np.array(past, float), indexing="ij")
