@@ -1000,3 +1000,12 @@ def test_whole_prompts_share_a_step_as_far_as_its_stated_tokens_hold_them() -> N
         found = serve(load_model(model), Cluster.parse(cluster), plan, asked, job, options)
         steps.append(len({request.first for request in found.requests}))
     assert steps == [1, 4, 8]
+
+
+@pytest.mark.parametrize(("tokens", "raised"), [(0, False), (500, True), (1000, False)])
+def test_steps_that_are_stated_too_small_for_a_prompt_are_told(tokens: int, raised: bool) -> None:
+    """TensorRT-LLM cuts no prompt: a step of 500 tokens for prompts of 1,000 is larger, and the answer says why."""
+    options, asked = LoadOptions(serving=ServingOptions(engine="tensorrt-llm")), workload(1.0, 20)
+    job = Serving(max_batched_tokens=tokens)
+    notes = serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), asked, job, options).assumptions
+    assert any("prompts are not cut and do not fit into 500" in note for note in notes) is raised

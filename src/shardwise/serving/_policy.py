@@ -82,6 +82,8 @@ class Policy:
 
     ubatch_tokens: int = 0
     """Tokens of a step that run at a time, one batch at a time (llama.cpp's n_ubatch of n_batch); 0: all at once."""
+    raised_from: int = 0
+    """Tokens of a step as they were stated, where no prompt fits into so many and none is cut."""
 
     @property
     def pass_tokens(self) -> int:
@@ -102,7 +104,8 @@ class Policy:
     def text(self) -> str:
         """The step in words."""
         cut = f", in ubatches of {self.ubatch_tokens:,} tokens" if self.ubatch_tokens else ""
-        return f"{self.step_tokens:,} tokens and {self.max_sequences:,} sequences a step{cut}"
+        raised = f" (prompts are not cut and do not fit into {self.raised_from:,})" if self.raised_from else ""
+        return f"{self.step_tokens:,} tokens{raised} and {self.max_sequences:,} sequences a step{cut}"
 
     def of_ubatches(self, tokens: int) -> Policy:
         """How it schedules where so many tokens run at a time: a step has as many at least."""
