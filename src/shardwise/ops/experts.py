@@ -44,9 +44,9 @@ def has_fp32_experts(autocast: bool, tuning: Tuning | None) -> bool:
     """Return whether the parameters of experts are in fp32 where GEMMs take 16 bits.
 
     So parameters of three dimensions come beside a base of 4 bits (peft utils/other.py
-    prepare_model_for_kbit_training).
+    prepare_model_for_kbit_training), and stay where a trainer casts the rest back (axolotl loaders/model.py).
     """
-    return autocast or (tuning is not None and tuning.wide_experts and tuning.rest_bytes == 4)
+    return autocast or (tuning is not None and tuning.wide_experts and (tuning.expert_bytes or tuning.rest_bytes) == 4)
 
 
 def _as_wide_as_weights(y: Layout[X]) -> Layout[X]:
