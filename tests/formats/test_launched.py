@@ -84,7 +84,15 @@ LINES = {
     ),
     "a checkpoint is named after its model and how it is stored": (
         "vllm serve /cache/models--RedHatAI--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/dd --max-num-seqs 8",
+        {"model": "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "weights": None}, 1,
+    ),
+    "one whose file is not known too": (
+        "vllm serve /cache/models--me--Llama-3.3-70B-Instruct-FP8-dynamic/snapshots/dd --max-num-seqs 8",
         {"model": "llama-3.3-70b", "weights": "fp8"}, 1,
+    ),
+    "Qwen stores 8 bits in blocks": (
+        "vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 8 --dtype bfloat16",
+        {"model": "Qwen/Qwen3-235B-A22B-FP8", "weights": None}, 8,
     ),
     "sparse latents are packed in 8 bits": (
         "vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8 --kv-cache-dtype fp8_ds_mla", {"kv_cache": "fp8"}, 8,
@@ -384,7 +392,7 @@ OBJECTS: dict[str, tuple[str, dict[str, object], int]] = {
         "      extraPodSpec:\n        mainContainer:\n"
         "          args: ['python3 -m dynamo.vllm --model $MODEL_PATH --tensor-parallel-size 4']\n"
         "          command: [/bin/sh, -c]\n",
-        {"model": "llama-3.3-70b", "weights": "fp8", "tp": 4, "prefill_workers": 2, "prefill_tp": 2}, 8,
+        {"model": "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "tp": 4, "prefill_workers": 2, "prefill_tp": 2}, 8,
     ),
     # ai-dynamo/dynamo recipes/deepseek-r1/trtllm/disagg/wide_ep/gb200/deploy.yaml
     "options in a ConfigMap": (

@@ -416,6 +416,11 @@ def test_experts_of_deepseek_v4_are_narrower_than_its_other_layers(inside: bool)
     assert model_from_config(given).quantization == "mxfp4+attention=fp8-block+shared=fp8-block"
     plain = model_from_config({**config, "quantization_config": section})
     assert plain.quantization == "fp8"
+    experts = {
+        "quantization_config": section | {"moe_quant_algo": "NVFP4", "ignore": ["*.attn.*"]},
+        "expert_dtype": "fp4",
+    }
+    assert model_from_config(config | experts).quantization == "nvfp4+attention=fp8-block+shared=fp8-block"
 
 
 def test_keys_that_are_not_understood_are_listed() -> None:

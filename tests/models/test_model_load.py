@@ -15,7 +15,7 @@ import pytest
 from shardwise.errors import InputError
 from shardwise.models import FIELDS, Model, catalogue, load_model, model_names
 from shardwise.ops import count_parameters
-from shardwise.serving import find_format
+from shardwise.serving import checkpoint_format, find_format
 
 TINY = {
     "model_type": "llama",
@@ -121,12 +121,12 @@ def test_near_names_are_offered() -> None:
     ("word", "model", "weights"),
     [
         ("Llama-3.3-70B-Instruct-FP8", "llama-3.3-70b", "fp8"),
-        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8-w8a8"),
-        ("nvidia/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "nvfp4"),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "int4"),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "int8"),
-        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b", "nf4"),
+        ("someone/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("someone/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8-w8a8"),
+        ("someone/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "nvfp4"),
+        ("someone/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "int4"),
+        ("someone/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "int8"),
+        ("unsloth/Meta-Llama-3.1-8B-unsloth-bnb-4bit", "llama-3.1-8b", "nf4"),
     ],
 )
 def test_a_quantised_copy_is_told_by_its_model_and_format(
@@ -138,6 +138,29 @@ def test_a_quantised_copy_is_told_by_its_model_and_format(
         load_model(word)
     assert f"serve {model} with --weights {weights} " in caught.value.problems[0].remedy
     assert find_format(weights).bits <= 8
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "stored", "weights"),
+    [
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-2507", "fp8", "fp8-block"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "compressed-tensors-fp8", "fp8"),
+        ("RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a8", "qwen2.5-7b", "compressed-tensors-int8-w8a8", "int8-w8a8"),
+        ("nvidia/Llama-3.1-405B-Instruct-NVFP4", "llama-3.1-405b", "modelopt-nvfp4", "nvfp4"),
+        ("nvidia/Kimi-K2.5-NVFP4", "kimi-k2.5", "modelopt-nvfp4+attention=bf16", "nvfp4+attention=bf16"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "gptq-int8", "int8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b", "awq-int4", "int4"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b", "bitsandbytes", "nf4"),
+    ],
+)
+def test_a_copy_whose_file_is_known_is_loaded_as_it_stores_its_weights(
+    word: str, name: str, stored: str, weights: str
+) -> None:
+    """Copies of owners who store all in one way, or whose files were read, need no file: Qwen's FP8 is in blocks."""
+    model = load_model(word)
+    assert (model.name, model.quantization, model.layers) == (word, stored, load_model(name).layers)
+    assert checkpoint_format(stored).name == weights
+    assert f"{word} is {name} whose weights are stored as {stored}" in model.assumptions
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from shardwise.formats import _yaml
 from shardwise.formats._imported import SIZES, ReadArgument, matches, table
 from shardwise.formats._launch import unread
 from shardwise.formats._systems import SERVERS
-from shardwise.models import find_model, load_model, namesake, quantised_copy
+from shardwise.models import find_model, load_model, namesake, published_copy, quantised_copy
 from shardwise.records import dataclass, replace
 from shardwise.serving import find_engine, launched_engine
 from shardwise.shell import Budget, commands_of, left_open
@@ -217,9 +217,12 @@ class LaunchLine:
         if why := left_open(named):
             self.assumed.append(f"no model: {named} {why[0]}; {why[1]}, or name a model")
             return ""
-        if find_model(named) or os.path.exists(os.path.expanduser(named)):
+        if find_model(named) or published_copy(named) or os.path.exists(os.path.expanduser(named)):
             return named
         for word in (_CACHED.sub(r"\1/\2", named), str(self.values.get("--served-model-name", ""))):
+            if published_copy(word):
+                self.assumed.append(f"model {word}: {named} is a folder of it")
+                return word
             known, stored = (quantised_copy(word) or (namesake(word), "")) if word else (None, "")
             if known is not None:
                 self.stored, storage = stored, f", stored in {stored}" if stored else ""

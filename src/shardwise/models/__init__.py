@@ -36,6 +36,7 @@ from shardwise.models._model import (
     model_from_sizes,
     model_names,
     namesake,
+    published_copy,
     quantised_copy,
 )
 from shardwise.models._recurrent import (

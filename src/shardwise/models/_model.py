@@ -15,6 +15,7 @@ from shardwise.errors import InputError, Problem, near
 from shardwise.files import read_json
 from shardwise.libraries import how_to_install
 from shardwise.models._architecture import Architecture
+from shardwise.models._copies import split_copy, stored_by
 from shardwise.models._importer import FilePart, architecture_from_config
 from shardwise.models._sizes import architecture_from_sizes
 from shardwise.notebook import Card, CardLine
@@ -134,6 +135,9 @@ def resolve_architecture(
     path = os.path.expanduser(word)
     if os.path.exists(path) or word.endswith(".json"):
         return _from_path(path, overrides, part)
+    copy = published_copy(word)
+    if copy is not None:
+        return _from_copy(word, *copy, overrides)
     copied = namesake(word) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", word, re.ASCII) else None
     if copied is not None:
         return _from_catalogue(copied, overrides, (f"{word} is taken for {copied}, after which it is named",))
@@ -226,18 +230,6 @@ def namesake(word: str) -> str | None:
     return find_model(own) or find_model(re.sub(r"(?i)[-_.](fp16|bf16)$", "", own))
 
 
-# What names of quantised copies end with, and the weight format that the first of these in an ending means.
-_ENDING = re.compile(
-    r"(?i)([-_.](fp8|nvfp4|fp4|mxfp4|mxfp8|awq|gptq|int4|int8|w4a16|w8a8|bnb|4bit|8bit|kv|dynamic|block|quantized|gguf"
-    r"|unsloth|mlx|autoround|preview|q[2-8]_[k\d](_[sml])?|qat|v2|w8a16|nvfp4a16|q4|q8|tensorwise|hqq))+$"
-)
-_STORED = (
-    ("gguf", "q4_k_m"), ("bnb.*8bit", "int8-w8a8"), ("bnb", "nf4"), ("w8a8", "int8-w8a8"),
-    ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4a16", "nvfp4-w4a16"), ("fp4", "nvfp4"), ("fp8", "fp8"),
-    ("int8|8bit|w8a16", "int8"), ("awq|gptq|w4a16|int4|4bit|autoround", "int4"),
-)  # fmt: skip
-
-
 def quantised_copy(word: str) -> tuple[str, str] | None:
     """Return the catalogue name of a model whose quantised copy a word names, and the format of its weights.
 
@@ -247,14 +239,20 @@ def quantised_copy(word: str) -> tuple[str, str] | None:
     (('llama-3.2-3b', 'q4_k_m'), ('qwen3-8b', 'nf4'))
     """
     own = re.split(r"[/\\]", word)[-1]
-    ending = _ENDING.search(own)
-    if ending is None:
-        return None
-    words = ending[0].lower()
-    mixture = re.search(r"q[3-5]_k_[sm]|q6_k|q[48]_0", words)
-    stored = mixture[0] if mixture else next((name for pattern, name in _STORED if re.search(pattern, words)), "")
-    base = namesake(own[: ending.start()]) if stored else None
+    name, stored = split_copy(own)
+    base = namesake(name) if stored else None
     return None if base is None else (base, stored)
+
+
+def published_copy(word: str) -> tuple[str, str] | None:
+    """Return the catalogue name of a model whose copy on the hub is known, and how that stores it; None for others.
+
+    >>> published_copy("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8")
+    ('qwen3-30b-a3b-2507', 'fp8')
+    >>> published_copy("me/Qwen3-30B-A3B-Instruct-2507-FP8")
+    """
+    stored, copy = stored_by(word), quantised_copy(word)
+    return None if copy is None or not stored else (copy[0], stored)
 
 
 def _untuned(name: str) -> str:
@@ -285,6 +283,12 @@ def _with(name: str, overrides: Mapping[str, Any] | None, more: Sequence[str] = 
         notes.append(f"only the language model is counted, without its {entry['beside']}")
     model = architecture_from_config(entry["config"], name=name, overrides=overrides, notes=notes)
     return replace(model, tower_parameters=entry["towers"]) if "towers" in entry else model
+
+
+def _from_copy(word: str, base: str, stored: str, overrides: Mapping[str, Any] | None) -> Architecture:
+    """Return a model of the catalogue as a copy stores it, under the copy's name."""
+    model = _from_catalogue(base, overrides, (f"{word} is {base} whose weights are stored as {stored}",))
+    return replace(model, name=word, quantization=stored)
 
 
 def _from_path(path: str, overrides: Mapping[str, Any] | None, part: FilePart) -> Architecture:

@@ -71,7 +71,7 @@ def quantization_of(config: Config, model: Architecture) -> str:
         own, targets = _grouped(groups)
         formats |= targets
     if model.has_experts and "fp4" in (config.text("expert_dtype"), section.text("expert_dtype")):
-        return _narrow_experts(model)
+        return _narrow_experts(model, section.text("moe_quant_algo").lower() or "mxfp4")
     wide = _parts(formats, model, own, unnamed)
     return "-".join(filter(None, (method, own))) + wide + (_linear(model, own, wide) if own == "mxfp4" else "")
 
@@ -103,12 +103,15 @@ def _by_bits(layers: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): "bf16" if one == 16 else f"int{one}" for name, one in bits.items()}
 
 
-def _narrow_experts(model: Architecture) -> str:
+def _narrow_experts(model: Architecture, own: str) -> str:
     """Return the format of DeepSeek-V4: experts in FP4 in blocks of 32, other linear layers in FP8 in blocks of 128.
 
-    Source: deepseek-ai/DeepSeek-V4-Flash config.json and inference/model.py (expert_dtype).
+    ModelOpt's copies have experts of their own algorithm (moe_quant_algo NVFP4) over the rest as it was.
+
+    Sources: deepseek-ai/DeepSeek-V4-Flash config.json and inference/model.py (expert_dtype);
+    nvidia/DeepSeek-V4-Flash-NVFP4 config.json.
     """
-    return "mxfp4" + "".join(f"+{part}=fp8-block" for part in _layers(model) if part != "mtp")
+    return own + "".join(f"+{part}=fp8-block" for part in _layers(model) if part != "mtp")
 
 
 def _linear(model: Architecture, own: str, stated: str) -> str:
