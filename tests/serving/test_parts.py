@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 
 from serving.serving_cases import ask, model_of, moe_block
+from shardwise.models import load_model
 from shardwise.plans import Serving
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [("qwen3.5-122b-a10b", "nvidia/Qwen3.5-122B-A10B-NVFP4"), ("glm-5", "nvidia/GLM-5-NVFP4")],
+)
+def test_a_format_by_name_is_what_the_published_copy_has(name: str, copy: str) -> None:
+    """`--weights nvfp4` of a mixture keeps wide what NVIDIA's copy of it does."""
+    job = Serving(input_tokens=8, output_tokens=8)
+    named = ask(load_model(name), replace(job, weights="nvfp4"), device="b200-sxm-180gb")
+    assert named.weights_bytes_per_gpu == ask(load_model(copy), job, device="b200-sxm-180gb").weights_bytes_per_gpu
 
 
 def test_parts_of_a_checkpoint_have_their_own_bytes() -> None:
