@@ -303,6 +303,7 @@ _TRTLLM = {
     "experts": "deepseek-v3 --on 8xh200 --dp 8 --ep 8",
     "generated kernels": "deepseek-v3 --on 8xb200 --tp 8 --ep 8 --engine tensorrt-llm-generated",
     "windows": "gpt-oss-20b --on 1xh100 --engine tensorrt-llm-windowed",
+    "windows in pieces": "gpt-oss-20b --on 1xh100 --engine tensorrt-llm-windowed-chunked",
     "own layers": "deepseek-v3 --on 8xh200 --tp 8 --ep 8 --speculative-method mtp --num-speculative-tokens 2 "
     "--acceptance-rate 0.8",
     "a draft": "llama-3.1-70b --on 4xh100 --tp 4 --speculative-method draft_model --draft-model llama-3.2-1b "

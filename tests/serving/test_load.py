@@ -1009,3 +1009,17 @@ def test_steps_that_are_stated_too_small_for_a_prompt_are_told(tokens: int, rais
     job = Serving(max_batched_tokens=tokens)
     notes = serve(load_model("llama-3.1-8b"), Cluster.parse("1xh100"), Plan(), asked, job, options).assumptions
     assert any("prompts are not cut and do not fit into 500" in note for note in notes) is raised
+
+
+@pytest.mark.parametrize("also", ["", "-generated", "-windowed", "-generated-windowed"])
+def test_tensorrt_llm_told_to_cut_prompts_holds_no_answer_for_a_whole_one(also: str) -> None:
+    """Prompts of 8,000 tokens run in steps of 2,048: the longest gaps between tokens are those of a piece."""
+    asked = workload(8.0, 60, input_tokens=Length(mean=8000), output_tokens=Length(mean=200))
+    job = Serving(max_batched_tokens=2048)
+    whole, cut = (
+        serve(load_model("gpt-oss-20b"), Cluster.parse("1xb200"), Plan(), asked, job, LoadOptions(serving=options))
+        for options in (ServingOptions(engine=f"tensorrt-llm{also}{more}") for more in ("", "-chunked"))
+    )
+    assert whole.policy.step_tokens > 8000 > cut.policy.step_tokens == 2048
+    assert cut.latencies["itl"]["p99"] < 0.6 * whole.latencies["itl"]["p99"]
+    assert cut.policy.reserved_share == whole.policy.reserved_share == 1.0

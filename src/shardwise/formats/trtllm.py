@@ -26,6 +26,7 @@ from shardwise.shell import left_open
 
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _GENERATED = "TRTLLM"
+_CHUNKED = "chunked"
 _WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
@@ -77,7 +78,7 @@ def _windows(one: Deployment) -> list[int]:
 
 def tree_of(one: Deployment) -> dict[str, Any]:
     """Return the options of a deployment; raises `InputError` naming every field that cannot be told."""
-    words = check(one, "trtllm", ())
+    words, case = check(one, "trtllm", ()), one.report.case
     tree = _parallel(one) | {
         "max_batch_size": one.sequences,
         "max_num_tokens": one.step_tokens,
@@ -85,9 +86,9 @@ def tree_of(one: Deployment) -> dict[str, Any]:
         "kv_cache_config": _cache(one, words),
         "cuda_graph_config": {"max_batch_size": one.sequences, "enable_padding": True},
     }
-    if one.report.case.engine.operators.experts_as:
+    if case.engine.operators.experts_as:
         tree["moe_config"] = {"backend": _GENERATED}
-    if one.step_tokens < one.report.case.new_input_tokens:
+    if _CHUNKED in case.engine.launched_with or one.step_tokens < case.new_input_tokens:
         tree["enable_chunked_prefill"] = True
     if one.wide and one.wide != "bf16":
         words.add("weights", one.job.weights, "is the checkpoint's to say to TensorRT-LLM", "leave it out, or use bf16")
@@ -169,10 +170,11 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
 
 
 def _engine(line: LaunchLine, model: str) -> str:
-    """Return the engine by the kernels of experts that the options ask for, and by the tokens that layers keep."""
+    """Return the engine by the kernels of experts that the options ask for, the tokens that layers keep, and pieces."""
     says = {
         "generated": line.word("moe_config.backend").upper() == _GENERATED,
         "windows": _keeps_windows(line, model),
+        _CHUNKED: line.flag("--enable-chunked-prefill"),
     }
     return launched_engine("tensorrt-llm", *(word for word, meant in says.items() if meant))
 
