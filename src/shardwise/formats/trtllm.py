@@ -27,6 +27,8 @@ from shardwise.shell import left_open
 _PROPOSERS = {"draft_model": "Draft_Target", "eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
 _GENERATED = "TRTLLM"
 _CHUNKED = "chunked"
+_GRAPHS = "cuda_graph_config"
+_SEQUENCES = 2048  # llm_args.py, max_batch_size where nothing is said
 _WINDOW = "kv_cache_config.max_attention_window"
 _CACHES = {"fp8": "fp8", "fp8_e4m3": "fp8", "nvfp4": "nvfp4"}
 
@@ -151,7 +153,10 @@ def _options(line: LaunchLine, around: LaunchFiles) -> dict[str, Any]:
             raise
         line.problems.add(named, None, *why)  # what is open breaks the YAML around it
         return {}
-    return {_KEYS.get(key, key): value for key, value in flat_keys(tree) if value is not None}
+    options = {_KEYS.get(key, key): value for key, value in flat_keys(tree)}
+    if options.get(_GRAPHS, "") is None:
+        options[_GRAPHS] = False  # of a null alone that is no default: no graph is captured
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _speculation(line: LaunchLine) -> dict[str, Any]:
@@ -167,6 +172,29 @@ def _speculation(line: LaunchLine) -> dict[str, Any]:
     depth = next((n for name in depths if (n := line.whole(f"speculative_config.{name}"))), 1)
     named = {"draft_model": draft} if method in ("eagle", "draft_model") else {}
     return {"speculative_method": method, "num_speculative_tokens": depth, **named}
+
+
+def _captured(line: LaunchLine) -> str:
+    """Return the decode steps that a launch captures, empty where all that it runs are.
+
+    Sources: tensorrt_llm/llmapi/llm_args.py CudaGraphConfig, 1.0 to 1.3.0rc27 (up to 128 sequences, without padding,
+    unless it is told), and _torch/pyexecutor/cuda_graph_runner.py, which replays no graph of another size.
+    """
+    if line.values.get(_GRAPHS) is False:
+        return "captures none"
+    listed = line.values.get(f"{_GRAPHS}.batch_sizes")
+    sizes = {one for one in listed if type(one) is int} if isinstance(listed, list) else set()
+    largest = max(sizes, default=line.whole(f"{_GRAPHS}.max_batch_size") or 128)
+    most = line.whole("--max-batch-size") or _SEQUENCES
+    if line.flag(f"{_GRAPHS}.enable_padding") or (not sizes and largest <= 32):
+        return f"captures those of up to {largest} sequences" if largest < most else ""
+    if sizes:
+        return (
+            ""
+            if sum(0 < one <= most for one in sizes) == most
+            else f"captures those of {len(sizes)} sizes up to {largest}"
+        )
+    return f"captures those of 1 to 32 sequences, powers of 2 and {largest}" if most > 32 else ""
 
 
 def _engine(line: LaunchLine, model: str) -> str:
@@ -230,9 +258,13 @@ def read_words(words: Sequence[str], source: str, files: LaunchFiles = HERE) -> 
         "adapter_rank": line.whole("lora_config.max_lora_rank"), "adapters": line.whole("lora_config.max_loras"),
     }  # fmt: skip
     values |= _speculation(line)
+    role = line.word("--disaggregation-mode")
+    if role != "prefill" and (some := _captured(line)):
+        rest = "others launch kernel by kernel and take longer: set its max_batch_size, and enable_padding"
+        line.assumed.append(f"graphs of every decode step: {_GRAPHS} {some}, {rest}")
     if model and line.experts(model):
         ep = line.whole("--ep-size") or 1
         values |= {"ep": ep, "etp": line.whole("moe_tensor_parallel_size") or max(ranks // ep, 1)}
     if stages := line.values.get("pp_partition"):
         values["stage_layers"] = tuple(stages)
-    return line.launched(values, ranks * pp, line.word("--disaggregation-mode"))
+    return line.launched(values, ranks * pp, role)
